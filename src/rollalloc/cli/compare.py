@@ -121,7 +121,7 @@ def _show(console: Console, out: Path) -> None:
     from rollalloc.lab.bench.compare import RESULTS
     from rollalloc.lab.bench.summary import summaries
     from rollalloc.lab.report.page import write_page
-    from rollalloc.lab.report.wording import once_at_target
+    from rollalloc.lab.report.wording import odd_targets
     from rollalloc.runs.discovery import comparisons
 
     if (out / RESULTS).exists():
@@ -130,7 +130,7 @@ def _show(console: Console, out: Path) -> None:
             results.print(cost_table(summary, wide=results.width >= _WIDE))
             if (table := last_table(summary)).columns:
                 results.print(table)
-        for line in once_at_target([run for runs in comparisons(out).values() for run in runs]):
+        for line in odd_targets([run for runs in comparisons(out).values() for run in runs]):
             say(console, line, "yellow")
         say(console, f"results are in {out}, the report in {write_page(out)}")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rollalloc.lab.bench.summary import LAST, Interval, RecipeSummary, Summary, ended
-from rollalloc.lab.report.wording import caveats, findings, graded, name_of, story
+from rollalloc.lab.report.wording import caveats, findings, graded, name_of, odd_targets, story
 from rollalloc.runs.cost import COSTS
 from rollalloc.runs.reader import read_run
-from rollalloc.runs.recorded import by_label
+from rollalloc.runs.recorded import RecordedRun, by_label
 from rollalloc.train.description import Run
 
 
@@ -195,3 +195,34 @@ def test_caveats_name_the_run_and_what_is_wrong_with_it(write_run):
         "running-0 has written no metrics",
     ):
         assert [each for each in said if each.startswith(beginning)], (beginning, said)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "sentence"),
+    [
+        ([0.1, 0.7, 0.2], "was at the target 0.6 in some evaluation, but not in two in a row, which is what counts"),
+        ([0.1, 0.2, 0.7], "was at the target 0.6 in some evaluation, but not in two in a row, which is what counts"),
+        ([0.7, 0.8, 0.2], "was at the target 0.6 before any training: set a higher --target."),
+        ([0.1, 0.7, 0.8], None),
+        ([0.1, 0.2, 0.3], None),
+    ],
+)
+def test_a_target_that_is_touched_or_where_the_run_began_is_said(accuracies, sentence):
+    lines = [
+        {
+            **{
+                "kind": "eval",
+                "at": 10 * at,
+                "rollouts_paid": 10 * at,
+                "tokens_paid": 0,
+                "seconds": 0.0,
+                "accounts": {},
+            },
+            **{"version": at, "optimizer_steps": at, "accuracy": accuracy, "standard_error": None},
+        }
+        for at, accuracy in enumerate(accuracies)
+    ]
+    run = RecordedRun(Path("grpo"), {"label": "grpo", "settings": {"target": 0.6, "seed": 3}}, lines)
+    said = odd_targets([run])
+    assert [line.startswith("grpo, seed 3 was at") and sentence in line for line in said] == [True] * bool(sentence)
+    assert [line for line in caveats([run]) if line in said] == said

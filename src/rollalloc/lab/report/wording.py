@@ -141,17 +141,20 @@ def graded(summary: Summary | None) -> list[str]:
     return [f"Scores are graded: {meant}; a group whose scores differ at all counts as one that taught."]
 
 
-def once_at_target(runs: Sequence[RecordedRun]) -> list[str]:
-    """Of each run that was at its target in some evaluation and yet did not reach it, what would have to be."""
-    return [
-        f"{name_of(run)} was at the target {run.target:g} in one evaluation, and not in the next: two in a row count as "
-        "reached. More evaluations (--eval-every) may tell more"
-        for run in runs
-        if run.target is not None
-        and run.cost is not None
-        and run.cost.censored
-        and max(run.curve.accuracy) >= run.target
-    ]
+def odd_targets(runs: Sequence[RecordedRun]) -> list[str]:
+    """A sentence on each run whose curve touches its target without reaching it, or that began there."""
+    said: list[str] = []
+    for run in runs:
+        if run.target is None or run.cost is None:
+            continue
+        if run.cost.at == 0:
+            said.append(f"{name_of(run)} was at the target {run.target:g} before any training: set a higher --target.")
+        elif run.cost.censored and max(run.curve.accuracy) >= run.target:
+            said.append(
+                f"{name_of(run)} was at the target {run.target:g} in some evaluation, but not in two in a row, which is what "
+                "counts as reached. A longer run, or a finer grid (--eval-every), would tell."
+            )
+    return said
 
 
 def caveats(runs: Sequence[RecordedRun]) -> list[str]:
@@ -170,7 +173,7 @@ def caveats(runs: Sequence[RecordedRun]) -> list[str]:
             )
         elif not run.curve.accuracy:
             said.append(f"{name} was not evaluated on held-out prompts, so its accuracy is not known.")
-        said += [f"{line}." for line in once_at_target([run])]
+        said += odd_targets([run])
         if unscored := sum(run.unscored.values()):
             said.append(
                 f"{name}: {unscored:,} of {run.paid:,} rollouts have no score; they count as paid, not as wrong. "
