@@ -210,15 +210,16 @@ def test_caveats_name_the_run_and_what_is_wrong_with_it(write_run):
 def test_a_target_that_is_touched_or_where_the_run_began_is_said(accuracies, sentence):
     lines = [
         {
-            **{
-                "kind": "eval",
-                "at": 10 * at,
-                "rollouts_paid": 10 * at,
-                "tokens_paid": 0,
-                "seconds": 0.0,
-                "accounts": {},
-            },
-            **{"version": at, "optimizer_steps": at, "accuracy": accuracy, "standard_error": None},
+            "kind": "eval",
+            "at": 10 * at,
+            "rollouts_paid": 10 * at,
+            "tokens_paid": 0,
+            "seconds": 0.0,
+            "accounts": {},
+            "version": at,
+            "optimizer_steps": at,
+            "accuracy": accuracy,
+            "standard_error": None,
         }
         for at, accuracy in enumerate(accuracies)
     ]

@@ -151,8 +151,8 @@ def odd_targets(runs: Sequence[RecordedRun]) -> list[str]:
             said.append(f"{name_of(run)} was at the target {run.target:g} before any training: set a higher --target.")
         elif run.cost.censored and max(run.curve.accuracy) >= run.target:
             said.append(
-                f"{name_of(run)} was at the target {run.target:g} in some evaluation, but not in two in a row, which is what "
-                "counts as reached. A longer run, or a finer grid (--eval-every), would tell."
+                f"{name_of(run)} was at the target {run.target:g} in some evaluation, but not in two in a row, which is "
+                "what counts as reached. A longer run, or a finer grid (--eval-every), would tell."
             )
     return said
 
