@@ -22,7 +22,7 @@ REWARD = (
 
 @pytest.fixture(scope="session")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `model`, `prompts.parquet`, `prompts.jsonl` and `my_reward.py`."""
+    """A folder with `model`, `prompts.parquet`, the same as `prompts.jsonl`, `heldout.jsonl` and `my_reward.py`."""
     folder = tmp_path_factory.mktemp("own")
     files = sort.prepare(folder, sort.Config(symbols=6, train=8, heldout=4, warm_up=WarmUp(steps=2, batch=4, rise=1)))
     rows: list[dict[str, Any]] = [
@@ -31,10 +31,11 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "prompt": f"s{number % 6} s{number // 6} =",
             "reward_model": {"ground_truth": f"s{number % 6}"},
         }
-        for number in range(24)
+        for number in range(36)
     ]
     for name in ("prompts.parquet", "prompts.jsonl"):
-        write_prompts(folder / name, rows)
+        write_prompts(folder / name, rows[:24])
+    write_prompts(folder / "heldout.jsonl", rows[24:])
     (folder / "my_reward.py").write_text(REWARD)
     assert files.model == folder / "model"
     return folder

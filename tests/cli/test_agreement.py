@@ -31,7 +31,7 @@ def shaped(data_source, solution_str, ground_truth, extra_info):
 def away(data_source, solution_str, ground_truth, extra_info):
     return None
 """
-TRAIN = ("train", "--model", "model", "--prompts", "prompts.parquet", "--heldout", "prompts.jsonl")
+TRAIN = ("train", "--model", "model", "--prompts", "prompts.parquet", "--heldout", "heldout.jsonl")
 TRAIN = (*TRAIN, "--max-new-tokens", 4, "--device", "cpu", "--reward-workers", 0, "--learning-rate", 0.001)
 TRAIN = (*TRAIN, "--recipe", "grpo", "--set", "groups=4", "--set", "n=4")
 RUNS = {  # case → what is given, the exit code, the state

@@ -40,7 +40,7 @@ def said(output):
 def test_train_on_ones_own_model_prompts_and_reward(call, own, tmp_path):
     file, out = "prompts.parquet", tmp_path / "run"
     arguments = ("--model", own / "model", "--prompts", own / file, "--reward", "my_reward.py:score")
-    code, output = call("train", *arguments, *SHORT, *GRPO, "--heldout", file, "--out", out)
+    code, output = call("train", *arguments, *SHORT, *GRPO, "--heldout", "heldout.jsonl", "--out", out)
     assert code == 0, output
     metrics = read_metrics(out / "metrics.jsonl")
     assert metrics[-1]["kind"] == "end"
@@ -52,6 +52,36 @@ def test_train_on_ones_own_model_prompts_and_reward(call, own, tmp_path):
     assert Policy.load(out / "model", device="cpu").eos_ids == (1,)
     assert "finished: the budget of 32 rollouts is spent" in said(output)
     assert "model and metrics are in" in output
+
+
+def test_held_out_prompts_that_are_trained_on_are_said_and_many_are_refused(call, own, tmp_path, caplog):
+    rows = [json.loads(line) for line in (own / "heldout.jsonl").read_text().splitlines()]
+    trained_on = json.loads((own / "prompts.jsonl").read_text().partition("\n")[0])
+    trained_on["prompt"] = [{"role": "user", "content": f"  {trained_on['prompt']} "}]  # the same text all the same
+    few = [row | {"data_source": source} for source in "abc" for row in rows]
+    for name, others in (("many", rows), ("few", few)):
+        write_prompts(own / f"{name}.jsonl", [trained_on, *others])
+    command = ("train", *OWN, *SHORT, *GRPO, "--reward-workers", 0)
+    code, output = call(*command, "--heldout", "many.jsonl", "--out", tmp_path / "refused")
+    assert code == 2
+    assert "1 of 13 held-out prompts (8%) are in the training set too, the first 'mine/#" in said(output)
+    assert "accept it with --accept-overlap (more than 5% are refused)" in said(output)
+    for name, accepted, says in (("many", ["--accept-overlap"], "1 of 13"), ("few", [], "1 of 37")):
+        assert call(*command, "--heldout", f"{name}.jsonl", *accepted, "--out", tmp_path / name)[0] == 0
+        assert f"{says} held-out prompts" in caplog.text
+    code, output = call(*command, "--accept-overlap", "--out", tmp_path / "useless")
+    assert "--accept-overlap: without prompts to evaluate on it does nothing" in said(output)
+
+
+def test_training_prompts_that_repeat_another_are_said(call, own, tmp_path, caplog):
+    rows = [json.loads(line) for line in (own / "prompts.jsonl").read_text().splitlines()]
+    again = rows[0] | {"prompt": f" {rows[0]['prompt']}", "reward_model": {"ground_truth": "s5"}}
+    write_prompts(own / "again.jsonl", [*rows, again])
+    options = [{"prompts.parquet": "again.jsonl"}.get(value, value) for value in OWN]
+    code, output = call("train", *options, *SHORT, *GRPO, "--reward-workers", 0, "--out", tmp_path / "run")
+    assert code == 0, output
+    assert "1 of 25 training prompts have the text of another one" in caplog.text
+    assert "1 of these have another ground truth" in caplog.text
 
 
 def test_adapters_are_trained_resumed_and_saved_from_the_command_line(call, own, tmp_path):
@@ -308,7 +338,7 @@ def test_recipes_are_listed_with_their_parameters(call):
 
 def test_compare_shows_what_each_paid(call, tmp_path):
     out = tmp_path / "compared"
-    arguments = ("compare", *OWN, *SHORT, "--heldout", "prompts.jsonl", "--reward-workers", 0)
+    arguments = ("compare", *OWN, *SHORT, "--heldout", "heldout.jsonl", "--reward-workers", 0)
     arguments += ("--recipes", "wide=grpo, grpo", "--seeds", 4, "--eval-every", 16, "--target", 0.999)
     arguments += ("--set", "wide.groups=8", "--set", "wide.n=2", "--set", "grpo.groups=2", "--out", out)
     code, output = call(*arguments, "--processes", 2)
@@ -351,7 +381,7 @@ def test_a_mistake_in_a_comparison_is_one_message(call, own, tmp_path, arguments
     theirs = own / "theirs" / "results.json"
     theirs.parent.mkdir(exist_ok=True)
     theirs.write_text("mine")
-    code, output = call("compare", *OWN, "--heldout", "prompts.jsonl", *SHORT, "--out", tmp_path / "out", *arguments)
+    code, output = call("compare", *OWN, "--heldout", "heldout.jsonl", *SHORT, "--out", tmp_path / "out", *arguments)
     assert code == 2, output
     assert message in said(output)
     assert output.count("error:") == 1
@@ -424,7 +454,7 @@ def test_a_recipes_words_are_set_on_the_command_line(call, tmp_path):
 
 def test_a_run_that_fails_does_not_hide_what_the_others_paid(call, own, tmp_path):
     (own / "twos.py").write_text("def score(data_source, solution_str, ground_truth, extra_info):\n    return 2.0\n")
-    arguments = ("compare", *OWN[:-1], "twos.py:score", *SHORT, "--heldout", "prompts.jsonl", "--reward-workers", 0)
+    arguments = ("compare", *OWN[:-1], "twos.py:score", *SHORT, "--heldout", "heldout.jsonl", "--reward-workers", 0)
     arguments += ("--seeds", 0, "--processes", 1, "--out", tmp_path)
     code, output = call(*arguments, "--recipes", "grpo,mopps", "--set", "grpo.groups=2", "--set", "mopps.groups=2")
     assert code != 0

@@ -17,7 +17,7 @@ from rollalloc.cli import app
 from rollalloc.cli.options import Given
 
 BUILT = get_command(app.app)
-OWN = ("--model", "model", "--prompts", "prompts.parquet", "--heldout", "prompts.jsonl", "--device", "cpu")
+OWN = ("--model", "model", "--prompts", "prompts.parquet", "--heldout", "heldout.jsonl", "--device", "cpu")
 OWN = (*OWN, "--reward", "my_reward.py:score", "--max-new-tokens", "4")
 BASE = {
     "train": OWN,

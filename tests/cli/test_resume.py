@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
+import shutil
 from dataclasses import replace
 from hashlib import sha256
 
@@ -51,7 +52,7 @@ def forgetful(data_source, solution_str, ground_truth, extra_info):
 SHORT = ("--max-new-tokens", 4, "--max-rollouts", 96, "--device", "cpu", "--reward-workers", 0)
 PILOTS = ("--recipe", "pilot_commit", "--set", "groups=2", "--set", "n_pilot=4", "--set", "n_commit=4")
 PILOTS = (*PILOTS, "--set", "gen_groups=6", "--eval-every", 24, "--learning-rate", 0.001)
-TRAIN = ("train", "--model", "model", "--prompts", "prompts.parquet", "--heldout", "prompts.jsonl")
+TRAIN = ("train", "--model", "model", "--prompts", "prompts.parquet", "--heldout", "heldout.jsonl")
 TRAIN = (*TRAIN, "--reward", "stopping.py:score", *SHORT, *PILOTS)
 
 
@@ -178,7 +179,7 @@ def test_changed_prompts_are_refused_with_their_counts_and_may_be_accepted(call,
     assert "run.prompts: 4 lost, 1 new, 20 kept by key (accept_data=True, or --accept-data, goes on" in said(output)
     code, output = call(*other, "--out", stopped, "--resume", "--accept-data")
     assert code == 0, output
-    assert "going on with other prompts: 4 lost, 1 new, 20 kept by key" in caplog.text
+    assert "going on with other data: run.prompts: 4 lost, 1 new, 20 kept by key" in caplog.text
     [line] = [line for line in untimed(stopped) if line["kind"] == "resume"]
     assert (line["lost"], line["new"]) == (4, 1)
     assert sum(line["prompts"].values()) == 21
@@ -264,3 +265,60 @@ def test_the_same_prompts_in_another_file_are_the_same_prompts(call, stopped):
     code, output = call(*with_prompts("prompts.jsonl"), "--out", stopped, "--resume")
     assert code == 0, output
     assert {line["kind"] for line in untimed(stopped)} == {"eval", "batch", "end"}
+
+
+# What decides whether the data are the same: the data and the chat template, not what the clock makes of them
+
+CLOCK = "s{{ strftime_now('%f') | int % 6 }} {{ messages[0]['content'] }}{{ suffix }}"
+
+
+@pytest.fixture
+def chats(own):
+    """A model whose template says the time, training prompts that are chats, and the arguments of a run on them."""
+    rows = [json.loads(line) for line in (own / "prompts.jsonl").read_text().splitlines()]
+    write_prompts(own / "chats.jsonl", [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows])
+    shutil.copytree(own / "model", own / "clock", dirs_exist_ok=True)
+    (own / "clock/chat_template.jinja").write_text(CLOCK)
+    return [{"model": "clock", "prompts.parquet": "chats.jsonl"}.get(value, value) for value in TRAIN]
+
+
+def test_a_template_that_says_the_time_does_not_keep_a_run_from_going_on(call, own, chats, tmp_path):
+    (own / "stop").touch()
+    assert call(*chats, "--out", tmp_path)[0] == 143
+    code, output = call(*chats, "--out", tmp_path, "--resume")
+    assert code == 0, output
+
+
+@pytest.mark.parametrize("change", ["template", "arguments", "heldout"])
+def test_another_template_or_other_held_out_prompts_are_refused_unless_accepted(
+    call, own, chats, tmp_path, change, caplog
+):
+    (own / "stop").touch()
+    assert call(*chats, "--out", tmp_path)[0] == 143
+    if change == "template":
+        (own / "clock/chat_template.jinja").write_text(CLOCK + "{# another #}")
+    elif change == "arguments":
+        chats += ["--chat-template-args", '{"suffix": " ="}']
+    else:
+        rows = [json.loads(line) for line in (own / "heldout.jsonl").read_text().splitlines()]
+        write_prompts(own / "fewer.jsonl", rows[1:])
+        chats[chats.index("heldout.jsonl")] = "fewer.jsonl"
+    says = "the held-out prompts differ" if change == "heldout" else "the chat template or its arguments differ"
+    code, output = call(*chats, "--out", tmp_path, "--resume")
+    assert code == 2
+    assert says in said(output)
+    assert "--accept-data, goes on with them" in said(output)
+    code, output = call(*chats, "--out", tmp_path, "--resume", "--accept-data")
+    assert code == 0, output
+    assert f"going on with other data: run.{'heldout' if change == 'heldout' else 'template'}" in caplog.text
+    assert not [line for line in untimed(tmp_path) if line["kind"] == "resume"]  # the prompts to train on are the same
+
+
+def test_arguments_of_the_chat_template_are_part_of_the_run(call, chats, tmp_path):
+    code, output = call(*chats, "--chat-template-args", '{"suffix":   " ="}', "--out", tmp_path)
+    assert code == 0, output
+    assert Run.described_in(tmp_path).source.chat_template_args == '{"suffix": " ="}'
+    for wrong in ("{", "[1]", '{"tokenize": false}'):
+        code, output = call(*chats, "--chat-template-args", wrong, "--out", tmp_path / "other")
+        assert code == 2
+        assert "--chat-template-args: chat_template_args must" in said(output)

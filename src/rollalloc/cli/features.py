@@ -34,6 +34,9 @@ def features(
     drop_overlong: Annotated[
         bool, typer.Option("--drop-overlong", help="Leave out prompts that do not fit the model.")
     ] = False,
+    chat_template_args: Annotated[
+        str | None, typer.Option(help="Arguments of the chat template as a JSON object, those of training.")
+    ] = None,
     tokens_only: Annotated[
         bool,
         typer.Option("--tokens-only", help="Load only the tokenizer: a bag of tokens and lengths, no hidden states."),
@@ -43,6 +46,7 @@ def features(
     """Compute features of prompts once, from the initial model, for predicting which of them succeed."""
     from rollalloc.cli.sources import model_name  # torch takes seconds to import, `--help` should not
     from rollalloc.core.recipe import at_least
+    from rollalloc.data.encoding import template_arguments
     from rollalloc.data.feature_file import Origin, refuse_place, write_features
     from rollalloc.data.features import check_width
     from rollalloc.data.prompts import encode_prompts, load_prompts
@@ -60,6 +64,7 @@ def features(
             "--device, --batch-tokens, --drop-overlong: --tokens-only loads no model; take them out, or it"
         )
     usable_device(device)
+    template_args = template_arguments(chat_template_args)
     with console.status("preparing"):
         prompt_set = load_prompts(*prompts)
         policy = None if tokens_only else Policy.load(name, device=device)
@@ -68,6 +73,7 @@ def features(
             load_tokenizer(name) if policy is None else policy.tokenizer,
             context=None if policy is None else policy.context,
             overlong="drop" if drop_overlong else "error",
+            template_args=template_args,
         )
     with staged() as shown:
         made = features_of(

@@ -101,6 +101,10 @@ class Sampled:
     drop_overlong: Annotated[
         bool, titled("Leave out prompts that do not fit the model's context.", _WHAT, "--drop-overlong")
     ] = False
+    chat_template_args: Annotated[
+        str | None,
+        titled("Arguments of the chat template as a JSON object, e.g. '{\"enable_thinking\": false}'.", _WHAT),
+    ] = None
     max_new_tokens: Annotated[int | None, titled("Maximum tokens per rollout (default: 1024).", _HOW)] = None
     temperature: Annotated[float, titled("Sampling temperature.", _HOW)] = 1.0
     kv_tokens: Annotated[
@@ -142,6 +146,12 @@ class Given(Sampled):
             "Each held-out prompt has one right answer, its ground truth: evaluate without sampling.",
             _WHAT,
             "--single-answer",
+        ),
+    ] = False
+    accept_overlap: Annotated[
+        bool,
+        titled(
+            "Train although more than 5% of the held-out prompts are in the training set.", _WHAT, "--accept-overlap"
         ),
     ] = False
     learning_rate: Annotated[

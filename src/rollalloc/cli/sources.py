@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any, cast
 
 from rollalloc.cli.options import Given
 from rollalloc.data._files import read_rows
+from rollalloc.data.encoding import template_arguments
 from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream.settings import Streaming
 from rollalloc.lab.bench.methods import default
@@ -40,10 +42,15 @@ _USUAL_TOKENS = 1024
 _OF_OWN_RUNS = (
     *("prompts", "heldout", "reward", "single_answer", "drop_overlong", "max_new_tokens", "temperature", "kv_tokens"),
     *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device", "features"),
-    *("lora", "lora_alpha", "lora_target"),
+    *("lora", "lora_alpha", "lora_target", "chat_template_args", "accept_overlap"),
 )
 _OF_STREAMING = ("ahead", "overlap", "generator_limit")  # options of the asynchronous engine
-_OF_EVALUATION = ("target", "eval_every", "single_answer")  # options that do nothing without held-out prompts
+_OF_EVALUATION = (
+    "target",
+    "eval_every",
+    "single_answer",
+    "accept_overlap",
+)  # options that do nothing without held-out prompts
 
 
 def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
@@ -126,6 +133,8 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         device=given.device,
         features=given.features,
         lora=_lora(given),
+        chat_template_args=_canonical(given.chat_template_args),
+        accept_overlap=given.accept_overlap,
     )
     budget = usual_budget(source.prompts) if given.max_rollouts is None else given.max_rollouts
     settings = Settings(
@@ -180,6 +189,12 @@ def _lora(given: Given) -> Lora | None:
         options = _as_said(said)
         raise ValueError(f"{options}: of adapters, which --lora RANK asks for; give it as well, e.g. --lora 16")
     return None
+
+
+def _canonical(arguments: str | None) -> str | None:
+    """A JSON object in one spelling, so that a run is the same however it was written; None for an empty one."""
+    with _named("--chat-template-args"):
+        return json.dumps(template_arguments(arguments), sort_keys=True) if template_arguments(arguments) else None
 
 
 def model_name(text: str) -> str:

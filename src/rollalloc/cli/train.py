@@ -44,7 +44,11 @@ def train(
         ),
     ] = False,
     accept_data: Annotated[
-        bool, output("Resume although the prompts have changed; they are matched by key.", "--accept-data")
+        bool,
+        output(
+            "Resume although prompts, held-out prompts or the chat template have changed; prompts are matched by key.",
+            "--accept-data",
+        ),
     ] = False,
     log_rollouts: Annotated[
         bool, output("Write each rollout's text and score to rollouts.jsonl.", "--log-rollouts")

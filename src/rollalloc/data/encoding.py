@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from reprlib import repr as short
 from typing import Any
@@ -43,6 +44,25 @@ def check_template_arguments(arguments: Any) -> None:
             f"chat_template_args must not set {', '.join(reserved)}, which rollalloc sets itself; remove it"
             + (" and store the template in the tokenizer instead" if "chat_template" in reserved else "")
         )
+
+
+def template_arguments(text: str | None) -> dict[str, Any]:
+    """Arguments of a chat template from a JSON object such as '{"enable_thinking": false}'; None: none.
+
+    Raises:
+        ValueError: not JSON, or not such arguments.
+    """
+    if text is None:
+        return {}
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"chat_template_args must be a JSON object, got {short(text)} ({error}); for example "
+            '{"enable_thinking": false}'
+        ) from None
+    check_template_arguments(arguments)
+    return arguments
 
 
 def encode_prompt(

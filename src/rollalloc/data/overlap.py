@@ -1,11 +1,44 @@
-"""Questions that a training set shares with evaluation sets, by n-grams of words."""
+"""Questions that a training set shares with evaluation sets: the same text, or the same n-grams of words."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from unicodedata import normalize
 
 _WORD = re.compile(r"\w+")
+
+MOST_SHARED = 0.05  # share of held-out prompts that may be in the training set before a run is refused
+
+
+def normalised(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """A prompt's text for comparison: without case, layout and system messages, and with one form of each character.
+
+    Punctuation counts: 2 + 3 and 2 - 3 are different questions.
+    """
+    texts = (
+        [prompt] if isinstance(prompt, str) else [str(m.get("content")) for m in prompt if m.get("role") != "system"]
+    )
+    return " ".join(normalize("NFKC", " ".join(texts)).casefold().split())
+
+
+def same_text(prompts: Iterable[str], among: Iterable[str]) -> dict[int, int]:
+    """Index of each prompt whose normalised text is among others → index of the first of these.
+
+    Args:
+        prompts: normalised texts, e.g. of the held-out prompts.
+        among: normalised texts, e.g. of the training prompts.
+    """
+    first: dict[str, int] = {}
+    for at, text in enumerate(among):
+        first.setdefault(text, at)
+    return {at: first[text] for at, text in enumerate(prompts) if text in first}
+
+
+def repeated(texts: Sequence[str]) -> dict[int, int]:
+    """Index of each normalised text that came before → index where it came first."""
+    return {at: first for at, first in same_text(texts, texts).items() if at != first}
 
 
 class NGrams:

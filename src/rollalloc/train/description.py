@@ -16,6 +16,7 @@ from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.data.encoding import template_arguments
 from rollalloc.files.names import DESCRIPTION
 from rollalloc.files.opening import read_text
 from rollalloc.models.lora import Lora
@@ -23,6 +24,7 @@ from rollalloc.named import make_recipe
 from rollalloc.recipes.streaming import streamed
 from rollalloc.train.settings import ASYNC, NEWER, SAVING, WAITING, Settings
 
+_NEWER_SOURCE = {"lora": None, "chat_template_args": None, "accept_overlap": False}
 _MOST_WORKERS = 1024  # processes that score: each is a Python of its own
 
 
@@ -45,6 +47,10 @@ class Source:
         features: file of features of the prompts, for a recipe that predicts; "none": it goes without; None: made by the
             initial model where the recipe uses them.
         lora: adapters that are trained instead of the model's own weights; None: those are trained.
+        chat_template_args: further arguments of the chat template as a JSON object, e.g. '{"enable_thinking": false}'; None:
+            none.
+        accept_overlap: train although more than `rollalloc.data.overlap.MOST_SHARED` of the held-out prompts are in the
+            training set.
 
     Raises:
         ValueError: a number out of its range.
@@ -63,8 +69,11 @@ class Source:
     device: str | None = None
     features: str | None = None
     lora: Lora | None = None
+    chat_template_args: str | None = None
+    accept_overlap: bool = False
 
     def __post_init__(self) -> None:
+        template_arguments(self.chat_template_args)
         at_least("reward_workers", self.reward_workers, 0, "0 scores in this process")
         if self.reward_workers > _MOST_WORKERS:
             raise ValueError(f"reward_workers must be at most {_MOST_WORKERS} processes, got {self.reward_workers}")
@@ -145,8 +154,9 @@ class Run:
             if described[name] is None:
                 del described[name]
         # What came later is left out where it says nothing new, so that an older run is still the same run.
-        if described["source"]["lora"] is None:
-            del described["source"]["lora"]
+        for name, before in _NEWER_SOURCE.items():
+            if described["source"][name] == before:
+                del described["source"][name]
         for name, before in NEWER.items():
             if described["settings"][name] == before:
                 del described["settings"][name]

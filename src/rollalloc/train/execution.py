@@ -14,8 +14,10 @@ from transformers.utils.logging import disable_progress_bar
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.packing import differences
 from rollalloc.core.recipe import Recipe
+from rollalloc.data.encoding import template_arguments
 from rollalloc.data.feature_file import is_own, read_features
 from rollalloc.data.features import Features
+from rollalloc.data.overlap import MOST_SHARED, normalised, repeated, same_text
 from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts, refuse_longer
 from rollalloc.files.atomic import write_text
 from rollalloc.files.names import DESCRIPTION, FEATURES
@@ -41,6 +43,7 @@ _NO_FEATURES = "none"
 
 # Of a source; a resumed run may have others:
 _WHERE_IT_RUNS = ("reward_workers", "reward_limit_s", "reward_cache", "device")
+_DATA = ("prompts", "heldout", "chat_template_args", "accept_overlap")  # of these the content counts, see `NativeState`
 
 
 def execute(
@@ -118,7 +121,8 @@ def check(run: Run, loaded: Loaded | None = None) -> Loaded:
 
     Raises:
         ValueError: a device that cannot be used; a recipe that cannot be made, or with too few prompts or rollouts for it;
-            files that nobody would read; rollouts longer than the model's context.
+            files that nobody would read; rollouts longer than the model's context; too many held-out prompts that are in
+            the training set.
         OSError: a file that is not there.
         ImportError: what is needed is not installed, or the reward function cannot be imported.
     """
@@ -132,6 +136,9 @@ def check(run: Run, loaded: Loaded | None = None) -> Loaded:
         try_reward(source, run.settings.sampling)
         held = None if source.heldout is None else load_prompts(source.heldout)
         loaded = load_prompts(*source.prompts), held
+        _check_repeated(loaded[0])
+        if held is not None:
+            _check_overlap(loaded[0], held, accepted=source.accept_overlap)
     _refuse_less_than_a_batch(recipe, len(loaded[0].keys), run.settings.seed)
     return loaded
 
@@ -165,10 +172,42 @@ def try_reward(source: Source, sampling: Sampling) -> None:
         refuse_longer(sampling.max_new_tokens, context)
 
 
+def _check_repeated(train: PromptSet) -> None:
+    """Say how many prompts to train on have the text of another one."""
+    again = repeated([normalised(prompt) for prompt in train.prompts])
+    if not again:
+        return
+    keys, truths = train.keys, train.ground_truths
+    differ = sum(truths[at] != truths[first] for at, first in again.items())
+    at, first = next(iter(again.items()))
+    log.warning(
+        "%d of %d training prompts have the text of another one but for case, layout and system messages (%r that of %r); "
+        "%d of these have another ground truth", len(again), len(train), keys[at], keys[first], differ,
+    )  # fmt: skip
+
+
+def _check_overlap(train: PromptSet, held: PromptSet, *, accepted: bool) -> None:
+    """Say how many held-out prompts are in the training set, and refuse more than `MOST_SHARED` unless accepted."""
+    shared = same_text(map(normalised, held.prompts), map(normalised, train.prompts))
+    if not shared:
+        return
+    at, seen = next(iter(shared.items()))
+    problem = (
+        f"{len(shared)} of {len(held)} held-out prompts ({len(shared) / len(held):.0%}) are in the training set too, the "
+        f"first {held.keys[at]!r} as {train.keys[seen]!r}, so that the accuracy is partly that of prompts trained on"
+    )
+    if len(shared) > MOST_SHARED * len(held) and not accepted:
+        raise ValueError(
+            f"{problem}; take them out of one of the files, or accept it with --accept-overlap (more than {MOST_SHARED:.0%} "
+            "are refused)"
+        )
+    log.warning("%s", problem)
+
+
 def _refuse_another_source(run: Run, folder: Path) -> None:
-    """Refuse to resume with another model, evaluation or reward."""
+    """Refuse to resume with another model or reward, or another way to evaluate."""
     saved, given = (asdict(each.source) for each in (Run.described_in(folder), run))
-    for name in (*_WHERE_IT_RUNS, "prompts"):  # of the prompts the content counts, which the checkpoint knows
+    for name in (*_WHERE_IT_RUNS, *_DATA):
         saved[name] = given[name]
     if others := list(differences(saved, given, "source")):
         what = f"the checkpoints in {folder} are of another run: {'; '.join(others)}"
@@ -250,6 +289,7 @@ def encoded(source: Source, policy: Policy, sampling: Sampling, prompts: PromptS
         context=policy.context,
         max_new_tokens=sampling.max_new_tokens,
         overlong="drop" if source.drop_overlong else "error",
+        template_args=template_arguments(source.chat_template_args),
     )
     for key, tokens in zip(made.prompt_set.keys, made.tokens, strict=True):
         policy.refuse_unknown(tokens, f"prompt {key!r}")

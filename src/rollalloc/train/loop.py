@@ -36,7 +36,7 @@ from rollalloc.train.growing import GrowingFiles
 from rollalloc.train.notices import Notices
 from rollalloc.train.schedule import check_budget, share_spent
 from rollalloc.train.settings import Settings
-from rollalloc.train.state import RunState, Updates
+from rollalloc.train.state import ChangedData, RunState, Updates
 
 log = logging.getLogger(__name__)
 
@@ -301,8 +301,9 @@ class Loop:
 
         Args:
             accept_recipe: go on under this trainer's recipe although the checkpoint was saved under another.
-            accept_data: go on with this trainer's prompts although the checkpoint was saved with others. Each is found
-                again by its key; what is known of those that are gone is dropped. A line of kind "resume" counts them.
+            accept_data: go on with this trainer's prompts, held-out prompts and chat template although the checkpoint was
+                saved with others. Each prompt is found again by its key; what is known of those that are gone is dropped. A
+                line of kind "resume" counts them.
 
         Returns:
             The batches trained so far.
@@ -320,7 +321,9 @@ class Loop:
             saved = checkpoint.load_newest(folder)
             changed = self.state.refuse_another(saved, folder, accept_data=accept_data)
             self._refuse_changed_files(saved, self._growing)
-            self.state.load(saved, accept_recipe=accept_recipe, remap=changed is not None)
+            self.state.load(
+                saved, accept_recipe=accept_recipe, remap=changed is not None and changed.prompts is not None
+            )
         except BaseException:
             self.place.release()
             raise
@@ -330,9 +333,7 @@ class Loop:
         self._saved_at = saved.batches
         self._warn_of_another_budget(saved.state["allocator"]["recipe"]["budget"])
         if changed is not None:
-            self.counters.barren_groups = 0  # counted groups of the old ones
-            log.warning("going on with other prompts: %s", changed)
-            self._write({"kind": "resume", **self._spent(), "lost": changed.lost, "new": changed.new})
+            self._go_on_with(changed)
         return saved.batches
 
     def _refuse_changed_files(self, saved: Checkpoint, growing: GrowingFiles) -> None:
@@ -353,6 +354,16 @@ class Loop:
         if earlier is not None:
             do = f"put it back as it was, or remove {newest} to go on from the checkpoint after batch {earlier}"
         raise ValueError(f"{reason}, although the checkpoint after batch {saved.batches} goes on from it; {do}")
+
+    def _go_on_with(self, changed: ChangedData) -> None:
+        """Say that the data are others, and forget what was counted of the old ones."""
+        log.warning("going on with other data: %s", changed)
+        if "heldout" in changed.others:
+            self.counters.accuracies.clear()
+            self.counters.watched.clear()
+        if (prompts := changed.prompts) is not None:
+            self.counters.barren_groups = 0
+            self._write({"kind": "resume", **self._spent(), "lost": prompts.lost, "new": prompts.new})
 
     def _warn_of_another_budget(self, saved: Mapping[str, Any]) -> None:
         """Say what a rate that falls over the budget becomes under another budget than the checkpoint's."""

@@ -59,7 +59,7 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedData:
+class ChangedPrompts:
     """Prompts that are gone, that are new, and that are still there, since a checkpoint was saved."""
 
     lost: int
@@ -68,6 +68,30 @@ class ChangedData:
 
     def __str__(self) -> str:
         return f"{self.lost} lost, {self.new} new, {self.kept} kept by key"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedData:
+    """How the data differ from those that a checkpoint was saved with.
+
+    Attributes:
+        prompts: to train on; None: they are the same.
+        others: what else differs, of `_OTHER_DATA`.
+    """
+
+    prompts: ChangedPrompts | None
+    others: tuple[str, ...]
+
+    def __str__(self) -> str:
+        of_prompts = [] if self.prompts is None else [f"run.prompts: {self.prompts}"]
+        return "; ".join([*of_prompts, *(f"run.{name}: {_OTHER_DATA[name]}" for name in self.others)])
+
+
+# Entries of the identity that are of the data, besides the prompts.
+_OTHER_DATA = {
+    "heldout": "the held-out prompts differ, so that accuracies before and after cannot be compared",
+    "template": "the chat template or its arguments differ, so that the same prompts have other tokens",
+}
 
 
 class Updates(Protocol):
@@ -130,7 +154,7 @@ class RunState(ABC):
         return state, {**weights, "payloads": payloads}
 
     def refuse_another(self, saved: Checkpoint, place: Path, *, accept_data: bool) -> ChangedData | None:
-        """Refuse a checkpoint of another run; returns how its prompts differ, where that is accepted.
+        """Refuse a checkpoint of another run; returns how its data differ, where that is accepted.
 
         Raises:
             ValueError: names each difference.
@@ -138,11 +162,11 @@ class RunState(ABC):
         state = saved.state
         self.check(saved, place)
         changed = self._changed_data(state)
-        others = [*differences(_but_prompts(state["identity"]), _but_prompts(self.identity), "run")]
+        others = [*differences(_but_data(state["identity"]), _but_data(self.identity), "run")]
         if changed and not accept_data:
-            others.append(f"run.prompts: {changed} (accept_data=True, or --accept-data, goes on with them)")
-        elif changed and state["allocator"]["batch"] is not None:
-            others.append(f"run.prompts: {changed}, and a batch of the old ones is still to be trained")
+            others.append(f"{changed} (accept_data=True, or --accept-data, goes on with them)")
+        elif changed and changed.prompts and state["allocator"]["batch"] is not None:
+            others.append(f"{changed}, and a batch of the old prompts is still to be trained")
         if others:
             raise ValueError(
                 f"the checkpoint after batch {saved.batches} in {place} is of another run: {'; '.join(others)}; "
@@ -171,14 +195,18 @@ class RunState(ABC):
         self.updater.steps = state["optimizer_steps"]
 
     def _changed_data(self, state: Mapping[str, Any]) -> ChangedData | None:
-        """How the prompts differ from a checkpoint's; None where they do not."""
-        if state["identity"]["prompts"] == self.identity["prompts"]:
-            return None
+        """How the data differ from a checkpoint's; None where they do not."""
+        before, now = state["identity"], self.identity
+        others = tuple(name for name in _OTHER_DATA if name in now and before.get(name, now[name]) != now[name])
+        prompts = None if before["prompts"] == now["prompts"] else self._changed_prompts(state)
+        return ChangedData(prompts, others) if prompts or others else None
+
+    def _changed_prompts(self, state: Mapping[str, Any]) -> ChangedPrompts:
         saved = state["allocator"]["prompts"]
         source_N = self.allocator.table.source_of(saved, "keys")
         assert source_N is not None
         new = int((source_N < 0).sum())
-        return ChangedData(lost=saved["count"] - (len(source_N) - new), new=new, kept=len(source_N) - new)
+        return ChangedPrompts(lost=saved["count"] - (len(source_N) - new), new=new, kept=len(source_N) - new)
 
 
 class NativeState(RunState):
@@ -227,26 +255,38 @@ class NativeState(RunState):
         model, heldout = self.policy.model, self.heldout
         shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
         frozen = {} if self.policy.adapter is None else {"frozen": self.policy.adapter.base}
+        tokenizer = self.policy.tokenizer
         return {
             **frozen,
             "settings": self.settings.identity(),
             "prompts": digest(self.train),
-            "heldout": heldout and {"prompts": digest(heldout.prompts), "answers": sha(heldout.answers)},
+            "heldout": heldout and {"prompts": digest(heldout.prompts), "exact": heldout.answers is not None},
+            "template": template_digest(self.train, tokenizer),
+            "tokenizer": sha(sorted(tokenizer.get_vocab().items())),
             "model": {"is": type(model).__name__, "parameters": model.num_parameters(), "shapes": sha(shapes)},
             "reference": self.updater.reference_digest(),
         }
 
 
-def _but_prompts(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """All but the prompts, and settings that are left out with their values."""
-    return {name: value for name, value in identity.items() if name != "prompts"} | {
+def _but_data(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """All but the data, and settings that are left out with their values."""
+    of_data = {"prompts", *_OTHER_DATA}
+    return {name: value for name, value in identity.items() if name not in of_data} | {
         "settings": NEWER | identity["settings"]
     }
 
 
 def digest(prompts: EncodedPrompts) -> str:
+    """A digest of what the data say, whatever tokens a chat template makes of it: that may depend on the date."""
     given = prompts.prompt_set
-    return sha([given.keys, prompts.tokens, given.sources, given.ground_truths, given.extra_infos])
+    return sha([given.keys, given.prompts, given.sources, given.ground_truths, given.extra_infos])
+
+
+def template_digest(prompts: EncodedPrompts, tokenizer: Any) -> str | None:
+    """A digest of the chat template's text and its arguments; None where no prompt goes through it."""
+    if all(isinstance(prompt, str) for prompt in prompts.prompt_set.prompts):
+        return None
+    return sha([getattr(tokenizer, "chat_template", None), sorted(prompts.template_args.items())])
 
 
 def sha(value: Any) -> str:

@@ -147,12 +147,13 @@ def _described(run: Run, prompts: int, n: int, seed: int) -> dict[str, Any]:
     """What a profile was made with; where these are equal, its rollouts are."""
     source = replace(run.source, heldout=None)
     named = ("model", "prompts", "reward", "drop_overlong", "overlong_buffer")
+    newer = {} if source.chat_template_args is None else {"chat_template_args": source.chat_template_args}
     sampling = {name: value for name, value in asdict(run.settings.sampling).items() if name not in _HOW_FAST}
     return json.loads(
         json.dumps(
             {
                 "task": run.task,
-                "source": {name: getattr(source, name) for name in named},
+                "source": {name: getattr(source, name) for name in named} | newer,
                 "sampling": sampling,
                 "prompts": prompts,
                 "n": n,

@@ -1,0 +1,34 @@
+"""Prompts that have the same text."""
+
+import pytest
+
+from rollalloc.data.overlap import normalised, repeated, same_text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "WHAT is\n 1 + 1?  ",
+        [{"role": "user", "content": "What is 1 + 1?"}],
+        [{"role": "system", "content": "Think."}, {"role": "user", "content": "What is 1 + 1?"}],
+        "What is 1 + 1\N{FULLWIDTH QUESTION MARK}",
+        "What\N{NO-BREAK SPACE}is 1 + 1?",
+    ],
+)
+def test_case_layout_and_system_messages_do_not_count(other):
+    assert normalised(other) == normalised("What is 1 + 1?")
+
+
+@pytest.mark.parametrize("other", ["What is 1 - 1?", "What is 1 + 11?", "What is 1 + 1", "", "Was ist 1 + 1?"])
+def test_every_other_character_counts(other):
+    assert normalised(other) != normalised("What is 1 + 1?")
+
+
+def test_letters_of_every_alphabet_are_compared_without_case():
+    assert normalised("STRASSE é") == normalised("straße e\N{COMBINING ACUTE ACCENT}")
+
+
+def test_each_prompt_is_found_where_it_stands_first():
+    assert same_text(["a", "x", "b"], ["b", "a", "a"]) == {0: 1, 2: 0}
+    assert repeated(["a", "b", "a", "a"]) == {2: 0, 3: 0}
+    assert repeated([]) == {}
