@@ -20,6 +20,7 @@ from rollalloc.models.policy import Policy
 from rollalloc.rewards.scorers import InlineScorer, Scorer
 from rollalloc.train.native import Trainer
 from rollalloc.train.settings import Settings
+from rollalloc.train.verify import without_times
 
 WORDS = [f"k{number}" for number in range(6)] + [f"a{number}" for number in range(4)]
 
@@ -139,8 +140,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 def untimed(folder: Path) -> list[dict[str, Any]]:
     """The metrics without what depends on a clock."""
-    lines = lines_of(folder)
-    return [{name: value for name, value in line.items() if not name.endswith(("seconds", "digest"))} for line in lines]
+    return [without_times(line) for line in lines_of(folder)]
 
 
 def weights(trainer: Any) -> torch.Tensor:

@@ -211,6 +211,20 @@ def test_verify_resume_of_ones_own_run(call, stopped):
     assert "identical: metrics and final weights of 3 batches" in said(output)
 
 
+@pytest.mark.e2e
+def test_verify_resume_of_a_run_that_streams_in_one_process(call, tmp_path):
+    """Rollouts are in flight when it is killed; in two processes a run is never the same twice, which is said."""
+    streams = (*TRAIN, "--engine", "async", "--staleness", 2, "--max-rows", 8)
+    assert call(*streams, "--no-overlap", "--out", tmp_path / "in turn")[0] == 0
+    code, output = call("verify-resume", tmp_path / "in turn", "--batches", 4)
+    assert code == 0, output
+    assert "identical: metrics and final weights of 4 batches" in said(output)
+    assert call(*streams, "--out", tmp_path / "overlapping")[0] == 0
+    code, output = call("verify-resume", tmp_path / "overlapping")
+    assert code == 2, output
+    assert "With --no-overlap, or --engine sync, a resumed run is identical" in said(output)
+
+
 def test_verify_resume_finds_a_reward_that_remembers(call, tmp_path):
     run = [value if value != "stopping.py:score" else "stopping.py:forgetful" for value in TRAIN]
     assert call(*run, "--out", tmp_path)[0] == 0

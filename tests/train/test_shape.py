@@ -27,13 +27,23 @@ STATE = {
         "watched": {"pass_at_k": 0.5},
     },
     "optimizer_steps": 1,
-    "rollouts": {"generations": [[0, 2, 0]], "waves": [[1.0, 1.0, False, 2]], "unscored": {"x": 1}},
+    "rollouts": {
+        "generations": [[0, 2, 0]],
+        "stream": {"in_flight": [[1, 1, False, 0, 0, 0, [[0, 1]]]], "straddled": 0, "paces": [1, 2, 0.5]},
+        "waves": [[1.0, 1.0, False, 2]],
+        "unscored": {"x": 1},
+    },
     "written": {"metrics.jsonl": {"bytes": 0, "sha256": "a"}},
 }
 TENSORS = {
     "weights": {"w": torch.zeros(2)},
     "optimizer": {},
-    "payloads": {"tokens": torch.zeros(2, dtype=torch.int64), "logprobs": torch.zeros(2)},
+    "payloads": {
+        "tokens": torch.zeros(2, dtype=torch.int64),
+        "logprobs": torch.zeros(2),
+        "stream_tokens": torch.zeros(1, dtype=torch.int64),
+        "stream_logprobs": torch.zeros(1),
+    },
 }
 anything = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2) | st.floats() | st.text(max_size=2),
@@ -144,6 +154,9 @@ def test_moments_of_no_parameter_are_named():
         (("allocator",), {}, "allocator: missing keys .'batch', 'prompts', 'recipe'."),
         (("allocator", "prompts"), None, "allocator.prompts: expected names with values, got null"),
         (("rollouts", "generations"), [[0, 3, 0]], "payloads.safetensors: expected tokens and logprobs of 3 entries"),
+        (("rollouts", "stream"), None, "expected tokens and logprobs of 2 entries, as state.json says, got .*stream_"),
+        (("rollouts", "stream", "in_flight"), [], "and stream_tokens and stream_logprobs of 0 entries"),
+        (("rollouts", "stream", "paces"), [1], r"rollouts.stream.paces: expected a list of 3, got \[1\]"),
         (("more",), 1, "unknown keys .'more'."),
     ],
 )

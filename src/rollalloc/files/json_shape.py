@@ -27,8 +27,21 @@ TRAINER: Mapping[str | EllipsisType, Any] = {
         "watched": {...: _NUMBER},
     },
     "optimizer_steps": int,
-    "rollouts": {"generations": [(int, int, int)], "waves": [(_NUMBER, _NUMBER, bool, int)], "unscored": {...: int}},
+    "rollouts": {
+        "generations": [(int, int, int)],
+        "stream": dict | NoneType,
+        "waves": [(_NUMBER, _NUMBER, bool, int)],
+        "unscored": {...: int},
+    },
     "written": {...: STAMP_SHAPE},
+}
+
+# What the asynchronous engine has in flight. Of each rollout: id, number of tokens so far, whether it was stopped,
+# prompt, group, stage, and the versions of its tokens.
+STREAM: Mapping[str | EllipsisType, Any] = {
+    "in_flight": [(int, int, bool, int, int, int, [(int, int)])],
+    "straddled": int,
+    "paces": (_NUMBER, _NUMBER, _NUMBER),
 }
 
 

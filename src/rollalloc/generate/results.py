@@ -39,7 +39,11 @@ class Rolls(Protocol):
         ...
 
     def go_on(self, allocator: Allocator) -> None:
-        """Called now and then while a batch is evaluated and trained: a moment to go on with what comes next."""
+        """Called now and then while a batch is trained: a moment to go on with what comes next."""
+
+    def before_evaluation(self, allocator: Allocator) -> None:
+        """Called before the weights are evaluated; the run may be stopped and saved while they are."""
+        self.go_on(allocator)
 
     def updated(self, version: int) -> None:
         """The weights changed, as the allocator was told."""
@@ -116,11 +120,13 @@ class Rollouts(Rolls):
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Everything, as plain data and tensors."""
         described, tensors = pack_generations(list(self.generations.values()))
-        return {"generations": described, **self.outcomes.state()}, tensors
+        return {"generations": described, "stream": None, **self.outcomes.state()}, tensors
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Go on from what `state` gave."""
-        self.outcomes.load_state({name: value for name, value in state.items() if name != "generations"})
+        self.outcomes.load_state(
+            {name: value for name, value in state.items() if name not in ("generations", "stream")}
+        )
         held = unpack_generations(state["generations"], tensors)
         self.generations = {made.rollout: made for made in held}
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rollalloc.files.atomic import sync
-from rollalloc.files.json_shape import TRAINER, Shape, check_shape
+from rollalloc.files.json_shape import STREAM, TRAINER, Shape, check_shape
 from rollalloc.files.names import CHECKPOINTS
 from rollalloc.files.opening import read_text
 from rollalloc.files.stamps import STAMP_SHAPE, stamp_of
@@ -169,11 +169,17 @@ def check_trainer(saved: Checkpoint, folder: Path) -> None:
     for name in (*_PAYLOADS, *averaged):
         if name not in saved.tensors:
             raise ValueError(f"{place / _MANIFEST}: {name}.safetensors is not among its files; it was changed")
-    lengths = sum(length for _, length, _ in saved.state["rollouts"]["generations"])
+    rollouts = saved.state["rollouts"]
+    lengths = {"": sum(length for _, length, _ in rollouts["generations"])}
+    if rollouts["stream"] is not None:
+        check_shape(rollouts["stream"], STREAM, f"{place / _STATE}: rollouts.stream")
+        lengths["stream_"] = sum(entry[1] for entry in rollouts["stream"]["in_flight"])
+    expected = {f"{prefix}{name}": (length,) for prefix, length in lengths.items() for name in ("tokens", "logprobs")}
     held = {name: tuple(tensor.shape) for name, tensor in saved.tensors["payloads"].items()}
-    if held != {"tokens": (lengths,), "logprobs": (lengths,)}:
-        expected = f"expected tokens and logprobs of {lengths} entries, as {_STATE} says"
-        raise ValueError(f"{_tensor_file(place, 'payloads')}: {expected}, got {held}; the checkpoint was changed")
+    if held != expected:
+        entries = ", and ".join(f"{prefix}tokens and {prefix}logprobs of {n} entries" for prefix, n in lengths.items())
+        what = f"expected {entries}, as {_STATE} says, got {held}"
+        raise ValueError(f"{_tensor_file(place, 'payloads')}: {what}; the checkpoint was changed")
 
 
 def _read(place: Path, batches: int) -> Checkpoint:

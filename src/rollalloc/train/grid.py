@@ -45,9 +45,13 @@ class Grid:
 
     def until(self, rollouts: int, version: int) -> Iterator[dict[str, Any]]:
         """What is found at each point, up to that many rollouts, that was not evaluated yet; see `at`."""
-        while self.prompts and self.counters.next_at <= rollouts:
+        while self.is_due(rollouts):
             yield self.at(self.counters.next_at, version)
             self.counters.next_at += self.settings.eval_every
+
+    def is_due(self, rollouts: int) -> bool:
+        """Whether there is a point, up to that many rollouts, that was not evaluated yet."""
+        return self.prompts > 0 and self.counters.next_at <= rollouts
 
     def last(self, version: int) -> Iterator[dict[str, Any]]:
         """What is found at the end of the run, which is no point of the grid."""

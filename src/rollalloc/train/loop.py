@@ -163,8 +163,10 @@ class Loop:
             if batch := self.allocator.batch:
                 # The batch's own weights come too late for the points that its rollouts went beyond.
                 before = self.allocator.paid - 1
+                if self.grid.is_due(before):
+                    self.roller.before_evaluation(self.allocator)
+                    self._evaluate_until(before)
                 self._between()
-                self._evaluate_until(before)
                 self._train_on(batch)
                 why = self._why_stop()
                 if why is None:

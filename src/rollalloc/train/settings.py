@@ -143,5 +143,7 @@ class Settings:
         may_differ = {*SAVING, *WAITING, *_ENDING, *_MEMORY, *(ASYNC if self.engine == "sync" else ())}
         if self.schedule.over_budget:
             may_differ.remove("max_batches")  # then it is part of what the rate falls over
+        if self.engine == "async" and not self.streaming.overlap:
+            may_differ.remove("tokens_per_forward")  # rollouts go on by a token after each forward pass
         said = {name: value for name, value in describe(self).items() if name not in may_differ}
         return {name: value for name, value in said.items() if name not in NEWER or value != NEWER[name]}

@@ -189,7 +189,10 @@ class RunState(ABC):
         if others:
             log.warning("going on under %s: %s", another(others), "; ".join(others))
         self.load_weights(saved)
-        self.roller.load_state(state["rollouts"], saved.tensors["payloads"])
+        rollouts = state["rollouts"]
+        if remap and "stream" in rollouts:  # rollouts in flight begin again: their prompts may be others
+            rollouts = rollouts | {"stream": None}
+        self.roller.load_state(rollouts, saved.tensors["payloads"])
         for name, value in state["counters"].items():
             setattr(self.counters, name, value)
         self.updater.steps = state["optimizer_steps"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -32,11 +33,17 @@ def first_difference(run: Run, batches: int, folder: Path) -> str | None:
         The first difference between their metrics, times aside, or between their final weights; None: they are identical.
 
     Raises:
-        ValueError: fewer than 2 batches, or a run that ends before it could be killed.
+        ValueError: fewer than 2 batches, a run that ends before it could be killed, or one whose batches depend on a clock.
         RuntimeError: a run failed.
     """
     if batches < 2:
         raise ValueError(f"batches must be at least 2, one before the kill and one after, got {batches}")
+    if run.settings.engine == "async" and run.settings.streaming.overlap:
+        raise ValueError(
+            "a run whose generator has a process of its own (--engine async) is no two times the same: which rollouts end "
+            "first depends on a clock, and those in flight begin again after a kill. With --no-overlap, or --engine sync, a "
+            "resumed run is identical"
+        )
     half = batches // 2
     settings = replace(run.settings, max_batches=batches, target=None, checkpoint_every=half)
     run = replace(run, settings=settings)
@@ -87,9 +94,17 @@ def _in_metrics(unbroken: Path, resumed: Path) -> str | None:
 
 
 def _untimed(folder: Path) -> list[dict[str, Any]]:
-    """The metrics without what a clock measured."""
-    lines = lines_in(folder / METRICS)
-    return [{name: value for name, value in line.items() if not name.endswith(("seconds", "digest"))} for line in lines]
+    """The lines of the metrics without what a clock measured."""
+    return [without_times(line) for line in lines_in(folder / METRICS)]
+
+
+def without_times(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of the metrics without what a clock measured, nested figures such as `streaming` included."""
+    return {
+        name: without_times(value) if isinstance(value, Mapping) else value
+        for name, value in line.items()
+        if not name.endswith(("seconds", "digest"))
+    }
 
 
 def _in_weights(unbroken: Path, resumed: Path) -> str | None:

@@ -3,14 +3,21 @@
 import json
 import os
 import signal
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
+import torch
 
 from rollalloc import recipes
 from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream.settings import Streaming
+from rollalloc.recipes.streaming import streamed
+from rollalloc.rewards.scorers import InlineScorer
+from rollalloc.train import checkpoint
+from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.native import Stopped
+from tiny_policy import lines_of, resumed_is_unbroken, untimed, weights
 
 STREAMS = {"engine": "async", "streaming": Streaming(overlap=False)}
 AHEAD = replace(recipes.grpo(4, 4), max_staleness=1)
@@ -113,6 +120,78 @@ def test_a_run_that_is_asked_to_stop_goes_on_from_what_was_in_flight(trainer_of,
     assert in_flight <= told
     assert resumed.counters.batches == 6
     settled(resumed)
+
+
+RESUMED = {
+    "grpo": recipes.grpo(4, 4),
+    "reinforce": recipes.reinforce(8, replay=4),
+    "dapo": recipes.dapo(4, 4, 8, surplus="carry"),
+    "pilot_commit": recipes.pilot_commit(4, 2, 6, 12),
+    "darts": recipes.darts(4, 3, 1, tail="sampled"),  # stops rollouts that run
+}
+IN_TURN = {"sampling": Sampling(8, max_rows=20), "learning_rate": 0.02, "checkpoint_every": 1}
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.e2e] * (each not in ("grpo", "darts"))) for each in RESUMED]
+)
+def test_in_one_process_a_killed_run_is_the_unbroken_one_whatever_is_in_flight(trainer_of, tmp_path, name, staleness):
+    recipe = streamed(RESUMED[name], staleness=staleness)
+
+    def run_of(folder, **changes):
+        return trainer_of(recipe, folder=folder, max_batches=5, **STREAMS, **IN_TURN, **changes)
+
+    resumed_is_unbroken(run_of, tmp_path, 3)
+    straddled = sum(line["streaming"]["straddled"] for line in lines_of(tmp_path / "unbroken") if "streaming" in line)
+    assert (straddled > 0) == (staleness > 0)
+
+
+def test_in_one_process_a_run_stopped_in_an_evaluation_is_the_unbroken_one(trainer_of, prompts_of, tmp_path):
+    """Rollouts are in flight then, and the batch at hand is still to be trained."""
+
+    evaluated = []
+
+    class Hangs(InlineScorer):
+        def submit(self, samples):
+            if len(samples) == 24:  # a rollout has at most 20 neighbours
+                evaluated.append(samples)
+                if len(evaluated) == 4:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return Future()
+            return super().submit(samples)
+
+    def run_of(folder, scorer=InlineScorer):
+        return trainer_of(
+            streamed(recipes.grpo(4, 4), staleness=2),
+            folder=folder,
+            scorer=scorer(lambda *, solution_str, **_: float(solution_str.startswith("a"))),
+            heldout=HeldOut(prompts_of(6)),
+            eval_every=20,
+            max_batches=5,
+            **STREAMS,
+            **IN_TURN,
+        )
+
+    unbroken = run_of(tmp_path / "unbroken")
+    unbroken.run()
+    with pytest.raises(Stopped, match="in an evaluation"):
+        run_of(tmp_path / "stopped", Hangs).run()
+    state = json.loads(
+        (tmp_path / f"stopped/checkpoints/{checkpoint.newest(tmp_path / 'stopped')}/state.json").read_text()
+    )
+    assert state["rollouts"]["stream"]["in_flight"]
+    resumed = run_of(tmp_path / "stopped")
+    resumed.resume()
+    resumed.run()
+    assert untimed(tmp_path / "stopped") == untimed(tmp_path / "unbroken")
+    assert torch.equal(weights(resumed), weights(unbroken))
+
+
+def test_forward_passes_of_another_size_are_refused_where_rollouts_go_on_between_them(trainer_of, tmp_path):
+    trainer_of(AHEAD, max_batches=2, folder=tmp_path, **STREAMS).run()
+    with pytest.raises(ValueError, match="tokens_per_forward: saved 8192, given 64"):
+        trainer_of(AHEAD, max_batches=4, folder=tmp_path, tokens_per_forward=64, **STREAMS).resume()
 
 
 def test_waiting_for_the_next_batch_before_this_one_is_trained_is_an_error(trainer_of):

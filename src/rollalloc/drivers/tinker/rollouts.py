@@ -182,6 +182,9 @@ class RemoteRoller:
     def go_on(self, allocator: Allocator) -> None:
         """Nothing: the service goes on by itself."""
 
+    def before_evaluation(self, allocator: Allocator) -> None:
+        self.go_on(allocator)
+
     def updated(self, version: int) -> None:
         """Nothing: the next sampler has the weights."""
 

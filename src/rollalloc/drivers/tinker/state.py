@@ -26,7 +26,7 @@ _USAGE = dict.fromkeys(asdict(Usage()), int)
 _SHAPE = {
     **TRAINER,
     "rollouts": {
-        **{name: of for name, of in TRAINER["rollouts"].items() if name != "generations"},
+        **{name: of for name, of in TRAINER["rollouts"].items() if name not in ("generations", "stream")},
         "trajectories": SHAPE,
     },
     "tinker": {"path": str, "cost": _USAGE, "cost_lost": _USAGE},

@@ -15,9 +15,9 @@ One that the back-end itself loses is given back as "failed"; where everything i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,18 @@ End = Literal["stop", "length", "aborted", "failed"]
 Span = tuple[int, int]  # a version of the weights, and how many tokens in a row were sampled under it
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """What a rollout has sampled so far: token ids, the log-probability of each, and the versions they are of."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: NDArray[np.float32] = field(default_factory=lambda: NO_LOGPROBS)
+    spans: tuple[Span, ...] = ()
+
+
+NOTHING_YET = Sampled()
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A rollout to sample.
@@ -38,11 +50,13 @@ class Row:
         rollout: its id; no other row that runs has it.
         prompt: index of its prompt; where draws are keyed, they are by this and the rollout's id.
         tokens: the prompt's token ids, at least one.
+        sampled: what it sampled before it was paused; it continues after that.
     """
 
     rollout: int
     prompt: int
     tokens: tuple[int, ...]
+    sampled: Sampled = NOTHING_YET
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +137,14 @@ class BackendDied(RuntimeError):
     """What generates is gone, and cannot be had again; no rollout that was started comes back."""
 
 
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """All that a back-end holds: the rows that run and wait, in order, and what ended and `step` did not give back yet."""
+
+    rows: tuple[Row, ...] = ()
+    ended: tuple[Ended, ...] = ()
+
+
 class Backend(Protocol):
     """Samples rollouts, many at a time, each on its own clock. Made with the model, and with how to sample and end."""
 
@@ -174,3 +196,15 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free everything; what runs is lost. A second call does nothing."""
+
+
+@runtime_checkable
+class Pausable(Backend, Protocol):
+    """A back-end whose work a checkpoint can hold: a resumed run continues its rollouts instead of repeating them."""
+
+    def pause(self) -> Paused:
+        """Bring what runs into a state that another back-end can be started with; the next `step` goes on with it.
+
+        Started with these rows, in this order and under the same weights, that one samples the same tokens.
+        """
+        ...

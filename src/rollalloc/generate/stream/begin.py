@@ -55,7 +55,7 @@ def begin(
         model = behaviour.policy().model
         if streaming.overlap:
             return ProcessBackend(model, decoding, version=version, limit_s=limit_s)
-        return LocalBackend(deepcopy(model), decoding, version=version)
+        return LocalBackend(deepcopy(model), decoding, version=version, repeatable=True)
 
     return made
 

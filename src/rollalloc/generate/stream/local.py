@@ -14,12 +14,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollalloc.generate.sampler import NOT_FINITE, Rows, draw_keys, ends_of, next_tokens, uniforms
-from rollalloc.generate.stream.backend import NO_LOGPROBS, Decoding, Ended, Row, spans_of
+from rollalloc.generate.stream.backend import Decoding, Ended, Paused, Row, Sampled, spans_of
 from rollalloc.generate.stream.slab import Slab
 from rollalloc.models.attention import decoding_attention
 from rollalloc.models.likelihood import appends_only, cache_argument, evaluating, ready_mask, sent
 from rollalloc.models.weights import load_weights, weights_of
 
+_PREFILL_TOKENS = 1 << 15  # of rows that are prefilled again in one pass, padding included
 # What `LocalBackend` has of each row.
 _OF_ROWS = ("_key_R", "_count_R", "_position_R", "_tokens_RT", "_logprobs_RT", "_versions_RT")
 
@@ -33,13 +34,19 @@ class LocalBackend:
         model: samples; one whose cache is plain keys and values.
         decoding: how.
         version: of the weights that the model has.
+        repeatable: compute the keys and values of what runs anew after each `load`, as after a pause. Then a run that is
+            paused right after a `load`, saved and resumed samples the same tokens as one that never was. False: they are
+            kept, which saves a prefill at each update.
 
     Raises:
         ValueError: a model with another cache, `kv_tokens` too few for one rollout, an EOS outside the vocabulary.
     """
 
-    def __init__(self, model: PreTrainedModel, decoding: Decoding, *, version: int = 0) -> None:
+    def __init__(
+        self, model: PreTrainedModel, decoding: Decoding, *, version: int = 0, repeatable: bool = False
+    ) -> None:
         refuse_unstreamable(model)
+        self._repeatable = repeatable
         self._model, self._decoding, self._sampling = model, decoding, decoding.sampling
         self._ends_V = ends_of(model, decoding.eos_ids, decoding.sampling)
         self.slots = decoding.slots
@@ -73,9 +80,7 @@ class LocalBackend:
 
     def abort(self, rollouts: Sequence[int]) -> None:
         named = set(rollouts)
-        self._over += [
-            Ended(row.rollout, (), NO_LOGPROBS, (), "aborted") for row in self._waiting if row.rollout in named
-        ]
+        self._over += [_aborted(row) for row in self._waiting if row.rollout in named]
         self._waiting = deque(row for row in self._waiting if row.rollout not in named)
         self._over += self._leave(
             np.array([at for at, row in enumerate(self._running) if row.rollout in named], np.int64), aborted=True
@@ -88,7 +93,7 @@ class LocalBackend:
         began = time.perf_counter()
         with evaluating(self._model), decoding_attention(self._model):
             logits = [self._feed()] if self._running else []
-            if self._waiting and len(self._running) < self.slots:
+            while self._waiting and len(self._running) < self.slots:
                 logits.append(self._join())
             ended = self._draw(torch.cat(logits))
         self._paces.append((len(self._running), time.perf_counter() - began))
@@ -99,6 +104,22 @@ class LocalBackend:
         if any(here[name] is not tensor for name, tensor in weights.items()):  # else they are the model's own
             load_weights(self._model, weights)
         self._version = version
+        if self._repeatable:
+            self.pause()
+
+    def pause(self) -> Paused:
+        """Give up the keys and values of what runs, which the next `step` computes anew; returns all that is held.
+
+        Another back-end that starts these rows in this order, with the same weights, samples the same tokens.
+        """
+        running = [
+            Row(row.rollout, row.prompt, row.tokens, Sampled(ended.tokens, ended.logprobs, ended.spans))
+            for row, ended in ((row, self._ended(at, aborted=True)) for at, row in enumerate(self._running))
+        ]
+        self._waiting.extendleft(reversed(running))
+        self._running.clear()
+        self._slab = Slab(self._model)
+        return Paused(tuple(self._waiting), tuple(self._over))
 
     def paces(self) -> Sequence[tuple[int, float]]:
         paces, self._paces = self._paces, []
@@ -134,18 +155,30 @@ class LocalBackend:
         return output.logits[:, -1].float()
 
     def _join(self) -> Tensor:
-        """Prefill what waits, as far as there are slots; the logits of its first tokens."""
-        joining = [self._waiting.popleft() for _ in range(min(len(self._waiting), self.slots - len(self._running)))]
-        place_of = {tokens: place for place, tokens in enumerate(dict.fromkeys(row.tokens for row in joining))}
-        prompts = list(place_of)
-        rows = Rows(self._model, prompts, np.array([place_of[row.tokens] for row in joining]), self._decoding.pad_id)
-        length_K = np.array([len(row.tokens) for row in joining])
+        """Prefill what waits, as far as there are slots and one pass may be long; the logits of its next tokens."""
+        joining = self._next_to_join()
+        texts = [row.tokens + row.sampled.tokens for row in joining]
+        place_of = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        rows = Rows(self._model, list(place_of), np.array([place_of[text] for text in texts]), self._decoding.pad_id)
+        length_K = np.array([len(text) for text in texts])
         if rows.held[0][0].shape[-2] != length_K.max():
             what = f"{type(self._model).__name__} keeps other tokens in its cache than it is given"
             raise ValueError(f"{what}; use the synchronous engine (--engine sync)")
         self._slab.join(rows.held, length_K)
         self._write_down(joining, length_K)
         return rows.logits_BV
+
+    def _next_to_join(self) -> list[Row]:
+        """Take the next rows from those that wait: what was paused may be long, and a pass over all of it too large."""
+        joining: list[Row] = []
+        longest = 0
+        while self._waiting and len(self._running) + len(joining) < self.slots:
+            row = self._waiting[0]
+            longest = max(longest, len(row.tokens) + len(row.sampled.tokens))
+            if joining and row.sampled.tokens and longest * (len(joining) + 1) > _PREFILL_TOKENS:
+                break
+            joining.append(self._waiting.popleft())
+        return joining
 
     def _write_down(self, joining: Sequence[Row], length_K: NDArray[np.int64]) -> None:
         first, count = len(self._running), len(self._running) + len(joining)
@@ -159,8 +192,12 @@ class LocalBackend:
         self._key_R[new] = draw_keys(
             self._decoding.seed, [row.prompt for row in joining], [row.rollout for row in joining]
         )
-        self._count_R[new] = 0
+        self._count_R[new] = [len(row.sampled.tokens) for row in joining]
         self._position_R[new] = length_K - 1
+        for at, row in enumerate(joining, start=first):
+            before = slice(0, len(row.sampled.tokens))
+            self._tokens_RT[at, before], self._logprobs_RT[at, before] = row.sampled.tokens, row.sampled.logprobs
+            self._versions_RT[at, before] = [version for version, count in row.sampled.spans for _ in range(count)]
 
     def _draw(self, logits_BV: Tensor) -> NDArray[np.int64]:
         """Draw each row's next token; the rows that end with it."""
@@ -202,6 +239,11 @@ class LocalBackend:
             spans_of(self._versions_RT[at, :count].tolist()),
             "aborted" if aborted else stopped,
         )
+
+
+def _aborted(row: Row) -> Ended:
+    """A row that is stopped before it runs, or runs again."""
+    return Ended(row.rollout, row.sampled.tokens, row.sampled.logprobs, row.sampled.spans, "aborted")
 
 
 def refuse_unstreamable(model: PreTrainedModel) -> None:

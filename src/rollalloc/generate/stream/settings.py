@@ -11,8 +11,8 @@ class Streaming:
 
     Attributes:
         overlap: generation has a process of its own, which goes on while rewards are scored and batches trained. False: it
-            is one decoding step after the other in this process, a few of them while a batch is trained, so that a run
-            depends on no clock.
+            is one decoding step after the other in this process, one of them after each forward pass of an update, so that
+            a run depends on no clock, and is the same after a kill and a resume.
     """
 
     overlap: bool = True

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Cancelled, Order
 from rollalloc.core.latency import Curve
 from rollalloc.generate.results import Rollouts, Scoring
-from rollalloc.generate.sampler import Generation
-from rollalloc.generate.stream.backend import Backend, BackendDied, Ended, Row
+from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
+from rollalloc.generate.stream.backend import Backend, BackendDied, Ended, Pausable, Row, Sampled
 from rollalloc.generate.stream.pace import measured_curve
 from rollalloc.generate.stream.settings import Streaming
 from rollalloc.models.weights import weights_of
@@ -43,6 +45,8 @@ class Streamer(Rollouts):
         super().__init__(*shared)
         self._begin, self._streaming = begin, streaming
         self._backend: Backend | None = None
+        self._loaded = _InFlight()  # of a checkpoint, until there is a back-end
+        self._ended_before: list[Ended] = []  # of these, what had ended and was not taken in
         self._died: BackendDied | None = None  # while a batch was trained, which comes to its end first
         self._order_of: dict[int, Order] = {}  # of each rollout in flight: with the back-end, or being scored
         self._running: set[int] = set()  # of these, with the back-end
@@ -99,6 +103,13 @@ class Streamer(Rollouts):
         except BackendDied as died:
             self._died = died
 
+    def before_evaluation(self, allocator: Allocator) -> None:
+        """Let the back-end generate meanwhile, or, where nothing overlaps, pause it: the run may be saved from here."""
+        if self._streaming.overlap:
+            self.go_on(allocator)
+        else:
+            self._in_flight()
+
     def close(self) -> None:
         """Let the back-end go; should the run go on, what was in flight is what the allocator calls outstanding."""
         if self._backend is not None:
@@ -128,15 +139,72 @@ class Streamer(Rollouts):
         self._straddled, self._paces = 0, np.zeros(3)
         return super().figures() | {"streaming": streamed}
 
+    # ------------------------------------------------------------------------------------------------------ checkpoints
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        state, tensors = super().state()
+        now = self._in_flight()
+        described, sampled = pack_generations(now.generations)
+        entries = [
+            [*(rollout, length, made.cancelled, order.prompt, order.group, order.stage), [*map(list, made.spans)]]
+            for (rollout, length, _), made, order in zip(described, now.generations, now.orders, strict=True)
+        ]
+        state["stream"] = {"in_flight": entries, "straddled": self._straddled, "paces": self._paces.tolist()}
+        return state, tensors | {f"stream_{name}": tensor for name, tensor in sampled.items()}
+
+    def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        super().load_state(state, tensors)
+        if (stream := state["stream"]) is None:
+            return
+        described = [(rollout, length, 0) for rollout, length, *_ in stream["in_flight"]]
+        sampled = {name: tensors[f"stream_{name}"] for name in ("tokens", "logprobs")}
+        made = unpack_generations(described, sampled)
+        orders: list[Order] = []
+        for at, (rollout, _, stopped, prompt, group, stage, spans) in enumerate(stream["in_flight"]):
+            orders.append(Order(group, prompt, stage, (rollout,)))
+            spans = tuple((version, count) for version, count in spans)
+            made[at] = replace(made[at], cancelled=stopped, spans=spans)
+        self._loaded = _InFlight(tuple(made), tuple(orders))
+        self._straddled, self._paces = stream["straddled"], np.array(stream["paces"], np.float64)
+
+    def _in_flight(self) -> _InFlight:
+        """What the back-end has, which is paused for that; nothing where one has no pause, or goes on by a clock."""
+        if self._backend is None:
+            return self._loaded
+        if self._streaming.overlap or not isinstance(self._backend, Pausable):
+            return _InFlight()
+        paused = self._backend.pause()
+        made = [_partial(row.rollout, row.sampled) for row in paused.rows]
+        made += [_partial(each.rollout, each, stopped=True) for each in (*self._ended_before, *paused.ended)]
+        return _InFlight(tuple(made), tuple(self._order_of[each.rollout] for each in made))
+
+    def _continue(self, backend: Backend) -> set[int]:
+        """Start what a checkpoint had in flight, each rollout after the tokens that it has; returns their ids."""
+        rows: list[Row] = []
+        for made, order in zip(self._loaded.generations, self._loaded.orders, strict=True):
+            self._order_of[made.rollout] = order
+            if made.cancelled:
+                self._ended_before.append(Ended(made.rollout, made.tokens, made.logprobs, made.spans, "aborted"))
+                continue
+            sampled = Sampled(made.tokens, made.logprobs, made.spans)
+            rows.append(Row(made.rollout, order.prompt, self.prompts.tokens[order.prompt], sampled))
+        self._running |= {made.rollout for made in self._loaded.generations}
+        if rows:
+            backend.start(rows)
+        known = {made.rollout for made in self._loaded.generations}
+        self._loaded = _InFlight()
+        return known
+
     def _open(self, allocator: Allocator) -> Backend:
         """The back-end; a new one is given what the allocator has outstanding, after a load or a pause."""
         if self._died is not None:
             raise self._died
         if self._backend is None:
             self._backend = self._begin(allocator.version)
+            known = self._continue(self._backend)
             outstanding = allocator.outstanding()
-            allocator.tell([Cancelled(rollout, 0) for rollout in outstanding.cancel])
-            self._start(outstanding.generate, self._backend)
+            allocator.tell([Cancelled(rollout, 0) for rollout in outstanding.cancel if rollout not in known])
+            self._start(_without(outstanding.generate, known), self._backend)
         return self._backend
 
     # ---------------------------------------------------------------------------------------------------------- asking
@@ -163,7 +231,8 @@ class Streamer(Rollouts):
 
     def _take_in(self, allocator: Allocator, backend: Backend, *, wait: bool) -> None:
         """What ended goes to be scored, what is scored is told."""
-        ended = backend.step((_SOON_S if self._scoring else _LATER_S) if wait else 0.0)
+        ended = [*self._ended_before, *backend.step((_SOON_S if self._scoring else _LATER_S) if wait else 0.0)]
+        self._ended_before.clear()
         for rows, seconds in backend.paces():
             self._paces += (1, rows, seconds)
             self.steps.append((rows, seconds))
@@ -213,3 +282,21 @@ class Streamer(Rollouts):
         self.tell(ended, outcomes, self._order_of, allocator)
         for made in ended:
             self._order_of.pop(made.rollout, None)
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """Rollouts that are not over, with what they sampled so far, and the order of each; `cancelled` ones were stopped."""
+
+    generations: tuple[Generation, ...] = ()
+    orders: tuple[Order, ...] = ()
+
+
+def _partial(rollout: int, sampled: Sampled | Ended, *, stopped: bool = False) -> Generation:
+    return Generation(rollout, sampled.tokens, sampled.logprobs, False, stopped, sampled.spans)
+
+
+def _without(orders: Sequence[Order], rollouts: set[int]) -> list[Order]:
+    """Orders without these rollouts."""
+    left = (order._replace(rollouts=tuple(each for each in order.rollouts if each not in rollouts)) for order in orders)
+    return [order for order in left if order.rollouts]
