@@ -34,7 +34,7 @@ BASE = {
     "verify-resume": ("model",),
     "data prepare": ("gsm8k", "--from-local", "model"),
     "data chat": ("sums",),
-    "data ladder": ("made",),
+    "data ladder": (),
     "data convert": ("prompts.jsonl", "--question", "prompt", "--answer", "data_source", "--out", "made.jsonl"),
 }
 BESIDE = {  # what else must be said for an option to mean something

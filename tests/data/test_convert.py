@@ -82,6 +82,51 @@ def test_a_number_of_few_digits_is_written_with_these(tmp_path, kind):
     assert load_prompts(tmp_path / "out.jsonl").ground_truths == ("0.1", "2.5", "3", "-0.007")
 
 
+def test_questions_with_different_answers_are_left_out_and_counted(run):
+    asked = [("1+1?", "2"), ("ratio?", "1 : 14"), ("ratio?", "\\frac{1}{14}"), ("ratio?", "1 : 14"), ("1+1?", "2")]
+    made, prompts = run([{"q": question, "a": answer} for question, answer in asked], "q", "a")
+    assert made == Converted(prompts=1, unanswered=0, repeated=1, contradicted=3)
+    assert prompts.keys == ("mine/0",)
+
+
+def test_questions_are_compared_to_their_last_letter(run):
+    long = "Which is it? " * 40
+    made, prompts = run([{"q": f"{long}{end}", "a": end} for end in "ab"], "q", "a")
+    assert (made.prompts, made.contradicted, prompts.ground_truths) == (2, 0, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    "answer", [r"so $\boxed{2", r"first \boxed{1}, so \boxed{\frac{1}{2}", "so ####", "NaN", math.nan]
+)
+def test_an_answer_that_breaks_off_is_none(run, answer):
+    made, prompts = run([{"q": "a", "a": answer}, {"q": "b", "a": r"\boxed{2}"}], "q", "a")
+    assert (made.unanswered, prompts.ground_truths) == (1, ("2",))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_messages_keep_their_tool_calls(run, suffix):
+    calls = [{"id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}]
+    chat = [
+        {"role": "user", "content": "1+1"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+    ]
+    _, prompts = run([{"q": chat, "a": "2"}], "q", "a", suffix)
+    assert prompts.prompts[0] == (chat[0], {"role": "assistant", "content": "", "tool_calls": calls}, chat[2])
+
+
+def test_an_answer_that_was_begun_is_kept_where_that_is_said(run):
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Let me think.\n<think>"}]
+    _, prompts = run([{"q": chat, "a": "1"}], "q", "a", prefill=True)
+    assert prompts.prompts == (tuple(chat),)
+
+
+def test_a_table_of_text_is_converted(tmp_path):
+    (tmp_path / "mine.csv").write_text("q,a\n1+1?,007\n2+2?,\n")
+    made = convert(tmp_path / "mine.csv", tmp_path / "out.jsonl", question="q", answer="a")
+    assert (made, load_prompts(tmp_path / "out.jsonl").ground_truths) == (Converted(1, 1), ("007",))
+
+
 def test_a_column_that_is_there_twice_is_refused(tmp_path):
     columns = [pyarrow.array(["?"]), pyarrow.array(["1"]), pyarrow.array(["2"])]
     parquet.write_table(pyarrow.Table.from_arrays(columns, names=["q", "a", "a"]), tmp_path / "mine.parquet")
@@ -104,17 +149,18 @@ def test_a_link_to_nowhere_is_not_written_through(tmp_path):
         ([{"q": "?", "a": 1}], {"question": "Q"}, r"mine\.jsonl:1: expected a column 'Q', found 'q', 'a'"),
         ([{"q": 7, "a": 1}], {}, r"mine\.jsonl:1: q must be text or messages \[.*, got 7"),
         ([{"q": [{"role": "user"}], "a": 1}], {}, "content of each message must be str, got None"),
-        ([{"q": [{"role": "assistant", "content": "x"}], "a": 1}], {}, "must end with a question"),
+        ([{"q": [{"role": "assistant", "content": "x"}], "a": 1}], {}, "must end with a question.*give --prefill"),
         ([{"q": TRL[0]["prompt"], "a": 1}], {"system": "x"}, "has a system message of its own.*leave --system out"),
         ([{"q": "?", "a": [1, 2]}], {}, r"mine\.jsonl:1: a must be text or a number, got \[1, 2\]"),
         ([{"q": "?", "a": float("inf")}], {}, "a must be text or a number, got inf"),
-        ([{"q": "?", "a": "so ####"}], {}, "has nothing after its ####"),
-        ([{"q": "?", "a": None}, {"q": "??", "a": " "}], {}, "none of 2 rows has anything in its column 'a'"),
+        ([{"q": "   ", "a": 1}], {}, r"mine\.jsonl:1: q must be text or messages"),
+        ([{"q": "?", "a": 1}], {"answer": "q"}, "both name the column 'q'; name two different columns"),
         (
-            [{"q": "?", "a": 1}, {"q": "?", "a": 2}],
+            [{"q": "?", "a": None}, {"q": "??", "a": " "}],
             {},
-            r"jsonl:1 and .*jsonl:2 ask the same with different answers, '1' and '2'",
+            "nothing to write: 2 rows have no answer in their column 'a'",
         ),
+        ([{"q": "?", "a": 1}, {"q": "?", "a": 2}], {}, "0 rows have no answer.*and 2 ask a question that another row"),
     ],
 )
 def test_what_cannot_be_a_prompt_is_refused_by_its_place(tmp_path, rows, how, says):
@@ -139,7 +185,7 @@ def test_the_command_says_what_it_wrote_and_replaces_nothing(rollalloc, tmp_path
         "out.parquet",
     )
     code, _, said = rollalloc(*command)
-    assert (code, said.strip()) == (0, "2 prompts are in out.parquet; 1 without an answer are left out")
+    assert (code, said.strip()) == (0, "2 prompts are in out.parquet; 1 rows without an answer are left out")
     before = Path("out.parquet").read_bytes()
     code, _, said = rollalloc(*command)
     assert code == 2

@@ -133,6 +133,14 @@ def test_rows_without_an_answer_or_with_two_are_left_out_and_counted(tmp_path: P
     assert (file.rows, file.dropped) == (1, {"no answer": 2, "duplicate": 1, "contradicted": 2})
 
 
+@pytest.mark.parametrize("answer", [float("nan"), float("inf"), [float("-inf")], "NaN", None, []])
+def test_what_is_no_number_is_no_answer(tmp_path: Path, answer: Any) -> None:
+    rows = [{"problem": "Sum?", "answer": answer}, {"problem": "Limit?", "answer": "\\infty"}]
+    (tmp_path / "math500.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (file,) = prepare(["math500"], tmp_path / "out", local=tmp_path)
+    assert (file.rows, file.dropped) == (1, {"no answer": 1})
+
+
 def test_training_questions_that_an_evaluation_set_shares_are_counted(tmp_path: Path) -> None:
     sets = tmp_path / "sets"
     write_rows(

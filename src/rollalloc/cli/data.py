@@ -98,9 +98,9 @@ def chat(
 
 @data.command()
 def ladder(
-    out: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Gets train.parquet and heldout.parquet.", parser=folder)
-    ],
+    out: Annotated[Path, typer.Option(help="Folder of train.parquet and heldout.parquet.", parser=folder)] = Path(
+        "data/ladder"
+    ),
 ) -> None:
     """Write the ladder's mixture, made here: six families of questions for models of any size."""
     from rollalloc.lab.bench.tasks.ladder import FAMILIES, Mixture, questions
@@ -114,7 +114,9 @@ def ladder(
 
 @data.command()
 def convert(
-    file: Annotated[Path, typer.Argument(help="Parquet or JSONL with a question and an answer a row.", parser=place)],
+    file: Annotated[
+        Path, typer.Argument(help="Parquet, JSON, JSONL, CSV or TSV with a question and an answer a row.", parser=place)
+    ],
     question: Annotated[str, typer.Option(help="Column of the question: text, or messages.")],
     answer: Annotated[
         str, typer.Option(help="Column of the answer: its last \\boxed{...}, else what follows ####, else all of it.")
@@ -124,12 +126,20 @@ def convert(
     source: Annotated[
         str | None, typer.Option(help="What the reward is told as data_source; FILE's name by default.")
     ] = None,
+    prefill: Annotated[
+        bool, typer.Option("--prefill", help="Let the model continue an assistant's message that ends the messages.")
+    ] = False,
 ) -> None:
     """Write questions and answers of any columns, such as TRL's or GSM8K's, in verl's schema."""
     from rollalloc.data.convert import convert as carry_out
 
-    made = carry_out(file, out, question=question, answer=answer, system=system, source=source)
-    left_out = f"; {made.unanswered:,} without an answer are left out" if made.unanswered else ""
+    made = carry_out(file, out, question=question, answer=answer, system=system, source=source, prefill=prefill)
+    reasons = {
+        "without an answer": made.unanswered,
+        "that repeat another": made.repeated,
+        "of questions with different answers": made.contradicted,
+    }
+    left_out = "".join(f"; {count:,} rows {reason} are left out" for reason, count in reasons.items() if count)
     say(Console(stderr=True), f"{made.prompts:,} prompts are in {out}{left_out}")
 
 

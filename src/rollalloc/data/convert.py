@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -21,14 +22,30 @@ _GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")  # 1,234
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written: how many prompts, and how many rows were left out because they have no answer."""
+    """What was written, and how many rows were left out.
+
+    Attributes:
+        prompts: written.
+        unanswered: rows without an answer, or with one that breaks off within its box.
+        repeated: rows whose question came before with the same answer.
+        contradicted: rows of questions with different answers, none of which is written.
+    """
 
     prompts: int
     unanswered: int
+    repeated: int = 0
+    contradicted: int = 0
 
 
 def convert(
-    file: Path, out: Path, *, question: str, answer: str, system: str | None = None, source: str | None = None
+    file: Path,
+    out: Path,
+    *,
+    question: str,
+    answer: str,
+    system: str | None = None,
+    source: str | None = None,
+    prefill: bool = False,
 ) -> Converted:
     r"""Write a file's questions and answers in verl's schema, whole or not at all.
 
@@ -36,23 +53,28 @@ def convert(
     `####`, else all of it. A row's number in the file, from 0, is its index.
 
     Args:
-        file: parquet or JSONL.
+        file: parquet, JSON, JSONL, CSV or TSV.
         out: the file to write, which must not be there; its suffix says the format.
         question: name of the column that holds the question, as text or as messages.
         answer: name of the column that holds the answer, as text or as a number.
         system: text of a system message before each question; None: none is added.
         source: `data_source` of all rows; None: the name of `file` without its suffix.
+        prefill: an assistant's message that ends the messages is the beginning of the answer, which the model continues;
+            otherwise it is refused, because it may be the answer itself.
 
     Raises:
         FileExistsError: something stands at `out`.
         FileNotFoundError: there is no `file`.
-        ValueError: another suffix, a row without these columns or with something else in them, two answers to one
-            question, no row with an answer.
+        ValueError: another suffix, one column as both question and answer, a row without these columns or with something
+            else in them, nothing left to write.
     """
     if os.path.lexists(out):
         raise FileExistsError(f"{out} is there already; move it away, or give another --out")
-    rows: list[dict[str, Any]] = []
-    asked: dict[str, tuple[str, str]] = {}  # a question -> where it stands first, and its answer
+    if question == answer:
+        raise ValueError(f"--question and --answer both name the column {question!r}; name two different columns")
+    kept: dict[str, dict[str, Any]] = {}  # by question
+    times: Counter[str] = Counter()
+    contradicted: set[str] = set()
     unanswered = 0
     for number, (place, raw) in enumerate(read_rows(file)):
         for column in (question, answer):
@@ -67,42 +89,54 @@ def convert(
             continue
         row = {
             "data_source": file.stem if source is None else source,
-            "prompt": _messages(f"{place}: {question}", raw[question], system),
+            "prompt": _messages(f"{place}: {question}", raw[question], system, prefill),
             "reward_model": {"style": "rule", "ground_truth": truth},
             "extra_info": {"index": number},
         }
         check_row(place, row)
-        first, other = asked.setdefault(repr(row["prompt"]), (place, truth))
-        if other != truth:
-            raise ValueError(
-                f"{first} and {place} ask the same with different answers, {short(other)} and {short(truth)}; keep one"
-            )
-        rows.append(row)
+        asked = repr(row["prompt"])
+        times[asked] += 1
+        if kept.setdefault(asked, row)["reward_model"] != row["reward_model"]:
+            contradicted.add(asked)
+    rows = [row for asked, row in kept.items() if asked not in contradicted]
+    made = Converted(
+        prompts=len(rows),
+        unanswered=unanswered,
+        repeated=sum(count - 1 for asked, count in times.items() if asked not in contradicted),
+        contradicted=sum(times[asked] for asked in contradicted),
+    )
     if not rows:
-        raise ValueError(f"{file}: none of {unanswered} rows has anything in its column {answer!r}; name another")
+        raise ValueError(
+            f"{file}: nothing to write: {made.unanswered} rows have no answer in their column {answer!r}, and "
+            f"{made.contradicted} ask a question that another row answers differently; name other columns"
+        )
     write_prompts(out, rows)
-    return Converted(len(rows), unanswered)
+    return made
 
 
-def _messages(place: str, asked: Any, system: str | None) -> list[dict[str, str]]:
+def _messages(place: str, asked: Any, system: str | None, prefill: bool) -> list[dict[str, Any]]:
     """The chat that asks: a system message, where there is to be one, and the question."""
     if isinstance(asked, str) and asked.strip():
         asked = [{"role": "user", "content": asked}]
-    if not isinstance(asked, list) or not asked or not all(isinstance(each, Mapping) for each in asked):
+    if not isinstance(asked, list) or not asked or not all(isinstance(message, Mapping) for message in asked):
         raise ValueError(f"{place} must be text or messages [{{role, content}}], got {short(asked)}; mend the row")
-    messages = [{name: each.get(name) for name in ("role", "content")} for each in asked]
-    if messages[-1]["role"] == "assistant":
-        raise ValueError(f"{place} must end with a question, got an assistant's message, {short(asked[-1])}")
+    messages = [{name: value for name, value in message.items() if value is not None} for message in asked]
+    last = messages[-1]
+    if last.get("role") == "assistant" and not prefill:
+        raise ValueError(
+            f"{place} must end with a question, got an assistant's message, {short(last)}; take it out if it is the "
+            "answer, or give --prefill if the model is to continue it"
+        )
     if system is None:
         return messages
-    if messages[0]["role"] == "system":
+    if messages[0].get("role") == "system":
         raise ValueError(f"{place} has a system message of its own, {short(asked[0])}; leave --system out")
     return [{"role": "system", "content": system}, *messages]
 
 
 def _answer(place: str, given: Any) -> str | None:
-    """The final answer as text; None where there is none."""
-    if given is None or (isinstance(given, str) and not given.strip()) or given != given:
+    """The final answer as text; None where there is none, or the text breaks off within its box."""
+    if given is None or (isinstance(given, str) and given.strip().lower() in ("", "nan")) or given != given:
         return None
     if isinstance(given, bool) or not (
         isinstance(given, str) or (isinstance(given, (int, float, Decimal)) and abs(given) != inf)
@@ -115,7 +149,5 @@ def _answer(place: str, given: Any) -> str | None:
         return str(int(given) if given == int(given) else exact)
     found = (final(given) or "").strip()
     if not found:
-        raise ValueError(
-            f"{place} has nothing after its #### or in its box, {short(given)}; mend the row or leave it out"
-        )
+        return None
     return found.replace(",", "") if after_hashes(given) is not None and _GROUPED.fullmatch(found) else found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
+from math import isfinite
 from reprlib import repr as short
 from typing import Any, Literal
 
@@ -146,8 +148,12 @@ def _answer(row: Row, column: str) -> str:
     value = row[column]
     if isinstance(value, (list, tuple)):
         value = value[0] if value else None
-    if value is None or not str(value).strip():
+    if value is None or str(value).strip().lower() in ("", "nan"):
         raise NoAnswer(f"{column} is empty")
+    if isinstance(value, float) and not isfinite(value):
+        raise NoAnswer(f"{column} is {value}")
+    if not isinstance(value, (str, int, float, Decimal)) or isinstance(value, bool):
+        raise ValueError(f"{column} must be text or a number, got {short(value)}")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value).strip()
