@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from made_up_crew import RECIPES, by_quarter, figures
 
-from rollalloc import MetricError
+from rollalloc import EventError, MetricError
 from rollalloc.core.errors import NoScores
 from rollalloc.core.recipe import Replay
 from rollalloc.drivers.verl.rounds import Finished, Outcome
@@ -132,6 +132,7 @@ def test_a_stopped_tail_is_cancelled_counted_and_waited_for(make_rounds):
     accounts = rounds.allocator.accounts()
     assert accounts["cancelled"] == len(rounds.crew.cancelled) > 0
     assert not rounds.crew.waiting
+    assert not rounds.reasons  # what the recipe stops has not failed
 
 
 def test_solved_prompts_end_the_run_and_say_so(make_rounds):
@@ -290,6 +291,42 @@ def test_with_fewer_unsolved_prompts_than_groups_each_pass_of_a_loader_without_e
     assert all({row.prompt for row in batch.rows} == {0, 1} for batch in batches)
     assert all("16 may be drawn" in batch.short_because for batch in batches)
     assert len(rounds.crew.submitted) == 16 + 2 + 19 * (2 + 2)  # the solved ones are piloted once
+
+
+def test_a_run_that_gave_up_a_pass_of_its_loader_goes_on_from_its_checkpoint_as_the_one_that_was_not_saved(make_rounds):
+    """With too few unsolved prompts the loader is said to have ended for one batch; the next batch reads it again."""
+    straight, first, second = (make_rounds(RECIPES["pilot_commit"], unsolved(2), prompts=16) for _ in range(3))
+    expected = train(straight, 6)
+    train(first, 3)
+    second.crew.rows = set(first.crew.rows)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())), second.crew.rows)
+    second.loader.at, second.loader.epoch = first.loader.at, first.loader.epoch
+    assert [rows.batch for rows in train(second, 3)] == [rows.batch for rows in expected[3:]]
+
+
+def test_failures_weigh_as_the_uncertainty_of_each_rollout_says(make_rounds):
+    """Successes of uncertainty .2 over failures of .8: a weight of 1/4. Without log-probabilities it is 0.1."""
+
+    def outcomes(right, wrong):
+        def outcome(submission, session):
+            won = float(submission.prompt % 2)
+            uncertainty = right if won else wrong
+            return Outcome(submission.uid, session, tokens=5, reward=won, metric=won, rows=1, uncertainty=uncertainty)
+
+        return outcome
+
+    for (right, wrong), weight in {(0.2, 0.8): 0.25, (None, None): 0.1}.items():
+        rows = make_rounds({"recipe": "reinforce"}, outcomes(right, wrong), n=1).next_batch().rows
+        expected = [2 / 3 if row.prompt % 2 else -2 / 3 * weight for row in rows]
+        assert [row.advantage for row in rows] == pytest.approx(expected)
+
+
+def test_the_core_is_told_the_weights_of_the_first_token_and_of_the_last(make_rounds):
+    def outcome(submission, session):
+        return Outcome(submission.uid, session, tokens=5, reward=1.0, metric=1.0, rows=1, version=0, last_version=7)
+
+    with pytest.raises(EventError, match="versions 0 to 7 must lie between 0 and the weights' 0"):
+        make_rounds({"recipe": "grpo"}, outcome).next_batch()
 
 
 def test_a_loader_is_read_on_to_the_epoch_in_which_evicted_prompts_come_back(make_rounds):
