@@ -180,6 +180,8 @@ def on_offered(run: Run, event: Offered) -> None:
     useful = [prompt for prompt in event.prompts if not pool.is_barred(prompt)]
     if useful or not event.prompts:
         rule.offer(run.memory, useful)
+    elif rule.ended(run.memory):
+        rule.offer(run.memory, event.prompts)  # it has not ended after all; what is barred is passed over by the draw
 
 
 def _refuse(run: Run, done: Done) -> None:

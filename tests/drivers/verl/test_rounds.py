@@ -294,10 +294,14 @@ def test_with_fewer_unsolved_prompts_than_groups_each_pass_of_a_loader_without_e
 
 
 def test_a_run_that_gave_up_a_pass_of_its_loader_goes_on_from_its_checkpoint_as_the_one_that_was_not_saved(make_rounds):
-    """With too few unsolved prompts the loader is said to have ended for one batch; the next batch reads it again."""
-    straight, first, second = (make_rounds(RECIPES["pilot_commit"], unsolved(2), prompts=16) for _ in range(3))
+    """The loader leaves out prompts 16 and 17, which may still be drawn.
+
+    Too few of the prompts that it offers are unsolved: it is said to have ended for the batch, and read again for the next.
+    """
+    straight, first, second = (make_rounds(RECIPES["pilot_commit"], unsolved(2), prompts=18) for _ in range(3))
     expected = train(straight, 6)
     train(first, 3)
+    assert first.state_dict()["gave_up"]
     second.crew.rows = set(first.crew.rows)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())), second.crew.rows)
     second.loader.at, second.loader.epoch = first.loader.at, first.loader.epoch

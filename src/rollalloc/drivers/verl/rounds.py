@@ -263,7 +263,8 @@ class Rounds:
 
     def _ask(self) -> Actions:
         """The core's actions, prompts offered as it wants them."""
-        if self._gave_up:  # what came back with the update may be offered now
+        if self._gave_up:  # what came back with the update may be offered now, within a whole pass from here
+            self._reading_since = None
             self._offer()
         while True:
             while self.loader is not None and self.allocator.wanted() and not self._passed_over():
