@@ -122,18 +122,18 @@ def test_a_run_that_was_saved_within_a_batch_says_the_same():
         copy.load_state_dict(saved)
 
 
-def group_of(lengths, bounds=(), metrics=(), predicted=None):
-    """A group that is over: lengths of what ended, tokens of what was stopped."""
+def group_of(lengths, metrics=(), predicted=None):
+    """A group that is over: the tokens of each rollout, those that were stopped included."""
     done = [SimpleNamespace(metric=metric) for metric in metrics]
-    return SimpleNamespace(lengths=list(lengths), bounds=list(bounds), done=done, predicted=predicted)
+    return SimpleNamespace(lengths=list(lengths), done=done, predicted=predicted)
 
 
 def test_sums_by_hand():
     """What was stopped counts with the tokens it had; a prediction stands before what came; nothing scored has no rate."""
     selection = Selection()
-    selection.end(group_of([10, 20], bounds=[60], metrics=[1.0, 0.0]))
+    selection.end(group_of([10, 20, 60], metrics=[1.0, 0.0]))
     selection.end(group_of([30], metrics=[1.0], predicted=0.2))
-    selection.end(group_of([], bounds=[40, 80]))
+    selection.end(group_of([40, 80]))
     assert selection.figures() == {
         "tokens_sampled": pytest.approx(240 / 6),
         "difficulty_sampled": pytest.approx((3 * 0.5 + 0.8) / 4),

@@ -131,8 +131,8 @@ def test_pack_and_unpack_are_inverse(array):
     assert unpack_tree(pack_tree({"a": [array]}))["a"][0].tolist() == array.tolist()
 
 
-@pytest.mark.parametrize(("name", "most"), [("grpo", 64), ("pilot_commit", 70)])  # 6 more for evidence that evicts
-def test_a_prompt_costs_at_most_64_bytes_saved(name, most):
+@pytest.mark.parametrize(("name", "most"), [("grpo", 69), ("pilot_commit", 75)])  # 6 more for evidence that evicts
+def test_the_bytes_that_a_prompt_costs_saved(name, most):
     count = 100_000
     allocator = Allocator(ALL[name], PromptTable([str(index) for index in range(count)]), 0)
     allocator.ask()
@@ -188,11 +188,11 @@ def test_keys_are_exact_at_every_level(saved, path):
 
 
 def test_another_schema_or_seed_is_refused(saved):
-    refuse(saved | {"schema": 99}, "expected schema 12, got 99; resume with the version of rollalloc that saved it$")
+    refuse(saved | {"schema": 99}, "expected schema 13, got 99; resume with the version of rollalloc that saved it$")
     refuse(
-        saved | {"schema": 6}, r"expected schema 12, got 6; resume with the version of rollalloc that saved it, 0\.1$"
+        saved | {"schema": 6}, r"expected schema 13, got 6; resume with the version of rollalloc that saved it, 0\.1$"
     )
-    refuse(saved | {"schema": 7}, "expected schema 12, got 7; resume with .*, 0.2 as it was before 24 November 2026$")
+    refuse(saved | {"schema": 7}, "expected schema 13, got 7; resume with .*, 0.2 as it was before 24 November 2026$")
     refuse(saved, "saved with seed 0, got seed 5; make the allocator with the saved seed", seed=5)
 
 

@@ -1,7 +1,7 @@
 """Size rules: how many rollouts each group gets."""
 
-from itertools import combinations, product
-from math import comb
+from itertools import product
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from rollalloc import recipes
 from rollalloc.core.group import GroupView
-from rollalloc.core.lengths import LogLengths
 from rollalloc.core.rule import View
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.rules.rows import LongestBySize
-from rollalloc.rules.sizes import Fixed, Knapsack, Priced, Redundant, _Running, cost
+from rollalloc.rules.sizes import Fixed, Knapsack, Priced, Redundant, ends, seconds
 
 NAN = float("nan")
 
@@ -113,17 +112,10 @@ def test_redundant_refuses():
         sizes(Redundant(1.5, 2.0), [1.0, 2.0])
 
 
-def test_the_statistics_length_deviation_is_a_running_mean_with_step_three_tenths():
-    ledger = PromptStatistics(1)
-    for lengths, expected in (([10, 30], 10.0), ([5], 10.0), ([7, 7], 7.0), ([], 7.0), ([0, 34], 10.0)):
-        ledger.see_lengths(0, lengths, [])
-        assert ledger.length_std_N[0] == np.float32(expected)
-
-
 def test_the_recorded_length_deviation_is_a_running_mean_with_step_three_tenths():
     statistics = PromptStatistics(1)
     for lengths, expected in (([10, 30], 10.0), ([5], 10.0), ([7, 7], 7.0), ([], 7.0), ([0, 34], 10.0)):
-        statistics.see_lengths(0, lengths, [])
+        statistics.see_lengths(0, lengths)
         assert statistics.length_std_N[0] == np.float32(expected)
 
 
@@ -187,123 +179,81 @@ def test_knapsack_refuses(wrong, message):
         Knapsack(**wrong)
 
 
-def statistics_of(laws):
-    """Of prompts of these means and deviations of the logarithm of lengths; NaN: never visited."""
-    statistics = PromptStatistics(len(laws), laws=True)
-    for prompt, (mean, std) in enumerate(laws):
-        if not np.isnan(mean):
-            statistics.believe(prompt, LogLengths(mean, std**2))
+def statistics_of(lengths):
+    """Of prompts whose lengths have these means and deviations, in tokens; NaN: never visited."""
+    statistics = PromptStatistics(len(lengths))
+    for prompt, (mean, std) in enumerate(lengths):
+        statistics.length_mean_N[prompt], statistics.length_std_N[prompt] = mean, std
     return statistics
 
 
-def priced(latency, laws, rows=4, longest=1, most=2.0):
-    """Sizes for prompts of these means and deviations of the logarithm of lengths."""
-    statistics = statistics_of(laws)
-    statistics.length_std_N[:] = 1.0
-    view = View.of(len(laws), statistics=statistics, rows=rows, longest=longest)
-    return list(Priced(most, latency)([GroupView.of([], prompt=g, group=g) for g in range(len(laws))], view, {}))
+def view_of(lengths, rows=8, longest=0):
+    return View.of(len(lengths), statistics=statistics_of(lengths), rows=rows, longest=longest)
 
 
-WIDE, NARROW = (5.0, 0.9), (5.0, 0.01)
-FLAT, STEEP = (
-    ((1, 1.0), (100, 1.0)),
-    ((1, 0.01), (100, 1.0)),
-)  # a token costs the same beside others; or by their number
+def groups_of(count):
+    return [GroupView.of([], prompt=g, group=g) for g in range(count)]
 
 
-def test_what_runs_is_counted_by_hand():
-    """Each of a group's rollouts is longer than two lengths with chance 1 and 1/2, and than a third never."""
-    running = _Running(np.array([[1.0, 1 / 2, 0.0]]), 3)
-
-    def of(*given):
-        share_X, running_X = running(*given)
-        return share_X.tolist(), (share_X * running_X).tolist()
-
-    tiny = pytest.approx(0, abs=1e-9)
-    # Two, and over when the first has ended: both run with chance 1/4.
-    assert of([2], [0], 1) == ([1, 1 / 4, tiny], [2, 2 / 4, tiny])
-    # Two, and all are waited for: any runs with chance 3/4, one on average.
-    assert of([2], [0], 2) == ([1, 3 / 4, tiny], [2, 1, tiny])
-    # Three, the first and a random one of the two others: all run with chance 1/8. One has ended with 3/8: another goes on.
-    # Two have, with 3/8: what was kept is the one left in half of them. So (3 · 1 + 1 · 3 + 1/2 · 3) / 8 run.
-    assert of([3], [1], 2) == ([1, (1 + 3 + 3 / 2) / 8, tiny], [3, pytest.approx(7.5 / 8), tiny])
-    # The first and the two others: nothing is stopped.
-    assert of([3], [2], 3) == ([1, 7 / 8, tiny], [3, 3 / 2, tiny])
+def priced(latency, lengths, rows=4, longest=1, most=2.0):
+    """Sizes for prompts whose lengths have these means and deviations."""
+    return list(Priced(most, latency)(groups_of(len(lengths)), view_of(lengths, rows, longest), {}))
 
 
-def test_the_chance_that_any_runs_is_over_all_groups():
-    running = _Running(np.array([[1 / 2], [1 / 4]]), 2)
-    share_X, running_X = running([1, 2], [0, 0], 1)  # chances 1/2 and 1/16, 1/2 and 2/16 run
-    assert share_X.tolist() == [pytest.approx(1 - 1 / 2 * 15 / 16)]
-    assert running_X.tolist() == [pytest.approx((1 / 2 + 2 / 16) / share_X[0])]
+WIDE, NARROW = (150.0, 60.0), (150.0, 1.0)
+FLAT = ((1, 1.0), (100, 1.0))  # a token takes as long however many rollouts are decoded
+STEEP = ((1, 0.01), (100, 1.0))  # in proportion to their number
 
 
-@given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 6), st.floats(0.05, 0.95))
-def test_what_runs_is_what_chance_has_run(shortest, longest, more, longer):
-    """Against every way in which some have ended, and every choice of those that go on."""
-    size, rows = shortest + longest + more, shortest + longest
-    share = mean = 0.0
-    for ended in range(size + 1):
-        chance = comb(size, ended) * (1 - longer) ** ended * longer ** (size - ended)
-        late, at = size - shortest, ended - shortest  # of the late ones so many have ended
-        if ended < shortest:
-            share, mean = share + chance, mean + chance * (size - ended)
-            continue
-        kept = list(combinations(range(late), min(longest, late)))
-        left = [sum(each >= at for each in those) for those in kept]
-        share += chance * sum(each > 0 for each in left) / len(kept)
-        mean += chance * sum(left) / len(kept)
-    share_X, running_X = _Running(np.array([[longer]]), size)([size], [longest], rows)
-    assert share_X[0] == pytest.approx(share, abs=1e-9)
-    assert share_X[0] * running_X[0] == pytest.approx(mean, abs=1e-9)
+def test_a_batch_ends_as_its_rollouts_do():
+    """By Blom's scores 0, and -z, 0, z of three: lengths 100 - 20 z, 100, 100 + 20 z; a second group of two rollouts."""
+    z = NormalDist().inv_cdf(2.625 / 3.25)
+    mean_G, std_G = np.array([100.0]), np.array([20.0])
+    all_run = ends(mean_G, std_G, [3], [0], 3)
+    assert all_run == pytest.approx([100 - 20 * z, 100, 100 + 20 * z])
+    assert ends(mean_G, std_G, [3], [0], 1) == pytest.approx([100 - 20 * z] * 3)  # all are stopped when the first ended
+    assert ends(mean_G, std_G, [3], [2], 3) == pytest.approx(all_run)  # both of the two others go on
+    five = ends(mean_G, std_G, [5], [5], 5)
+    one_goes_on = ends(mean_G, std_G, [5], [1], 3)  # the middle one of the three others, when two have ended
+    assert one_goes_on == pytest.approx([five[0], five[1], five[1], five[1], five[3]])
+    assert ends(np.array([100.0, 7.0]), np.array([20.0, 0.0]), [3, 2], [0, 0], 3).tolist()[:2] == [7.0, 7.0]
+    assert (ends(np.array([1.0]), np.array([50.0]), [5], [0], 5) >= 0).all()
 
 
-def test_seconds_are_those_of_the_curve_where_any_runs():
-    rule = Priced(2.0, ((1, 1.0), (3, 2.0)))
-    assert cost(rule.latency, _Running(np.array([[1.0, 1.0]]), 3), [3], [0], 1) == pytest.approx(2 * 2)
-    assert cost(rule.latency, _Running(np.array([[1.0, 0.0]]), 2), [2], [0], 1) == pytest.approx(1.5)
-    assert cost(rule.latency, _Running(np.array([[1.0]] * 2), 3), [3, 3], [0, 0], 1) == pytest.approx(
-        4
-    )  # two wait for each three
+def test_seconds_are_the_sum_over_the_ends_of_rollouts_of_what_a_token_takes_then():
+    curve = ((1, 1.0), (3, 2.0))
+    assert seconds(curve, np.array([10.0, 10.0, 30.0])) == pytest.approx(10 * 2.0 + 20 * 1.0)
+    assert seconds(curve, np.array([10.0, 20.0])) == pytest.approx(10 * 1.5 + 10 * 1.0)
+    assert seconds(curve, np.full(6, 10.0)) == pytest.approx(10 * 2.0 * 2)  # six rollouts share three places
 
 
 def test_where_more_rollouts_leave_no_longest_more_of_them_pay():
-    """Four rows, 3 + 1 of up to 6, and 4 + 0 from 7 on: the tail goes, and its time, which 5 with one longest does not."""
-    statistics = PromptStatistics(1, laws=True)
-    statistics.believe(0, LogLengths(5.0, 0.81))
-    statistics.length_std_N[:] = 1.0
-    groups, price = [GroupView.of([], prompt=0)], Priced(2.0, ((1, 1.0), (32, 33.0)))
-    rule = LongestBySize(3, 1)
-    view = View.of(1, statistics=statistics, rows=4, longest=1)
-    assert [list(price(groups, each, {})) for each in (view, view._replace(row_rule=rule))] == [[5], [7]]
+    """Four rows, 3 + 1 of up to 6, and 4 + 0 from 7 on: with the longest goes its time."""
+    view = view_of([WIDE], rows=4, longest=1)
+    groups, price, rule = groups_of(1), Priced(2.0, ((1, 1.0), (32, 5.0))), LongestBySize(3, 1)
+    with_longest, by_size = (list(price(groups, each, {})) for each in (view, view._replace(row_rule=rule)))
+    assert with_longest[0] < 7 <= by_size[0]
     assert [rule.longest_of(groups, [n], view) for n in (4, 6, 7, 8)] == [[1], [1], [0], [0]]
 
 
-def test_without_a_law_half_of_the_redundancy_is_given():
+def test_before_any_prompt_has_a_record_half_of_the_redundancy_is_given():
     assert sizes(Priced(2.0, FLAT), [NAN, NAN], rows=4) == [6, 6]
     assert priced(FLAT, [(NAN, NAN), (NAN, NAN)]) == [6, 6]
-    assert sum(priced(STEEP, [(NAN, NAN), NARROW])) == 8  # the other's law
+    assert sum(priced(STEEP, [(NAN, NAN), NARROW])) == 8  # by the other prompt's lengths
 
 
-def test_a_prompt_without_a_law_has_the_mean_of_the_others():
-    """Of the logarithm's mean, and of its variance."""
-    short, long, between = (3.0, 0.6), (5.0, 0.8), (4.0, np.sqrt((0.6**2 + 0.8**2) / 2))
-    unknown, known, wider, longer = (
-        priced(((1, 1.0), (32, 4.0)), [short, long, each], most=4.0)
-        for each in ((NAN, NAN), between, (4.0, 0.9), (4.6, 0.7))
+def test_without_a_record_half_of_the_redundancy_still_keeps_the_floor():
+    """A mutant that ignored `least` before the first record once lived."""
+    assert list(Priced(2.0, FLAT, least=7)(groups_of(2), view_of([(NAN, NAN)] * 2, rows=4), {})) == [7, 7]
+
+
+def test_a_prompt_without_a_record_has_the_mean_of_the_others():
+    curve, known = ((1, 1.0), (32, 8.0)), [(20.0, 12.0), (150.0, 120.0)]
+    unknown, mean, steadier, longer = (
+        priced(curve, [*known, each], most=3.0) for each in ((NAN, NAN), (85.0, 66.0), (85.0, 20.0), (4000.0, 66.0))
     )
-    assert unknown == known
-    assert unknown not in (wider, longer)
-
-
-def test_prompts_that_are_drawn_for_the_first_time_have_the_law_of_those_drawn_before():
-    """In a first pass over the prompts no batch has a law of its own: it is priced all the same."""
-    statistics = statistics_of([(3.0, 0.6), (5.0, 0.8)] + [(NAN, NAN)] * 6)
-    statistics.length_std_N[:2] = 1.0
-    view = View.of(8, statistics=statistics, rows=4, longest=1)
-    rule, groups = Priced(4.0, ((1, 1.0), (32, 4.0))), [GroupView.of([], prompt=g, group=g) for g in (5, 6, 7)]
-    assert list(rule(groups, view, {})) == priced(rule.latency, [(4.0, np.sqrt(0.5))] * 3, most=4.0)
-    assert sum(rule(groups, view, {})) != 3 * 10  # half of the redundancy, as where nothing is known
+    assert unknown == mean
+    assert unknown not in (steadier, longer)
 
 
 @pytest.mark.parametrize(
@@ -321,8 +271,6 @@ def test_a_curve_is_refused_that_is_none(latency):
     [
         ({"price": 0}, "price must be a number above 0, or None, got 0"),
         ({"price": float("inf")}, "price must be"),
-        ({"truncated": 1}, r"truncated must be a share in \[0, 1\), got 1"),
-        ({"truncated": -0.1}, "truncated must be"),
         ({"least": 0}, "least must be a whole number of at least 1, got 0"),
         ({"latency": ((1, 0.2), (8, 0.1))}, "latency falls from 0.2 s for a token of 1 rollouts to 0.1 s of 8; a step"),
         ({"latency": ((1, 0.1), (8, float("inf")))}, "latency must be pairs"),
@@ -333,17 +281,9 @@ def test_what_no_price_can_be_is_refused(wrong, says):
         Priced(**{"max_factor": 2.0, "latency": FLAT} | wrong)
 
 
-def with_laws(laws):
-    statistics = statistics_of(laws)
-    statistics.length_std_N[:] = [std for _, std in laws]
-    return View.of(len(laws), statistics=statistics, rows=8)
-
-
 def test_a_price_takes_from_what_more_rollouts_are_worth():
-    """The dearer seconds are, the fewer rollouts; dear without end, those that make the batch shortest."""
-    view = with_laws([(5.0, 0.6)] * 4)
-    groups = [GroupView.of([], prompt=g, group=g) for g in range(4)]
-    curve = ((1, 1.0), (64, 6.0))
+    """The dearer seconds are, the fewer rollouts; at a price without end, those that make the batch shortest."""
+    view, groups, curve = view_of([(150.0, 60.0)] * 4), groups_of(4), ((1, 1.0), (64, 6.0))
     free, *totals = (sum(Priced(2.0, curve, price)(groups, view, {})) for price in (None, 0.01, 0.3, 1.0, 3.0, 1e9))
     assert totals[0] == 64
     assert totals == sorted(totals, reverse=True)
@@ -351,47 +291,34 @@ def test_a_price_takes_from_what_more_rollouts_are_worth():
     assert len(set(totals)) > 2
 
 
-def test_what_a_price_weighs_is_as_published():
-    """E - λ T / T_0 of all that may be tried, by brute force over two groups."""
-    view, curve, price = with_laws([(5.0, 0.6), (5.0, 0.3)]), ((1, 1.0), (64, 20.0)), 1.5
-    groups = [GroupView.of([], prompt=g, group=g) for g in range(2)]
-    rule, std_G = Priced(2.0, curve, price), np.array([0.6, 0.3], np.float32)
-    running = _Running(rule._longer(groups, view), 16)
-
-    def worth(sizes):
-        effect = 1 - (std_G / sizes).sum() / (std_G / 8).sum()
-        return effect - price * cost(rule.latency, running, sizes, [0, 0], 8) / cost(
-            rule.latency, running, [8, 8], [0, 0], 8
-        )
-
-    made = rule(groups, view, {})
+def test_a_price_weighs_seconds_relative_to_those_of_the_fewest_rollouts():
+    """E - λ T / T_0 of all that may be tried, by brute force over two groups, two prices and two units of time."""
+    lengths = [(150.0, 60.0), (150.0, 30.0)]
+    view, groups = view_of(lengths), groups_of(2)
+    mean_G, std_G = (np.array(each, np.float64) for each in zip(*lengths, strict=True))
     means = [
         Redundant(mean / 8, 2.0, least).spread(std_G, 8)
         for mean in range(8, 17)
         for least in (8, (8 + mean) // 2, mean)
     ]
-    assert worth(made) == max(map(worth, means))
-    assert sum(made) > 16
+    for price, unit, dearest in product((0.2, 0.5, 1.5), (1.0, 1000.0), (3.0, 8.0, 20.0)):
+        curve = ((1, unit), (64, dearest * unit))
+
+        def worth(sizes, curve=curve, price=price):
+            effect = 1 - (std_G / sizes).sum() / (std_G / 8).sum()
+            took, fewest = (seconds(curve, ends(mean_G, std_G, each, [0, 0], 8)) for each in (sizes, [8, 8]))
+            return effect - price * took / fewest
+
+        assert worth(Priced(2.0, curve, price)(groups, view, {})) == max(map(worth, means))
 
 
 def test_a_floor_holds_for_priced_sizes_too():
-    view = with_laws([NARROW] * 3)
-    groups = [GroupView.of([], prompt=g, group=g) for g in range(3)]
+    view, groups = view_of([NARROW] * 3), groups_of(3)
     made = {least: Priced(2.0, STEEP, least=least)(groups, view, {}) for least in (1, 10, 99)}
     assert made[10] == [10] * 3
     assert made[99] == [16] * 3
     assert sum(made[1]) < 30
     assert Priced(2.0, STEEP, normalise=True)._of(1.5, 10) == Redundant(1.5, 2.0, 10, True)
-
-
-def test_rollouts_that_run_to_the_limit_are_insured_against():
-    """Short answers beside a long prompt's, but one in a hundred never ends, for which a group of its rows waits."""
-    view = with_laws([(5.0, 0.05)] * 31 + [(6.0, 0.8)])
-    groups = [GroupView.of([], prompt=g, group=g) for g in range(32)]
-    totals = [
-        sum(Priced(2.0, ((1, 1.0), (512, 2.0)), truncated=share)(groups, view, {})) for share in (0.0, 0.01, 0.05)
-    ]
-    assert totals[0] < totals[1] < totals[2]
 
 
 def test_redundancy_is_bought_where_it_is_free():

@@ -24,9 +24,8 @@ class Group:
     """The allocator's own record of a group. Rules see it through a `GroupView`."""
 
     __slots__ = (
-        "awaited", "baseline", "bounds", "cancelled", "done", "epoch", "failed", "first_version", "id", "kept",
-        "late", "longest", "owed", "phase", "predicted", "prompt", "running", "sampling_ratio", "spans", "stage", "tokens",
-        "until", "view",
+        "awaited", "baseline", "cancelled", "done", "epoch", "failed", "first_version", "id", "kept", "longest", "owed",
+        "phase", "predicted", "prompt", "running", "sampling_ratio", "spans", "stage", "stopped", "tokens", "until", "view",
     )  # fmt: skip
 
     def __init__(
@@ -53,8 +52,7 @@ class Group:
         self.kept: dict[int, float] = {}  # rollouts that a stop rule kept -> the probability with which it did
         self.longest: int | None = None  # of its rows, for being that; None: as many as the recipe says
         self.awaited = 0  # cancelled rollouts without a terminal event; the group may be over
-        self.late: list[int] = []  # lengths of those that ended by themselves all the same
-        self.bounds: list[int] = []  # tokens of those that were cut off: their lengths are at least that
+        self.stopped: list[int] = []  # tokens of the cancelled rollouts that had any
         self.tokens = 0  # paid for its rollouts
         self.first_version: int | None = None  # oldest first-token version among `done`
         self.until: Until = NEXT_EPOCH
@@ -88,14 +86,14 @@ class Group:
         return [(stage, tuple(ids)) for stage, ids in groupby(rollouts, self.stage_of)]
 
     def cut(self, tokens: int) -> None:
-        """A rollout was cancelled after so many tokens; one that had none tells nothing of its length."""
+        """A cancelled rollout ended after so many tokens; one that had none says nothing of its length."""
         if tokens:
-            self.bounds.append(tokens)
+            self.stopped.append(tokens)
 
     @property
     def lengths(self) -> list[int]:
-        """Lengths of the rollouts that ended by themselves; those of the others are at least their `bounds`."""
-        return [*map(_tokens, self.done), *self.late]
+        """Tokens of each rollout that ended; of those that were stopped, at least what they would have had."""
+        return [*map(_tokens, self.done), *self.stopped]
 
     def add(self, done: Done) -> None:
         """Take a scored rollout."""
@@ -112,12 +110,12 @@ class Group:
             "spans": list(self.spans), "owed": list(self.owed), "running": list(self.running.items()),
             "done": pack(done_G8), "cancelled": self.cancelled, "failed": self.failed, "tokens": self.tokens, "until": until,
             "predicted": self.predicted, "baseline": self.baseline, "sampling_ratio": self.sampling_ratio,
-            "kept": list(self.kept.items()), "late": list(self.late), "bounds": list(self.bounds), "longest": self.longest,
+            "kept": list(self.kept.items()), "stopped": list(self.stopped), "longest": self.longest,
         }  # fmt: skip
 
     _SAVED = (
         "id", "prompt", "epoch", "stage", "phase", "spans", "owed", "running", "done", "cancelled", "failed", "tokens",
-        "until", "predicted", "baseline", "sampling_ratio", "kept", "late", "bounds",
+        "until", "predicted", "baseline", "sampling_ratio", "kept", "stopped",
         "longest",
     )  # fmt: skip
 
@@ -138,7 +136,7 @@ class Group:
         )
         for name in ("stage", "cancelled", "failed", "tokens"):
             setattr(group, name, natural(state[name], name))
-        group.late, group.bounds = naturals(state["late"], "late"), naturals(state["bounds"], "bounds")
+        group.stopped = naturals(state["stopped"], "stopped")
         group.kept = {natural(rollout, "kept"): chance(share, "kept") for rollout, share in state["kept"]}
         group.longest = None if state["longest"] is None else natural(state["longest"], "longest")
         group.phase, group.spans = Phase(state["phase"]), naturals(state["spans"], "spans")

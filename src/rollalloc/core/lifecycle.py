@@ -236,9 +236,7 @@ def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
     group = run.flight.stopped.pop(event.rollout)
     group.awaited -= 1
     tokens = index(event.tokens)
-    if isinstance(event, Done):
-        group.late.append(tokens)
-    elif isinstance(event, Cancelled):
+    if not isinstance(event, Failed):
         group.cut(tokens)
     if group.prompt != GONE:
         run.statistics.pay(group.prompt, tokens)
@@ -248,9 +246,9 @@ def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
 
 
 def _learn_lengths(run: Run, group: Group) -> None:
-    """Once a visit is over and nothing of it is to come: how long its rollouts were, or would have been at least."""
+    """Book the lengths of a visit that is over, once each of its cancelled rollouts has its terminal event."""
     if group.phase in OVER and not group.awaited:
-        run.statistics.see_lengths(group.prompt, group.lengths, group.bounds)
+        run.statistics.see_lengths(group.prompt, group.lengths)
 
 
 def _unknown(run: Run, rollout: int) -> str:

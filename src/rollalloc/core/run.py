@@ -55,7 +55,7 @@ class Run:
         self.longest = recipe.rows.traits.longest
         self.version = 0
         recent = any(stage.judge.traits.reads_recent for stage in recipe.stages)
-        self.statistics = PromptStatistics(len(table), laws=bool(recipe.stopping), recent=recent)
+        self.statistics = PromptStatistics(len(table), recent=recent)
         self.pool = PromptPool(len(table))
         self.memory = _checked_memory(recipe, recipe.prompts.init(table))
         self.budgets = BudgetTracker(recipe.budget)

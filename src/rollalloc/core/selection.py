@@ -43,8 +43,7 @@ class Selection:
 
     def end(self, group: Group) -> None:
         """A group is over; what was stopped counts with the tokens that it had."""
-        lengths = group.lengths
-        self._sampled.add(lengths + group.bounds if group.bounds else lengths, expected_difficulty(group))
+        self._sampled.add(group.lengths, expected_difficulty(group))
 
     def end_late(self, group: Group, tokens: int) -> None:
         """A rollout that had been stopped ended when its group was over; one that never began says nothing."""

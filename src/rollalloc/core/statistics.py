@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, isnan
+from math import isnan, sqrt
+from operator import mul
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.core import lengths as law
 from rollalloc.core.packing import exact_keys, move_in, pack
 
 NEW, QUARANTINED = "new", "quarantined"
 HALF_LIFE = 64  # attempts on a prompt after which an earlier one has half of its weight as evidence
 _MOST_RECENT = 2.0**15  # attempts that are kept as evidence; float16 holds 65,504
+_NEWEST = 0.3  # weight of the newest visit in the running mean and deviation of lengths (DARTS, arXiv 2605.30859)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,9 @@ class Record:
         tokens: tokens paid for the prompt, those of failed and cancelled rollouts included.
         version: version of the weights at its last visit, -1 before the first.
         fate: how its last visit ended, e.g. "trained" or "out_of_band/solved"; "new" before the first.
-        length_std: running standard deviation of its rollouts' lengths in tokens, those that were stopped taken for what
-            they are known to exceed (`rollalloc.core.lengths`); NaN before two ended in one visit.
+        length_mean: running mean of its rollouts' lengths in tokens; a rollout that was stopped counts with the tokens it
+            had. NaN before a visit with two rollouts.
+        length_std: running standard deviation of the same, within a visit.
         failures: visits in a row that gave no score because rollouts failed, at most 255.
         recent_attempts: `attempts`, where each counts half after `HALF_LIFE` later attempts on the prompt, and a quarter
             after twice as many: evidence about a rate that moves while the policy learns. To three digits; 0 where no judge
@@ -42,6 +45,7 @@ class Record:
     tokens: int = 0
     version: int = -1
     fate: str = NEW
+    length_mean: float = float("nan")
     length_std: float = float("nan")
     failures: int = 0
     recent_attempts: float = 0.0
@@ -56,27 +60,22 @@ def aged(counted: float, newer: int) -> float:
 class PromptStatistics:
     """The per-prompt record in arrays of shape (N,). Rules read it, the allocator writes it.
 
-    It takes 30 bytes per prompt, 8 more with `laws`, 4 more with `recent`.
+    It takes 34 bytes per prompt, 4 more with `recent`.
 
     Args:
         prompts: N.
-        laws: whether rollouts are stopped early, so that what is believed of each prompt's lengths is worth 8 bytes.
         recent: whether a judge reads recent attempts and failures.
     """
 
-    def __init__(self, prompts: int, laws: bool = False, recent: bool = False) -> None:
+    def __init__(self, prompts: int, recent: bool = False) -> None:
         self.attempts_N: NDArray[np.uint32] = np.zeros(prompts, np.uint32)
         self.successes_N: NDArray[np.float64] = np.zeros(prompts, np.float64)
         self.recent_2N: NDArray[np.float16] | None = np.zeros((2, prompts), np.float16) if recent else None
         self.tokens_N: NDArray[np.int64] = np.zeros(prompts, np.int64)
         self.version_N: NDArray[np.int32] = np.full(prompts, -1, np.int32)
         self.fate_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
+        self.length_mean_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
         self.length_std_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
-        # Mean and variance of the logarithms of its lengths, from which those of stopped rollouts are expected.
-        self.log_length_2N: NDArray[np.float32] | None = np.full((2, prompts), np.nan, np.float32) if laws else None
-        # Means, variances and their number, summed: a decision looks at no prompt but its own. Saved, since another order of
-        # the sum would round otherwise.
-        self._laws = [0.0, 0.0, 0]
         self.failures_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
         self.fates: list[str] = [NEW]  # fate_N holds indices into this list
 
@@ -89,6 +88,7 @@ class PromptStatistics:
             tokens=int(self.tokens_N[prompt]),
             version=int(self.version_N[prompt]),
             fate=self.fates[int(self.fate_N[prompt])],
+            length_mean=float(self.length_mean_N[prompt]),
             length_std=float(self.length_std_N[prompt]),
             failures=int(self.failures_N[prompt]),
             recent_attempts=recent_2[0],
@@ -133,42 +133,25 @@ class PromptStatistics:
             ]
         self.failures_N[prompt] = 0
 
-    def see_lengths(self, prompt: int, lengths: list[int], bounds: list[int]) -> None:
-        """Learn from a visit how the prompt's lengths vary; one of which fewer than two rollouts ended teaches nothing.
+    def see_lengths(self, prompt: int, lengths: Sequence[int]) -> None:
+        """Learn from a visit how long the prompt's rollouts are and how much that varies; one rollout teaches nothing.
+
+            mean ← mean + 0.3 (m - mean),   std ← std + 0.3 (s - std)
+
+        m and s are the visit's mean and population deviation. The first visit gives m and s themselves.
 
         Args:
             prompt: its index.
-            lengths: in tokens, of the rollouts that ended.
-            bounds: tokens of those that were stopped, above 0.
+            lengths: in tokens; of a rollout that was stopped, the tokens it had.
         """
         if len(lengths) < 2:
             return
-        believed, before, last = self.log_length_2N, None, float(self.length_std_N[prompt])
-        if believed is not None and not isnan(believed[0, prompt]):
-            before = law.LogLengths(*believed[:, prompt].tolist())
-        if bounds or believed is not None:
-            std, after = law.see(lengths, bounds, before)
-            if believed is not None:
-                self.believe(prompt, after)
-        else:
-            std = law.deviation(lengths)
-        self.length_std_N[prompt] = std if isnan(last) else last + law.STEP * (std - last)
-
-    def believe(self, prompt: int, lengths: law.LogLengths) -> None:
-        """Book the law of a prompt's lengths, and count it, in place of the one it had, into `mean_law`."""
-        assert self.log_length_2N is not None
-        held_2 = self.log_length_2N[:, prompt]
-        new = bool(np.isnan(held_2[0]))
-        left = (0.0, 0.0) if new else held_2.tolist()
-        held_2[:] = lengths
-        mean, var, count = self._laws
-        self._laws = [mean + (float(held_2[0]) - left[0]), var + (float(held_2[1]) - left[1]), count + new]
-
-    @property
-    def mean_law(self) -> law.LogLengths | None:
-        """The mean of all prompts' laws of lengths: that of a prompt before its first visit. None: no prompt has one."""
-        mean, var, count = self._laws
-        return law.LogLengths(mean / count, max(var / count, 0.0)) if count else None
+        for running_N, newest in (
+            (self.length_mean_N, sum(lengths) / len(lengths)),
+            (self.length_std_N, _deviation(lengths)),
+        ):
+            last = float(running_N[prompt])
+            running_N[prompt] = newest if isnan(last) else last + _NEWEST * (newest - last)
 
     def pay(self, prompt: int, tokens: int) -> None:
         """Book tokens that one rollout of the prompt has cost."""
@@ -180,16 +163,17 @@ class PromptStatistics:
         "tokens_N",
         "version_N",
         "fate_N",
+        "length_mean_N",
         "length_std_N",
         "failures_N",
     )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
-        believed = None if self.log_length_2N is None else pack(self.log_length_2N)
         recent = None if self.recent_2N is None else pack(self.recent_2N)
-        own = {"fates": list(self.fates), "log_length_2N": believed, "laws": list(self._laws), "recent_2N": recent}
-        return own | {name: pack(getattr(self, name)) for name in self._ARRAYS}
+        return {"fates": list(self.fates), "recent_2N": recent} | {
+            name: pack(getattr(self, name)) for name in self._ARRAYS
+        }
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
         """Take over a saved statistics.
@@ -201,21 +185,19 @@ class PromptStatistics:
         Raises:
             ValueError: keys, arrays or fates that are not those of a statistics; names them.
         """
-        exact_keys(state, ("fates", "log_length_2N", "laws", "recent_2N", *self._ARRAYS), "statistics")
+        exact_keys(state, ("fates", "recent_2N", *self._ARRAYS), "statistics")
         self.fates = [str(fate) for fate in state["fates"]]
-        mean, var, count = state["laws"]
-        self._laws = [float(mean), float(var), int(count)]
-        if not (isfinite(mean) and isfinite(var) and count >= 0):
-            raise ValueError(
-                f"statistics, laws: expected two numbers and how many they sum, got {state['laws']}; the state is corrupt"
-            )
         for name in self._ARRAYS:
             move_in(getattr(self, name), state[name], source_N, f"statistics, {name}")
-        if self.log_length_2N is not None and state["log_length_2N"] is not None:  # else saved under another recipe
-            move_in(self.log_length_2N, state["log_length_2N"], source_N, "statistics, log_length_2N")
-        if self.recent_2N is not None and state["recent_2N"] is not None:
+        if self.recent_2N is not None and state["recent_2N"] is not None:  # else saved under another recipe
             move_in(self.recent_2N, state["recent_2N"], source_N, "statistics, recent_2N")
         if self.fate_N.size and int(self.fate_N.max()) >= len(self.fates):
             raise ValueError(
                 f"statistics, fate_N: index {int(self.fate_N.max())} of {len(self.fates)} fates; the state is corrupt"
             )
+
+
+def _deviation(lengths: Sequence[int]) -> float:
+    """Population standard deviation, in whole numbers as far as possible; NumPy would cost more than the rest of a visit."""
+    count, total = len(lengths), sum(lengths)
+    return sqrt(count * sum(map(mul, lengths, lengths)) - total * total) / count

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from heapq import heapify, heapreplace
-from math import comb, erfc, inf, log, sqrt
+from math import inf, log
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +16,6 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.latency import Curve, checked_curve
 from rollalloc.core.recipe import at_least
 from rollalloc.core.rule import Memory, SizeRule, Traits, View, longest_of, rows_of
-
-_POINTS = 64  # lengths at which a batch's running rollouts are counted
-_FAR = 3.0  # deviations of the logarithm up to which they reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,34 +136,33 @@ def _deviations(groups: Sequence[GroupView], view: View) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class Priced(SizeRule):
-    """As `Redundant`, with the number of rollouts in all that makes the batch's generation shortest, or pays best.
+    """As `Redundant`, with the total number of rollouts that makes a batch's generation shortest, or pays best.
 
-        T = ∫ t(c(x)) P(any runs at x) dx,   E = 1 - Σ (σ_i / M_i) / Σ (σ_i / least)
+        T = Σ_j (e_(j) - e_(j-1)) · t(R - j + 1),   E = 1 - Σ (σ_i / M_i) / Σ (σ_i / least)
         minimise T,  or with a price maximise E - price · T / T_0
 
-    x is tokens, c(x) how many rollouts run then, where any does, and t(c) the seconds of a token where c rollouts are
-    decoded, between the points of `latency` as on a line. Beyond the last point rollouts wait, so that t grows in
-    proportion. Group i runs until K of its M_i rollouts have ended, which by x is binomial: each ends by the log-normal law
-    that the statistics predicts for the prompt, or, before its first visit, by the mean of all that have one; `truncated` of
-    them never. Of the M_i - K that
-    run by then L go on. A rollout more in a group makes its K-th end sooner, and each step dearer. T_0 is T where each
-    group has as few rollouts as may be; E, 0 there, is what more of them are worth to the selection.
+    e_(1) ≤ … ≤ e_(R) are the tokens after which the batch's R rollouts end, and t(c) the seconds for a token while c
+    rollouts are decoded, linear between the points of `latency` and proportional beyond the last one, where rollouts wait.
+    The M_i rollouts of group i are taken to have the lengths μ_i + σ_i z_m, z_m being the normal quantile of
+    (m - 3/8) / (M_i + 1/4), with the running mean and deviation of its prompt's lengths, or the mean ones of the other
+    prompts before its first visit. Once the K shortest have ended, L of the others go on, evenly spaced in length as a
+    random choice of them is on average, and the rest are stopped. T_0 is T with the fewest rollouts; E is then 0, and grows
+    with the choice that more rollouts give.
 
-    All numbers of rollouts in all are tried, each with three floors of a group's: the least, the mean, and between. Where no
-    prompt at all has a law, as before a first batch has ended and under a recipe that stops nothing, or nothing was measured
-    yet, half of the redundancy is given.
+    All totals are tried, each with three floors of a group's size: the least, the mean, and half way. Before any prompt has
+    a record, or before the engine has measured its latency, half of the redundancy is given.
 
-    The total of DARTS, arXiv 2605.30859, where the derivative of E - λT is 0, λ the price; that E is the sum that the
-    sizes minimise, that both are shares, and `truncated`, are ours.
+    DARTS, arXiv 2605.30859: T is the paper's sum, and the total is where the derivative of E - λT is 0 (λ is the price).
+    That E is the sum which `Redundant` minimises, and that both are shares, are ours; normal quantiles by Blom, Statistical
+    Estimates and Transformed Beta-Variables, 1958.
 
     Attributes:
         max_factor: rollouts for each row at most, at least 1.
-        latency: (rollouts, seconds for a token of each) points, rollouts growing, seconds not falling: a step of more
-            rollouts is not cheaper; at least one. None: what the engine measures of itself and tells by `Updated`.
+        latency: (rollouts, seconds for a token of each) points, rollouts growing, seconds not falling; at least one. None:
+            what the engine measures of itself and tells by `Updated`.
         price: λ, above 0; None: T alone counts.
         least: as for `Redundant`.
         normalise: as for `Redundant`; E is in tokens all the same.
-        truncated: share of rollouts that are taken to run to the limit, in [0, 1): those that are stopped do not show it.
 
     Raises:
         ValueError: a number out of its range.
@@ -175,7 +173,6 @@ class Priced(SizeRule):
     price: float | None = None
     least: int = 1
     normalise: bool = False
-    truncated: float = 0.01
 
     def __post_init__(self) -> None:
         if not self.max_factor >= 1:
@@ -183,8 +180,6 @@ class Priced(SizeRule):
         if self.price is not None and not 0 < self.price < inf:
             raise ValueError(f"price must be a number above 0, or None, got {self.price!r}")
         at_least("least", self.least, 1)
-        if not 0 <= self.truncated < 1:
-            raise ValueError(f"truncated must be a share in [0, 1), got {self.truncated!r}")
         if self.latency is not None:
             object.__setattr__(self, "latency", checked_curve(self.latency))
 
@@ -195,39 +190,31 @@ class Priced(SizeRule):
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
         rows = rows_of(view)
         most = _most(rows, self.max_factor)
-        longer_GX, curve = self._longer(groups, view), self.latency or view.latency
-        if longer_GX is None or curve is None:
+        prompts = [group.prompt for group in groups]
+        mean_G, curve = view.statistics.length_mean_N[prompts].astype(np.float64), self.latency or view.latency
+        known_G = ~np.isnan(mean_G)
+        if not known_G.any() or curve is None:
             return self._of((1 + self.max_factor) / 2, self.least)(groups, view, memory)
+        mean_G[~known_G] = mean_G[known_G].mean()
         std_G = _deviations(groups, view)
-        running = _Running(longer_GX, most)
         first = min(max(rows, self.least), most)
         tried = [
             self._of(mean / rows, least).spread(std_G, rows)
             for mean in range(first, most + 1)
             for least in sorted({first, (first + mean) // 2, mean})
         ]
-        costs = np.array([cost(curve, running, sizes, longest_of(groups, sizes, view), rows) for sizes in tried])
+        costs = np.array(
+            [seconds(curve, ends(mean_G, std_G, sizes, longest_of(groups, sizes, view), rows)) for sizes in tried]
+        )
         if self.price is not None:
-            left = np.array([(std_G / sizes).sum() for sizes in tried])  # first: the fewest of each
+            left = np.array(
+                [(std_G / sizes).sum() for sizes in tried]
+            )  # the first has the fewest rollouts of each group
             costs = self.price * costs / costs[0] + left / max(left[0], 1e-300)
         return tried[int(np.argmin(costs))]
 
     def _of(self, mean_factor: float, least: int) -> Redundant:
         return Redundant(min(mean_factor, self.max_factor), self.max_factor, least, self.normalise)
-
-    def _longer(self, groups: Sequence[GroupView], view: View) -> NDArray[np.float64] | None:
-        """The share of each group's rollouts that are longer than each of some lengths, evenly apart, shape (G, X)."""
-        law_2N, unknown = view.statistics.log_length_2N, view.statistics.mean_law
-        if law_2N is None or unknown is None:
-            return None
-        prompts = [group.prompt for group in groups]
-        mean_G, var_G = np.array([law_2N[at][prompts] for at in (0, 1)], np.float64)
-        mean_G[np.isnan(mean_G)], var_G[np.isnan(var_G)] = unknown
-        std_G = np.sqrt(np.maximum(var_G, 1e-12))
-        furthest = float(np.exp(mean_G + _FAR * std_G).max())
-        x_X = (np.arange(_POINTS) + 0.5) * furthest / _POINTS
-        far_GX = (np.log(x_X) - mean_G[:, None]) / std_G[:, None]
-        return self.truncated + (1 - self.truncated) * np.vectorize(erfc)(far_GX / sqrt(2)) / 2
 
     def promises(
         self, sizes: Sequence[int], groups: Sequence[GroupView], view: View, memory: Memory
@@ -239,56 +226,34 @@ class Priced(SizeRule):
         )
 
 
-def cost(curve: Curve, running: _Running, sizes: Sequence[int], longest: Sequence[int], rows: int) -> float:
-    """T of `Priced`, in units of the distance between the lengths of `running`; L of each group's rows are `longest`."""
-    share_X, running_X = running(sizes, longest, rows)
-    numbers, seconds = np.array(curve).T
-    each_X = np.interp(running_X, numbers, seconds) * np.maximum(1.0, running_X / numbers[-1])
-    return float((each_X * share_X).sum())
+def ends(
+    mean_G: NDArray[np.float64], std_G: NDArray[np.float64], sizes: Sequence[int], longest: Sequence[int], rows: int
+) -> NDArray[np.float64]:
+    """The tokens after which each rollout of a batch ends, ascending; see `Priced`. `longest` is L of each group."""
+    all_ends: list[NDArray[np.float64]] = []
+    for mean, std, size, tail in zip(mean_G, std_G, sizes, longest, strict=True):
+        lengths_M = np.maximum(mean + std * _normal_scores(size), 0.0)
+        shortest = min(max(rows - tail, 1), size)
+        late = size - shortest
+        kept = ((np.arange(min(tail, late)) + 0.5) * late / max(1, min(tail, late))).astype(int) + shortest
+        stopped = np.setdiff1d(np.arange(shortest, size), kept)
+        lengths_M[stopped] = lengths_M[shortest - 1]  # when the K-th ended
+        all_ends.append(lengths_M)
+    return np.sort(np.concatenate(all_ends))
 
 
-class _Running:
-    """How many rollouts run after so many tokens, where a group is over once K of its rollouts have ended, and L late ones.
-
-    Args:
-        longer_GX: the share of each group's rollouts that are longer than each length.
-        most: rollouts of a group at most.
-    """
-
-    def __init__(self, longer_GX: NDArray[np.float64], most: int) -> None:
-        powers = np.arange(most + 1)[:, None, None]
-        self.ended_NGX, self.longer_NGX = (1 - longer_GX) ** powers, longer_GX**powers
-
-    def __call__(
-        self, sizes: Sequence[int], longest: Sequence[int], rows: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The chance that any runs at each length, and how many do where any does, shape (X,) each.
-
-        Of a group's M rollouts N have ended, which is binomial. Before the K-th ends the M - N others run; then L of the
-        M - K go on, chosen at random.
-        """
-        alike: dict[tuple[int, int], list[int]] = {}
-        for g, key in enumerate(zip(sizes, longest, strict=True)):
-            alike.setdefault(key, []).append(g)
-        over_X = np.ones(self.ended_NGX.shape[-1])
-        running_X = np.zeros_like(over_X)
-        for (size, tail), at in alike.items():
-            many = [comb(size, ended) for ended in range(size + 1)]
-            chance_NGX = self.ended_NGX[: size + 1, at] * self.longer_NGX[size::-1, at]
-            chance_NGX *= np.array(many, np.float64)[:, None, None]
-            over_N, runs_N = zip(*(_left(size, ended, rows - tail, tail) for ended in range(size + 1)), strict=True)
-            over_X *= np.tensordot(over_N, chance_NGX, 1).prod(axis=0)
-            running_X += np.tensordot(runs_N, chance_NGX, 1).sum(axis=0)
-        share_X = np.maximum(1 - over_X, 1e-12)
-        return share_X, running_X / share_X
+def seconds(curve: Curve, ends_R: NDArray[np.float64]) -> float:
+    """T of `Priced`: the seconds of a batch whose rollouts end after so many tokens, ascending."""
+    running_R = np.arange(ends_R.size, 0, -1)
+    rollouts, seconds_each = np.array(curve).T
+    each_R = np.interp(running_R, rollouts, seconds_each) * np.maximum(1.0, running_R / rollouts[-1])
+    return float((np.diff(ends_R, prepend=0.0) * each_R).sum())
 
 
-def _left(size: int, ended: int, shortest: int, longest: int) -> tuple[float, float]:
-    """The chance that a group is over where so many would have ended by themselves, and how many of it run."""
-    late = size - shortest
-    if ended < shortest or longest >= late:  # nothing is stopped yet, or ever
-        return float(ended >= size), size - ended
-    return comb(ended - shortest, longest) / comb(late, longest), (size - ended) * longest / late
+@cache
+def _normal_scores(count: int) -> NDArray[np.float64]:
+    """The expected order statistics of so many draws from the standard normal law, by Blom's formula."""
+    return np.array([NormalDist().inv_cdf((m - 0.375) / (count + 0.25)) for m in range(1, count + 1)])
 
 
 @dataclass(frozen=True, slots=True)
