@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollalloc.data.overlap import normalised, repeated, same_text
+from rollalloc.data.overlap import normalised, repeated, same_text, warn_of_shared
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,27 @@ def test_each_prompt_is_found_where_it_stands_first():
     assert same_text(["a", "x", "b"], ["b", "a", "a"]) == {0: 1, 2: 0}
     assert repeated(["a", "b", "a", "a"]) == {2: 0, 3: 0}
     assert repeated([]) == {}
+
+
+def test_a_held_out_data_set_that_is_trained_on_is_said(caplog):
+    datasets = pytest.importorskip("datasets")
+    train = datasets.Dataset.from_dict({"prompt": ["a", "b", "c"]})
+    chats = datasets.Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in ("x", "B")]})
+    warn_of_shared(train, chats, "eval_dataset")
+    assert (
+        "1 of 2 prompts of eval_dataset (50%) are in the training set too, the first its row 1 as row 1" in caplog.text
+    )
+
+
+@pytest.mark.parametrize("kind", ["nothing shared", "none", "other columns", "streamed"])
+def test_other_data_sets_are_left_alone(caplog, kind):
+    datasets = pytest.importorskip("datasets")
+    train = datasets.Dataset.from_dict({"prompt": ["a"]})
+    held = {
+        "nothing shared": datasets.Dataset.from_dict({"prompt": ["b"]}),
+        "none": None,
+        "other columns": datasets.Dataset.from_dict({"question": ["a"]}),
+        "streamed": train.to_iterable_dataset(),
+    }[kind]
+    warn_of_shared(train, held, "eval_dataset")
+    assert not caplog.records

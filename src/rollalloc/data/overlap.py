@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unicodedata import normalize
+
+log = logging.getLogger(__name__)
 
 _WORD = re.compile(r"\w+")
 
@@ -39,6 +42,30 @@ def same_text(prompts: Iterable[str], among: Iterable[str]) -> dict[int, int]:
 def repeated(texts: Sequence[str]) -> dict[int, int]:
     """Index of each normalised text that came before → index where it came first."""
     return {at: first for at, first in same_text(texts, texts).items() if at != first}
+
+
+def warn_of_shared(train: Any, held: Any, name: str, column: str = "prompt") -> None:
+    """Say how many prompts of a held-out data set are in the training set, for trainers that only pass data sets on.
+
+    Args:
+        train: data set with a column of prompts; any other is not looked at.
+        held: likewise.
+        name: of the held-out data, for the message, e.g. "eval_dataset".
+        column: that holds the prompts.
+    """
+    columns = [getattr(dataset, "column_names", None) or () for dataset in (train, held)]
+    if not all(
+        column in names and hasattr(dataset, "__len__") for names, dataset in zip(columns, (train, held), strict=True)
+    ):
+        return
+    shared = same_text(map(normalised, held[column]), map(normalised, train[column]))
+    if shared:
+        at, seen = next(iter(shared.items()))
+        log.warning(
+            "%d of %d prompts of %s (%.0f%%) are in the training set too, the first its row %d as row %d: what is measured on "
+            "it is partly the accuracy on prompts trained on", len(shared), len(held), name, 100 * len(shared) / len(held),
+            at, seen,
+        )  # fmt: skip
 
 
 class NGrams:

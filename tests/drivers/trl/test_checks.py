@@ -200,3 +200,15 @@ def test_a_reward_function_of_the_wrong_length_ends_the_run_before_its_first_ste
     ):
         trainer.train()
     assert trainer.state.global_step == 0
+
+
+def test_held_out_prompts_that_are_trained_on_are_said(tmp_path, caplog):
+    more = {
+        "eval_dataset": {
+            "same": tiny_trl.prompts(8),
+            "other": tiny_trl.prompts(8).map(lambda row: {"prompt": "k0 k0 ="}),
+        }
+    }
+    tiny_trl.trainer(tmp_path, "grpo", more=more)
+    assert "8 of 8 prompts of eval_dataset['same'] (100%) are in the training set too" in caplog.text
+    assert "eval_dataset['other']" not in caplog.text

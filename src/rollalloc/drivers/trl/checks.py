@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from trl import is_conversational
 
 from rollalloc.core.recipe import Recipe
+from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
 from rollalloc.rules import rows
 from rollalloc.rules.prompts import InOrder, Shuffled
@@ -211,14 +212,16 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
         )
 
 
-def check_evaluated(dataset: Any) -> None:
-    """Refuse held-out data whose columns reward functions could not see.
+def check_evaluated(dataset: Any, train: Any = None) -> None:
+    """Refuse held-out data whose columns reward functions could not see; say how much of it is in the training set.
 
     Args:
         dataset: TRL's `eval_dataset`: one data set, several by name, or None.
+        train: TRL's `train_dataset`.
     """
     for name, each in (dataset if isinstance(dataset, dict) else {"": dataset}).items():
         check_columns(getattr(each, "column_names", None) or (), f"eval_dataset{name and f'[{name!r}]'}")
+        warn_of_shared(train, each, f"eval_dataset{name and f'[{name!r}]'}")
 
 
 def check_turns(trainer: Any) -> None:

@@ -27,6 +27,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from rollalloc.core.allocator import Allocator
+from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.verl.client import Client, ResumingClient, requests_left
 from rollalloc.drivers.verl.configure import configure
 from rollalloc.drivers.verl.loader import Prompts, refuse_columns_of
@@ -129,6 +130,8 @@ class RecipeTrainer(PPOTrainer):
         super()._init_dataloader()
         self.prompts = Prompts(self.config.data, self.train_dataset)
         refuse_columns_of(self.val_dataset, "data.val_files", READ_IN_VALIDATION)
+        both = (getattr(dataset, "dataframe", None) for dataset in (self.train_dataset, self.val_dataset))
+        warn_of_shared(*both, "data.val_files", self.config.data.get("prompt_key", "prompt"))
         self.train_dataloader = self.prompts.index_loader
         recipe, features = self.settings.recipe, self.settings.features
         if recipe.reads_features and features is None:
