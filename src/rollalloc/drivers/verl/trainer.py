@@ -130,8 +130,8 @@ class RecipeTrainer(PPOTrainer):
         super()._init_dataloader()
         self.prompts = Prompts(self.config.data, self.train_dataset)
         refuse_columns_of(self.val_dataset, "data.val_files", READ_IN_VALIDATION)
-        both = (getattr(dataset, "dataframe", None) for dataset in (self.train_dataset, self.val_dataset))
-        warn_of_shared(*both, "data.val_files", self.config.data.get("prompt_key", "prompt"))
+        train, held = (getattr(dataset, "dataframe", None) for dataset in (self.train_dataset, self.val_dataset))
+        warn_of_shared(train, held, "data.val_files", self.config.data.get("prompt_key", "prompt"))
         self.train_dataloader = self.prompts.index_loader
         recipe, features = self.settings.recipe, self.settings.features
         if recipe.reads_features and features is None:
