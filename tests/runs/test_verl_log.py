@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rollalloc.cli.app import app
-from rollalloc.runs.verl_log import baseline_of, costs, logs_in, peak, read_verl
+from rollalloc.runs.verl_log import baseline_of, costs, logs_in, names_of, peak, read_verl
 
 METRIC = "val-core/openai/gsm8k/acc/mean@1"
 
@@ -37,10 +37,10 @@ def folder(tmp_path):
 
 def test_what_each_run_had_paid_when_it_reached_the_target(folder):
     runs = [read_verl(path, [METRIC]) for path in logs_in(folder)]
-    assert [run.name for run in runs] == ["never", "plain-grpo", "pods"]
-    assert baseline_of(runs).name == "plain-grpo"
+    assert names_of(runs) == ["never", "plain-grpo", "pods"]
+    assert baseline_of(runs).path.stem == "plain-grpo"
     assert peak(baseline_of(runs), 0.5) == 0.4
-    found = costs(runs, 0.7)
+    found = dict(zip(names_of(runs), costs(runs, 0.7), strict=True))
     # Between the step before and the step at it, linearly: 0.2 of 0.25 for GRPO, 0.1 of 0.2 for PODS.
     assert found["plain-grpo"].paid == pytest.approx({"rollouts": 180, "tokens": 900, "seconds": 18, "steps": 1.8})
     assert found["pods"].paid == pytest.approx({"rollouts": 600, "tokens": 3000, "seconds": 6, "steps": 1.5})
@@ -67,7 +67,7 @@ def test_a_share_of_nothing_is_no_target(tmp_path):
 
 def test_what_stock_verl_does_not_log_is_not_known_and_its_seconds_are(tmp_path):
     run = read_verl(logged(tmp_path / "stock.jsonl", [0.1, 0.9, 0.9], rollouts=None), [METRIC])
-    paid = costs([run], 0.9)["stock"].paid
+    paid = costs([run], 0.9)[0].paid
     assert isnan(paid["rollouts"])
     assert paid["seconds"] == pytest.approx(10)
 
@@ -127,3 +127,72 @@ def test_names_that_act_on_a_terminal_and_numbers_that_are_none_are_only_shown(t
     assert (result.exit_code, result.exception) == (0, None), result.output
     assert "a␛[31m⟨U+202E⟩b" in result.output
     assert not {"\x1b", "\u202e"} & set(result.output)
+
+
+def test_runs_whose_names_begin_alike_are_rows_of_their_own(tmp_path):
+    """Names of experiments say all their settings; these differ after 120 letters."""
+    long = "grpo-qwen2.5-7b-" + "x" * 104
+    for name, rollouts in (("a", 100), ("b", 200), ("c", 400)):
+        logged(tmp_path / f"{long}-{name}.jsonl", [0.1, 0.9, 0.9], rollouts=rollouts)
+    (tmp_path / f"{long}-a\t.jsonl").write_text((tmp_path / f"{long}-a.jsonl").read_text())
+    runs = [read_verl(path, [METRIC]) for path in logs_in(tmp_path)]
+    assert len(set(names_of(runs))) == 4
+    assert sorted(cost.paid["rollouts"] for cost in costs(runs, 0.9)) == [100, 100, 200, 400]
+    words = ["report", str(tmp_path), "--verl", METRIC, "--target", "0.9"]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.output.splitlines() if line.split()[1:3] and "grpo-qwen" in line]
+    assert [row[1] for row in rows[:4]] == ["100", "100", "200", "400"]
+
+
+def step_of(step, accuracy=None, seconds=10.0, rollouts=100):
+    data = {"timing_s/step": seconds, "rollalloc/rollouts_paid": step * rollouts, "rollalloc/tokens_paid": step * 500}
+    return {"step": step, "data": data | ({} if accuracy is None else {METRIC: accuracy})}
+
+
+def written(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_after_a_resume_the_seconds_before_it_are_not_known_and_are_not_left_out_of_a_ratio(tmp_path):
+    """verl opens its log anew on a resume: rollouts are totals of the run, the seconds of steps 1 to 6 are gone."""
+    whole = [step_of(step, 0.1 if step < 9 else 0.9) for step in range(1, 11)]
+    written(tmp_path / "grpo.jsonl", whole)
+    validation = {"step": 6, "data": {METRIC: 0.1}}
+    written(tmp_path / "resumed.jsonl", [validation, *whole[6:]])
+    runs = [read_verl(path, [METRIC]) for path in logs_in(tmp_path)]
+    unbroken, resumed = costs(runs, 0.9)
+    assert (unbroken.paid["rollouts"], unbroken.paid["seconds"]) == (900, 90)
+    assert resumed.paid["rollouts"] == 900
+    assert isnan(resumed.paid["seconds"])
+    assert [len(run.notes) for run in runs] == [0, 1]
+    words = ["report", str(tmp_path), "--verl", METRIC, "--target", "0.9"]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
+    [row] = [line.split() for line in result.output.splitlines() if "not logged" in line]
+    assert row == ["resumed", "900", "1.00", "4,500", "1.00", "not", "logged"]
+    assert "steps before step 7 are not in the log" in " ".join(result.output.split())
+
+
+def test_steps_that_a_resume_rolled_back_are_forgotten_with_their_validations(tmp_path):
+    """A log put together of two: the run reached .9 after step 5, was resumed from step 3, and did not reach it again."""
+    first = [step_of(step, 0.9 if step >= 4 else 0.1, seconds=20.0) for step in range(1, 6)]
+    again = [{"step": 3, "data": {METRIC: 0.1}}, *(step_of(step, 0.2) for step in range(4, 8))]
+    run = read_verl(written(tmp_path / "run.jsonl", [*first, *again]), [METRIC])
+    assert run.curve.accuracy == (0.1, 0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.2)
+    [cost] = costs([run], 0.9)
+    assert cost.censored
+    assert (cost.paid["rollouts"], cost.paid["seconds"]) == (700, 3 * 20 + 4 * 10)
+    assert run.notes == ("2 steps were rolled back by a resume and do not count",)
+
+
+def test_a_validation_on_a_line_of_its_own_rolls_nothing_back(tmp_path):
+    lines = [step_of(1), {"step": 1, "data": {METRIC: 0.9}}, step_of(2), {"step": 2, "data": {METRIC: 0.9}}]
+    run = read_verl(written(tmp_path / "run.jsonl", lines), [METRIC])
+    assert (run.curve.rollouts, run.curve.seconds, run.notes) == ((100, 200), (10, 20), ())
+
+
+def test_a_step_that_is_missing_leaves_the_seconds_after_it_unknown(tmp_path):
+    run = read_verl(written(tmp_path / "run.jsonl", [step_of(1, 0.1), step_of(3, 0.9), step_of(4, 0.9)]), [METRIC])
+    assert run.curve.seconds[0] == 10
+    assert all(map(isnan, run.curve.seconds[1:]))

@@ -76,7 +76,7 @@ def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: f
     Raises:
         ValueError: options that do not go together, or out of range; no log, or none with these keys.
     """
-    from rollalloc.runs.verl_log import baseline_of, costs, logs_in, read_verl
+    from rollalloc.runs.verl_log import baseline_of, costs, logs_in, names_of, read_verl
     from rollalloc.runs.verl_log import peak as peak_of
 
     metrics = [name.strip() for name in (verl or "").split(",") if name.strip()]
@@ -94,7 +94,11 @@ def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: f
         raise ValueError(f"{folder}: no log of verl's `file` logger, STEM.jsonl with step and data in each line")
     baseline = baseline_of(runs)
     aim = target if target is not None else peak_of(baseline, peak or 1.0)
-    _show_costs(costs(runs, aim), baseline.name, aim)
+    names = names_of(runs)
+    _show_costs(dict(zip(names, costs(runs, aim), strict=True)), names[runs.index(baseline)], aim)
+    for name, run in zip(names, runs, strict=True):
+        for note in run.notes:
+            say(Console(stderr=True), f"{name}: {note}", "yellow")
     if damaged := [run for run in runs if run.problem]:
         for run in damaged:
             say(Console(stderr=True), f"{run.path}: {run.problem}", "yellow")
@@ -104,6 +108,7 @@ def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: f
 def _show_costs(found: Mapping[str, Cost], baseline: str, target: float) -> None:
     names = ("rollouts", "tokens", "seconds")
     shown = table((f"to {target:.4g}", *(cell for name in names for cell in (name, "× less"))))
+    shown.columns[0].no_wrap, shown.columns[0].overflow = False, "fold"  # names may be as long as a file's
     for run, cost in found.items():
         cells = [Text(run)]
         for name in names:
