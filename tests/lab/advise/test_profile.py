@@ -119,6 +119,48 @@ def test_a_log_that_was_not_filtered_is_not_said_to_be():
         assert profiled(drawn(300, rates=[0.5] * 300, seed=seed)).too_few == ""
 
 
+def visits(prompts, n, of_each, *, kept=1.0, seed=0):
+    """Visits of prompts with rates of their own; of groups without variance a share is kept. Rewards, and their prompts."""
+    random = np.random.default_rng(seed)
+    rates, rows = random.random(prompts), []
+    for _ in range(of_each):
+        for prompt, row in enumerate((random.random((prompts, n)) < rates[:, None]).astype(float)):
+            if row.std() or random.random() < kept:
+                rows.append((prompt, row))
+    return [row for _, row in rows], [prompt for prompt, _ in rows]
+
+
+@pytest.mark.parametrize(("kept", "filtered"), [(1.0, False), (0.5, True), (0.0, True)])
+def test_a_log_of_which_some_groups_without_variance_were_filtered_is_said_to_be(kept, filtered):
+    """800 prompts, two visits of 4 each: found in 20 of 20 logs with half of them missing, in none with all there."""
+    for seed in range(3):
+        rewards, prompts = visits(800, 4, 2, kept=kept, seed=seed)
+        assert ("the log was filtered" in profiled(rewards, prompts=prompts).too_few) == filtered
+
+
+def test_sizes_that_results_decided_do_not_make_a_log_look_filtered():
+    """Groups of 2 that are alike get 14 rollouts more: those of 2 all differ, and nothing is missing."""
+    gathering, rewards = Gathering(), drawn(400, 16)
+    for group, row in enumerate(rewards):
+        for at, reward in enumerate(row if row[0] == row[1] else row[:2]):
+            gathering.add(group, f"p{group}", None, float(reward), stage=int(at >= 2))
+    assert profile_of(Log("rollalloc", gathering.groups()), resamples=30).too_few == ""
+
+
+def test_a_log_that_may_be_filtered_and_has_no_group_without_variance_decides_nothing():
+    rewards = [row for row in drawn(400, 8) if 0 < row.sum() < 8]
+    assert "the log was filtered" in profile_of(replace(log_of(rewards), complete=False), resamples=30).too_few
+
+
+def test_nothing_is_simulated_where_there_is_too_little_to_decide():
+    """One group of 24,000 rollouts took a minute and a half of simulation before it was said to be too little."""
+    told = []
+    log = log_of([np.arange(24_000) % 2], tokens=lambda group, at: 10)
+    profile = profile_of(log, gpus=8, resamples=30, watcher=lambda done, of: told.append(done))
+    assert profile.too_few == "1 prompt cannot speak for others"
+    assert told == []
+
+
 def test_several_models_in_one_log_are_told_of():
     rewards = np.concatenate([drawn(120, rates=[0.02] * 120), drawn(120, rates=[0.5] * 120)])
     found = profiled(rewards, steps=[group // 20 for group in range(240)])

@@ -168,6 +168,37 @@ def test_trl_the_rewards_are_the_columns_that_the_advantages_follow(tmp_path, ad
     assert any(said in note for note in log.notes)
 
 
+@pytest.mark.parametrize("scale", [lambda a: a, lambda a: a / (a.std(1, ddof=1, keepdims=True) + 1e-4)])
+def test_trl_weights_of_rewards_are_read_off_the_advantages(tmp_path, scale):
+    """`reward_weights=[1, 0.2]`, and a column of lengths that `log_extra` wrote; unscaled and scaled advantages."""
+    right, short, chars = np.random.default_rng(0).integers(0, 3, (3, 12, 4)).astype(float)
+    reward = right + 0.2 * short
+    advantage = scale(reward - reward.mean(1, keepdims=True))
+    table(
+        tmp_path / "c.parquet", prompt=[f"p{row}" for row in range(12) for _ in range(4)], right=right.ravel(),
+        short=short.ravel(), chars=chars.ravel(), advantage=advantage.ravel(),
+    )  # fmt: skip
+    log = read_log(tmp_path)
+    assert np.array(rewards(log)) == pytest.approx(reward)
+    assert log.notes[:2] == [
+        "reward: right + 0.2 × short",
+        "not added to the reward, since the advantages do not follow it: chars",
+    ]
+
+
+def test_trl_rewards_that_were_normalized_before_they_were_added_are_found(tmp_path):
+    """`multi_objective_aggregation="normalize_then_sum"`: advantages are of the sum of z-scores."""
+    right, short, chars = np.random.default_rng(1).integers(0, 3, (3, 12, 4)).astype(float)
+    z = sum(
+        (one - one.mean(1, keepdims=True)) / (one.std(1, ddof=1, keepdims=True) + 1e-4) for one in (right, 7 * short)
+    )
+    table(
+        tmp_path / "c.parquet", prompt=[f"p{row}" for row in range(12) for _ in range(4)], right=right.ravel(),
+        short=7 * short.ravel(), chars=chars.ravel(), advantage=(z / z.std()).ravel(),
+    )  # fmt: skip
+    assert read_log(tmp_path).notes[0] == "reward: right + short"
+
+
 def test_trl_a_reward_that_first_appears_in_a_later_file_is_added(tmp_path):
     """A run that went on with a second reward function in the same folder."""
     table(tmp_path / "1.parquet", prompt=["a", "a"], right=[1.0, 0.0], advantage=[0.5, -0.5])

@@ -141,3 +141,12 @@ def test_the_interval_covers_the_true_share_as_often_as_it_says(monkeypatch, one
         low, high = shares_of(log, resamples=300, seed=1).wasted.interval
         covered += low <= truth <= high
     assert covered >= 360
+
+
+@given(logs, st.integers(0, 3))
+def test_rollouts_of_the_first_order_are_the_first_of_each_group(log, first):
+    groups = columns(Group(prompt, 0, rewards, None, first) for prompt, rewards in log)
+    some = [Group(prompt, 0, rewards[:first]) for prompt, rewards in log if first]
+    found = groups.first()
+    assert found.size_V.tolist() == [len(group.rewards) for group in some] == found.first_V.tolist()
+    assert np.array_equal(found.rewards_R, np.concatenate([[], *(group.rewards for group in some)]), equal_nan=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollalloc.lab.advise.rates import RateMixture
 from rollalloc.lab.advise.rewards import RewardReading
@@ -13,23 +14,25 @@ from rollalloc.lab.waste.groups import Groups, Log
 from rollalloc.lab.waste.shares import LEAST_PROMPTS
 
 _WIDE = 0.25  # of an interval: more than that says too little
-_SURE = 4.0  # standard errors
+_SURE, _SURE_OF_SOME = 4.0, 3.0  # standard errors by which all groups without variance are missing, or some
 
 
-def too_few(judged: Groups, rates: RateMixture, prompts: int) -> str:
+def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool = True) -> str:
     """Why nothing should be decided on this log before more was sampled; empty: it is enough.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
         rates: fitted to them.
         prompts: different ones.
+        complete: False where groups without variance may have been left out before the log was written.
     """
     if prompts < LEAST_PROMPTS:
         return f"{prompts} prompt{'s' if prompts > 1 else ''} cannot speak for others"
     again_P = np.bincount(judged.prompt_V, judged.scored_V)
     if (again_P[again_P > 0] < 2).mean() > 0.5:
         return "most prompts have one scored rollout, which does not tell hard ones from luck; 4 of each would"
-    if is_filtered(judged, rates):
+    nothing_alike = not complete and bool(judged.mixed_V.all())
+    if nothing_alike or is_filtered(judged, rates):
         return (
             "groups whose rewards are all the same are missing, beyond chance: the log was filtered before it was written; "
             "what is sampled has to be logged, not what is trained on"
@@ -42,22 +45,54 @@ def too_few(judged: Groups, rates: RateMixture, prompts: int) -> str:
 
 
 def is_filtered(judged: Groups, rates: RateMixture) -> bool:
-    """Whether fewer groups are without variance than any success rates would leave, by four standard errors.
+    """Whether fewer groups are without variance than there would be by chance, by three or four standard errors.
+
+    Only rollouts count that were ordered before any result was known: later ones are ordered because of results. Two tests:
+    fewer than any success rates would leave, which shows where all such groups are missing; and fewer among the visits of a
+    prompt than its rollouts would leave if they were dealt to these visits at random, which shows where some are missing,
+    too. A log in which each prompt was visited once cannot show the second.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
         rates: fitted to them.
     """
-    several_V = (judged.scored_V > 1) & (judged.first_V == judged.size_V)  # sizes that no result decided
-    if several_V.sum() < LEAST_PROMPTS:
+    first = judged.first()
+    first = first.take(first.scored_V > 1)
+    if len(first) < LEAST_PROMPTS:
         return False
-    size_N, times_N = np.unique(judged.scored_V[several_V], return_counts=True)
+    size_N, times_N = np.unique(first.scored_V, return_counts=True)
     expected = sum(
         times * rates.zero_variance(int(size)).value
         for size, times in zip(size_N.tolist(), times_N.tolist(), strict=True)
     )
-    found, groups = float((~judged.mixed_V[several_V]).sum()), float(several_V.sum())
-    return found + _SURE * math.sqrt(max(expected * (1 - expected / groups), 1.0)) < expected
+    alike, groups = float((~first.mixed_V).sum()), float(len(first))
+    if alike + _SURE * math.sqrt(max(expected * (1 - expected / groups), 1.0)) < expected:
+        return True
+    missing_P = _missing(first)
+    return float(missing_P.sum()) > _SURE_OF_SOME * math.sqrt(max(float(np.square(missing_P).sum()), 1.0))
+
+
+def _missing(first: Groups) -> NDArray[np.float64]:
+    """By prompt, how many groups without variance its visits lack, of those expected were its rollouts dealt at random.
+
+    A visit of m of the prompt's n rollouts, of which s are right, is alike with C(s, m) / C(n, m) + C(n − s, m) / C(n, m).
+    """
+    prompts = len(first.keys)
+    hits_V = np.add.reduceat(np.nan_to_num(first.rewards_R), first.begin_V)
+    hits_P, count_P = (np.bincount(first.prompt_V, each, prompts) for each in (hits_V, first.scored_V))
+    s_V, n_V, size_V = hits_P[first.prompt_V], count_P[first.prompt_V], first.scored_V
+    expected_V = _all_of(s_V, n_V, size_V) + _all_of(n_V - s_V, n_V, size_V)
+    return np.bincount(first.prompt_V, expected_V - ~first.mixed_V, prompts)
+
+
+def _all_of(some_V: NDArray[np.float64], all_V: NDArray[np.float64], size_V: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The chance that so many drawn without replacement are all of these, C(some, size) / C(all, size)."""
+    from scipy.special import gammaln
+
+    enough_V = some_V >= size_V
+    some_V = np.where(enough_V, some_V, all_V)
+    log_V = gammaln(some_V + 1) - gammaln(some_V - size_V + 1) - gammaln(all_V + 1) + gammaln(all_V - size_V + 1)
+    return np.where(enough_V, np.exp(log_V), 0.0)
 
 
 def notes_of(

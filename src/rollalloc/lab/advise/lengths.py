@@ -144,14 +144,14 @@ def with_seconds(lengths: Lengths, judged: Groups, n: int, *, gpus: int, seed: i
     Args:
         lengths: of the same groups.
         judged: groups whose rewards are 0, 1 or NaN.
-        n: rollouts of a group, at least 1.
+        n: rollouts of a group, at least 1; of more than 128, which a batch has here, 128 are simulated.
         gpus: of the cluster, at least 2.
         seed: the first of five.
         watcher: told of each simulation: how many before it, how many there are.
     """
     if lengths.unit != "tokens" or n < 2:
         return lengths
-    workload = _logged(judged)
+    n, workload = min(n, _BATCH), _logged(judged)
     groups = min(max(1, _BATCH // n), len(workload.rollouts))
     world = Scenario(cluster=Cluster(gpus=gpus), workload=workload, batches=_BATCHES)
     ahead = replace(world, cluster=Cluster(gpus=gpus, schedule="async"))

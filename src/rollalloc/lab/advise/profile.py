@@ -111,11 +111,12 @@ def profile_of(
     n = int(np.median(groups.size_V))
     rates = fit_rates(*_counts(judged), seed=seed, resamples=resamples)
     predictability, unpredicted = predictability_of(judged, features_PD, seed=seed, resamples=resamples)
+    prompts = len(np.unique(groups.prompt_V))
+    lacks = too_few(judged, rates, prompts, complete=log.complete)
     lengths = lengths_of(judged, seed=seed, resamples=resamples)
-    if lengths is not None and gpus is not None:
+    if lengths is not None and gpus is not None and not lacks:  # simulating takes seconds, and would decide nothing
         lengths = with_seconds(lengths, judged, n, gpus=gpus, seed=seed, watcher=watcher)
     zero_variance = {n: (alike(groups, n) if reward.graded else None) or rates.zero_variance(n) for n in SIZES}
-    prompts = len(np.unique(groups.prompt_V))
     return Profile(
         prompts=prompts,
         rollouts=len(groups.rewards_R),
@@ -130,7 +131,7 @@ def profile_of(
         reward=reward,
         right_pairs_differ=pairs_differ(judged),
         notes=tuple(notes_of(log, judged, reward, unpredicted, seed)),
-        too_few=too_few(judged, rates, prompts),
+        too_few=lacks,
         groups=_groups(groups),
     )
 

@@ -73,6 +73,25 @@ class Groups:
             self.features_PD,
         )
 
+    def first(self) -> Groups:
+        """With those rollouts alone that were ordered before any result was known; visits without any are left out."""
+        size_V = np.minimum(self.first_V, self.size_V)
+        place_R = np.arange(len(self.rewards_R)) - np.repeat(self.begin_V, self.size_V)
+        kept_R, kept_V = place_R < np.repeat(size_V, self.size_V), size_V > 0
+        return Groups(
+            self.keys,
+            self.prompt_V[kept_V],
+            self.step_V[kept_V],
+            (np.cumsum(size_V) - size_V)[kept_V],
+            size_V[kept_V],
+            np.where(self.first_V >= self.size_V, self.truncated_V, NOT_SAID)[kept_V],
+            self.rewards_R[kept_R],
+            self.tokens_R[kept_R],
+            self.characters_R[kept_R],
+            self.answer_R[kept_R],
+            self.features_PD,
+        )
+
     def judged(self, threshold: float | None) -> Groups:
         """With 1 for each reward of at least `threshold`, 0 for each below; as they are where it is None."""
         if threshold is None:

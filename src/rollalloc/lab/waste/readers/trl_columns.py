@@ -6,7 +6,7 @@ Rewards stand before what else was logged, and the logged advantages follow thei
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,10 +56,9 @@ class Columns:
         self._advantage_R.append(np.nan if advantage is None else advantage)
 
     def chosen(self, groups: Groups) -> Chosen:
-        """The reward of each rollout: the sum of the columns that the logged advantages follow.
+        """The reward of each rollout: of each kind of file, the sum of the columns that the logged advantages follow.
 
-        Of each kind of file, the first columns are tried, one, two and so on, then each by itself (the others may have
-        weight 0). Where no advantages tell, or none follows, all columns are added.
+        Where no advantages tell, or none of the sums that are tried is followed, all columns are added, and this is said.
 
         Args:
             groups: all that was read, in the order of `add`.
@@ -70,32 +69,24 @@ class Columns:
         visit_R = np.repeat(np.arange(len(groups)), groups.size_V)
         kind_R, advantage_R = np.array(self._kind_R), np.array(self._advantage_R)
         reward_R = np.full(len(visit_R), np.nan)
-        sums: dict[tuple[str, ...], None] = {}
+        sums: dict[str, None] = {}
         doubts: dict[str, None] = {}
-        disagree, told = 0, 0
+        disagree = told = 0
         for columns, kind in self._kinds.items():
             some_R = kind_R == kind
             score_RK = np.array(self._scores[kind]).reshape(-1, len(columns))
-            tried = [
-                (taken, total_R, *_disagreeing(total_R, advantage_R[some_R], visit_R[some_R]))
-                for taken, total_R in self._candidates(columns, score_RK)
-            ]
-            most = max(of for *_, of in tried)
-            follows = [one for one in tried if most and one[2] <= _DISAGREE * most]
-            known = [one for one in tried if not most and one[0] in sums]
-            everything = max(tried, key=lambda one: len(one[0]))
-            taken, reward_R[some_R], wrong, of = [*follows, *known, everything][0]
+            best, wrong, of = self._followed(columns, score_RK, advantage_R[some_R], visit_R[some_R], sums)
+            reward_R[some_R] = _summed(score_RK, best.weight_K)
             disagree, told = disagree + wrong, told + of
-            sums[taken] = None
-            rest = [name for name in columns if name not in taken]
-            if follows and rest:
+            sums[best.words(columns)] = None
+            rest = [name for name, weight in zip(columns, best.weight_K, strict=True) if not weight]
+            if rest and of and self._weights is None:
                 doubts[f"not added to the reward, since the advantages do not follow it: {names(rest)}"] = None
-            elif len(tried) > 1 and not follows:
+            if not best.sure:
                 doubts[
                     f"the log does not tell which of {names(columns)} are rewards, and all are added; --reward names them"
                 ] = None
-        weighted = "" if self._weights is None else f", times {self._weights}"
-        said = [f"reward: {' and in other files '.join(names(one, ' + ') for one in sums)}{weighted}", *doubts]
+        said = [f"reward: {' and in other files '.join(sums)}", *doubts]
         if disagree:
             said.append(
                 f"in {disagree} of {told} groups the logged advantages do not follow the reward: give the trainer's "
@@ -103,24 +94,111 @@ class Columns:
             )
         return Chosen(reward_R, said)
 
-    def _candidates(self, columns: tuple[str, ...], score_RK: Floats) -> Iterator[tuple[tuple[str, ...], Floats]]:
-        """The columns that may be the rewards, with their weighted sum."""
-        if self._weights is not None or self._named:
-            weights = self._weights or (1.0,) * len(columns)
-            if len(weights) > len(columns) or (self._named and len(weights) != len(columns)):
-                raise ValueError(f"--weights: expected one for each of {names(columns)}, got {len(weights)}")
-            yield columns[: len(weights)], _summed(score_RK[:, : len(weights)], np.array(weights))
-            return
-        for taken in range(1, len(columns) + 1):
-            yield columns[:taken], _summed(score_RK[:, :taken], np.ones(taken))
-        for at in range(1, len(columns)):
-            yield columns[at : at + 1], _summed(score_RK[:, at : at + 1], np.ones(1))
+    def _followed(
+        self, columns: tuple[str, ...], score_RK: Floats, advantage_R: Floats, visit_R: Visits, before: Container[str]
+    ) -> tuple[_Sum, int, int]:
+        """The sum that the advantages follow, in how many groups they do not, and how many groups tell.
+
+        Tried are the first columns, one, two and so on, then each by itself; the same of columns that were normalized
+        within their group, as `multi_objective_aggregation="normalize_then_sum"` does; then the weights that fit best.
+        """
+        whole = _Sum(np.ones(len(columns)), sure=len(columns) == 1 or bool(self._named))
+        if self._weights is not None:
+            whole = _Sum(self._given(columns), sure=True)
+        wrong, told = _disagreeing(_summed(score_RK, whole.weight_K), advantage_R, visit_R)
+        if whole.sure:
+            return whole, wrong, told
+        alone_KK, first_KK = np.eye(len(columns)), np.tri(len(columns))
+        tried_NK = np.concatenate([first_KK, alone_KK[1:]])
+        for scaled_RK in (score_RK, _normalized(score_RK, visit_R)):
+            found = [_disagreeing(_summed(scaled_RK, weight_K), advantage_R, visit_R) for weight_K in tried_NK]
+            most = max(of for _, of in found)
+            for weight_K, (disagree, _) in zip(tried_NK, found, strict=True):
+                if most and disagree <= _DISAGREE * most:
+                    return _Sum(weight_K, sure=True), disagree, most
+            if not most:  # no group says anything
+                known = (one for one in map(_Sum, tried_NK) if one.words(columns) in before)
+                return next(known, whole), 0, 0
+        weight_K = _fitted(score_RK, advantage_R, visit_R)
+        disagree, of = _disagreeing(_summed(score_RK, weight_K), advantage_R, visit_R)
+        return (_Sum(weight_K, sure=True), disagree, of) if disagree <= _DISAGREE * of else (whole, wrong, told)
+
+    def _given(self, columns: tuple[str, ...]) -> Floats:
+        """The weights that the user gave, of the first columns; 0 for the others."""
+        weights = self._weights or ()
+        if len(weights) > len(columns) or (self._named and len(weights) != len(columns)):
+            raise ValueError(f"--weights: expected one for each of {names(columns)}, got {len(weights)}")
+        return np.array([*weights, *[0.0] * (len(columns) - len(weights))])
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A weighted sum of columns, and whether it is known to be the reward."""
+
+    weight_K: Floats
+    sure: bool = True
+
+    def words(self, columns: Sequence[str]) -> str:
+        """As a sentence has it, e.g. right + 0.2 × short."""
+        terms = [
+            names([name]) if weight == 1 else f"{weight:.3g} × {names([name])}"
+            for name, weight in zip(columns, self.weight_K.tolist(), strict=True)
+            if weight
+        ]
+        return " + ".join(terms)
 
 
 def _summed(score_RK: Floats, weight_K: Floats) -> Floats:
-    """The weighted sum of the scores that there are, as TRL has it; NaN where there is none."""
+    """The weighted sum of the scores that there are, as TRL has it; NaN where there is none that has a weight."""
+    score_RK, weight_K = score_RK[:, weight_K != 0], weight_K[weight_K != 0]
     missing_RK = np.isnan(score_RK)
     return np.where(missing_RK.all(1), np.nan, np.where(missing_RK, 0.0, score_RK) @ weight_K)
+
+
+def _centred(value_R: Floats, visit_R: Visits) -> Floats:
+    """A column less its mean over what is known of its group; 0 where nothing is."""
+    known_R = ~np.isnan(value_R)
+    count_V = np.maximum(np.bincount(visit_R, known_R), 1)
+    mean_V = np.bincount(visit_R, np.where(known_R, value_R, 0.0)) / count_V
+    return np.where(known_R, value_R - mean_V[visit_R], 0.0)
+
+
+def _normalized(score_RK: Floats, visit_R: Visits) -> Floats:
+    """Each column less its group's mean, over its group's deviation."""
+    columns: list[Floats] = []
+    for score_R in score_RK.T:
+        value_R = _centred(score_R, visit_R)
+        count_V = np.maximum(np.bincount(visit_R, ~np.isnan(score_R)) - 1, 1)
+        deviation_V = np.sqrt(np.bincount(visit_R, value_R * value_R) / count_V)
+        columns.append(value_R / (deviation_V[visit_R] + 1e-4))
+    return np.stack(columns, 1)
+
+
+def _fitted(score_RK: Floats, advantage_R: Floats, visit_R: Visits) -> Floats:
+    """The weights whose sum the advantages follow best, the largest of them 1; those below 1e-3 are 0.
+
+    Of each group only the direction of the advantages counts, since TRL divides by a deviation. Minimized is what of the
+    centred sums X w is not along them, Σ_g |X_g w − a_g (a_g · X_g w) / |a_g|²|² / Σ_g |X_g w|².
+    """
+    x_RK = np.stack([_centred(score_R, visit_R) for score_R in score_RK.T], 1)
+    scale_K = np.sqrt(np.square(x_RK).sum(0))
+    scale_K = np.where(scale_K > 0, scale_K, np.inf)
+    x_RK = x_RK / scale_K
+    a_R = _centred(advantage_R, visit_R)
+    norm_V = np.bincount(visit_R, a_R * a_R)
+    along_VK = np.stack([np.bincount(visit_R, a_R * x_R) for x_R in x_RK.T], 1)
+    along_VK = along_VK / np.sqrt(np.where(norm_V > _MOVES**2, norm_V, np.inf))[:, None]
+    whole_KK = x_RK.T @ x_RK
+    root_L, axis_KL = np.linalg.eigh(whole_KK)
+    kept_L = root_L > 1e-9
+    half_KL = axis_KL[:, kept_L] / np.sqrt(root_L[kept_L])
+    if not kept_L.any():
+        return np.ones(score_RK.shape[1])
+    left_KK = whole_KK - along_VK.T @ along_VK
+    weight_K = half_KL @ np.linalg.eigh(half_KL.T @ left_KK @ half_KL)[1][:, 0] / scale_K
+    weight_K = weight_K / weight_K[np.abs(weight_K).argmax()]
+    weight_K = np.where(np.abs(weight_K) < 1e-3, 0.0, weight_K)
+    return weight_K if along_VK.sum(0) @ (weight_K * np.where(np.isfinite(scale_K), scale_K, 0.0)) > 0 else -weight_K
 
 
 def _disagreeing(reward_R: Floats, advantage_R: Floats, visit_R: Visits) -> tuple[int, int]:
