@@ -79,10 +79,10 @@ def _missing(first: Groups) -> NDArray[np.float64]:
     """
     prompts = len(first.keys)
     hits_V = np.add.reduceat(np.nan_to_num(first.rewards_R), first.begin_V)
-    hits_P, count_P = (np.bincount(first.prompt_V, each, prompts) for each in (hits_V, first.scored_V))
-    s_V, n_V, size_V = hits_P[first.prompt_V], count_P[first.prompt_V], first.scored_V
-    expected_V = _all_of(s_V, n_V, size_V) + _all_of(n_V - s_V, n_V, size_V)
-    return np.bincount(first.prompt_V, expected_V - ~first.mixed_V, prompts)
+    of_visits = (np.bincount(first.prompt_V, each, prompts)[first.prompt_V] for each in (hits_V, first.scored_V))
+    s_V, n_V = (each.astype(np.float64) for each in of_visits)
+    expected_V = _all_of(s_V, n_V, first.scored_V) + _all_of(n_V - s_V, n_V, first.scored_V)
+    return np.bincount(first.prompt_V, expected_V - ~first.mixed_V, prompts).astype(np.float64)
 
 
 def _all_of(some_V: NDArray[np.float64], all_V: NDArray[np.float64], size_V: NDArray[np.int64]) -> NDArray[np.float64]:
