@@ -11,18 +11,24 @@ from typing import Any, get_type_hints
 
 from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
+from rollalloc.recipes.shapes import Call, call_of, sized, sizes_for
 from rollalloc.rules.advantages import Deviation
 
 
+@sized
 def dapo_carry(
-    groups: int, n: int, gen_groups: int, max_candidates: int | None = None, deviation: Deviation | None = None
+    groups: int = 16,
+    n: int = 4,
+    gen_groups: int | None = None,
+    max_candidates: int | None = None,
+    deviation: Deviation | None = None,
 ) -> Recipe:
     """DAPO, with more mixed groups than needed carried into the next batch instead of discarded.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
-        gen_groups: prompts generated at a time, at least 1.
+        gen_groups: prompts generated at a time, at least 1; None: three times `groups`.
         max_candidates: prompts tried for one batch at most; then it is short. None: no limit.
         deviation: as for `recipes.grpo`.
 
@@ -86,6 +92,10 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
     """
     refuse_unknown(name, parameters, parameters_of(name))
     parts = _parts(name)
+    if len(parts) > 1 and "groups" not in parameters and "groups" in signature_of(name):
+        parameters = {**parameters, "groups": signature_of(name)["groups"].default}  # the first one's, for all
+        if parameters["groups"] is inspect.Parameter.empty:
+            raise ValueError(f"{name} needs groups; it takes {', '.join(parameters_of(name))}")
     n = group_size(name, parameters)
     if n is not None and parameters.get("n", n) != n:
         raise ValueError(
@@ -98,6 +108,35 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
         needs_n = n is not None and takes_n is not None and takes_n.default is takes_n.empty
         made[part] = _made(part, parts[part], {**parameters, "n": n} if needs_n else parameters)
     return reduce(recipes.mix, [made[part] for part in parts])
+
+
+def in_shape(
+    recipe: str | Recipe, parameters: Mapping[str, Any], groups: int, n: int, *, trained: bool = True
+) -> Recipe:
+    """A recipe in the shape of a framework's batch, as far as the user said no other.
+
+    Args:
+        recipe: a name, as for `make_recipe`; or a recipe, which stays as it is where its call said `groups`, or where it was
+            changed after it was made.
+        parameters: of a recipe by name.
+        groups: the framework's prompts in a batch.
+        n: its rollouts per prompt.
+        trained: as for `recipes.shapes.sizes_for`.
+
+    Raises:
+        ValueError: as `make_recipe`.
+    """
+    if isinstance(recipe, str):
+        own = all(made in RECIPES.values() for made in _parts(recipe).values())
+        known = [
+            key for key, p in signature_of(recipe).items() if own or key in ("groups", "n") or p.default is p.empty
+        ]
+        return make_recipe(recipe, sizes_for(known, parameters, groups, n, trained=trained) | dict(parameters))
+    call: Call | None = call_of(recipe)
+    if call is None or "groups" in call.given:
+        return recipe
+    known = inspect.signature(call.function).parameters
+    return call.function(**sizes_for(known, call.given, groups, n, trained=trained), **call.given)
 
 
 def signature_of(name: str) -> Mapping[str, inspect.Parameter]:
@@ -113,6 +152,15 @@ def signature_of(name: str) -> Mapping[str, inspect.Parameter]:
     if "n" in taken and _SAY_N & taken.keys():
         taken["n"] = taken["n"].replace(default=None)  # what the stages say
     return taken
+
+
+def functions_of(name: str) -> Mapping[str, Recipe | Callable[..., Any]]:
+    """What the recipe of that name is made by, each part of a mixture by its own name.
+
+    Raises:
+        ValueError: as `signature_of`.
+    """
+    return _parts(name)
 
 
 def parameters_of(name: str) -> tuple[str, ...]:

@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from inspect import signature
 
 import pytest
 
 from rollalloc.cli.compare import cost_table, last_table
 from rollalloc.cli.options import Given, parameters_of
+from rollalloc.cli.recipes import explained_parameters
 from rollalloc.cli.sources import USUAL, budget_said, run_of
 from rollalloc.data.prompts import write_prompts
 from rollalloc.generate.sampling import Sampling
@@ -18,6 +20,7 @@ from rollalloc.lab.bench import presets
 from rollalloc.lab.bench.summary import LAST, Interval, RecipeSummary, Summary
 from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Policy
+from rollalloc.named import RECIPES, functions_of
 from rollalloc.runs.reader import read_metrics
 from rollalloc.train.description import Run
 from rollalloc.train.objective import Clip, Loss
@@ -676,3 +679,34 @@ def test_what_a_command_was_called_for_goes_to_standard_output(own, rollalloc, m
     assert "held-out" in out
     assert "finished: the budget" in err
     assert "finished" not in out
+
+
+# -------------------------------------------------------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pilot_commit", ("n_pilot", "rollouts that estimate a prompt", "confidence", "0.95", "--set")),
+        ("pilot_commit+pods", ("a few pilots estimate each prompt", "rollouts trained on, in [1, n]")),
+        ("reinforce", ("neg", "replay", "rows of earlier batches, of rollouts that did better than expected")),
+        ("dapo_carry", ("deviation", "what advantages are divided by")),  # "as for grpo" is looked up
+    ],
+)
+def test_recipes_explains_the_parameters_of_one(rollalloc, name, words):
+    code, out, _ = rollalloc("recipes", name, columns=160)
+    assert code == 0
+    for word in words:
+        assert word in out
+
+
+def test_recipes_explains_every_parameter_of_every_recipe():
+    for name in RECIPES:
+        for function in functions_of(name).values():
+            assert explained_parameters(function).keys() == signature(function).parameters.keys(), name
+
+
+def test_recipes_says_of_an_unknown_name_which_was_meant(rollalloc):
+    code, _, err = rollalloc("recipes", "pilot_comit")
+    assert code == 2
+    assert "did you mean 'pilot_commit'?" in err

@@ -1,13 +1,15 @@
 """Recipes by name."""
 
+import pickle
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
-from rollalloc import recipes
+from rollalloc import Allocator, recipes
 from rollalloc.cli.options import parameters_of as from_command_line
 from rollalloc.lab.bench.methods import matched
-from rollalloc.named import RECIPES, group_size, make_recipe, parameters_of, standard
+from rollalloc.named import RECIPES, group_size, in_shape, make_recipe, parameters_of, standard
 
 COMMIT = {"groups": 4, "n_pilot": 2, "n_commit": 2, "gen_groups": 12}
 
@@ -66,8 +68,8 @@ def test_pods_rule_is_named_alone_and_in_a_mixture(rule):
 
 
 def test_a_part_that_lacks_something_or_is_unknown_is_named():
-    with pytest.raises(ValueError, match="pods needs m"):
-        make_recipe("dapo+pods", {"groups": 4, "n": 8, "gen_groups": 12})
+    with pytest.raises(ValueError, match=r"dapo\+pods has no parameter 'mm' .did you mean 'm'"):
+        make_recipe("dapo+pods", {"groups": 4, "n": 8, "gen_groups": 12, "mm": 4})
     with pytest.raises(ValueError, match=r"unknown recipe 'podz' .did you mean 'pods'"):
         make_recipe("dapo+podz", {})
 
@@ -142,7 +144,11 @@ def made_or_not(name, parameters):
             {"group": 3, "n": 2},
             r"grpo has no parameter 'group' \(did you mean 'groups'\?\); it takes groups, n",
         ),
-        ("dapo", {"groups": 3}, r"dapo needs n, gen_groups; it takes groups, n, gen_groups, surplus"),
+        (
+            "dapo",
+            {"n": 1},
+            r"n must be a whole number of at least 2 \(the rewards of one rollout cannot differ\), got 1",
+        ),
         ("grpo", {"groups": 0, "n": 2}, r"groups must be .* at least 1"),
         ("grpo", {"groups": "many", "n": 2}, r"groups must be .*'many'"),
     ],
@@ -184,3 +190,73 @@ def test_a_recipe_of_ones_own_is_module_and_object(module):
 def test_a_recipe_of_ones_own_that_is_none_says_why(module, name, parameters, error, message):
     with pytest.raises(error, match=message):
         make_recipe(f"{module}:{name}", parameters)
+
+
+# ---------------------------------------------------------------------------------------------------------------- sizes
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_has_defaults_for_all_of_its_parameters(name):
+    assert make_recipe(name, {}) == (RECIPES[name]() if "+" not in name else make_recipe(name, {"n_pilot": 4}))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(("groups", "n"), [(1, 8), (4, 16), (3, 4)])
+def test_a_recipe_without_sizes_takes_the_shape_of_a_frameworks_batch(name, groups, n):
+    recipe = in_shape(name, {}, groups, n)
+    assert (recipe.groups, rows_of_a_group(recipe)) == (groups, n)
+    if "+" not in name:
+        assert in_shape(RECIPES[name](), {}, groups, n) == recipe
+
+
+def rows_of_a_group(recipe):
+    if recipe.group_rows is not None:
+        return recipe.group_rows
+    return sum(getattr(stage.size, "n", None) or stage.size.mean_n for stage in recipe.stages)  # Knapsack's is a mean
+
+
+def test_a_size_that_is_said_stands_beside_those_that_follow_from_the_framework():
+    recipe = in_shape(recipes.pilot_commit(n_pilot=2, promote="random"), {}, 4, 8)
+    assert recipe == recipes.pilot_commit(groups=4, n_pilot=2, n_commit=6, gen_groups=12, promote="random")
+    assert in_shape("pilot_commit", {"n_commit": 7}, 4, 8) == recipes.pilot_commit(4, 1, 7, 12)
+    assert in_shape(recipes.darts(longest=2), {}, 4, 8) == recipes.darts(4, 6, 2)
+    assert in_shape(recipes.pods(rule="random"), {}, 4, 8) == recipes.pods(4, 32, 8, "random")
+    assert in_shape(recipes.pods(m=4), {}, 4, 8) == recipes.pods(4, 16, 4)
+    assert in_shape("dapo+foresight", {}, 4, 8).groups == 4
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        recipes.grpo(groups=2),
+        recipes.grpo(2, 8),
+        replace(recipes.pilot_commit(), max_staleness=0),
+        recipes.mix(recipes.pilot_commit(), recipes.pods()),
+    ],
+)
+def test_a_recipe_whose_groups_are_said_or_that_was_changed_stays_as_it_is(recipe):
+    assert in_shape(recipe, {}, 4, 8) is recipe
+
+
+def test_how_a_recipe_was_called_is_no_part_of_it():
+    assert recipes.grpo() == recipes.grpo(16, 4) == recipes.grpo(n=4, groups=16)
+    assert repr(recipes.grpo()) == repr(recipes.grpo(16, 4))
+    assert recipes.grpo().description == recipes.grpo(16, 4).description
+    assert in_shape(pickle.loads(pickle.dumps(recipes.grpo())), {}, 2, 8) == recipes.grpo(2, 8)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            recipes.pilot_commit,
+            r"recipe must be a rollalloc Recipe, .*function; call it: recipe=pilot_commit\(\.\.\.\)",
+        ),
+        ("pilot_commit", r"got 'pilot_commit' of type str; rollalloc.named.make_recipe makes one of a name"),
+        (None, "got None of type NoneType$"),
+        ({"groups": 4}, "of type dict$"),
+    ],
+)
+def test_what_is_no_recipe_is_refused(wrong, message):
+    with pytest.raises(TypeError, match=message):
+        Allocator(wrong, 20, 0)

@@ -1,22 +1,95 @@
-"""`rollalloc recipes`: what there is to choose from."""
+"""`rollalloc recipes`: what there is to choose from, and what the parameters of one mean."""
 
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 
-def recipes() -> None:
-    """List the recipes, what each does and its parameters."""
+def recipes(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A recipe to explain, with each of its parameters; NAME+NAME for a mixture.", metavar="NAME"
+        ),
+    ] = None,
+) -> None:
+    """List the recipes and what each does; of one by name, what its parameters mean and their defaults."""
+    if name is None:
+        _list_all()
+    else:
+        _explain(name)
+
+
+def _list_all() -> None:
     from rollalloc.named import RECIPES, signature_of
 
     table = Table(show_lines=True)
     for heading in ("recipe", "what it does", "parameters"):
         table.add_column(heading)
     for name, function in RECIPES.items():
-        summary = (inspect.getdoc(function) or "").partition("\n")[0]
-        parameters = [key if p.default is p.empty else f"{key}={p.default}" for key, p in signature_of(name).items()]
-        table.add_row(name, summary, ", ".join(parameters))
-    Console().print(table)
+        parameters = [_with_default(parameter) for parameter in signature_of(name).values()]
+        table.add_row(name, _summary(function), ", ".join(parameters))
+    console = Console()
+    console.print(table)
+    console.print("rollalloc recipes NAME explains the parameters of one.", markup=False)
+
+
+def _explain(name: str) -> None:
+    from rollalloc.named import functions_of, signature_of
+
+    parameters = signature_of(name)
+    console = Console()
+    explained: dict[str, str] = {}
+    for part, function in functions_of(name).items():
+        console.print(f"{part}: {_before_arguments(function)}\n", markup=False, highlight=False)
+        for key, text in explained_parameters(function).items():
+            explained.setdefault(key, text)
+    table = Table(show_lines=True)
+    for heading in ("parameter", "default", "what it is"):
+        table.add_column(heading, no_wrap=heading == "parameter")
+    for key, parameter in parameters.items():
+        default = "(required)" if parameter.default is parameter.empty else str(parameter.default)
+        table.add_row(key, default, explained.get(key, ""))
+    console.print(table, markup=False)
+    console.print("On the command line: --set PARAMETER=VALUE, once for each.", markup=False, highlight=False)
+
+
+def explained_parameters(function: Any) -> Mapping[str, str]:
+    """What the section `Args:` of a recipe function's docstring says of each parameter, on one line; nothing without one.
+
+    Where it only says "as for `other`", what the recipe of that name says of the same parameter.
+    """
+    from rollalloc.named import RECIPES
+
+    explained = dict(_arguments(function))
+    for key, text in explained.items():
+        other = re.match(r"as for (?:recipes\.)?(\w+)", text)
+        if other and other[1] in RECIPES:
+            explained[key] = _arguments(RECIPES[other[1]]).get(key, text)
+    return explained
+
+
+def _arguments(function: Any) -> Mapping[str, str]:
+    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", inspect.getdoc(function) or "", re.MULTILINE)
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section[1] if section else "", re.MULTILINE)
+    return {key: re.sub(r"\s+", " ", text).replace("`", "") for key, text in entries}
+
+
+def _with_default(parameter: inspect.Parameter) -> str:
+    return parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default}"
+
+
+def _summary(function: Any) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def _before_arguments(function: Any) -> str:
+    """What a docstring says before its sections."""
+    return re.split(r"^(?:Args|Raises|Returns):$", inspect.getdoc(function) or "", flags=re.MULTILINE)[0].strip()

@@ -29,7 +29,7 @@ from rollalloc.core.events import (
     Updated,
 )
 from rollalloc.core.group import GroupView
-from rollalloc.core.recipe import Recipe
+from rollalloc.core.recipe import Recipe, refuse_other
 from rollalloc.core.run import Run
 from rollalloc.core.selection import Selection
 from rollalloc.core.statistics import QUARANTINED, PromptStatistics
@@ -48,10 +48,12 @@ class Allocator:
         seed: 0 or more.
 
     Raises:
+        TypeError: what is no recipe.
         ValueError: more groups in a batch than there are prompts, or a negative seed.
     """
 
     def __init__(self, recipe: Recipe, prompts: int | PromptTable, seed: int) -> None:
+        refuse_other(recipe)
         table = PromptTable.of(prompts)
         if recipe.groups > len(table):
             raise ValueError(

@@ -281,6 +281,22 @@ class Recipe:
         return tuple(at for at, stage in enumerate(self.stages) if stage.stop is not None)
 
 
+def refuse_other(recipe: Any) -> None:
+    """Refuse what is no recipe.
+
+    Raises:
+        TypeError: says what was expected and what came.
+    """
+    if isinstance(recipe, Recipe):
+        return
+    call = f"; call it: recipe={getattr(recipe, '__name__', 'it')}(...)" if callable(recipe) else ""
+    named = "; rollalloc.named.make_recipe makes one of a name" if isinstance(recipe, str) else ""
+    raise TypeError(
+        f"recipe must be a rollalloc Recipe, such as rollalloc.recipes.pilot_commit(), got {recipe!r:.80} of type "
+        f"{type(recipe).__name__}{call}{named}"
+    )
+
+
 def refuse_unmeasured(recipe: Recipe, engine: str) -> None:
     """Refuse a recipe that wants to be told how fast an engine decodes which does not measure that.
 

@@ -7,11 +7,13 @@ from typing import Literal
 
 from rollalloc.core.prompt_pool import NOW
 from rollalloc.core.recipe import Recipe, at_least, one_of
-from rollalloc.recipes.groups import grpo
+from rollalloc.recipes.groups import batches_ahead, grpo
+from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, intake, judges, prompts
 
 
-def mopps(groups: int, n: int, target: float = 0.5, decay: float = 0.5, pool: int = 8) -> Recipe:
+@sized
+def mopps(groups: int = 16, n: int = 4, target: float = 0.5, decay: float = 0.5, pool: int = 8) -> Recipe:
     """MoPPS: prompts whose success rate, drawn from what is known of each, lies nearest to a target. arXiv 2507.04632.
 
         rate ~ Beta(α, β);  after s successes in n rollouts  α ← λα + (1 - λ)α₀ + s,  β ← λβ + (1 - λ)β₀ + n - s
@@ -31,10 +33,11 @@ def mopps(groups: int, n: int, target: float = 0.5, decay: float = 0.5, pool: in
     )
 
 
+@sized
 def dapo(
-    groups: int,
-    n: int,
-    gen_groups: int,
+    groups: int = 16,
+    n: int = 4,
+    gen_groups: int | None = None,
     surplus: Literal["discard", "carry"] = "discard",
     max_candidates: int | None = None,
     deviation: advantages.Deviation | None = None,
@@ -44,13 +47,13 @@ def dapo(
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
-        gen_groups: prompts generated at a time, at least 1.
+        gen_groups: prompts generated at a time, at least 1; None: three times `groups`.
         surplus: what becomes of more such groups than needed: "discard" as published, or "carry" into the next batch.
         max_candidates: prompts tried for one batch at most; then it is short. None: no limit.
         deviation: as for `grpo`.
     """
     at_least("n", n, 2, "the rewards of one rollout cannot differ")
-    at_least("gen_groups", gen_groups, 1)
+    gen_groups = batches_ahead(groups, gen_groups)
     one_of("surplus", surplus, ("discard", "carry"))
     base = grpo(groups, n, deviation)
     return replace(
@@ -62,10 +65,11 @@ def dapo(
     )
 
 
+@sized
 def greso(
-    groups: int,
-    n: int,
-    gen_groups: int,
+    groups: int = 16,
+    n: int = 4,
+    gen_groups: int | None = None,
     zero_share: float = 0.25,
     max_candidates: int | None = None,
     deviation: advantages.Deviation | None = None,
@@ -80,11 +84,12 @@ def greso(
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
-        gen_groups: prompts generated at a time at most, at least 1.
+        gen_groups: prompts generated at a time at most, at least 1; None: three times `groups`.
         zero_share: share of prompts without variance that is aimed at, by adapting p, in (0, 1).
         max_candidates: as for `dapo`.
         deviation: as for `grpo`.
     """
+    gen_groups = batches_ahead(groups, gen_groups)
     return replace(
         dapo(groups, n, gen_groups, max_candidates=max_candidates, deviation=deviation),
         prompts=prompts.Selective(zero_share),
@@ -92,9 +97,10 @@ def greso(
     )
 
 
+@sized
 def vcrl(
-    groups: int,
-    n: int,
+    groups: int = 16,
+    n: int = 4,
     kappa: float = 0.8,
     kappa_first: float = 0.3,
     first: int = 20,

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rollalloc.core.recipe import Budget, Recipe, Replay, Stage, at_least
+from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes
 
 QUARANTINE_AFTER = 3  # one visit without a score may be an outage, three are the prompt's own fault
 
 
+@sized
 def grpo(
-    groups: int,
-    n: int,
+    groups: int = 16,
+    n: int = 4,
     deviation: advantages.Deviation | None = None,
     replay: int = 0,
     replay_staleness: int = 12,
@@ -43,6 +45,19 @@ def grpo(
     )
 
 
+def batches_ahead(groups: int, gen_groups: int | None) -> int:
+    """Prompts generated at a time: as said, or those of three batches.
+
+    Raises:
+        ValueError: fewer than 1.
+    """
+    if gen_groups is None:
+        at_least("groups", groups, 1)
+        return 3 * groups
+    at_least("gen_groups", gen_groups, 1)
+    return gen_groups
+
+
 def replay_of(rows: int, staleness: int) -> Replay | None:
     """Rows that did better than expected, as often as they are young enough; None for none."""
     at_least("replay", rows, 0)
@@ -50,7 +65,8 @@ def replay_of(rows: int, staleness: int) -> Replay | None:
     return Replay(rows=rows, max_staleness=staleness) if rows else None
 
 
-def dr_grpo(groups: int, n: int) -> Recipe:
+@sized
+def dr_grpo(groups: int = 16, n: int = 4) -> Recipe:
     """Dr. GRPO: n rollouts per prompt, each against the group's mean, not divided by its deviation. arXiv 2503.20783.
 
     The paper's other half, a loss that is not divided by a rollout's length, is the trainer's: `aggregation="dr_grpo"`
@@ -64,7 +80,8 @@ def dr_grpo(groups: int, n: int) -> Recipe:
     return replace(grpo(groups, n), advantage=advantages.OverGroup(advantages.dr_grpo))
 
 
-def rloo(groups: int, n: int) -> Recipe:
+@sized
+def rloo(groups: int = 16, n: int = 4) -> Recipe:
     """RLOO: n rollouts per prompt, each against the mean of the others of its prompt. arXiv 2402.14740.
 
     Args:

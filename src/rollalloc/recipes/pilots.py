@@ -8,7 +8,8 @@ from typing import Literal
 
 from rollalloc.core.recipe import Recipe, Stage, at_least, one_of
 from rollalloc.core.rule import Act, PromoteRule
-from rollalloc.recipes.groups import grpo
+from rollalloc.recipes.groups import batches_ahead, grpo
+from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes
 
 _Promote = Literal["top_variance", "random", "oldest", "most_recent"]
@@ -22,11 +23,12 @@ _IN_WAVES = promote.TopVariance()
 _MOST_ROUNDS = 1000  # more would fill the memory before anything is said
 
 
+@sized
 def pilot_commit(
-    groups: int,
-    n_pilot: int,
-    n_commit: int,
-    gen_groups: int,
+    groups: int = 16,
+    n_pilot: int = 4,
+    n_commit: int = 12,
+    gen_groups: int | None = None,
     p_lower: float = 0.125,
     p_upper: float = 0.25,
     p_solve: float = 0.9,
@@ -48,7 +50,7 @@ def pilot_commit(
         groups: prompts in a batch, at least 1.
         n_pilot: rollouts that estimate a prompt, at least 1.
         n_commit: rollouts for a prompt in the window, at least 1.
-        gen_groups: prompts piloted at a time, at least 1.
+        gen_groups: prompts piloted at a time, at least 1; None: three times `groups`.
         p_lower: pilot means below it are deferred to the next epoch.
         p_upper: pilot means above 1 - p_upper are skipped until the next epoch.
         p_solve: a prompt is evicted whose pilots' mean is at least this and whose success rate is, with `confidence`, by all
@@ -73,7 +75,7 @@ def pilot_commit(
     """
     at_least("n_pilot", n_pilot, 1, "a prompt without pilots has no estimate")
     at_least("n_commit", n_commit, 1)
-    at_least("gen_groups", gen_groups, 1)
+    gen_groups = batches_ahead(groups, gen_groups)
     if promote is not None:
         one_of("promote", promote, tuple(_PROMOTE))
     one_of("pilots", pilots, ("as_needed", "every_round"))
@@ -99,10 +101,11 @@ def pilot_commit(
     )
 
 
+@sized
 def racing(
-    groups: int,
-    sizes_S: tuple[int, ...],
-    gen_groups: int,
+    groups: int = 16,
+    sizes_S: tuple[int, ...] = (4, 8, 16),
+    gen_groups: int | None = None,
     max_staleness: int = 0,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
@@ -114,11 +117,11 @@ def racing(
     Args:
         groups: prompts in a batch, at least 1.
         sizes_S: rollouts a prompt has after each stage, growing, e.g. (4, 8, 16).
-        gen_groups: prompts in the first stage at a time, at least 1.
+        gen_groups: prompts in the first stage at a time, at least 1; None: three times `groups`.
         max_staleness: updates of the weights after which a rollout is too old to train on.
         deviation: as for `grpo`.
     """
-    at_least("gen_groups", gen_groups, 1)
+    gen_groups = batches_ahead(groups, gen_groups)
     more = _increments(sizes_S)
     last = len(more) - 1
     stages = tuple(
@@ -141,8 +144,9 @@ def racing(
     )
 
 
+@sized
 def cgrpo(
-    groups: int,
+    groups: int = 16,
     sizes_S: tuple[int, ...] = (2, 4, 8, 16, 32),
     delta: float | None = None,
     visits: int = 200,
@@ -179,9 +183,10 @@ def cgrpo(
     return replace(grpo(groups, sizes_S[-1], deviation), stages=stages, prompts=prompts.FirstSuccesses(visits))
 
 
+@sized
 def reinforce_ada(
-    groups: int,
-    n: int,
+    groups: int = 16,
+    n: int = 4,
     round_n: int = 8,
     rounds: int = 4,
     stop: Literal["balanced", "positive"] = "balanced",

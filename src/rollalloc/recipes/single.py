@@ -8,11 +8,13 @@ from typing import Literal
 from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW
 from rollalloc.core.recipe import Recipe, one_of
 from rollalloc.recipes.groups import grpo
+from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, judges, predictions
 
 
+@sized
 def reinforce(
-    groups: int,
+    groups: int = 32,
     n: int = 1,
     baseline: Literal["batch", "running"] = "batch",
     neg: float | None = None,
@@ -42,7 +44,8 @@ def reinforce(
     return replace(base, prompts=prompts, advantage=advantages.Rewards(), over_batch=advantages.BatchMean(neg))
 
 
-def raft(groups: int, n: int = 1) -> Recipe:
+@sized
+def raft(groups: int = 32, n: int = 1) -> Recipe:
     """RAFT: only what was rewarded is learned from, A = max(r, 0). arXiv 2304.06767, as in 2504.11343.
 
     Args:
@@ -52,7 +55,8 @@ def raft(groups: int, n: int = 1) -> Recipe:
     return replace(grpo(groups, n), advantage=advantages.Successes())
 
 
-def spo(groups: int, n: int = 1, half_way: float = 0.06, spread: float = 0.05) -> Recipe:
+@sized
+def spo(groups: int = 32, n: int = 1, half_way: float = 0.06, spread: float = 0.05) -> Recipe:
     """SPO: each prompt's tracked success rate is its baseline, advantages are normalised over the batch. arXiv 2509.13232.
 
     Args:
@@ -71,8 +75,9 @@ def spo(groups: int, n: int = 1, half_way: float = 0.06, spread: float = 0.05) -
     )
 
 
+@sized
 def foresight(
-    groups: int,
+    groups: int = 32,
     n: int = 1,
     exponent: float | None = 3.0,
     neg: float | None = None,

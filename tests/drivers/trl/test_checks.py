@@ -13,7 +13,16 @@ import tiny_trl
 from datasets import Dataset
 
 from rollalloc import recipes
-from rollalloc.drivers.trl.checks import check_processes, check_settings, check_turns, rows_per_group
+from rollalloc.drivers.trl import AllocatedGRPOTrainer
+from rollalloc.drivers.trl.checks import (
+    check_processes,
+    check_settings,
+    check_sizes,
+    check_turns,
+    in_shape_of,
+    rows_per_group,
+)
+from rollalloc.named import RECIPES
 from rollalloc.rules.prompts import Posterior
 
 CHAT = Dataset.from_dict({"prompt": [[{"role": "user", "content": "k1"}]] * 8})
@@ -147,6 +156,60 @@ def test_a_data_set_that_streams_is_refused(tmp_path):
 )
 def test_rows_of_a_group(recipe, rows):
     assert rows_per_group(recipe) == rows
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(("rows", "accumulated"), [(8, 1), (8, 4)])
+def test_every_recipe_by_name_has_the_sizes_of_a_usual_config(tmp_path, name, rows, accumulated):
+    args = tiny_trl.settings(
+        tmp_path, per_device_train_batch_size=rows, num_generations=8, gradient_accumulation_steps=accumulated
+    )
+    made = [in_shape_of(args, name), *([in_shape_of(args, RECIPES[name]())] if "+" not in name else [])]
+    assert made[0] == made[-1]
+    check_sizes(args, made[0])
+    assert made[0].groups == accumulated
+
+
+def test_groups_follow_from_the_rows_of_a_group_that_were_said(tmp_path):
+    args = tiny_trl.settings(tmp_path, per_device_train_batch_size=16, num_generations=2)
+    recipe = in_shape_of(args, recipes.reinforce(n=1, neg=0.5))
+    assert recipe == recipes.reinforce(groups=16, n=1, neg=0.5)
+    check_sizes(args, recipe)
+
+
+@pytest.mark.parametrize("recipe", ["pilot_commit", recipes.pilot_commit(promote="random"), "reinforce"])
+def test_a_recipe_without_sizes_trains_under_a_usual_config(tmp_path, recipe):
+    args = tiny_trl.settings(tmp_path, per_device_train_batch_size=8, num_generations=8, max_steps=1)
+    trainer = AllocatedGRPOTrainer(
+        tiny_trl.tiny_model(), tiny_trl.starts_right, args=args, train_dataset=tiny_trl.prompts(),
+        processing_class=tiny_trl.tiny_tokenizer(), recipe=recipe,
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert trainer.allocation.allocator.recipe.groups == 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "error", "message"),
+    [
+        ("pilot_comit", ValueError, "unknown recipe 'pilot_comit' .did you mean 'pilot_commit'"),
+        (recipes.pilot_commit, TypeError, r"recipe must be a rollalloc Recipe, .* call it: recipe=pilot_commit\(...\)"),
+        ({"groups": 4}, TypeError, "recipe must be a rollalloc Recipe, .* of type dict"),
+    ],
+)
+def test_what_is_no_recipe_is_refused_before_a_model_is_loaded(tmp_path, recipe, error, message):
+    with pytest.raises(error, match=message):
+        AllocatedGRPOTrainer("no/such-model", tiny_trl.starts_right, args=tiny_trl.settings(tmp_path), recipe=recipe)
+
+
+def test_a_metric_that_was_given_is_not_advised_again(tmp_path):
+    def tenfold(completions: list[str], **_: Any) -> list[float]:
+        return [10.0 * (len(text) < 5) for text in completions]
+
+    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", reward=tenfold, driver={"metric": "tenfold"})
+    with pytest.raises(ValueError, match="The metric is what tenfold returned: let it return 1 for right") as raised:
+        trainer.train()
+    assert "give metric=" not in str(raised.value)
 
 
 def test_several_turns_are_refused_where_processes_would_wait_for_each_other():

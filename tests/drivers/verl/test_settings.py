@@ -34,7 +34,7 @@ REFUSED = {
         {"recipe": "pods", "m": 4, "rule": "best"},
         "rule must be one of max_variance, max_reward, random",
     ),
-    "a missing parameter": ({"recipe": "pods"}, "pods needs m"),
+    "a subset larger than a group": ({"recipe": "pods", "m": 9}, "m must be at most n=8"),
     "verl's own": (PILOT_COMMIT | {"groups": 8}, "data.train_batch_size"),
     "no such file": (
         {"recipe": "foresight", "features": "none.safetensors"},

@@ -15,6 +15,7 @@ from trl import is_conversational
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
+from rollalloc.named import in_shape
 from rollalloc.rules import rows
 from rollalloc.rules.prompts import InOrder, Shuffled
 from rollalloc.train.objective import Clip
@@ -51,6 +52,24 @@ def rows_per_group(recipe: Recipe) -> int | None:
         return recipe.group_rows
     sizes = [getattr(stage.size, "n", None) for stage in recipe.stages]
     return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def in_shape_of(args: Any, recipe: Recipe | str) -> Recipe:
+    """The recipe with TRL's generation batch for a batch, as far as it was made without sizes; another stays as it is.
+
+        groups × rows of each = per_device_train_batch_size × processes × steps_per_generation
+
+    Rows of each are `num_generations`, or as many as the recipe's own sizes make, where it was given some.
+    """
+    rows, n = args.generation_batch_size, args.num_generations
+    made = in_shape(recipe, {}, max(1, rows // n), n)
+    own = rows_per_group(made)
+    if own is not None and own != n and rows % own == 0:
+        made = in_shape(recipe, {}, rows // own, n)
+    if made is not recipe:
+        sizes = ", ".join(f"{stage.name}: {stage.size!r}" for stage in made.stages)
+        log.info("the recipe has TRL's sizes: %d groups in a batch, %s, rows %r", made.groups, sizes, made.rows)
+    return made
 
 
 def check_sizes(args: Any, recipe: Recipe) -> None:

@@ -165,8 +165,11 @@ class RewardFunctions:
     @property
     def remedy(self) -> str:
         """What to do where the metric is no success rate."""
-        of = "the whole reward" if self.metric is None else f"what {self.metric} returned"
-        return f"The metric is {of}; {how_to_name_a_metric(self.names)}"
+        if self.metric is None:
+            return f"The metric is the whole reward; {how_to_name_a_metric(self.names)}"
+        return (
+            f"The metric is what {self.metric} returned: let it return 1 for right and 0 for wrong, or a share between"
+        )
 
     def selected_by(self, scores_F: Sequence[Score]) -> Score:
         """What selection looks at: the score of the function that `metric` names, or the reward."""

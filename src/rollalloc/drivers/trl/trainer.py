@@ -13,7 +13,7 @@ from accelerate.utils import gather
 from trl import GRPOConfig, GRPOTrainer
 
 from rollalloc.core.events import Batch
-from rollalloc.core.recipe import Recipe, refuse_unmeasured
+from rollalloc.core.recipe import Recipe, refuse_other, refuse_unmeasured
 from rollalloc.drivers.trl import checks
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
 from rollalloc.drivers.trl.averaging import AveragedWeights
@@ -30,6 +30,7 @@ from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.tensors import training_inputs
+from rollalloc.named import signature_of
 
 
 class AllocatedGRPOTrainer(GRPOTrainer):
@@ -43,7 +44,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
 
     Args:
         *positional: as for `GRPOTrainer`, like all that is not named here.
-        recipe: of rollalloc.
+        recipe: of rollalloc, or its name, as `rollalloc recipes` lists them. The shape of a batch is that of TRL's settings
+            where the recipe was made without `groups`, as `recipes.pilot_commit()`: `num_generations` rows of each prompt.
         metric: name of the reward function that selection looks at; None: the weighted sum of all.
         use_sampler: whether rollalloc's sampler generates; None: where it applies, else transformers' `generate` or, with
             `args.use_vllm`, vLLM.
@@ -60,14 +62,14 @@ class AllocatedGRPOTrainer(GRPOTrainer):
 
     Raises:
         FileNotFoundError: there is no such file of features.
-        TypeError: a data set that cannot be indexed.
+        TypeError: a data set that cannot be indexed, or what is neither a recipe nor a name.
         ValueError: settings that the recipe or the driver cannot be true to; names them and the remedy.
     """
 
     def __init__(
         self,
         *positional: Any,
-        recipe: Recipe,
+        recipe: Recipe | str,
         metric: str | None = None,
         use_sampler: bool | None = None,
         key: str | None = None,
@@ -80,6 +82,10 @@ class AllocatedGRPOTrainer(GRPOTrainer):
     ) -> None:
         given = inspect.signature(GRPOTrainer).bind_partial(*positional, **named).arguments
         checks.check_arguments(given)
+        if isinstance(recipe, str):
+            signature_of(recipe)  # an unknown name is said before a model is loaded
+        else:
+            refuse_other(recipe)
         checks.check_model(given.get("model"), given.get("args") or GRPOConfig, given.get("peft_config"))
         if given.get("train_dataset") is not None:
             checks.check_indexed(given["train_dataset"])
@@ -90,6 +96,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         checks.check_evaluated(self.eval_dataset, self.train_dataset)
         if turns:
             checks.check_turns(self)
+        recipe = checks.in_shape_of(self.args, recipe)
         checks.check_sizes(self.args, recipe)
         checks.check_settings(self.args, recipe)
         refuse_unmeasured(recipe, "TRL's trainer")

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollalloc.core.recipe import Recipe, at_least, refuse_unmeasured
 from rollalloc.drivers.verl.modes import Overlap
-from rollalloc.named import group_size, make_recipe, parameters_of, refuse_unknown
+from rollalloc.named import in_shape, parameters_of, refuse_unknown
 from rollalloc.recipes import grpo
 from rollalloc.rules.advantages import GRPO, settled
 from rollalloc.rules.prompts import AsOffered, Shuffled
@@ -98,7 +98,8 @@ def _is_number(value: Any) -> bool:
 def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Overlap | None = None) -> Settings:
     """The settings that verl's configuration holds.
 
-    `groups` and `n` of a recipe are verl's own `data.train_batch_size` and `actor_rollout_ref.rollout.n`. A prompt rule
+    `groups` and `n` of a recipe are verl's own `data.train_batch_size` and `actor_rollout_ref.rollout.n`; the sizes of
+    stages that the section does not say follow from `n` (`recipes.shapes.sizes_for`). A prompt rule
     that only shuffles is replaced by the order of verl's loader. Advantages that leave the deviation open get verl's.
 
     Args:
@@ -122,10 +123,7 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Over
     known = parameters_of(name)
     takes = [parameter for parameter in known if parameter not in _VERL_KEYS]
     refuse_unknown(name, given, dict.fromkeys([*takes, *[field.name for field in fields(Settings)][1:]]))
-    available = given | {"groups": groups}
-    if group_size(name, given) is None:  # else the recipe's stages say it
-        available["n"] = n
-    recipe = make_recipe(name, {key: available[key] for key in known if key in available})
+    recipe = in_shape(name, given, groups, n, trained=False)
     if recipe.groups != groups:
         raise ValueError(
             f"{name} trains on {recipe.groups} groups per batch and {_VERL_KEYS['groups']} is {groups}; make them equal"
