@@ -24,7 +24,7 @@ from typing import Any
 from cases import RECIPES, TABLES
 
 from rollalloc import Allocator, Budget, NoProgress, PromptTable
-from rollalloc.core.events import Actions, Cancelled, Event, Failed, Offered, Progress, Row, Updated
+from rollalloc.core.events import Actions, Cancelled, Event, Failed, Offered, Row, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import OfferedPromptRule
 from rollalloc.named import make_recipe
@@ -159,8 +159,6 @@ class _Driver:
                 yield Cancelled(rollout, 5) if self.random.random() < 0.5 else Failed(rollout, "simulated", 3)
             else:
                 yield self.world.end(rollout, prompt, version, self.allocator.version)
-        if self.running and not wave and self.random.random() < 0.3:
-            yield Progress(self.random.choice(list(self.running)), self.random.randint(1, 50))
         if self.training and (wave or not ending or self.random.random() < 0.2):
             self.training = False
             version = self.allocator.version + 1

@@ -9,7 +9,7 @@ import pytest
 from cases import RECIPES, TABLES
 
 from rollalloc import Allocator, EventError, PromptTable
-from rollalloc.core.events import FARTHEST, LARGEST, LARGEST_WHOLE, Cancelled, Done, Failed, Offered, Progress, Updated
+from rollalloc.core.events import FARTHEST, LARGEST, LARGEST_WHOLE, Cancelled, Done, Failed, Offered, Updated
 
 PROMPTS = 20
 REWARDS = (5e-324, 1e-300, 1e-30, -1.0, 1e10, LARGEST, -LARGEST, 1e38, -1e308, 10**400, inf, nan)
@@ -52,7 +52,6 @@ def drive(name, draw, steps=20):
         for rollout in [running.pop() for _ in range(draw.randint(len(running) // 2, len(running)))]:
             tokens, won = some(TOKENS, draw.randint(1, 30)), float(draw.random() < 0.5)
             metric = some(RATES if recipe.rate_readers else REWARDS, won)
-            told(allocator, Progress(rollout, tokens))
             done = Done(rollout, some(REWARDS, won), metric, tokens, allocator.version)
             if not told(allocator, draw.choice((done, done, done, Cancelled(rollout, tokens)))):
                 allocator.tell([Failed(rollout, "no score")])

@@ -1279,8 +1279,15 @@ class Unpromised(AdvantageRule):
         return -advantages.grpo(group.rewards_G)[chosen_M]
 
 
+def positive(rewards_G):
+    """A kernel of advantages that takes no negative rewards."""
+    if min(rewards_G) < 0:
+        raise ValueError("expected rewards of 0 or more")
+    return advantages.grpo(rewards_G)
+
+
 def test_rewards_are_of_the_range_that_a_rule_takes():
-    recipe = replace(recipes.grpo(4, 4), advantage=advantages.OverGroup(advantages.maxrl))
+    recipe = replace(recipes.grpo(4, 4), advantage=advantages.OverGroup(positive))
     check_recipe(recipe, rewards=(0.0, 1.0), seeds=(0,), batches=2)
-    with pytest.raises(ValueError, match="maxrl needs rewards of 0 or more"):
+    with pytest.raises(ValueError, match="expected rewards of 0 or more"):
         check_recipe(recipe)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rollalloc import Allocator, Budget, EventError, MetricError, NoProgress, PromptTable, RuleError, Stage, recipes
-from rollalloc.core.events import Actions, Cancelled, Done, Failed, Offered, Order, Progress, Updated
+from rollalloc.core.events import Actions, Cancelled, Done, Failed, Offered, Order, Updated
 from rollalloc.core.rule import (
     CAUSES,
     Act,
@@ -461,21 +461,6 @@ def test_the_sampled_tail_carries_its_weight_into_the_batch(drive):
     driver.allocator.tell([Done(kept, 1, 1, 9, 0)])
     batch = driver.ask().batch
     assert {row.rollout: row.weight for row in batch.rows} == {running[0]: 1.0, running[1]: 1.0, kept: 4.0}
-
-
-def test_progress_is_what_a_stop_rule_sees(drive):
-    driver = drive(replace(recipes.grpo(1, 2), stages=(
-        replace(recipes.grpo(1, 2).stages[0], stop=StopLongerThan(100)),
-    )), prompts=2)  # fmt: skip
-    first, second = ids(driver.ask().generate)
-    driver.allocator.tell([Progress(first, 99), Progress(second, 50)])
-    assert driver.ask().cancel == ()
-    driver.allocator.tell([Progress(first, 101)])
-    assert driver.ask().cancel == (first,)
-    driver.allocator.tell([Progress(first, 102)])  # it has not stopped yet
-    assert driver.ask().cancel == ()
-    with pytest.raises(EventError, match="rollout 77: was never ordered"):
-        driver.allocator.tell([Progress(77, 1)])
 
 
 def test_a_late_result_that_makes_a_waiting_group_too_old_ends_it_before_more_is_paid_for_it(drive):
@@ -984,14 +969,6 @@ class Picks(prompts.Shuffled):
 
     def pick(self, *_):
         return self.picked
-
-
-@dataclass(frozen=True)
-class StopLongerThan(StopRule):
-    limit: int
-
-    def __call__(self, group, view, rng):
-        return np.array([rollout for rollout, tokens in group.running.items() if tokens > self.limit], np.int64)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from rollalloc import recipes
 from rollalloc.core.group import GroupView
 from rollalloc.core.rule import View
 from rollalloc.rules import advantages
-from rollalloc.rules.advantages import dr_grpo, grpo, maxrl, pods, rloo
+from rollalloc.rules.advantages import dr_grpo, grpo, pods, rloo
 
-KERNELS = (grpo, dr_grpo, rloo, maxrl, pods)
+KERNELS = (grpo, dr_grpo, rloo, pods)
 FLOATS = st.floats(-1e12, 1e12)
 
 
@@ -22,8 +22,6 @@ FLOATS = st.floats(-1e12, 1e12)
         (dr_grpo, [2, 4, 9], [-3, -1, 4]),
         (rloo, [1, 0, 0, 0], [1, -1 / 3, -1 / 3, -1 / 3]),
         (rloo, [5], [0]),
-        (maxrl, [1, 0, 0, 0], [3, -1, -1, -1]),
-        (maxrl, [1, 1, 0, 0], [1, 1, -1, -1]),
         (grpo, [1, 1, 0, 0], np.array([0.5, 0.5, -0.5, -0.5]) / (0.5 + 1e-6)),
         (grpo, [1, 0, 0, 0], np.array([0.75, -0.25, -0.25, -0.25]) / (np.sqrt(3) / 4 + 1e-6)),
         (pods, [1, 1, 0, 0], np.array([0.5, 0.5, -0.5, -0.5]) / (np.sqrt(1 / 3) + 1e-4)),
@@ -70,8 +68,6 @@ def test_rewards_that_are_not_finite_are_an_error(kernel, bad):
 def test_other_bad_input():
     with pytest.raises(ValueError, match="one axis"):
         grpo([[0.0, 1.0]])
-    with pytest.raises(ValueError, match=r"maxrl needs rewards of 0 or more, got -1.*use grpo"):
-        maxrl([0.0, -1.0])
 
 
 def test_statistics_before_or_after_the_choice():

@@ -34,15 +34,15 @@ MIXED, EQUAL = Verdict(Act.TRAIN), Verdict(Act.DROP, "zero_variance")
     ("judge", "group", "expected"),
     [
         (Complete(), GroupView.of([1, 1]), MIXED),
-        (Complete(), GroupView.of([1, 0], running=[5]), None),
+        (Complete(), GroupView.of([1, 0], running=1), None),
         (Complete(NOW), GroupView.of([1]), Verdict(Act.TRAIN, until=NOW)),
         (NonzeroVariance(), GroupView.of([1, 0]), MIXED),
         (NonzeroVariance(), GroupView.of([0.1] * 8), EQUAL),
         (NonzeroVariance(), GroupView.of([1]), EQUAL),
-        (NonzeroVariance(), GroupView.of([1, 0], running=[5]), None),
-        (NonzeroVariance(early=True), GroupView.of([1, 0], running=[5]), MIXED),
-        (NonzeroVariance(early=True), GroupView.of([1, 1], running=[5]), None),
-        (NonzeroVariance(early=True), GroupView.of([], running=[5]), None),
+        (NonzeroVariance(), GroupView.of([1, 0], running=1), None),
+        (NonzeroVariance(early=True), GroupView.of([1, 0], running=1), MIXED),
+        (NonzeroVariance(early=True), GroupView.of([1, 1], running=1), None),
+        (NonzeroVariance(early=True), GroupView.of([], running=1), None),
         (NonzeroVariance(Act.NEXT), GroupView.of([1, 0]), Verdict(Act.NEXT)),
         (NonzeroVariance(until=NEVER), GroupView.of([0, 0]), Verdict(Act.DROP, "zero_variance", NEVER)),
         # selection looks at the metric, not at the shaped reward
@@ -54,7 +54,7 @@ def test_verdict_by_hand(judge, group, expected):
     assert judge(group, NO_VIEW) == expected
 
 
-def band(ones, count, *, running=(), **window):
+def band(ones, count, *, running=0, **window):
     settings = {"p_lower": 0.125, "p_upper": 0.25, "p_solve": 1.0} | window
     return Band(**settings)(GroupView.of([1] * ones + [0] * (count - ones), running=running), NO_VIEW)
 
@@ -140,7 +140,7 @@ def test_a_band_with_a_confidence_evicts_by_all_visits_of_a_prompt(metrics, visi
 
 
 def test_a_band_waits_until_all_pilots_ended():
-    assert band(1, 4, running=[9]) is None
+    assert band(1, 4, running=1) is None
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_drop_must_name_a_cause_under_which_it_can_be_accounted(reason):
 def test_collected_by_hand(rows, half, metrics, enough):
     act = Act.TRAIN if enough else Act.NEXT
     assert Collected(half)(GroupView.of(metrics), View.of(rows=rows)) == Verdict(act)
-    assert Collected(half)(GroupView.of(metrics, running=[3]), View.of(rows=rows)) is None
+    assert Collected(half)(GroupView.of(metrics, running=1), View.of(rows=rows)) is None
 
 
 def test_collected_refuses():
@@ -256,7 +256,7 @@ def test_no_metrics_vary_more_than_half_ones_and_half_zeros(metrics):
 )
 def test_varied_by_hand(metrics, version, expected):
     assert Varied()(GroupView.of(metrics), View.of(version=version)) == expected
-    assert Varied()(GroupView.of(metrics, running=[1]), View.of(version=version)) is None
+    assert Varied()(GroupView.of(metrics, running=1), View.of(version=version)) is None
 
 
 def test_varied_refuses():
@@ -312,7 +312,7 @@ def test_resolved_by_hand():
         ([0, 0, 0, 1], Act.TRAIN),
     ):
         assert judge(GroupView.of(metrics), view) == Verdict(act)
-    assert judge(GroupView.of([0, 1], running=[1]), view) is None
+    assert judge(GroupView.of([0, 1], running=1), view) is None
     assert judge(GroupView.of([0, 0, 0, 0, 1]), View.of()) == Verdict(Act.TRAIN)  # nothing is known: any success
     for wrong in (0.0, 1.0):
         with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), or None"):

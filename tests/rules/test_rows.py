@@ -289,7 +289,7 @@ def late_sums(weigh, groups=4000, shortest=3, longest=1, count=8):
         while (~truncated[at_G[:ended]]).sum() < shortest and ended < count:
             ended += 1
         early, late = at_G[:ended], at_G[ended:]
-        now = GroupView.of([0.0] * ended, truncated=truncated[early].tolist(), running=[0] * late.size)
+        now = GroupView.of([0.0] * ended, truncated=truncated[early].tolist(), running=late.size)
         made = stop(now, view, rng(number, "stop", 0))
         kept = made.kept if made else {}
         there = [*range(ended), *sorted(kept)]

@@ -25,7 +25,6 @@ from rollalloc.core.events import (
     Failed,
     Offered,
     Order,
-    Progress,
     Updated,
 )
 from rollalloc.core.group import GroupView
@@ -93,8 +92,6 @@ class Allocator:
                 lifecycle.on_done(self._run, event)
             case Failed() | Cancelled():
                 lifecycle.on_lost(self._run, event)
-            case Progress():
-                lifecycle.on_progress(self._run, event.rollout, event.tokens)
             case Updated():
                 lifecycle.on_updated(self._run, event)
             case Offered():

@@ -2,7 +2,7 @@
 
 What comes in are frozen dataclasses; what goes out by the thousand are named tuples, which are cheaper to make.
 
-A driver *tells* the core `Done`, `Failed`, `Cancelled`, `Progress`, `Updated` (and `Offered` where a framework's own
+A driver *tells* the core `Done`, `Failed`, `Cancelled`, `Updated` (and `Offered` where a framework's own
 loader draws the prompts) and *asks* it for `Actions`. Everything is an id or a number: text, tensors and token
 log-probabilities stay with the driver, as the payload of a rollout, until the core names that rollout in
 `Actions.release`.
@@ -76,14 +76,6 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """A rollout is still running and has generated `tokens` tokens so far."""
-
-    rollout: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Updated:
     """The weights changed: the outstanding batch was trained.
 
@@ -108,7 +100,7 @@ class Offered:
     epoch: int
 
 
-Event = Done | Failed | Cancelled | Progress | Updated | Offered
+Event = Done | Failed | Cancelled | Updated | Offered
 
 
 class Order(NamedTuple):

@@ -46,7 +46,7 @@ class Group:
         self.stage = 0  # that it is in, or has passed last
         self.spans: list[int] = []  # first rollout id ordered by each stage
         self.owed: list[int] = []  # decided, not yet handed out
-        self.running: dict[int, int] = {}  # handed out, no terminal event: rollout -> tokens so far
+        self.running: dict[int, None] = {}  # handed out, no terminal event; a set in the order of hand-out
         self.done: list[Done] = []
         self.cancelled = self.failed = 0
         self.kept: dict[int, float] = {}  # rollouts that a stop rule kept -> the probability with which it did
@@ -72,7 +72,7 @@ class Group:
         """The next rollouts owed, at most so many, which now run, by the stage that ordered them."""
         now = self.owed[:most]
         del self.owed[:most]
-        self.running.update(dict.fromkeys(now, 0))
+        self.running.update(dict.fromkeys(now))
         return self.by_stage(now)
 
     def stage_of(self, rollout: int) -> int:
@@ -107,7 +107,7 @@ class Group:
         until = {"epochs": self.until.count} if isinstance(self.until, Epochs) else {"version": self.until}
         return {
             "id": self.id, "prompt": self.prompt, "epoch": self.epoch, "stage": self.stage, "phase": self.phase.value,
-            "spans": list(self.spans), "owed": list(self.owed), "running": list(self.running.items()),
+            "spans": list(self.spans), "owed": list(self.owed), "running": list(self.running),
             "done": pack(done_G8), "cancelled": self.cancelled, "failed": self.failed, "tokens": self.tokens, "until": until,
             "predicted": self.predicted, "baseline": self.baseline, "sampling_ratio": self.sampling_ratio,
             "kept": list(self.kept.items()), "stopped": list(self.stopped), "longest": self.longest,
@@ -141,9 +141,7 @@ class Group:
         group.longest = None if state["longest"] is None else natural(state["longest"], "longest")
         group.phase, group.spans = Phase(state["phase"]), naturals(state["spans"], "spans")
         group.owed = naturals(state["owed"], "owed")
-        group.running = {
-            natural(rollout, "running"): natural(tokens, "running") for rollout, tokens in state["running"]
-        }
+        group.running = dict.fromkeys(naturals(state["running"], "running"))
         for rollout, reward, metric, tokens, version, last, truncated, known in unpack(state["done"]).tolist():
             uncertainty = None if isnan(known) else amount(known, "uncertainty")
             done = Done(
@@ -173,7 +171,7 @@ class GroupView:
 
     Attributes:
         prompt: index of the prompt.
-        running: rollouts still to come -> tokens generated so far, as far as `Progress` told.
+        running: rollouts still to come.
         unfinished: their number.
         scored: rollouts that are in the arrays.
         cancelled: rollouts of this group that a stop rule stopped, those it kept from being handed out included.
@@ -200,7 +198,7 @@ class GroupView:
         versions: Sequence[int] | None = None,
         uncertainties: Sequence[float | None] | None = None,
         stages: Sequence[int] | None = None,
-        running: Sequence[int] = (),
+        running: int = 0,
         cancelled: int = 0,
         kept: Mapping[int, float] | None = None,
         longest: int | None = None,
@@ -221,7 +219,7 @@ class GroupView:
             versions: 0 each by default.
             uncertainties: unknown by default.
             stages: index of the stage that ordered each, not decreasing; 0 each by default.
-            running: tokens so far of each rollout still to come.
+            running: number of rollouts still to come.
             cancelled: number of rollouts stopped.
             kept: rollouts that a stop rule let go on -> probability, by their place in `metrics` or, those still to come,
                 after it; none by default.
@@ -255,7 +253,7 @@ class GroupView:
                     uncertainty=None if uncertainties is None else uncertainties[g],
                 )
             )
-        made.running = {count + index: length for index, length in enumerate(running)}
+        made.running = dict.fromkeys(range(count, count + running))
         return made.view
 
     @property
@@ -300,8 +298,8 @@ class GroupView:
         return sum(not done.truncated for done in self._group.done if done.rollout >= first)
 
     @property
-    def running(self) -> Mapping[int, int]:
-        return self._group.running | dict.fromkeys(self._group.owed, 0)
+    def running(self) -> Sequence[int]:
+        return [*self._group.running, *self._group.owed]
 
     @property
     def cancelled(self) -> int:

@@ -79,16 +79,6 @@ def on_lost(run: Run, event: Failed | Cancelled) -> None:
     judge(run, group)
 
 
-def on_progress(run: Run, rollout: int, tokens: int) -> None:
-    """A rollout is still running."""
-    group = run.flight.owner.get(rollout)
-    if group is not None:
-        group.running[rollout] = whole(tokens, f"rollout {rollout}: tokens")
-        run.flight.touched[group.id] = group
-    elif rollout not in run.flight.stopped:
-        raise EventError(_unknown(run, rollout))
-
-
 def on_updated(run: Run, event: Updated) -> None:
     """The weights changed."""
     version = whole(event.version, "Updated: version")

@@ -30,7 +30,7 @@ from rollalloc.core.rule import CAUSES, Drawn, PromptRule
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable, place
 
-SCHEMA = 13
+SCHEMA = 14
 _SAVED_BY = {
     **dict.fromkeys(range(7), ", 0.1"),
     7: ", 0.2 as it was before 24 November 2026",

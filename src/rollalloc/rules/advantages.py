@@ -137,30 +137,6 @@ def rloo(rewards_G: ArrayLike) -> NDArray[np.float64]:
     return centred_G * (count / (count - 1)) if count > 1 else centred_G
 
 
-@promising(_centred)
-def maxrl(rewards_G: ArrayLike) -> NDArray[np.float64]:
-    """A_i = (r_i - mean) / mean: the gradient of log p rather than of p.
-
-    MaxRL, as summarised in PAPERS.md.
-
-    Args:
-        rewards_G: shape (G,), finite, 0 or more.
-
-    Returns:
-        Shape (G,); all 0 where the rewards are equal.
-
-    Raises:
-        ValueError: rewards that are not finite, not of one axis, or negative (log p has no meaning for them).
-    """
-    reward_G = as_floats(rewards_G, "rewards_G")
-    if np.any(reward_G < 0):
-        raise ValueError(
-            f"maxrl needs rewards of 0 or more, got {reward_G.min()}; use grpo, dr_grpo or rloo for shaped rewards"
-        )
-    centred_G = dr_grpo(reward_G)
-    return centred_G / reward_G.mean() if centred_G.any() else centred_G
-
-
 @promising(_standardised(ddof=1))
 def pods(rewards_M: ArrayLike) -> NDArray[np.float64]:
     """GRPO's advantage as PODS computes it on the rows it kept: unbiased std, eps 1e-4.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Cancelled, Event, Failed, Offered, Progress, Updated
+from rollalloc.core.events import Actions, Cancelled, Event, Failed, Offered, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.rule import OfferedPromptRule
 from rollalloc.core.table import PromptTable
@@ -73,8 +73,6 @@ class Run:
             yield actions
             training |= actions.batch is not None
             events = [self.terminal(trouble) for _ in range(min(len(self.running), int(self.rng.integers(1, 5))))]
-            if self.running and self.rng.random() < 0.3:
-                events.append(Progress(self.some(), int(self.rng.integers(1, 50))))
             if training and (self.rng.random() < 0.2 or not events):
                 events.append(self.update())
                 training, batches = False, batches - 1
