@@ -143,12 +143,14 @@ def load_newest(folder: Path) -> Checkpoint:
     numbers = sorted(_numbers(parent), reverse=True)
     if not numbers:
         raise FileNotFoundError(errno.ENOENT, "there is no checkpoint to resume from; start afresh", str(parent))
+    reasons: list[str] = []
     for number in numbers:
         try:
             return _read(parent / str(number), number)
         except CorruptCheckpoint as error:
             log.warning("%s", error)
-    raise CorruptCheckpoint(parent, f"none of the checkpoints {numbers} is whole; start the run afresh")
+            reasons.append(str(error))
+    raise CorruptCheckpoint(parent, f"none of the checkpoints {numbers} is whole ({reasons[0]}); start the run afresh")
 
 
 def newest_before(folder: Path, batches: int, fits: Callable[[dict[str, Any]], bool]) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +11,12 @@ import pytest
 import tiny_trl
 import torch
 from peft import LoraConfig
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, TrainerCallback
+from trl import GRPOTrainer
 
 from rollalloc.drivers.trl.averaging import AveragedWeights
+from rollalloc.models.weights import weights_of
+from rollalloc.train.averaging import kept_share
 
 AVERAGED = {"driver": {"averaging": 32}}
 SAVED = {"save_strategy": "steps", "save_steps": 3}
@@ -47,6 +51,17 @@ def mean_of(start: torch.Tensor, seen: list[torch.Tensor]) -> torch.Tensor:
     return mean
 
 
+def assert_saves(trainer: Any, expected: torch.Tensor, out: Path) -> None:
+    trainer.save_model(str(out / "model"))
+    torch.testing.assert_close(flat(AutoModelForCausalLM.from_pretrained(out / "model")), expected)
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-2] ^= 1
+    file.write_bytes(content)
+
+
 def test_the_mean_is_saved_and_is_the_model_when_training_is_over(tmp_path):
     trainer, seen = run(tmp_path, max_steps=3, **SAVED)
     mean = mean_of(flat(tiny_trl.tiny_model()), seen)
@@ -54,8 +69,7 @@ def test_the_mean_is_saved_and_is_the_model_when_training_is_over(tmp_path):
     assert not torch.allclose(mean, seen[-1])
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-3")
     torch.testing.assert_close(flat(saved), mean)
-    trainer.save_model(str(tmp_path / "model"))
-    torch.testing.assert_close(flat(AutoModelForCausalLM.from_pretrained(tmp_path / "model")), mean)
+    assert_saves(trainer, mean, tmp_path)
 
 
 def test_what_samples_and_is_evaluated_is_the_mean(tmp_path, monkeypatch):
@@ -115,7 +129,7 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(of, tmp_path):
 def test_a_run_is_resumed_as_it_was_begun(first, then, tmp_path):
     tiny_trl.trainer(tmp_path, "grpo", max_steps=3, driver={"averaging": first}, **SAVED).train()
     resumed = tiny_trl.trainer(tmp_path, "grpo", max_steps=6, driver={"averaging": then}, **SAVED)
-    with pytest.raises(ValueError, match=rf"averaging={then}, but .*checkpoint-3 was saved otherwise"):
+    with pytest.raises(ValueError, match=rf"averaging={then}, but .*checkpoint-3 was saved with"):
         resumed.train(resume_from_checkpoint=True)
 
 
@@ -159,18 +173,138 @@ def test_weights_in_half_precision_are_refused_for_their_mean_would_stand_still(
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda file, held: file.write_bytes(b"{}"), "is no safetensors file"),
-        (lambda file, held: save_file({"lm_head.weight": held["lm_head.weight"]}, file), "missing keys"),
-        (lambda file, held: save_file({name: torch.zeros(1) for name in held}, file), "must have shape"),
-        (lambda file, held: file.unlink(), "it has no rollalloc-trained"),
+        (flip_a_bit, "trained.safetensors is not what was written, its digest differs"),
+        (lambda file: file.write_bytes(b"{}"), "trained.safetensors has 2 bytes of"),
+        (lambda file: file.unlink(), "trained.safetensors is missing"),
+        (lambda file: flip_a_bit(file.with_name("generations.safetensors")), "generations.safetensors is not what was"),
+        (lambda file: flip_a_bit(file.with_name("allocator.safetensors")), "allocator.safetensors is not what was"),
+        (lambda file: flip_a_bit(file.with_name("state.json")), "state.json is not what was written"),
+        (lambda file: file.with_name("manifest.json").write_text("{}"), "manifest.json"),
     ],
 )
-def test_a_spoilt_file_is_named_and_the_model_stays_the_mean(spoil, said, tmp_path):
+def test_a_changed_file_is_named_and_the_model_stays_the_mean(spoil, said, tmp_path):
     trainer, _ = run(tmp_path, max_steps=3, **SAVED)
     mean = flat(trainer.model)
-    file = tmp_path / "checkpoint-3/rollalloc-trained.safetensors"
-    spoil(file, load_file(file))
+    spoil(tmp_path / "checkpoint-3/rollalloc/checkpoints/3/trained.safetensors")
     with pytest.raises(ValueError, match=said):
         trainer.train(resume_from_checkpoint=True)
-    trainer.save_model(str(tmp_path / "model"))
-    torch.testing.assert_close(flat(AutoModelForCausalLM.from_pretrained(tmp_path / "model")), mean)
+    assert_saves(trainer, mean, tmp_path)
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    trainer = tiny_trl.trainer(tmp_path, "grpo", **AVERAGED)
+    with pytest.raises(ValueError, match=r"here: trained weights.*missing"):
+        trainer.averaged.check({"lm_head.weight": torch.zeros(1)}, Path("here"))
+    other = {name: torch.zeros(1) for name in weights_of(trainer.model)}
+    with pytest.raises(ValueError, match=r"here: trained weights.*must have shape"):
+        trainer.averaged.check(other, Path("here"))
+
+
+class Interrupting(torch.nn.Parameter):
+    """Raises at the third assignment of its data: what a model's own parameter class, or a debugger, may do."""
+
+    left = 2
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "data":
+            if not Interrupting.left:
+                Interrupting.left = -1
+                raise KeyboardInterrupt
+            Interrupting.left -= 1
+        super().__setattr__(name, value)
+
+
+def begun(out: Path) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """A trainer of which training began and whose mean differs from what is trained; both."""
+    trainer = tiny_trl.trainer(out, "grpo", **AVERAGED)
+    trainer.averaged.begin(None)
+    own = flat(trainer.model)
+    for parameter in trainer.model.parameters():
+        parameter.data += 1
+    return trainer, own, flat(trainer.model)
+
+
+@pytest.mark.parametrize("at", [1, 3, 7])
+def test_a_swap_that_is_interrupted_did_not_happen(at, tmp_path):
+    trainer, mean, own = begun(tmp_path)
+    for parameter in trainer.model.parameters():
+        parameter.__class__ = Interrupting
+    Interrupting.left = at - 1
+    with pytest.raises(KeyboardInterrupt), trainer.averaged.sampling():
+        raise AssertionError("it was not interrupted")
+    assert torch.equal(flat(trainer.model), own)
+    with trainer.averaged.sampling():
+        assert torch.equal(flat(trainer.model), mean)
+    assert torch.equal(flat(trainer.model), own)
+
+
+def test_after_ctrl_c_what_is_trained_is_in_the_model_and_the_mean_is_saved(tmp_path):
+    trainer, mean, own = begun(tmp_path)
+    with pytest.raises(KeyboardInterrupt), trainer.averaged.sampling():
+        signal.raise_signal(signal.SIGINT)
+    assert torch.equal(flat(trainer.model), own)
+    assert_saves(trainer, mean, tmp_path)
+
+
+def test_within_sampling_it_may_be_asked_for_again(tmp_path):
+    trainer, mean, own = begun(tmp_path)
+    with trainer.averaged.sampling():
+        with trainer.averaged.sampling():
+            assert torch.equal(flat(trainer.model), mean)
+        assert torch.equal(flat(trainer.model), mean)
+    assert torch.equal(flat(trainer.model), own)
+
+
+def test_what_is_trained_is_back_after_an_exception_while_sampling(tmp_path):
+    trainer, mean, own = begun(tmp_path)
+    with pytest.raises(KeyError, match="reward"), trainer.averaged.sampling():
+        raise KeyError("reward")
+    assert torch.equal(flat(trainer.model), own)
+    assert_saves(trainer, mean, tmp_path)
+
+
+def test_predict_is_by_the_mean(tmp_path, monkeypatch):
+    trainer, mean, own = begun(tmp_path)
+    seen = []
+    monkeypatch.setattr(GRPOTrainer, "predict", lambda self, *_: seen.append(flat(self.model)))
+    trainer.predict(tiny_trl.prompts(4))
+    assert torch.equal(seen[0], mean)
+    assert torch.equal(flat(trainer.model), own)
+
+
+def test_the_best_model_is_loaded_into_the_mean(tmp_path):
+    """Of three checkpoints the first is the best: the model is its mean when training is over, and is saved as that."""
+
+    def worse_and_worse(completions: list[str], trainer_state: Any, **columns: Any) -> list[float]:
+        return [score - trainer_state.global_step for score in tiny_trl.starts_right(completions, **columns)]
+
+    trainer = tiny_trl.trainer(
+        tmp_path,
+        "grpo",
+        reward=worse_and_worse,
+        **AVERAGED,
+        more={"eval_dataset": tiny_trl.prompts(4)},
+        max_steps=3,
+        save_strategy="steps",
+        save_steps=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="reward",
+        greater_is_better=True,
+    )
+    trainer.train()
+    best = flat(AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-1"))
+    torch.testing.assert_close(flat(trainer.model), best)
+    assert_saves(trainer, best, tmp_path)
+
+
+def test_of_several_steps_a_batch_each_counts_its_share_of_the_rows(tmp_path):
+    watch = Watch()
+    trainer = tiny_trl.trainer(tmp_path, "grpo", **AVERAGED, more={"callbacks": [watch]}, max_steps=4, num_iterations=2)
+    trainer.train()
+    mean = flat(tiny_trl.tiny_model())
+    for step, seen in enumerate(watch.seen, 1):
+        kept = kept_share(32, step, 8)  # a batch of 16 rows, in two steps
+        mean = kept * mean + (1 - kept) * seen
+    torch.testing.assert_close(flat(trainer.model), mean)

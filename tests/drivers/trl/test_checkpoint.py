@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import pytest
 import tiny_trl
 import torch
 from datasets import Dataset
+from transformers import trainer as trainer_module
 from trl import GRPOTrainer
 
 from rollalloc import recipes
-from rollalloc.drivers.trl.callback import load
+from rollalloc.drivers.trl.callback import load, newest_whole, numbered, read
 from rollalloc.drivers.trl.checks import steps_per_batch
 from rollalloc.rules import prompts
 
@@ -67,16 +69,68 @@ def test_stopped_at_10_and_resumed_to_20_it_is_the_run_that_was_not(given, tmp_p
     assert whole.allocation.allocator.version == 20 // steps_per_batch(whole.args)
 
 
-def test_a_run_killed_while_a_checkpoint_was_written_resumes_from_the_one_before(tmp_path, caplog):
-    """The trainer's own part is there, ours is not yet."""
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda place: shutil.rmtree(place / "rollalloc"), "no state of rollalloc"),
+        (lambda place: (place / "trainer_state.json").unlink(), "no trainer_state.json"),
+        (lambda place: (place / "trainer_state.json").write_text('{"epoch": 1.'), "no trainer_state.json"),
+    ],
+)
+def test_a_run_killed_while_a_checkpoint_was_written_resumes_from_the_one_before(spoil, said, tmp_path, caplog):
     whole = tiny_trl.trainer(tmp_path / "whole", "pilot_commit", max_steps=8)
     whole.train()
     tiny_trl.trainer(tmp_path / "a", "pilot_commit", max_steps=6, save_strategy="steps", save_steps=3).train()
-    shutil.rmtree(tmp_path / "a" / "checkpoint-6" / "rollalloc")
+    last = tmp_path / "a" / "checkpoint-6"
+    spoil(last)
     resumed = tiny_trl.trainer(tmp_path / "a", "pilot_commit", max_steps=8)
+    if said.startswith("no state"):
+        with pytest.raises(FileNotFoundError, match="checkpoint-6 has no state of rollalloc"):
+            resumed.train(resume_from_checkpoint=str(last))
+    else:
+        with pytest.raises(FileNotFoundError, match="checkpoint-6 is not whole: the run was killed while it was saved"):
+            resumed.train(resume_from_checkpoint=str(last))
     resumed.train(resume_from_checkpoint=True)
-    assert "checkpoint-6 has no state of rollalloc" in caplog.text
+    assert f"checkpoint-6 is not whole ({said})" in caplog.text
     assert_same_run(whole, resumed)
+
+
+def test_a_run_killed_within_its_first_checkpoint_starts_afresh(tmp_path, caplog, monkeypatch):
+    """Whatever file was being written: a whole run's checkpoint stands in the folder, and then a run is killed there."""
+    whole = tiny_trl.trainer(tmp_path / "whole", "pilot_commit", max_steps=4)
+    whole.train()
+    given = {"max_steps": 4, "save_strategy": "steps", "save_steps": 3}
+    for number, name in enumerate(("_save_optimizer_and_scheduler", "save_model", "_save_rng_state")):
+        folder = tmp_path / str(number)
+        if number:
+            tiny_trl.trainer(folder, "grpo", **given).train()
+        killed = tiny_trl.trainer(folder, "pilot_commit", **given)
+        monkeypatch.setattr(killed, name, lambda *_, **__: sys.exit(1))
+        with pytest.raises(SystemExit):
+            killed.train()
+        if number:
+            shutil.rmtree(folder / "checkpoint-4", ignore_errors=True)
+        caplog.clear()
+        resumed = tiny_trl.trainer(folder, "pilot_commit", max_steps=4)
+        with pytest.raises(FileNotFoundError, match="checkpoint-3 is not whole"):
+            resumed.train(resume_from_checkpoint=str(folder / "checkpoint-3"))
+        resumed.train(resume_from_checkpoint=True)
+        assert "was killed while it saved its first checkpoint" in caplog.text
+        assert_same_run(whole, resumed)
+
+
+def test_with_one_checkpoint_kept_a_kill_leaves_one_that_is_whole(tmp_path, monkeypatch):
+    given = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1, "max_steps": 4}
+    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", **given)
+    rotate, kept = trainer_module.rotate_checkpoints, []
+
+    def watch(*given: Any, **named: Any) -> None:
+        rotate(*given, **named)
+        kept.append(newest_whole(numbered(tmp_path)).name)
+
+    monkeypatch.setattr(trainer_module, "rotate_checkpoints", watch)
+    trainer.train()
+    assert kept == ["checkpoint-2", "checkpoint-4"]
 
 
 def test_a_checkpoint_may_have_moved(tmp_path):
@@ -163,7 +217,8 @@ def test_rows_may_be_added_reordered_and_widened(key, caplog, tmp_path):
     changed = rows_changed(DISTINCT)
     trainer = tiny_trl.trainer(tmp_path, "pilot_commit", dataset=changed, driver={"key": key}, max_steps=6)
     here = trainer.allocation
-    load(here, tmp_path / "checkpoint-3", accept_recipe=False, accept_data=False)
+    place = tmp_path / "checkpoint-3"
+    load(here, read(place), place, accept_recipe=False, accept_data=False)
     assert "40 prompts found again, 0 lost, 2 new" in caplog.text
     known = {text: first.allocator.statistics.record(at) for at, text in enumerate(DISTINCT["prompt"])}
     for at, text in enumerate(changed["prompt"]):
@@ -199,7 +254,7 @@ def test_a_torn_checkpoint_is_refused(tmp_path):
     tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=3, save_strategy="steps", save_steps=3).train()
     file = next((tmp_path / "checkpoint-3" / "rollalloc").rglob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-3])
-    with pytest.raises(ValueError, match="none of the checkpoints"):
+    with pytest.raises(ValueError, match=r"none of the checkpoints .3. is whole .*safetensors has \d+ bytes"):
         tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=6).train(resume_from_checkpoint=True)
 
 

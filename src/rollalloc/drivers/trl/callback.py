@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch.optim import Optimizer
 from transformers import TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
 
 from rollalloc.core.packing import differences, exact_keys
 from rollalloc.core.table import GONE
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
+from rollalloc.drivers.trl.averaging import AveragedWeights
 from rollalloc.drivers.trl.checks import check_saving, checkpoint_of, steps_per_batch
 from rollalloc.drivers.trl.failures import uninterrupted
 from rollalloc.drivers.trl.keys import keyed
@@ -40,14 +42,23 @@ class AllocationCallback(TrainerCallback):
 
     Attributes:
         allocation: the recipe at work.
+        averaged: the running mean of the weights.
         accept_recipe: resume under this recipe although the checkpoint was saved under another.
         accept_data: resume although prompts of the checkpoint's data set are gone.
         notices: say when most of the last rollouts taught nothing.
         resume_from: the checkpoint that the trainer is about to resume from; None: the one of that step in its folder.
     """
 
-    def __init__(self, allocation: Allocation, *, accept_recipe: bool, accept_data: bool, notices: bool = True) -> None:
-        self.allocation = allocation
+    def __init__(
+        self,
+        allocation: Allocation,
+        averaged: AveragedWeights,
+        *,
+        accept_recipe: bool,
+        accept_data: bool,
+        notices: bool = True,
+    ) -> None:
+        self.allocation, self.averaged = allocation, averaged
         self.accept_recipe, self.accept_data, self.notices = accept_recipe, accept_data, notices
         self.resume_from: Path | None = None
         self._began = False  # whether the optimizer began a step on the outstanding batch
@@ -57,13 +68,20 @@ class AllocationCallback(TrainerCallback):
         """Load what the trainer resumes from, or count a batch as trained within which the last training ended."""
         check_saving(args, state)
         if state.global_step:
-            accepted = {"accept_recipe": self.accept_recipe, "accept_data": self.accept_data}
-            load(self.allocation, self.resume_from or checkpoint_of(args, state), **accepted)
+            self._resume(self.resume_from or checkpoint_of(args, state))
         elif self._began and self.allocation.allocator.batch:
             log.warning("the last training ended within the optimizer steps of a batch, which counts as trained")
             self.allocation.trained()
+        if not state.global_step:
+            self.averaged.begin(None)
         self._began = False
         self._watch_steps(optimizer)
+
+    def _resume(self, place: Path) -> None:
+        saved = read(place)
+        self.averaged.check(saved.tensors.get(checkpoint.TRAINED), place)
+        load(self.allocation, saved, place, accept_recipe=self.accept_recipe, accept_data=self.accept_data)
+        self.averaged.begin(saved.tensors.get(checkpoint.TRAINED))
 
     def _watch_steps(self, optimizer: Any) -> None:
         """Hear of steps from the optimizer itself: a callback before ours may raise, and ours is not called then."""
@@ -77,10 +95,28 @@ class AllocationCallback(TrainerCallback):
         self._began = True
 
     def resume(self, given: str | bool | None, output_dir: Any) -> str | bool | None:
-        """What the trainer is to resume from: of True, the newest checkpoint with a state; remembers it."""
-        if given is True and (newest := newest_with_state(str(output_dir))):
-            given = str(newest)
+        """What the trainer is to resume from, which is remembered.
+
+        Args:
+            given: to `train`; True: the newest whole checkpoint or, if a run was killed within its first one, none.
+            output_dir: the trainer's.
+
+        Raises:
+            FileNotFoundError: a checkpoint without a state of rollalloc.
+        """
+        if given is True and (places := numbered(str(output_dir))):
+            whole = newest_whole(places)
+            given = str(whole or places[0])
+            if whole is None and all(killed_within(place) for place in places):
+                log.warning(
+                    "%s: the run was killed while it saved its first checkpoint, so there is nothing to resume from; it "
+                    "starts afresh",
+                    places[0],
+                )
+                given = None
         self.resume_from = None if isinstance(given, bool | None) else Path(given)
+        if self.resume_from is not None and self.resume_from.is_dir():
+            refuse_without_state(self.resume_from)
         return given
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -101,8 +137,15 @@ class AllocationCallback(TrainerCallback):
             self.allocation.trained()
             self._began = False
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def before_saving(self, args: Any, state: Any) -> None:
+        """Write the allocation's state, before the trainer writes its part of the checkpoint.
+
+        The trainer writes `trainer_state.json` last, and only then removes older checkpoints. So a checkpoint with both is
+        whole, and a run that is killed at any moment still has one that is, unless it had none before.
+        """
         place = checkpoint_of(args, state)
+        if args.should_save:
+            _clear(place)
         if self.allocation.allocator.batch is not None:
             log.warning(
                 "%s was saved between the optimizer steps of one batch: no run can be resumed from it; save every multiple "
@@ -111,26 +154,74 @@ class AllocationCallback(TrainerCallback):
                 steps_per_batch(args),
             )
         elif args.should_save:
-            save(self.allocation, place)
+            save(self.allocation, place, self.averaged.to_save())
 
 
-def newest_with_state(output_dir: Path | str) -> Path | None:
-    """The trainer's newest checkpoint that has rollalloc's state, or its newest of all where none has; None without any.
+def numbered(output_dir: Path | str) -> list[Path]:
+    """The trainer's checkpoints, the newest first."""
+    return sorted(
+        (place for place in Path(output_dir).glob("checkpoint-*") if _step(place) >= 0), key=_step, reverse=True
+    )
 
-    The state is written after everything else, so that the last checkpoint of a run that was killed may lack it.
-    """
-    numbered = (place for place in Path(output_dir).glob("checkpoint-*") if _step(place) >= 0)
-    places = sorted(numbered, key=_step, reverse=True)
-    found = next((place for place in places if checkpoint.newest(place / _FOLDER) is not None), None)
-    for place in places[: places.index(found)] if found else ():
+
+def newest_whole(places: Sequence[Path]) -> Path | None:
+    """The first of these checkpoints that is whole; None where none is. Those before it are named in warnings."""
+    whole = next((place for place in places if _has_state(place) and not killed_within(place)), None)
+    for place in places[: places.index(whole)] if whole else ():
         log.warning(
-            "%s has no state of rollalloc, as if the run was killed while it was saved; resuming before it", place
+            "%s is not whole (%s), as if the run was killed while it was saved; resuming before it",
+            place,
+            f"no {TRAINER_STATE_NAME}" if _has_state(place) else "no state of rollalloc",
         )
-    return found or next(iter(places), None)
+    return whole
 
 
-def save(allocation: Allocation, place: Path) -> None:
+def killed_within(place: Path) -> bool:
+    """Whether a run was killed while it saved this checkpoint: the trainer's own state, the last file, is not whole."""
+    if not (place / _FOLDER).is_dir():
+        return False
+    try:
+        json.loads((place / TRAINER_STATE_NAME).read_text())
+    except (OSError, ValueError):
+        return True
+    return False
+
+
+def refuse_without_state(place: Path) -> None:
+    """Refuse a checkpoint that no recipe can go on from.
+
+    Raises:
+        FileNotFoundError: says what is missing, and what to do.
+    """
+    if killed_within(place):
+        raise FileNotFoundError(
+            f"{place} is not whole: the run was killed while it was saved; resume from another checkpoint, or start afresh"
+        )
+    if not _has_state(place):
+        raise FileNotFoundError(
+            f"{place} has no state of rollalloc, so that the recipe cannot go on from it; it was saved without it, or "
+            "between the optimizer steps of one batch: resume from another checkpoint, or start afresh"
+        )
+
+
+def _has_state(place: Path) -> bool:
+    return checkpoint.newest(place / _FOLDER) is not None
+
+
+def _clear(place: Path) -> None:
+    """Take away what another run left in a checkpoint of this step: with parts of this run's it would pass for whole."""
+    (place / TRAINER_STATE_NAME).unlink(missing_ok=True)
+    if (place / _FOLDER).is_dir():
+        checkpoint.remove_all(place / _FOLDER)
+
+
+def save(allocation: Allocation, place: Path, trained: Mapping[str, torch.Tensor] | None = None) -> None:
     """Write an allocation, held rollouts included, into a checkpoint of the trainer, as safetensors and JSON.
+
+    Args:
+        allocation: to be saved.
+        place: of the checkpoint.
+        trained: weights that are trained, where the checkpoint's model is their mean.
 
     Raises:
         OSError: it could not be written.
@@ -152,30 +243,42 @@ def save(allocation: Allocation, place: Path) -> None:
     files: dict[str, Any] = {"generations": tensors, _CORE: {"json": packed}}
     if allocation.made is not None:
         files[_FEATURES] = {name: torch.tensor(block_ND) for name, block_ND in allocation.made.items()}
+    if trained is not None:
+        files[checkpoint.TRAINED] = trained
     checkpoint.save(place / _FOLDER, allocation.allocator.version, state, files, keep=1)
 
 
-def load(allocation: Allocation, place: Path, *, accept_recipe: bool, accept_data: bool) -> None:
+def read(place: Path) -> checkpoint.Checkpoint:
+    """What `save` wrote into a checkpoint of the trainer.
+
+    Raises:
+        FileNotFoundError: the checkpoint has no state of rollalloc.
+        ValueError: a file in it is missing or was changed; names it.
+    """
+    refuse_without_state(place)
+    try:
+        return checkpoint.load_newest(place / _FOLDER)
+    except checkpoint.CorruptCheckpoint as error:
+        raise ValueError(f"{error}, or resume from another checkpoint in {place.parent}") from None
+
+
+def load(
+    allocation: Allocation, saved: checkpoint.Checkpoint, place: Path, *, accept_recipe: bool, accept_data: bool
+) -> None:
     """Let an allocation go on from a checkpoint of the trainer.
 
     Prompts are found again by their keys, whatever their order; how many are new or gone is logged.
 
     Args:
         allocation: to go on.
+        saved: what `read` gave.
         place: of the checkpoint.
         accept_recipe: although it was saved under another recipe.
         accept_data: although prompts of it are gone; what is known of them is dropped, their rollouts too.
 
     Raises:
-        FileNotFoundError: the checkpoint has no state of rollalloc.
-        ValueError: it is corrupt, or of another recipe, seed or data set; names the difference.
+        ValueError: it is of another recipe, seed or data set; names the difference.
     """
-    if checkpoint.newest(place / _FOLDER) is None:
-        raise FileNotFoundError(
-            f"{place} has no state of rollalloc, so that the recipe cannot go on from it; it was saved without it, or "
-            "between the optimizer steps of one batch: resume from another checkpoint, or start afresh"
-        )
-    saved = checkpoint.load_newest(place / _FOLDER)
     exact_keys(saved.state, _STATE, "rollalloc's state")
     core = json.loads(zlib.decompress(saved.tensors[_CORE]["json"].numpy().tobytes()))
     exact_keys(core, ("state", "keys"), "rollalloc's state")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from trl import GRPOTrainer
 
-from rollalloc.drivers.trl.chats import Tokens
+from rollalloc.drivers.trl.chats import Tokens, eos_ids
 from rollalloc.drivers.trl.turns import Turns
 from rollalloc.generate import sampler
 from rollalloc.generate.sampler import Generation, OnFinished, Request
@@ -199,11 +199,6 @@ def widened(trainer: Any, filled: tuple[Tensor, Tensor], *, side: Literal["left"
         torch.nn.functional.pad(ids_BT, where, value=pad_id),
         torch.nn.functional.pad(mask_BT, where, value=False),
     )
-
-
-def eos_ids(trainer: Any) -> tuple[int, ...]:
-    """Tokens that end a completion for this version of TRL: all that the model names, or the tokenizer's alone."""
-    return tuple(getattr(trainer, "eos_token_ids", None) or [trainer.processing_class.eos_token_id])
 
 
 def _obstacle_to_sampler(trainer: Any) -> str | None:

@@ -18,6 +18,8 @@ from rollalloc.drivers.trl import checks
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
 from rollalloc.drivers.trl.averaging import AveragedWeights
 from rollalloc.drivers.trl.callback import AllocationCallback
+from rollalloc.drivers.trl.chats import decode, encode, parses
+from rollalloc.drivers.trl.context import check_prompts
 from rollalloc.drivers.trl.features import AUTO, features_for
 from rollalloc.drivers.trl.figures import (
     batch_figures,
@@ -37,10 +39,12 @@ class AllocatedGRPOTrainer(GRPOTrainer):
     """TRL's `GRPOTrainer` under a recipe.
 
     The recipe draws the prompts, keyed by `args.seed`, and decides how many rollouts each gets, which of them are trained on
-    and their advantages. Of TRL's private interface `_generate_and_score_completions`, `_generate_single_turn` and
-    `_calculate_rewards` are overridden, `_metrics` and `_logs` are written to, and tools are called by its own loop;
-    evaluation is TRL's own, but that it logs `rollalloc/breadth/pass_at_k` too. Each
-    checkpoint gets a folder `rollalloc`, from which `train(resume_from_checkpoint=...)` goes on.
+    and their advantages. Each checkpoint gets a folder `rollalloc`, from which `train(resume_from_checkpoint=...)` goes on.
+    Evaluation is TRL's own; it also logs `rollalloc/breadth/pass_at_k` and its kin.
+
+    Of TRL's private interface `_generate_and_score_completions`, `_generate_single_turn`, `_tokenize_prompts`,
+    `_save_checkpoint`, `_load_best_model` and `_calculate_rewards` are overridden, `_metrics` and `_logs` are written to,
+    and tools are called by TRL's own loop.
 
     Args:
         *positional: as for `GRPOTrainer`, like all that is not named here.
@@ -49,6 +53,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         metric: name of the reward function that selection looks at; None: the weighted sum of all.
         use_sampler: whether rollalloc's sampler generates; None: where it applies, else transformers' `generate` or, with
             `args.use_vllm`, vLLM.
+        skip_special_tokens: leave out every special token of the tokenizer from the text that reward functions get, as TRL
+            does; False: only those that end a completion, and padding.
         key: column of unique keys, by which a resumed run finds its prompts in another data set; None: the prompt itself.
         features: what the recipe may know of each prompt before it is rolled out: a file (`rollalloc features`), whose keys
             are those of `key`; "model": made from the model as training begins; None: nothing. "auto": "model" where the
@@ -72,6 +78,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         recipe: Recipe | str,
         metric: str | None = None,
         use_sampler: bool | None = None,
+        skip_special_tokens: bool = False,
         key: str | None = None,
         features: Path | str | None = AUTO,
         accept_recipe: bool = False,
@@ -89,6 +96,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         checks.check_model(given.get("model"), given.get("args") or GRPOConfig, given.get("peft_config"))
         if given.get("train_dataset") is not None:
             checks.check_indexed(given["train_dataset"])
+        self.skip_special_tokens, self._prompts_checked = skip_special_tokens, False
         super().__init__(*positional, **named)
         checks.check_processes(self.args)
         turns = {name for name in ("tools", "environment_factory") if given.get(name)}
@@ -121,15 +129,17 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         if recipe.reads_kl:
             self.allocation.movement = Movement(self._generator)
         self._allocation_callback = AllocationCallback(
-            self.allocation, accept_recipe=accept_recipe, accept_data=accept_data, notices=notices
+            self.allocation, self.averaged, accept_recipe=accept_recipe, accept_data=accept_data, notices=notices
         )
-        self.add_callback(self.averaged)  # first, so that a checkpoint with the allocation's state is whole
+        self.add_callback(self.averaged)  # first: it asks for the batch that the other one tells to be trained
         self.add_callback(self._allocation_callback)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **other: Any) -> Any:
         """As TRL's; a resumed run goes on with the allocation of that checkpoint, held rollouts included."""
         resume = self._allocation_callback.resume(resume_from_checkpoint, self.args.output_dir)
-        self.averaged.resume_from = self._allocation_callback.resume_from
+        if not self._prompts_checked:
+            check_prompts(self)
+            self._prompts_checked = True
         self._generator.begin()
         return super().train(resume, *more, **other)
 
@@ -147,6 +157,11 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         """As TRL's, of the averaged weights where there are any."""
         with self.averaged.sampling():
             super().save_model(*given, **named)
+
+    def _save_checkpoint(self, *given: Any, **named: Any) -> None:
+        """As TRL's, after the allocation's state."""
+        self._allocation_callback.before_saving(self.args, self.state)
+        super()._save_checkpoint(*given, **named)
 
     def _load_best_model(self) -> None:
         with self.averaged.sampling():
@@ -166,6 +181,12 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             self._show(batch, rollouts)
         return training_inputs(self, self._generator, batch, rollouts)
 
+    def _tokenize_prompts(self, prompts: Any) -> Any:
+        """As TRL's, but prompts are encoded as in training; by TRL's own where each has an environment's tools."""
+        if getattr(self, "_is_vlm", False) or getattr(self, "environment_factories", None) is not None:
+            return super()._tokenize_prompts(prompts)
+        return [list(ids) for ids in encode(self, prompts)], None, {}
+
     def _generate_single_turn(self, prompt_ids: Any, *others: Any, **more: Any) -> Any:
         """In training TRL's loop of tools asks for turns here; they come from where the driver's rollouts come from."""
         model: Any = self.model
@@ -180,6 +201,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         Beside TRL's figures it logs what a prompt's best completion is worth, and how much its completions differ.
         """
         rewards = self.allocation.rewards
+        if not (self.tools or parses(self)):  # TRL leaves out every special token
+            completions = decode(self, prompts, [((), ids) for ids in completion_ids_list])
         rows = [row | {"prompt": prompt} for row, prompt in zip(inputs, prompts, strict=True)]
         scored = rewards(rows, completions, completion_ids_list, self.state, self.environments or None)
         for column, values in scored.columns.items():

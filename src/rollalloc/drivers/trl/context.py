@@ -1,0 +1,95 @@
+"""Whether every prompt, and a completion of it, fits the model: its context and its vocabulary."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rollalloc.drivers.trl.chats import encode
+
+log = logging.getLogger(__name__)
+
+_ROWS_AT_ONCE = 1000
+_NAMED = 5  # rows that an error names
+
+
+def check_prompts(trainer: Any) -> None:
+    """Refuse prompts that the model cannot read whole, or that leave too little room for a completion.
+
+    Every prompt of the training data and of held-out data that can be indexed is encoded once.
+
+    Raises:
+        ValueError: a prompt that cannot be encoded, has tokens that the model does not know, or is longer than the model's
+            context less `max_completion_length`; names the rows.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    _check_padding(trainer, vocabulary)
+    limits = {
+        "the model's context": getattr(model.config.get_text_config(), "max_position_embeddings", None),
+        "vllm_max_model_length": trainer.args.vllm_max_model_length if trainer.use_vllm else None,
+    }
+    limits = {name: limit for name, limit in limits.items() if limit}
+    for where, dataset in _data(trainer):
+        lengths_N: list[int] = []
+        for start, prompts in _blocks(dataset):
+            names = [f"row {start + at} of {where}" for at in range(len(prompts))]
+            for name, tokens in zip(names, encode(trainer, prompts, names), strict=True):
+                if (highest := max(tokens)) >= vocabulary:
+                    raise ValueError(_unknown(name, highest, vocabulary, trainer))
+                lengths_N.append(len(tokens))
+        for name, limit in limits.items():
+            _check_lengths(where, lengths_N, name, limit, trainer.max_completion_length or 0)
+
+
+def _data(trainer: Any) -> Iterator[tuple[str, Any]]:
+    """The data sets with prompts that can be indexed, and what they are called."""
+    held_out = trainer.eval_dataset
+    named = held_out if isinstance(held_out, Mapping) else {"": held_out}
+    yield "train_dataset", trainer.train_dataset
+    for name, dataset in named.items():
+        if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+            yield f"eval_dataset{name and f'[{name!r}]'}", dataset
+
+
+def _blocks(dataset: Any) -> Iterator[tuple[int, list[Any]]]:
+    """The prompts in blocks, with the number of the first; none where environments make up the prompts."""
+    if not len(dataset) or "prompt" not in dataset[0]:
+        return
+    for start in range(0, len(dataset), _ROWS_AT_ONCE):
+        yield start, [dataset[row]["prompt"] for row in range(start, min(start + _ROWS_AT_ONCE, len(dataset)))]
+
+
+def _check_lengths(where: str, lengths_N: list[int], name: str, limit: int, most: int) -> None:
+    room = limit - most
+    too_long = [row for row, length in enumerate(lengths_N) if length > room]
+    if not too_long:
+        return
+    shared = f"{name} of {limit} tokens, of which max_completion_length={most} are for the completion"
+    if room < 1:
+        raise ValueError(
+            f"no prompt fits {shared}; set max_completion_length to less than {limit - min(lengths_N) + 1}"
+        )
+    rows = ", ".join(f"{row} ({lengths_N[row]:,} tokens)" for row in too_long[:_NAMED])
+    more = f" and {len(too_long) - _NAMED:,} more" if len(too_long) > _NAMED else ""
+    raise ValueError(
+        f"{len(too_long):,} of {len(lengths_N):,} prompts of {where} have more than {room:,} tokens, which is all that fits "
+        f"{shared}: rows {rows}{more}. Remove them ({where}.filter), set a smaller max_completion_length, or take a model "
+        "with a longer context"
+    )
+
+
+def _check_padding(trainer: Any, vocabulary: int) -> None:
+    pad = trainer.processing_class.pad_token_id
+    if pad is not None and pad >= vocabulary:
+        raise ValueError(_unknown("padding", pad, vocabulary, trainer))
+
+
+def _unknown(name: str, token: int, vocabulary: int, trainer: Any) -> str:
+    tokenizer = trainer.processing_class
+    return (
+        f"{name} has token {token} ({tokenizer.convert_ids_to_tokens(token)!r}), but the model has embeddings for "
+        f"{vocabulary} tokens only (0 to {vocabulary - 1}) and the tokenizer has {len(tokenizer)}; take the model's own "
+        "tokenizer, or call model.resize_token_embeddings(len(tokenizer)) before the trainer is made"
+    )
