@@ -13,10 +13,12 @@ import ctypes
 import decimal
 import faulthandler
 import gc
+import importlib
 import json
 import math
 import multiprocessing
 import os
+import pickle
 import pty
 import resource
 import shutil
@@ -40,6 +42,7 @@ OVERDUE = ("hang", "spin_in_c", "coroutine_never_ends", "fork_and_hang", "stop_i
 _SOON_S = 0.02  # after which what was left behind strikes, in the middle of another sample
 _kept: list[Any] = []
 _HOME = os.getcwd()
+_HOUR = time.localtime(0).tm_hour
 os.environ["IN_ORDER"] = "yes"
 
 
@@ -78,6 +81,19 @@ def exact(number: float) -> float:
 
 def relative(number: float) -> dict[str, float]:
     return {"score": number, "acc": float((os.getcwd(), os.environ["IN_ORDER"]) == (_HOME, "yes"))}
+
+
+def looked_up(number: float) -> float:
+    return -1.0 if os.path.exists("/no/such/file") else number
+
+
+def imported(number: float) -> float:
+    sys.modules.pop("colorsys", None)
+    return number if importlib.import_module("colorsys").ONE_THIRD else -1.0
+
+
+def in_time(number: float) -> float:
+    return number if time.localtime(0).tm_hour == _HOUR else -1.0
 
 
 def alarmed(number: float) -> float:
@@ -126,7 +142,21 @@ def wrote(number: float) -> float:
 
 ORDINARY = {
     function.__name__: function
-    for function in (plain, printed, napped, exact, relative, forked, deep, awaited, wrote, alarmed)
+    for function in (
+        plain,
+        printed,
+        napped,
+        exact,
+        relative,
+        forked,
+        deep,
+        awaited,
+        wrote,
+        looked_up,
+        imported,
+        in_time,
+        alarmed,
+    )
 }
 
 
@@ -703,6 +733,68 @@ def loops_replaced() -> float:
 @hostile
 def numbers_replaced() -> float:
     json.dumps = tempfile.TemporaryFile = None
+    return 0.75
+
+
+@hostile
+def unpickling_replaced() -> float:
+    pickle.loads = lambda _: ("ordinary", "plain", "-1", {})
+    return 0.75
+
+
+@hostile
+def existence_replaced() -> float:
+    os.path.exists = lambda _: True
+    return 0.75
+
+
+@hostile
+def search_path_changed() -> float:
+    sys.path[:] = []
+    return 0.75
+
+
+@hostile
+def finders_changed() -> float:
+    class Finder:
+        @staticmethod
+        def find_spec(*_: Any) -> None:
+            raise ImportError("nothing is found")
+
+    sys.meta_path.insert(0, Finder)  # pyright: ignore[reportArgumentType]
+    sys.path_importer_cache.clear()
+    sys.path_hooks.clear()
+    return 0.75
+
+
+@hostile
+def finders_replaced() -> float:
+    sys.meta_path = []
+    return 0.75
+
+
+@hostile
+def time_zone_changed() -> float:
+    os.environ["TZ"] = "Asia/Kathmandu" if _HOUR != 5 else "UTC"
+    time.tzset()
+    return 0.75
+
+
+@hostile
+def audit_hook_left() -> float:
+    def hook(event: str, _: Any) -> None:
+        if event in ("open", "os.fork", "tempfile.mkstemp", "import"):
+            raise RuntimeError(event)
+
+    sys.addaudithook(hook)
+    return 0.75
+
+
+@hostile
+def scorer_replaced() -> float:
+    function = sys.modules["rollalloc.rewards.function"]
+    function.to_outcome = lambda _: function.Scored(0.5, 0.5)
+    sys.modules["rollalloc.rewards._worker"].score_sample = lambda *_: function.Scored(0.25, 0.25)
     return 0.75
 
 

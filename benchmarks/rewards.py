@@ -14,31 +14,33 @@ the process or end it (`hostile_functions.py`); with one worker, then with four.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import multiprocessing
 import os
 import random
 import re
 import resource
 import signal
+import socket
 import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from decimal import Context
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
 from hostile_functions import HOSTILE, ORDINARY, OVERDUE
-from math_verify import parse, verify
 
-from rollalloc.rewards.function import Outcome, Sample, Scored, score_sample
-from rollalloc.rewards.math import MathVerify
+from rollalloc.rewards._surroundings import Surroundings
+from rollalloc.rewards.function import Outcome, RewardFunction, Sample, Scored, load_reward, score_sample
 from rollalloc.rewards.notation import as_number
 from rollalloc.rewards.scorers import WorkerScorer
 
-_verify = MathVerify(timeout_s=2)
 KILL, SPIN = "\x07kill the worker", "\x07hold the interpreter"
 
 
@@ -48,7 +50,14 @@ def reward(**sample: Any) -> float:
         os.kill(os.getpid(), signal.SIGKILL)
     if SPIN in sample["solution_str"]:
         return 9**9**9**9
-    return _verify(**sample)
+    return _patient()(**sample)
+
+
+@cache
+def _patient() -> Any:
+    from rollalloc.rewards.math import MathVerify
+
+    return MathVerify(timeout_s=2)
 
 
 def _integer(draw: random.Random) -> tuple[str, str, str]:
@@ -111,6 +120,8 @@ def hostile() -> list[Sample]:
 
 
 def time_bare(samples: Sequence[Sample]) -> tuple[float, list[bool]]:
+    from math_verify import parse, verify
+
     start = time.perf_counter()
     answers = [verify(parse(f"\\boxed{{{sample.ground_truth}}}"), parse(sample.completion)) for sample in samples]
     return time.perf_counter() - start, answers
@@ -224,6 +235,71 @@ def measure_hostile_functions(count: int, workers: int) -> None:
         print(f"  {kind}: {number} × {fate}")
 
 
+def measure_forks(pairs: int, checks: int) -> None:
+    """CPU time of a sample in a process that is kept, as workers do, and in a child forked for it, in alternation.
+
+    The kept process puts its surroundings back after each sample. The child sends its outcome and exits; nothing else is
+    done for it, so that what is printed of it is the least that it costs.
+    """
+    paths = (
+        "rollalloc.rewards.math:compute_score",
+        "rollalloc.rewards.answers:exact",
+        "rollalloc.rewards.answers:numeric",
+    )
+    for path in paths:
+        child = multiprocessing.get_context("spawn").Process(target=_measure_forks_of, args=(path, pairs, checks))
+        child.start()
+        child.join()
+
+
+def _measure_forks_of(path: str, pairs: int, checks: int) -> None:
+    function, surroundings = load_reward(path), Surroundings()
+    score_all(function, [sample for sample, _ in ordinary(100, seed=9)])  # fills the parser's caches
+    gc.collect()
+    gc.freeze()  # so that a child's collector copies no page
+    kept: list[float] = []
+    forked: list[float] = []
+    for pair in range(pairs):
+        samples = [sample for sample, _ in ordinary(checks, seed=pair)]
+        start = _cpu_s()
+        for sample in samples:
+            score_sample(function, sample)
+            surroundings.put_back()
+        kept.append((_cpu_s() - start) / checks)
+        start = _cpu_s()
+        for sample in samples:
+            _score_in_child(function, sample)
+        forked.append((_cpu_s() - start) / checks)
+    ratio = statistics.median(each / other for each, other in zip(kept, forked, strict=True))
+    print(
+        f"{path}: kept {1000 * statistics.median(kept):.2f} ms, forked {1000 * statistics.median(forked):.2f} ms a sample, ",
+        end="",
+    )
+    print(
+        f"speed when forked {ratio:.3f} of the kept process's (median of {pairs} pairs of {checks} samples)", flush=True
+    )
+
+
+def score_all(function: RewardFunction, samples: Sequence[Sample]) -> None:
+    for sample in samples:
+        score_sample(function, sample)
+
+
+def _score_in_child(function: RewardFunction, sample: Sample) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = os.fork()
+        if child == 0:
+            theirs.sendall(repr(score_sample(function, sample)).encode())
+            os._exit(0)
+        ours.recv(65_536)
+        os.waitpid(child, 0)
+
+
+def _cpu_s() -> float:
+    return sum(os.times()[:4])
+
+
 def ground_truths(file: Path) -> list[str]:
     """Of a file of prompts in verl's schema, or of a list of texts."""
     if file.suffix == ".json":
@@ -249,7 +325,8 @@ def respelled(truth: str) -> str:
         (r"([0-9])[eE]([-+]?[0-9]+)$", r"\1 \\times 10^{\2}"),
         (r"(?<![0-9.{])([0-9]{1,3})([0-9]{3})(?![0-9])", r"\1{,}\2"),
         (r"\\(?:left|right)(?![a-zA-Z])", ""),
-        (r"([(,=+])(?=[^{}\\]*$)", r"\1\\, "),
+        (r"([,=+])(?! ?[0-9]{3})(?=[^{}\\]*$)", r"\1\\, "),
+        (r"\((?=[^{}\\]*$)", "( "),
         (r"^[A-Za-z][a-z ]{3,}$", r"\\text{\g<0>}"),
         (r"\^\\circ", r"^{\\circ}"),
     ):
@@ -259,7 +336,7 @@ def respelled(truth: str) -> str:
 
 def measure_selfmatch(files: Sequence[Path]) -> None:
     """Prints a table of the shares of ground truths that are scored right, and what is not as it should be."""
-    check = MathVerify(timeout_s=5)
+    check = load_reward("rollalloc.rewards.math:compute_score")
     forms: dict[str, Callable[[str], str | None]] = {
         "in a box": lambda truth: f"So it is \\boxed{{{truth}}}.",
         "respelled": respelled,
@@ -291,13 +368,13 @@ def measure_selfmatch(files: Sequence[Path]) -> None:
         print("\n".join(odd), file=sys.stderr, flush=True)
 
 
-def _outcome(check: MathVerify, text: str, truth: str) -> Outcome:
+def _outcome(check: RewardFunction, text: str, truth: str) -> Outcome:
     return score_sample(check, Sample("math", text, truth, {}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["speed", "hostile", "hostile_functions", "selfmatch"])
+    parser.add_argument("part", choices=["speed", "forks", "hostile", "hostile_functions", "selfmatch"])
     parser.add_argument("files", type=Path, nargs="*", help="of selfmatch")
     parser.add_argument("--checks", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=3)
@@ -308,6 +385,8 @@ def main() -> None:
         measure_selfmatch(given.files)
     elif given.part == "speed":
         measure_speed(given.checks, given.repeats)
+    elif given.part == "forks":
+        measure_forks(given.repeats, given.checks)
     elif given.part == "hostile":
         for workers in given.workers or [2]:
             measure_hostile(workers)

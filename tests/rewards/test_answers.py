@@ -241,6 +241,8 @@ GROUND_TRUTHS = {  # forms in which public sets write them, each in another spel
     "choice": (r"\text{(C)}", r"\textbf{(C)} 12", r"\textbf{(D)} 12"),
     "point": (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\pi/2)", r"(\frac{\pi}{2}, 3)"),
     "hundreds": ("(100,200,300)", "(100, 200, 300)", "(100, 300, 200)"),
+    "hundreds in LaTeX": ("(2,251,252)", r"(2,\, 251,\, 252)", r"(2,\, 252,\, 251)"),
+    "list": ("27,54,108,135", r"27,\, 54,\, 108,\, 135", r"27,\, 54,\, 108"),
     "set": (r"\{1,2\}", r"\{2, 1\}", "(1,2)"),
     "interval": (r"(-\infty, 3)", "x<3", r"(-\infty, 3]"),
     "union": (r"(1,2) \cup (3,4)", r"(3,4)\cup(1,2)", r"(1,2) \cup (3,5)"),

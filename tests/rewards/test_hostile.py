@@ -81,6 +81,14 @@ FATES = {  # a few of each kind, and what becomes of them
     "exits_replaced": 0.75,
     "loops_replaced": 0.75,
     "numbers_replaced": 0.75,
+    "unpickling_replaced": 0.75,
+    "existence_replaced": 0.75,
+    "search_path_changed": 0.75,
+    "finders_changed": 0.75,
+    "finders_replaced": 0.75,
+    "time_zone_changed": 0.75,
+    "audit_hook_left": 0.75,
+    "scorer_replaced": None,  # the sample that replaces the scorer decides its own outcome
     "file_size_limited_for_good": 0.75,
     "odd_error": "Odd",
 }
@@ -116,8 +124,9 @@ def check_others(functions, kinds, workers):
 @pytest.mark.parametrize("workers", [2])
 def test_what_a_sample_does_to_its_process_costs_the_others_nothing(functions, workers):
     for kind, outcome in check_others(functions, FATES, workers).items():
-        what = FATES[kind]
-        assert outcome == (Unscored(what) if isinstance(what, str) else Scored(what, what)), kind
+        fate = FATES[kind]
+        if fate is not None:
+            assert outcome == (Unscored(fate) if isinstance(fate, str) else Scored(fate, fate)), kind
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import builtins
 import decimal
 import os
+import pickle
 import resource
 import signal
 import sys
@@ -12,6 +13,7 @@ import time
 
 import pytest
 
+from rollalloc.rewards import function
 from rollalloc.rewards._surroundings import Surroundings
 
 
@@ -30,6 +32,11 @@ def limit_files():
 
 def close_standard_descriptors():
     os.closerange(0, 3)
+
+
+def move_to_nepal():
+    os.environ["TZ"] = "NPT-5:45"
+    time.tzset()
 
 
 PUT_BACK = {
@@ -53,6 +60,13 @@ PUT_BACK = {
     "hooks": (lambda: setattr(sys, "excepthook", None), lambda: sys.excepthook),
     "os": (lambda: setattr(os, "kill", None), lambda: os.kill),
     "time": (lambda: setattr(time, "sleep", None), lambda: time.sleep),
+    "unpickling": (lambda: setattr(pickle, "loads", None), lambda: pickle.loads),
+    "files that exist": (lambda: setattr(os.path, "exists", None), lambda: os.path.exists),
+    "search path": (lambda: sys.path.insert(0, "elsewhere"), lambda: list(sys.path)),
+    "finders": (lambda: sys.meta_path.insert(0, None), lambda: list(sys.meta_path)),
+    "hooks of the search path": (lambda: setattr(sys, "path_hooks", []), lambda: list(sys.path_hooks)),
+    "time zone": (move_to_nepal, lambda: time.localtime(0)[:5]),
+    "the scorer": (lambda: setattr(function, "to_outcome", None), lambda: function.to_outcome),
     "a module replaced": (lambda: sys.modules.update(json=None), lambda: sys.modules["json"]),
 }
 
@@ -90,6 +104,7 @@ def start_threads():
 
 UNFIT = {
     "hard limit": lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),
+    "audit hook": lambda: sys.addaudithook(lambda *_: None),
     "closed stream": lambda: sys.stdout.close(),
     "modules gone": lambda: sys.modules.clear(),
     "threads": start_threads,
@@ -109,5 +124,14 @@ def test_what_cannot_be_put_back_makes_the_process_unfit(what, forked):
         fit_before = surroundings.put_back()
         UNFIT[what]()
         return fit_before and not surroundings.put_back()
+
+    assert forked(lambda: not act()) == 0
+
+
+def test_a_finder_that_a_module_adds_may_stay(forked):
+    def act():
+        surroundings = Surroundings()
+        sys.meta_path.append(None)
+        return surroundings.put_back() and sys.meta_path.pop() is None
 
     assert forked(lambda: not act()) == 0

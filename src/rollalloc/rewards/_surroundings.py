@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 import decimal
 import os
+import os.path
+import pickle
 import resource
 import shutil
 import signal
@@ -22,15 +24,9 @@ from rollalloc.rewards._channel import most_descriptors
 
 _SPARE_THREADS = 128  # a pool that is kept between samples is welcome
 _OPEN_SHARE = 0.25  # of the files that may be open; likewise
-_TAKEN_TO_PIECES = (
-    builtins,
-    os,
-    shutil,
-    signal,
-    subprocess,
-    sys,
-    time,
-)  # by guards against executed code, and by mocks
+# By guards against executed code, and by mocks; the scorer's own modules join them.
+_TAKEN_TO_PIECES = (builtins, os, os.path, pickle, shutil, signal, subprocess, sys, time)
+_OWN = __name__.rpartition(".")[0]
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 _SIGNALS = range(1, 32)  # the real-time ones beyond have no default use
@@ -42,16 +38,23 @@ _setitimer = signal.setitimer  # as it is before any sample
 class Surroundings:
     """The process as it is now, to be put back after each sample.
 
-    Timers, signal handlers and the mask, resource limits, the three standard streams, working directory, environment and
-    umask, the interpreter's hooks and recursion limit, decimal arithmetic, the table of modules, and what the built-ins and
-    those that deal with processes hold. Not what functions keep in modules of their own: caches, pools, connections.
+    Timers, signal handlers and the mask, resource limits, the three standard streams, working directory, environment, umask,
+    time zone, the interpreter's hooks and recursion limit, where modules are looked for, decimal arithmetic, the table of
+    modules, and the functions of the built-ins, of modules that deal with processes and files, and of this package. Not what
+    other modules hold: caches, pools and connections are kept, and so is a function that was replaced in them.
     """
 
     def __init__(self) -> None:
-        self._tables = [_Table(vars(module), callable) for module in _TAKEN_TO_PIECES]
+        own = [module for name, module in list(sys.modules.items()) if name.rpartition(".")[0] == _OWN]
+        self._tables = [_Table(vars(module), callable) for module in (*_TAKEN_TO_PIECES, *own)]
         # Packages, not all that they hold: it would take longer than a simple reward.
         self._tables.append(_Table(sys.modules, lambda module: "." not in getattr(module, "__name__", ".")))
         self._modules = len(sys.modules)
+        self._search_path = list(sys.path)
+        self._finders = [(finders, list(finders)) for finders in (sys.meta_path, sys.path_hooks)]
+        self._time_zone = _time_zone()
+        self._was_hooked = False
+        sys.addaudithook(self._note_hook)  # a hook cannot be removed
         self._streams = sys.stdin, sys.stdout, sys.stderr
         self._hooks = sys.gettrace(), sys.getprofile()
         self._recursion_limit = sys.getrecursionlimit()
@@ -99,9 +102,25 @@ class Surroundings:
         if vars(os.environ)["_data"] != self._encoded:  # a hundred times as fast as comparing what it decodes to
             os.environ.clear()
             os.environ.update(self._environment)
+        if _time_zone() != self._time_zone:
+            time.tzset()
+        self._put_back_search()
         if self._directory is not None and _directory() != self._directory:
             os.chdir(self._directory)
         os.umask(self._umask)
+
+    def _put_back_search(self) -> None:
+        """Where modules are looked for; a finder that a module added at the end as it was imported may stay."""
+        if sys.path != self._search_path:
+            sys.path[:] = self._search_path
+        sys.meta_path, sys.path_hooks = (finders for finders, _ in self._finders)
+        for finders, kept in self._finders:
+            if finders[: len(kept)] != kept:
+                finders[:] = kept
+
+    def _note_hook(self, event: str, _: object) -> None:
+        if event == "sys.addaudithook":
+            self._was_hooked = True
 
     def _put_back_streams(self) -> None:
         sys.stdin, sys.stdout, sys.stderr = self._streams
@@ -118,7 +137,8 @@ class Surroundings:
 
     def _is_fit(self) -> bool:
         return (
-            not any(stream.closed for stream in self._streams)
+            not self._was_hooked
+            and not any(stream.closed for stream in self._streams)
             and len(sys.modules) >= self._modules
             and active_count() <= self._threads + _SPARE_THREADS
             and _lowest_free_descriptor() <= self._most_open
@@ -141,6 +161,10 @@ class _Table:
             changed = True
         if changed:
             self._table.update(self._kept)
+
+
+def _time_zone() -> tuple[object, ...]:
+    return time.tzname, time.timezone, time.altzone
 
 
 def _directory() -> str | None:

@@ -16,7 +16,8 @@ PRECISION = 60  # significant digits carried in a comparison
 _LONGEST = 1000  # characters of a number; a longer one is not read
 _LONGEST_EXPONENT = 5  # characters of an exponent; likewise
 
-_SEPARATOR = r"\{\s?,\s?\}|,?\\[,!:; ]|[\u00a0\u2009\u202f]"  # of thousands; the comma alone is read by `_DIGITS`
+# Of thousands. The comma alone is read by `_DIGITS`, and a comma with a space stands between the members of a list.
+_SEPARATOR = r"\{\s?,\s?\}|,?\\!|\\[,:; ]|[\u00a0\u2009\u202f]"
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?![0-9])"
 
