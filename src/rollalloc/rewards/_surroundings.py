@@ -51,7 +51,9 @@ class Surroundings:
         self._tables.append(_Table(sys.modules, lambda module: "." not in getattr(module, "__name__", ".")))
         self._modules = len(sys.modules)
         self._search_path = list(sys.path)
-        self._finders = [(finders, list(finders)) for finders in (sys.meta_path, sys.path_hooks)]
+        self._finders: list[tuple[str, list[Any], list[Any]]] = [
+            (name, getattr(sys, name), list(getattr(sys, name))) for name in ("meta_path", "path_hooks")
+        ]
         self._time_zone = _time_zone()
         self._was_hooked = False
         sys.addaudithook(self._note_hook)  # a hook cannot be removed
@@ -113,8 +115,8 @@ class Surroundings:
         """Where modules are looked for; a finder that a module added at the end as it was imported may stay."""
         if sys.path != self._search_path:
             sys.path[:] = self._search_path
-        sys.meta_path, sys.path_hooks = (finders for finders, _ in self._finders)
-        for finders, kept in self._finders:
+        for name, finders, kept in self._finders:
+            setattr(sys, name, finders)
             if finders[: len(kept)] != kept:
                 finders[:] = kept
 

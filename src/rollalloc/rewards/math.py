@@ -95,7 +95,7 @@ class MathVerify:
         """Whether the answer that a text gives without a box is right."""
         if any(self._is_right(gold, answer) for answer in _stated(text)):
             return True
-        return not gold.is_text and self._any_equal(gold.parsed, _parse(in_latex(text), self.timeout_s))
+        return not gold.must_be_stated and self._any_equal(gold.parsed, _parse(in_latex(text), self.timeout_s))
 
     def _any_equal(self, golds: list[Any], answers: list[Any]) -> bool:
         """Whether any pair is equal; raises if none is, but one took too long."""
@@ -137,7 +137,8 @@ class _Gold:
             raise ValueError(f"ground truth {short(text)} is empty; mathematical rewards need one")
         self.number = as_number(self._text)
         self.is_choice = _LETTER.fullmatch(self.plain) is not None
-        self.is_text = _is_text(self.plain) or _IN_BASE.fullmatch(self.plain) is not None
+        # Of a text without a box math-verify may take one number, which equals an equation that it ends.
+        self.must_be_stated = _is_text(self.plain) or "=" in self.plain or _IN_BASE.fullmatch(self.plain) is not None
 
     @cached_property
     def parsed(self) -> list[Any]:
@@ -181,6 +182,7 @@ def _plain(answer: str) -> str:
 _LETTER = re.compile(r"\(?([A-Z])\)?")
 _CHOICE = re.compile(r"\(([A-Z])\)|([A-Z])[).:]")  # "(C) 12" or "C: 12"
 _WORDS = re.compile(r"(?=.*[a-zA-Z]{4}|.*[A-Z]{3}|[A-Z](?:,[A-Z])+$)[a-zA-Z,;.'’()-]+")
+_SENTENCE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{12}")  # without its spaces
 _CLOCK = re.compile(r"[0-9]{1,2}:[0-5][0-9](?::[0-5][0-9])?(?:[ap]\.?m\.?)?", re.IGNORECASE)
 _IN_BASE = re.compile(r"\(?[0-9A-Fa-f]+\)?_\(?(\w+)\)?")
 
@@ -192,8 +194,8 @@ def _choice(plain: str) -> str:
 
 
 def _is_text(plain: str) -> bool:
-    """Whether it is no formula: words, a time of day, or a ratio of three."""
-    return bool(_WORDS.fullmatch(plain) or _CLOCK.fullmatch(plain)) or plain.count(":") > 1
+    """Whether it is no formula: words, a sentence, a time of day, or a ratio of three."""
+    return bool(_WORDS.fullmatch(plain) or _CLOCK.fullmatch(plain) or _SENTENCE.search(plain)) or plain.count(":") > 1
 
 
 def _refused(gold: str, answer: str) -> bool:
@@ -212,10 +214,14 @@ def _refused(gold: str, answer: str) -> bool:
 
 
 def _differ(gold: Any, answer: Any) -> bool:
-    """Whether both are constants of different values, or tuples, sets or matrices that hold such."""
+    """Whether both are constants of different values, or tuples, sets or matrices that hold such, or two equations
+    without solutions, which math-verify compares by their solutions.
+    """
     if isinstance(gold, _CONTAINERS) and isinstance(answer, _CONTAINERS):
         golds, answers = _members(gold), _members(answer)
         return len(golds) == len(answers) and any(map(_differ, golds, answers))
+    if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
+        return not _same_equation(gold, answer) and not sympy.solve(gold, gold.free_symbols)
     if not (_is_constant(gold) and _is_constant(answer)):
         return False
     first, second = sympy.N(gold, 30), sympy.N(answer, 30)
@@ -223,6 +229,19 @@ def _differ(gold: Any, answer: Any) -> bool:
         return False
     distance = float(_SIGNIFICANT) if gold.has(sympy.Float) or answer.has(sympy.Float) else 1e-20
     return bool(abs(first - second) > distance * abs(first))
+
+
+def _same_equation(first: Any, second: Any) -> bool:
+    """Whether one follows from the other by moving terms or by a change of sign; without unknowns, by its sides."""
+    if first == second:
+        return True
+    if not (first.free_symbols or second.free_symbols):
+        return not (_differ(first.lhs, second.lhs) or _differ(first.rhs, second.rhs))
+    try:
+        left, right = first.lhs - first.rhs, second.lhs - second.rhs
+        return sympy.simplify(left - right) == 0 or sympy.simplify(left + right) == 0
+    except (TypeError, ValueError, AttributeError):  # sides of different kinds, such as a number and a matrix
+        return False
 
 
 _CONTAINERS = (sympy.Tuple, sympy.FiniteSet, sympy.MatrixBase)
