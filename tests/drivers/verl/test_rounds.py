@@ -298,7 +298,8 @@ def test_a_run_that_gave_up_a_pass_of_its_loader_goes_on_from_its_checkpoint_as_
 
     Too few of the prompts that it offers are unsolved: it is said to have ended for the batch, and read again for the next.
     """
-    straight, first, second = (make_rounds(RECIPES["pilot_commit"], unsolved(2), prompts=18) for _ in range(3))
+    section = RECIPES["pilot_commit"] | ONE_VISIT
+    straight, first, second = (make_rounds(section, unsolved(2), prompts=18) for _ in range(3))
     expected = train(straight, 6)
     train(first, 3)
     assert first.state_dict()["gave_up"]

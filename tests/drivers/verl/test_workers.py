@@ -201,6 +201,16 @@ def test_our_part_of_a_checkpoint_is_whole_when_verl_writes_its_own(saving, monk
     assert state == {"rounds": {"keys": []}, "epoch": 1, "step": 2}
 
 
+@pytest.mark.parametrize("text", ["", '{"rounds": {"keys": []}, "epo', "[]", '{"step": 2}', "\x00"])
+def test_our_part_of_a_checkpoint_that_is_damaged_is_refused_by_name(saving, monkeypatch, tmp_path, text):
+    (tmp_path / "global_step_2").mkdir()
+    (tmp_path / "global_step_2" / "rollalloc.json").write_text(text)
+    saving.config.trainer.resume_mode = "auto"
+    monkeypatch.setattr(trainer.PPOTrainerSync, "_load_checkpoint", lambda self: None)
+    with pytest.raises(ValueError, match=r"rollalloc\.json is corrupt.*resume from another checkpoint"):
+        saving._load_checkpoint()
+
+
 def test_on_a_cpu_a_head_that_is_tied_to_the_embeddings_is_refused(tmp_path, monkeypatch):
     """vLLM's CPU build goes on with the old head, so that rollouts would be from weights that are half old."""
     module = SimpleNamespace(validate_config=lambda config: "checked")

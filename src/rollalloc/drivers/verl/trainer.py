@@ -27,6 +27,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from rollalloc.core.allocator import Allocator
+from rollalloc.core.packing import exact_keys
 from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.verl.client import Client, ResumingClient, requests_left
 from rollalloc.drivers.verl.configure import configure
@@ -287,7 +288,7 @@ class RecipeTrainer(PPOTrainer):
                 f"{path} is missing: the checkpoint was not written under a trainer_mode of ours, or is corrupt; resume "
                 "from another one, or start afresh with trainer.resume_mode=disable"
             )
-        state = json.loads(path.read_text())
+        state = _read_state(path)
         if state["step"] != self.global_steps:
             raise ValueError(f"{path} is of step {state['step']}, verl resumes at {self.global_steps}; it is corrupt")
         present = set(tq.kv_list(_PARTITION).get(_PARTITION, {}))
@@ -295,6 +296,20 @@ class RecipeTrainer(PPOTrainer):
         self.prompts.epoch = state["epoch"]
         if unneeded:
             self.rounds.crew.release(sorted(unneeded))
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """Our state of a checkpoint.
+
+    Raises:
+        ValueError: the file is not what `_save_checkpoint` writes.
+    """
+    try:
+        state = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is corrupt: {error}; resume from another checkpoint") from error
+    exact_keys(state, ("rounds", "epoch", "step"), f"{path} is corrupt; resume from another checkpoint")
+    return state
 
 
 @register_trainer("rollalloc")
