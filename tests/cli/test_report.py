@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -50,11 +51,36 @@ def test_watch_over_runs_trained_one_by_one_leaves_when_all_have_ended(rollalloc
     assert rollalloc("watch", tmp_path)[0] == 0
 
 
-def test_watch_of_a_file_is_refused(rollalloc, tmp_path):
+@pytest.mark.parametrize("command", ["watch", "report", "board"])
+def test_what_is_no_folder_is_refused(command, tmp_path):
     (tmp_path / "file").write_text("")
-    code, _, said = rollalloc("watch", tmp_path / "file")
-    assert "NotADirectoryError" in said
-    assert code == 2
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name, why in (
+        ("file", "is a file"),
+        ("fifo", "is a pipe or a device"),
+        ("link", "is a link that leads nowhere"),
+    ):
+        given = CliRunner().invoke(app, [command, str(tmp_path / name)], env={"COLUMNS": "300"})
+        assert given.exit_code == 2
+        assert f"{why}; give a folder" in given.output
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_watch_in_a_pipe_says_that_the_metrics_cannot_be_read(kind, tmp_path, monkeypatch, capsys):
+    run, elsewhere = write_run(tmp_path / "run", ended=False), tmp_path / "elsewhere.jsonl"
+    (run / "metrics.jsonl").rename(elsewhere)
+    if kind == "fifo":
+        os.mkfifo(run / "metrics.jsonl")
+    else:
+        (run / "metrics.jsonl").symlink_to(elsewhere)
+    monkeypatch.setattr("rollalloc.cli.watch.time.sleep", lambda _: signal.raise_signal(signal.SIGINT))
+    watch(run)
+    why = {"fifo": "it is a FIFO", "link": "it is a link that leads out of its folder"}[kind]
+    assert "0 of 1 runs ended · 0 rollouts · run, seed 3 cannot be read in full: metrics.jsonl: " in (
+        first := capsys.readouterr().out.splitlines()[0]
+    )
+    assert why in first
 
 
 @pytest.mark.parametrize(

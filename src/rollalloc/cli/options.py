@@ -28,14 +28,20 @@ def output(help: str, *names: str, **others: Any) -> Any:
 
 
 def place(text: str | Path) -> Path:
-    """A folder by its name, whatever is there; a variable of the shell that is not set must not mean the current one.
+    """A folder by its name, which need not be there; a variable of the shell that is not set must not mean the current one.
 
     Raises:
-        typer.BadParameter: it is empty.
+        typer.BadParameter: it is empty, or something else is there.
     """
     if not str(text).strip():
         raise typer.BadParameter("expected the name of a folder, got an empty one; give . for the current folder")
-    return Path(text)
+    at = Path(text)
+    if at.is_symlink() and not at.exists():
+        raise typer.BadParameter(f"{at} is a link that leads nowhere; give a folder, or remove it")
+    if at.exists() and not at.is_dir():
+        kind = "a file" if at.is_file() else "a pipe or a device"
+        raise typer.BadParameter(f"{at} is {kind}; give a folder")
+    return at
 
 
 def folder(text: str | Path) -> Path:
@@ -45,8 +51,6 @@ def folder(text: str | Path) -> Path:
         typer.BadParameter: it is empty, a file, or a link that leads nowhere.
     """
     at = place(text)
-    if at.is_symlink() and not at.exists():
-        raise typer.BadParameter(f"{at} is a link that leads nowhere; give a folder, or remove it")
     there = next(above for above in (at, *at.parents) if above.exists())
     if not there.is_dir():
         raise typer.BadParameter(f"{there} is a file; give a folder")

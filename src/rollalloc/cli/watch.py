@@ -62,8 +62,11 @@ def watch(
 
 
 def _line(runs: Sequence[RecordedRun]) -> str:
-    """Where the runs are, in a line."""
+    """Where the runs are and what of them cannot be read, in a line."""
+    from rollalloc.lab.report.wording import damage
+
     paid, ended = sum(run.paid for run in runs), sum(run.why is not None for run in runs)
     known = [run.curve.accuracy[-1] for run in runs if run.curve.accuracy]
     accuracy = f" · accuracy {sum(known) / len(known):.3f}" if known else ""
-    return f"{ended} of {len(runs)} runs ended · {paid:,} rollouts{accuracy}"
+    unread = f" · {'; '.join(problems)}" if (problems := damage(runs)) else ""
+    return f"{ended} of {len(runs)} runs ended · {paid:,} rollouts{accuracy}{unread}"

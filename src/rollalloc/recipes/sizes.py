@@ -92,7 +92,7 @@ def darts(
         shortest: K, at least 1.
         longest: L, 0 or more. K + L rollouts of each group are trained on.
         max_redundancy: rollouts for each one trained on, at most; half of the redundancy is given on average, most to
-            prompts whose lengths vary most. At least 1.
+            prompts whose lengths vary most. In [1, 1024].
         tail: "exact" lets every rollout end, since any that runs may become the longest. "sampled" keeps L random ones of
             those running once K ended, stops the rest, and weights each of the L by the inverse of that probability: the
             longest are no longer sought, a random late one stands for all late ones. "none", for prompts that are nearly
@@ -125,6 +125,10 @@ def darts(
     at_least("longest", longest, 0)
     if least is not None:
         _check_floor(least, shortest + longest, (1 + max_redundancy) / 2)
+    if not 1 <= max_redundancy <= sizes.MOST_FACTOR:
+        raise ValueError(
+            f"max_redundancy: expected rollouts for each one trained on, from 1 to {sizes.MOST_FACTOR}, got {max_redundancy}"
+        )
     if price is not None and latency is None:
         raise ValueError("price weighs seconds, which latency says; give latency, or leave price out")
     one_of("tail", tail, ("exact", "sampled", "none"))

@@ -17,6 +17,8 @@ from rollalloc.core.latency import Curve, checked_curve
 from rollalloc.core.recipe import at_least
 from rollalloc.core.rule import Memory, SizeRule, Traits, View, longest_of, rows_of
 
+MOST_FACTOR = 1024  # rollouts for each one trained on: far beyond any use, and a batch's sizes are found in seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Fixed(SizeRule):
@@ -49,7 +51,7 @@ class Redundant(SizeRule):
 
     Attributes:
         mean_factor: rollouts for each row on average, in [1, max_factor].
-        max_factor: rollouts for each row at most.
+        max_factor: rollouts for each row at most, up to 1024.
         least: rollouts of a group at least, where that is more than the rows; what is above `max_factor` counts as that.
         normalise: σ is (σ - min) / (max - min) of the groups that are ordered together, so that the prompt whose lengths
             vary least gets no more than `least`; False: σ is in tokens.
@@ -61,8 +63,10 @@ class Redundant(SizeRule):
     normalise: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.mean_factor <= self.max_factor:
-            raise ValueError(f"expected 1 <= mean_factor <= max_factor, got {self.mean_factor} and {self.max_factor}")
+        if not 1 <= self.mean_factor <= self.max_factor <= MOST_FACTOR:
+            raise ValueError(
+                f"expected 1 <= mean_factor <= max_factor <= {MOST_FACTOR}, got {self.mean_factor} and {self.max_factor}"
+            )
         at_least("least", self.least, 1)
 
     @property
@@ -138,34 +142,40 @@ def _deviations(groups: Sequence[GroupView], view: View) -> NDArray[np.float64]:
 class Priced(SizeRule):
     """As `Redundant`, with the total number of rollouts that makes a batch's generation shortest, or pays best.
 
-        T = Σ_j (e_(j) - e_(j-1)) · t(R - j + 1),   E = 1 - Σ (σ_i / M_i) / Σ (σ_i / least)
-        minimise T,  or with a price maximise E - price · T / T_0
+            T = Σ_j (e_(j) - e_(j-1)) · t(R - j + 1),   E = 1 - Σ (σ_i / M_i) / Σ (σ_i / least)
+            minimise T,  or with a price maximise E - price · T / T_0
 
-    e_(1) ≤ … ≤ e_(R) are the tokens after which the batch's R rollouts end, and t(c) the seconds for a token while c
-    rollouts are decoded, linear between the points of `latency` and proportional beyond the last one, where rollouts wait.
-    The M_i rollouts of group i are taken to have the lengths μ_i + σ_i z_m, z_m being the normal quantile of
-    (m - 3/8) / (M_i + 1/4), with the running mean and deviation of its prompt's lengths, or the mean ones of the other
-    prompts before its first visit. Once the K shortest have ended, L of the others go on, evenly spaced in length as a
-    random choice of them is on average, and the rest are stopped. T_0 is T with the fewest rollouts; E is then 0, and grows
-    with the choice that more rollouts give.
+        e_(1) ≤ … ≤ e_(R) are the tokens after which the batch's R rollouts end, and t(c) the seconds for a token while c
+        rollouts are decoded, linear between the points of `latency` and proportional beyond the last one, where rollouts wait.
+        The M_i rollouts of group i are taken to have the lengths μ_i + σ_i z_m, z_m being the normal quantile of
+        (m - 3/8) / (M_i + 1/4), with the running mean and deviation of its prompt's lengths, or the mean ones of the other
+        prompts before its first visit. Once the K shortest have ended, L of the others go on, evenly spaced in length as a
+        random choice of them is on average, and the rest are stopped. T_0 is T with the fewest rollouts; E is then 0, and grows
+        with the choice that more rollouts give.
 
-    All totals are tried, each with three floors of a group's size: the least, the mean, and half way. Before any prompt has
-    a record, or before the engine has measured its latency, half of the redundancy is given.
+        All totals are tried, each with three floors of a group's size: the least, the mean, and half way. Before any prompt has
+        a record, or before the engine has measured its latency, half of the redundancy is given.
 
-    DARTS, arXiv 2605.30859: T is the paper's sum, and the total is where the derivative of E - λT is 0 (λ is the price).
-    That E is the sum which `Redundant` minimises, and that both are shares, are ours; normal quantiles by Blom, Statistical
-    Estimates and Transformed Beta-Variables, 1958.
+        DARTS, arXiv 2605.30859: T is the paper's sum, and the total is where the derivative of E - λT is 0 (λ is the price).
+        That E is the sum which `Redundant` minimises, and that both are shares, are ours; normal quantiles by Blom, Statistical
+        Estimates and Transformed Beta-Variables, 1958.
 
-    Attributes:
-        max_factor: rollouts for each row at most, at least 1.
-        latency: (rollouts, seconds for a token of each) points, rollouts growing, seconds not falling; at least one. None:
-            what the engine measures of itself and tells by `Updated`.
-        price: λ, above 0; None: T alone counts.
-        least: as for `Redundant`.
-        normalise: as for `Redundant`; E is in tokens all the same.
+        Attributes:
+    <<<<<<< HEAD
+            max_factor: rollouts for each row at most, at least 1.
+            latency: (rollouts, seconds for a token of each) points, rollouts growing, seconds not falling; at least one. None:
+                what the engine measures of itself and tells by `Updated`.
+    =======
+            max_factor: rollouts for each row at most, in [1, 1024].
+            latency: (rollouts, seconds for a token of each) points, rollouts growing, seconds not falling: a step of more
+                rollouts is not cheaper; at least one. None: what the engine measures of itself and tells by `Updated`.
+    >>>>>>> f14fe0b (watch says what it cannot read in a pipe too, and refuses what is no folder; darts(max_redundancy) has an upper end)
+            price: λ, above 0; None: T alone counts.
+            least: as for `Redundant`.
+            normalise: as for `Redundant`; E is in tokens all the same.
 
-    Raises:
-        ValueError: a number out of its range.
+        Raises:
+            ValueError: a number out of its range.
     """
 
     max_factor: float
@@ -175,8 +185,8 @@ class Priced(SizeRule):
     normalise: bool = False
 
     def __post_init__(self) -> None:
-        if not self.max_factor >= 1:
-            raise ValueError(f"max_factor must be at least 1, got {self.max_factor!r}")
+        if not 1 <= self.max_factor <= MOST_FACTOR:
+            raise ValueError(f"max_factor must be at least 1 and at most {MOST_FACTOR}, got {self.max_factor!r}")
         if self.price is not None and not 0 < self.price < inf:
             raise ValueError(f"price must be a number above 0, or None, got {self.price!r}")
         at_least("least", self.least, 1)
