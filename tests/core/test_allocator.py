@@ -894,7 +894,7 @@ def test_a_rollout_that_was_decided_but_not_handed_out_cannot_end():
         (lambda: recipes.dapo(4, 4, 8, max_candidates=0), r"max_candidates must be .* at least 1, got 0"),
         (lambda: recipes.darts(4, 0, 1), "shortest must be"),
         (lambda: recipes.darts(4, 3, 1, tail="all"), "tail must be one of exact, sampled, none, got 'all'"),
-        (lambda: recipes.darts(4, 3, 1, max_redundancy=0.5), "max_redundancy: expected rollouts for each one trained on, from 1"),
+        (lambda: recipes.darts(4, 3, 1, max_redundancy=0.5), "max_redundancy: expected rollouts for each one trained on"),
         (lambda: recipes.darts(4, 3, 1, max_redundancy=float("inf")), "from 1 to 1024, got inf"),
         (lambda: recipes.darts(4, 3, 1, max_redundancy=1e9), "from 1 to 1024, got 1000000000.0"),
         (lambda: recipes.darts(4, 3, 1, max_redundancy=float("nan")), "from 1 to 1024, got nan"),

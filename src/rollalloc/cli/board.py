@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rollalloc.cli.options import place
+from rollalloc.cli.options import folder_of_runs
 from rollalloc.cli.progress import say
 
 
 def board(
-    folder: Annotated[Path, typer.Argument(help="Folder of runs or comparisons.", parser=place)] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Folder of runs or comparisons.", parser=folder_of_runs)] = Path(
+        "runs"
+    ),
     port: Annotated[int, typer.Option(help="Port of the page (0: a free one).", min=0, max=65535)] = 0,
 ) -> None:
     """Serve a page that follows the runs; to this machine only, read-only, until Ctrl-C."""

@@ -28,14 +28,23 @@ def output(help: str, *names: str, **others: Any) -> Any:
 
 
 def place(text: str | Path) -> Path:
-    """A folder by its name, which need not be there; a variable of the shell that is not set must not mean the current one.
+    """A folder by its name, whatever is there; a variable of the shell that is not set must not mean the current one.
 
     Raises:
-        typer.BadParameter: it is empty, or something else is there.
+        typer.BadParameter: it is empty.
     """
     if not str(text).strip():
         raise typer.BadParameter("expected the name of a folder, got an empty one; give . for the current folder")
-    at = Path(text)
+    return Path(text)
+
+
+def folder_of_runs(text: str | Path) -> Path:
+    """A folder to look at, which need not be there yet.
+
+    Raises:
+        typer.BadParameter: its name is empty, or something else than a folder is there.
+    """
+    at = place(text)
     if at.is_symlink() and not at.exists():
         raise typer.BadParameter(f"{at} is a link that leads nowhere; give a folder, or remove it")
     if at.exists() and not at.is_dir():
@@ -51,6 +60,8 @@ def folder(text: str | Path) -> Path:
         typer.BadParameter: it is empty, a file, or a link that leads nowhere.
     """
     at = place(text)
+    if at.is_symlink() and not at.exists():
+        raise typer.BadParameter(f"{at} is a link that leads nowhere; give a folder, or remove it")
     there = next(above for above in (at, *at.parents) if above.exists())
     if not there.is_dir():
         raise typer.BadParameter(f"{there} is a file; give a folder")

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rollalloc.cli.options import place
+from rollalloc.cli.options import folder_of_runs
 from rollalloc.cli.progress import say
 from rollalloc.cli.reading import table
 
@@ -34,7 +34,7 @@ def page(text: str | Path) -> Path:
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="Folder of a run, a comparison, or several; finished or not.", parser=place)
+        Path, typer.Argument(help="Folder of a run, a comparison, or several; finished or not.", parser=folder_of_runs)
     ],
     out: Annotated[Path | None, typer.Option(help="The page; FOLDER/report.html by default.", parser=page)] = None,
     verl: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from math import isfinite
 from pathlib import Path
@@ -13,6 +13,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from rollalloc.cli.compare import said
@@ -25,7 +26,7 @@ from rollalloc.cli.options import (
     source,
     with_options,
 )
-from rollalloc.cli.progress import say, staged
+from rollalloc.cli.progress import result_console, say, staged
 from rollalloc.core.allocator import Allocator
 from rollalloc.lab.simulate.cluster import SCHEDULES, Cluster, Scenario, Schedule
 from rollalloc.lab.simulate.cost import Costs
@@ -61,8 +62,20 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "stopped": ("stopped", ",.0f"),
     "tokens": ("tokens", ",.0f"),
 }
-_NARROW = 100  # columns of a terminal below which only what matters most is shown
-_MATTERS = ("seconds", "gpu_seconds", "tail", "paid")
+# Columns that a narrow terminal does without, the first ones first.
+_OPTIONAL = (
+    ("tokens",),
+    ("rows", "stopped"),
+    ("decoding_share", "training_share", "idle_share"),
+    ("busy_slots",),
+    ("paid",),
+    ("tail",),
+)
+_MEANINGS: Mapping[str, str] = {
+    "busy_slots": "slots: share that had a rollout.",
+    "decoding_share": "decoding, training, idle: shares of GPU-seconds.",
+    "tail": "tail: share of the time in which fewer than a tenth of the batch's rollouts ran and none waited.",
+}
 
 Given = Mapping[type, Mapping[str, Any]]
 
@@ -138,8 +151,8 @@ def simulate(
         said_of = {"recipes": described, "staleness": staleness, **_described(scenarios[0])}
         typer.echo(json.dumps({**said_of, "priced": [each.described() for each in priced]}, indent=2, allow_nan=False))
         return
-    console = Console()
-    console.print(_table(priced, wide=console.width >= _NARROW))
+    console = result_console()
+    console.print(_fitting(priced, console))
     for line in [*_streaming_notes(scenarios[0], made, staleness), *_notes(scenarios[0], priced)]:
         say(console, line)
 
@@ -217,25 +230,29 @@ def _described(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def _table(priced: Sequence[Priced], *, wide: bool) -> Table:
-    fine = "slots: share that had a rollout. decoding, training, idle: shares of GPU-seconds. " if wide else ""
+def _fitting(priced: Sequence[Priced], console: Console) -> Table:
+    """The table with as many columns as the console has room for."""
+    tables = [_table(priced, sum(_OPTIONAL[:count], ())) for count in range(len(_OPTIONAL) + 1)]
+    unbounded = console.options.update(width=1000)
+    widths = ((each, Measurement.get(console, unbounded, each).maximum) for each in tables)
+    return next((each for each, width in widths if width <= console.width), tables[-1])
+
+
+def _table(priced: Sequence[Priced], left_out: Collection[str]) -> Table:
+    shown = {name: column for name, column in _COLUMNS.items() if name not in left_out}
+    meanings = " ".join(meaning for name, meaning in _MEANINGS.items() if name in shown)
     table = Table(
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
         caption="per trained batch, interquartile means over seeds, with bootstrapped 95% intervals from five seeds on. "
-        f"faster: seconds of {escape(priced[0].label)} over this one's, paired by seed. {fine}tail: share of the time in "
-        "which fewer than a tenth of the batch's rollouts ran and none waited.",
+        f"faster: seconds of {escape(priced[0].label)} over this one's, paired by seed. {meanings}",
         caption_justify="left",
     )
-    shown = {name: column for name, column in _COLUMNS.items() if wide or name in _MATTERS}
     for heading in ("GPUs", "recipe", "faster", *(heading for heading, _ in shown.values())):
         table.add_column(heading, justify="left" if heading == "recipe" else "right", no_wrap=True)
     for number, each in enumerate(priced):
-        figures = (
-            said(each.figures[name], form, point_only=name != "seconds" or not wide)
-            for name, (_, form) in shown.items()
-        )
+        figures = (said(each.figures[name], form, point_only=name != "seconds") for name, (_, form) in shown.items())
         first_of_size = not number or priced[number - 1].gpus != each.gpus
         faster = "1" if first_of_size else said(each.faster, ".2f")
         table.add_row(f"{each.gpus}" if first_of_size else "", escape(each.label), faster, *figures)

@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from rollalloc.cli.options import place
+from rollalloc.cli.options import folder_of_runs
 from rollalloc.cli.progress import say
 
 
 def verify_resume(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, as `rollalloc train` wrote it.", parser=place)],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, as `rollalloc train` wrote it.", parser=folder_of_runs)],
     batches: Annotated[int, typer.Option(help="Batches to train, at least 2; the run is killed half-way.", min=2)] = 6,
 ) -> None:
     """Train a run's first batches once unbroken and once killed and resumed; exit code 1 where they differ."""

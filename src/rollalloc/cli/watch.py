@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from rollalloc.cli.options import place
+from rollalloc.cli.options import folder_of_runs
 
 if TYPE_CHECKING:
     from rollalloc.runs.recorded import RecordedRun
@@ -23,7 +23,7 @@ _LINE_EVERY_S = 60.0  # between two lines, where there is no terminal
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run or of a comparison.", parser=place)],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run or of a comparison.", parser=folder_of_runs)],
     wait: Annotated[bool, typer.Option("--wait", help="Wait for a folder that is not there yet.")] = False,
 ) -> None:
     """Show progress, accuracy, waste and prompts while a run trains; leaves when it ends, or with Ctrl-C.

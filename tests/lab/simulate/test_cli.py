@@ -28,8 +28,16 @@ def test_a_table_compares_recipes_on_each_cluster(call):
     assert [words[0] for words in named if words[0].isalpha() or "_" in words[0]] == ["darts", "pilot_commit"] * 2
     assert "[" in out  # an interval over five seeds
     assert "arithmetic for qwen2.5-7b on h100; 990,164 tokens of context fit on a replica" in " ".join(out.split())
-    narrow = call(*SMALL, "--recipes", "grpo", columns=60)[1]
-    assert "decoding" not in narrow
+
+
+@pytest.mark.parametrize(("columns", "there"), [(80, False), (100, False), (120, True), (200, True)])
+def test_no_figure_is_cut_however_narrow_the_terminal(columns, there, call):
+    """Columns that do not fit are left out whole, and so is what explains them."""
+    code, out, _ = call("--gpus", "8,512", "--batches", 2, "--warmup", 1, columns=columns)
+    assert code == 0
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= columns
+    assert ("decoding, training, idle" in " ".join(out.split())) == ("decoding" in out.splitlines()[1]) == there
 
 
 @pytest.mark.parametrize(
