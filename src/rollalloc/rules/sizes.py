@@ -142,40 +142,34 @@ def _deviations(groups: Sequence[GroupView], view: View) -> NDArray[np.float64]:
 class Priced(SizeRule):
     """As `Redundant`, with the total number of rollouts that makes a batch's generation shortest, or pays best.
 
-            T = Σ_j (e_(j) - e_(j-1)) · t(R - j + 1),   E = 1 - Σ (σ_i / M_i) / Σ (σ_i / least)
-            minimise T,  or with a price maximise E - price · T / T_0
+        T = Σ_j (e_(j) - e_(j-1)) · t(R - j + 1),   E = 1 - Σ (σ_i / M_i) / Σ (σ_i / least)
+        minimise T,  or with a price maximise E - price · T / T_0
 
-        e_(1) ≤ … ≤ e_(R) are the tokens after which the batch's R rollouts end, and t(c) the seconds for a token while c
-        rollouts are decoded, linear between the points of `latency` and proportional beyond the last one, where rollouts wait.
-        The M_i rollouts of group i are taken to have the lengths μ_i + σ_i z_m, z_m being the normal quantile of
-        (m - 3/8) / (M_i + 1/4), with the running mean and deviation of its prompt's lengths, or the mean ones of the other
-        prompts before its first visit. Once the K shortest have ended, L of the others go on, evenly spaced in length as a
-        random choice of them is on average, and the rest are stopped. T_0 is T with the fewest rollouts; E is then 0, and grows
-        with the choice that more rollouts give.
+    e_(1) ≤ … ≤ e_(R) are the tokens after which the batch's R rollouts end, and t(c) the seconds for a token while c
+    rollouts are decoded, linear between the points of `latency` and proportional beyond the last one, where rollouts wait.
+    The M_i rollouts of group i are taken to have the lengths μ_i + σ_i z_m, z_m being the normal quantile of
+    (m - 3/8) / (M_i + 1/4), with the running mean and deviation of its prompt's lengths, or the mean ones of the other
+    prompts before its first visit. Once the K shortest have ended, L of the others go on, evenly spaced in length as a
+    random choice of them is on average, and the rest are stopped. T_0 is T with the fewest rollouts; E is then 0, and grows
+    with the choice that more rollouts give.
 
-        All totals are tried, each with three floors of a group's size: the least, the mean, and half way. Before any prompt has
-        a record, or before the engine has measured its latency, half of the redundancy is given.
+    All totals are tried, each with three floors of a group's size: the least, the mean, and half way. Before any prompt has
+    a record, or before the engine has measured its latency, half of the redundancy is given.
 
-        DARTS, arXiv 2605.30859: T is the paper's sum, and the total is where the derivative of E - λT is 0 (λ is the price).
-        That E is the sum which `Redundant` minimises, and that both are shares, are ours; normal quantiles by Blom, Statistical
-        Estimates and Transformed Beta-Variables, 1958.
+    DARTS, arXiv 2605.30859: T is the paper's sum, and the total is where the derivative of E - λT is 0 (λ is the price).
+    That E is the sum which `Redundant` minimises, and that both are shares, are ours; normal quantiles by Blom, Statistical
+    Estimates and Transformed Beta-Variables, 1958.
 
-        Attributes:
-    <<<<<<< HEAD
-            max_factor: rollouts for each row at most, at least 1.
-            latency: (rollouts, seconds for a token of each) points, rollouts growing, seconds not falling; at least one. None:
-                what the engine measures of itself and tells by `Updated`.
-    =======
-            max_factor: rollouts for each row at most, in [1, 1024].
-            latency: (rollouts, seconds for a token of each) points, rollouts growing, seconds not falling: a step of more
-                rollouts is not cheaper; at least one. None: what the engine measures of itself and tells by `Updated`.
-    >>>>>>> f14fe0b (watch says what it cannot read in a pipe too, and refuses what is no folder; darts(max_redundancy) has an upper end)
-            price: λ, above 0; None: T alone counts.
-            least: as for `Redundant`.
-            normalise: as for `Redundant`; E is in tokens all the same.
+    Attributes:
+        max_factor: rollouts for each row at most, in [1, 1024].
+    latency: (rollouts, seconds for a token of each) points, rollouts growing, seconds not falling; at least one. None:
+        what the engine measures of itself and tells by `Updated`.
+        price: λ, above 0; None: T alone counts.
+        least: as for `Redundant`.
+        normalise: as for `Redundant`; E is in tokens all the same.
 
-        Raises:
-            ValueError: a number out of its range.
+    Raises:
+        ValueError: a number out of its range.
     """
 
     max_factor: float
