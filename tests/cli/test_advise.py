@@ -64,6 +64,24 @@ def test_groups_that_were_sampled_here_are_not_taken_for_what_the_user_trains_wi
         assert "num_generations=8 is TRL's default" in found["assumed"]
 
 
+def test_a_profile_whose_rollouts_were_changed_by_hand_is_not_advised_on(call, own, tmp_path):
+    words = (*ADVISE[:5], "--reward", "my_reward.py:score", *ADVISE[7:], "--out", tmp_path / "new")
+    assert call(*words)[0] == 0
+    log = tmp_path / "new" / "rollouts.jsonl"
+    whole = log.read_text()
+    for changed, said in (
+        (whole.replace('"metric": 1.0', '"metric": 0.0'), "it is not what the profile wrote"),
+        (whole + whole.splitlines()[-1] + "\n", "or lines were added: take them out"),
+    ):
+        log.write_text(changed)
+        for place in (tmp_path / "new", log):
+            code, output = call("advise", place)
+            assert (code, said in " ".join(output.split())) == (2, True), output
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "rollouts.jsonl").write_text(changed)  # a log like any other
+    assert call("advise", tmp_path / "copy")[0] == 0
+
+
 def test_a_curriculum_is_exported_and_is_a_file_of_prompts(call, own, tmp_path):
     file = tmp_path / "curriculum.parquet"
     words = (*ADVISE[:5], "--reward", "my_reward.py:score", *ADVISE[7:], "--out", tmp_path / "profile")

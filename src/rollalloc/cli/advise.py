@@ -54,7 +54,7 @@ def advise(
     """Say which recipe and how many rollouts a prompt, by a log, or by a profile of a model that is sampled first."""
     from rollalloc.lab.advise.pasting import FRAMEWORKS, check_framework
     from rollalloc.lab.advise.profile import profile_of
-    from rollalloc.lab.advise.profile_folder import is_profile
+    from rollalloc.lab.advise.profile_folder import is_profile, refuse_changed, refuse_unfinished
     from rollalloc.lab.advise.verdict import present_of, verdict_of
 
     console = Console()
@@ -63,6 +63,10 @@ def advise(
     now = None if present is None else _choice(present)
     asked.check_export(asked.out if path is None else Path(path))
     at, reading = asked.log(path, seed)
+    sampled = is_profile(Path(at))
+    if sampled:
+        refuse_changed(Path(at))
+        refuse_unfinished(Path(at))
     with staged() as shown:
         log = reading.read(at, shown)
         features_PD = _features(at, log)
@@ -70,7 +74,7 @@ def advise(
             log, threshold=reading.threshold, from_step=from_step, features_PD=features_PD, gpus=gpus, seed=seed,
             watcher=lambda done, of: shown("simulating", done, of),
         )  # fmt: skip
-    taken, assumed = present_of(profile, sampled=is_profile(Path(at)))
+    taken, assumed = present_of(profile, sampled=sampled)
     verdict = verdict_of(profile, now or taken)
     assumed = "" if now else assumed
     pastes = _pastes(verdict, framework or (log.format if log.format in FRAMEWORKS else "rollalloc"), asked)

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from rollalloc.core.errors import NoScores
 from rollalloc.data.feature_file import read_features
 from rollalloc.files.claims import InUse, Lock
+from rollalloc.files.stamps import stamp_of
 from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.advise.profile_folder import refuse_changed, refuse_unfinished
 from rollalloc.lab.advise.sampling import _boundary, _waves, sample_profile
 from rollalloc.lab.waste.readers import read_log
 
@@ -94,13 +96,35 @@ def test_fewer_prompts_than_asked_are_all(rewarded, tmp_path):
     assert len({row["key"] for row in logged(tmp_path / "all")}) == 80
 
 
-@pytest.mark.parametrize("bytes_left", [0, 1, 700, 9001, -1])
-def test_a_profile_that_was_killed_goes_on_to_the_same_rollouts(rewarded, profile, bytes_left):
+def killed(profile, waves, torn):
+    """As a kill leaves a profile: so many prompts of whole waves are taken down, and some bytes of the next are there."""
+    log, description = profile / "rollouts.jsonl", profile / "profile.json"
+    whole = sum(map(len, log.read_bytes().splitlines(keepends=True)[: 3 * waves]))
+    os.truncate(log, whole + torn)
+    described = json.loads(description.read_text())
+    description.write_text(json.dumps(described | {"log": stamp_of(log, whole)}))
+
+
+@pytest.mark.parametrize(("waves", "torn"), [(0, 0), (0, 1), (2, 100), (16, 3000), (32, 0), (40, 0)])
+def test_a_profile_that_was_killed_goes_on_to_the_same_rollouts(rewarded, profile, waves, torn):
     log = profile / "rollouts.jsonl"
-    whole = log.read_bytes()
-    os.truncate(log, bytes_left % len(whole))
+    whole, described = log.read_bytes(), json.loads((profile / "profile.json").read_text())
+    killed(profile, waves, torn)
+    if torn:
+        with pytest.raises(ValueError, match="it was interrupted, and the command that made it goes on"):
+            refuse_unfinished(profile)
     sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
     assert log.read_bytes() == whole
+    assert json.loads((profile / "profile.json").read_text()) == described
+    refuse_unfinished(log)
+
+
+def test_a_profile_that_was_killed_takes_more_prompts(rewarded, profile):
+    killed(profile, 32, 500)
+    sample_profile(rewarded("half"), profile, prompts=50, n=3, seed=5)
+    assert [row["rollout"] for row in logged(profile)] == list(range(150))
+    refuse_changed(profile)
+    refuse_unfinished(profile)
 
 
 def test_a_profile_that_was_killed_before_its_first_rollout_goes_on(rewarded, profile):
@@ -167,10 +191,18 @@ def test_what_is_not_ours_is_neither_overwritten_nor_removed(rewarded, profile, 
 
 
 def test_a_log_that_was_changed_is_refused(rewarded, profile):
+    """One score turned by hand changes what is advised, and every line still is a rollout of the profile."""
     log = profile / "rollouts.jsonl"
-    log.write_text("".join(line + "\n" for line in log.read_text().splitlines()[1:]))
-    with pytest.raises(ValueError, match=r"rollouts\.jsonl:1: expected rollout 0 of the profile"):
-        sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
+    whole = log.read_text()
+    for changed in (whole.replace('"metric": 1.0', '"metric": 0.0', 1), whole.split("\n", 1)[1], whole[:-20]):
+        assert changed != whole
+        log.write_text(changed)
+        with pytest.raises(ValueError, match=r"is not what the profile wrote. Put it back from a copy.*--overwrite"):
+            sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
+        with pytest.raises(ValueError, match="is not what the profile wrote"):
+            refuse_changed(log)
+    log.write_text(whole)
+    sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
 
 
 def test_two_at_a_time_are_refused(rewarded, profile, monkeypatch):

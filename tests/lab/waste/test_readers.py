@@ -199,6 +199,15 @@ def test_trl_rewards_that_were_normalized_before_they_were_added_are_found(tmp_p
     assert read_log(tmp_path).notes[0] == "reward: right + short"
 
 
+def test_trl_a_column_without_a_score_is_not_the_reward_where_advantages_follow_another(tmp_path):
+    """A reward function that returned None for all: the other one decides."""
+    table(
+        tmp_path / "c.parquet", prompt=["a"] * 4, none=pyarrow.nulls(4, pyarrow.float64()), right=[1.0, 0.0, 0.0, 0.0],
+        advantage=[1.5, -0.5, -0.5, -0.5],
+    )  # fmt: skip
+    assert rewards(read_log(tmp_path)) == [[1, 0, 0, 0]]
+
+
 def test_trl_a_reward_that_first_appears_in_a_later_file_is_added(tmp_path):
     """A run that went on with a second reward function in the same folder."""
     table(tmp_path / "1.parquet", prompt=["a", "a"], right=[1.0, 0.0], advantage=[0.5, -0.5])

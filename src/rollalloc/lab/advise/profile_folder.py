@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,11 +15,14 @@ from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims, Lock, refuse, refuse_read_only
 from rollalloc.files.names import FEATURES, PROFILE, PROMPTS, REWARDS, ROLLOUTS
 from rollalloc.files.opening import read_text
+from rollalloc.files.stamps import GrowingStamp, Stamp, why_changed
 
 _NAMES = (PROFILE, ROLLOUTS, PROMPTS, FEATURES, REWARDS)
 _KIND = "profile"
 _GROWS = "prompts"  # of the description: a profile may be given more of them
 _FOUND = "of"  # likewise: how many prompts there were to draw from
+_STAMP = "log"  # likewise: the stamp of the log, renewed after each wave
+_NOTHING: Stamp = {"bytes": 0, "sha256": sha256().hexdigest()}
 
 
 class ProfileFolder:
@@ -33,6 +37,7 @@ class ProfileFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._claims, self._lock = Claims(path, _KIND), Lock(path, _KIND)
+        self._log = GrowingStamp(path / ROLLOUTS)
         self._begun = False
 
     def __enter__(self) -> Self:
@@ -55,7 +60,7 @@ class ProfileFolder:
             InUse: another process samples into it.
             FileExistsError: it holds what is not ours.
             PermissionError: it cannot be made there.
-            ValueError: it holds a profile made under other settings; names them.
+            ValueError: it holds a profile made under other settings, which are named, or one that was changed.
         """
         if self.path.exists():
             refuse(self.path, self._claims.foreign(_NAMES), "give another folder (--out), or move it away")
@@ -65,6 +70,7 @@ class ProfileFolder:
         saved = self.saved()
         if saved is None or overwrite:
             return
+        refuse_changed(self.path)
         others = [*differences(_fixed(saved), _fixed(described), "profile")]
         if saved[_GROWS] > described[_GROWS]:
             others.append(f"profile.{_GROWS}: saved {saved[_GROWS]}, given {described[_GROWS]}")
@@ -93,6 +99,16 @@ class ProfileFolder:
 
     def describe(self, described: Mapping[str, Any]) -> None:
         """Say what the profile is made with; all but its rollouts is there by then."""
+        saved = self.saved()
+        self._write(dict(described) | {_STAMP: _NOTHING if saved is None else saved[_STAMP]})
+
+    def stamp(self) -> None:
+        """Take down what the log holds now: a whole number of waves."""
+        saved = self.saved()
+        assert saved is not None  # it was described before the first wave
+        self._write(saved | {_STAMP: self._log.renewed()})
+
+    def _write(self, described: Mapping[str, Any]) -> None:
         write_text(self.path / PROFILE, json.dumps(described, indent=2))
 
     def saved(self) -> dict[str, Any] | None:
@@ -101,22 +117,10 @@ class ProfileFolder:
         Raises:
             ValueError: it cannot be read.
         """
-        path = self.path / PROFILE
-        if not path.exists():
-            return None
-        try:
-            saved = json.loads(read_text(path))
-            if not all(isinstance(saved[name], int) for name in (_GROWS, _FOUND)):
-                raise TypeError(f"expected numbers of prompts, found {saved[_GROWS]!r} of {saved[_FOUND]!r}")
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(
-                f"{path} does not describe a profile ({error}); it is damaged: replace it (--overwrite), or give another "
-                "folder (--out)"
-            ) from None
-        return saved
+        return _described(self.path)
 
     def rollouts(self) -> int:
-        """Whole lines of the log.
+        """Rollouts of the waves that the log holds whole.
 
         Raises:
             ValueError: one of them is not the rollout that belongs there.
@@ -127,21 +131,83 @@ class ProfileFolder:
         """Take from the log what comes after so many rollouts: a wave that a kill left unfinished."""
         if (self.path / ROLLOUTS).exists():
             os.truncate(self.path / ROLLOUTS, self._ends()[rollouts])
+        self._log = GrowingStamp(self.path / ROLLOUTS)  # it may cover what was cut
 
     def _ends(self) -> list[int]:
-        """Bytes up to the end of each whole line of the log, 0 first; what a kill left of a last line does not count."""
+        """Bytes up to the end of each line of the log, 0 first; what a kill left after the last wave does not count."""
         ends, path = [0], self.path / ROLLOUTS
-        if not path.exists():
+        saved = self.saved()
+        if saved is None or not path.exists():
             return ends
         with path.open("rb") as lines:
             for number, line in enumerate(lines):
-                if not line.endswith(b"\n"):
+                if ends[-1] + len(line) > saved[_STAMP]["bytes"]:
                     break
                 if not _is_rollout(line, number):
                     what = f"{path}:{number + 1}: expected rollout {number} of the profile, found something else"
                     raise ValueError(f"{what}; replace what is there (--overwrite), or give another folder (--out)")
                 ends.append(ends[-1] + len(line))
         return ends
+
+
+def refuse_changed(log: Path) -> None:
+    """Refuse a profile whose log does not begin with what was taken down of it.
+
+    Args:
+        log: the profile's log, or its folder.
+
+    Raises:
+        ValueError: it was changed, with what to do.
+    """
+    folder = log if log.is_dir() else log.parent
+    saved = _described(folder)
+    if saved is not None and saved[_STAMP]["bytes"] and (reason := why_changed(folder / ROLLOUTS, saved[_STAMP])):
+        raise ValueError(
+            f"{reason}: it is not what the profile wrote. Put it back from a copy, sample the profile again (--overwrite), "
+            "or copy the log alone into another folder to read it as it is"
+        )
+
+
+def refuse_unfinished(log: Path) -> None:
+    """Refuse a profile whose log holds more than was taken down: an interrupted wave, or lines of somebody else.
+
+    Args:
+        log: the profile's log, or its folder.
+
+    Raises:
+        ValueError: it does, with what to do.
+    """
+    folder = log if log.is_dir() else log.parent
+    saved = _described(folder)
+    if saved is not None and (folder / ROLLOUTS).stat().st_size > saved[_STAMP]["bytes"]:
+        raise ValueError(
+            f"{folder / ROLLOUTS} has lines after the {saved[_STAMP]['bytes']:,} bytes that the profile took down: either "
+            "it was interrupted, and the command that made it goes on, or lines were added: take them out"
+        )
+
+
+def _described(folder: Path) -> dict[str, Any] | None:
+    """The description of the profile in a folder; None where there is none.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    path = folder / PROFILE
+    if not path.exists():
+        return None
+    try:
+        saved = json.loads(read_text(path))
+        if not all(isinstance(saved[name], int) for name in (_GROWS, _FOUND)):
+            raise TypeError(f"expected numbers of prompts, found {saved[_GROWS]!r} of {saved[_FOUND]!r}")
+        stamp = saved[_STAMP]
+        if not isinstance(stamp["bytes"], int) or not isinstance(stamp["sha256"], str):
+            raise TypeError(f"expected bytes and a SHA-256 of its log, found {stamp!r}")
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{path} does not describe a profile ({error}); it is damaged: replace it (--overwrite), or give another "
+            "folder (--out)"
+        ) from None
+    return saved
 
 
 def is_profile(log: Path) -> bool:
@@ -170,7 +236,7 @@ def prompts_beside(log: Path) -> dict[str, dict[str, Any]]:
 
 
 def _fixed(described: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in described.items() if name not in (_GROWS, _FOUND)}
+    return {name: value for name, value in described.items() if name not in (_GROWS, _FOUND, _STAMP)}
 
 
 def _is_rollout(line: bytes, number: int) -> bool:

@@ -95,14 +95,14 @@ def sample_profile(
                 place.describe(described | {"prompts": len(drawn), "of": len(train.tokens)})
             sampler = _Sampler(Behaviour(policy, "float32"), train, scorer, sampling, seed, folder / ROLLOUTS)
             orders = [Order(group, prompt, 0, _ids(group, n)) for group, prompt in enumerate(drawn)]
-            sampler.roll_out(orders, _kept(place, before, n), folder, progress)
+            sampler.roll_out(orders, _kept(place, before, n), place, progress)
     return folder / ROLLOUTS
 
 
 class _Sampler(Roller):
     """Rolls out orders that no allocator gave, and takes them down."""
 
-    def roll_out(self, orders: Sequence[Order], begun: int, folder: Path, progress: Shown) -> None:
+    def roll_out(self, orders: Sequence[Order], begun: int, place: ProfileFolder, progress: Shown) -> None:
         """Roll out all but the first `begun` of the orders, wave by wave; what a wave came to is written at its end.
 
         Raises:
@@ -113,13 +113,14 @@ class _Sampler(Roller):
         scored = False
         for begin, end in _waves(begun, len(orders)):
             outcomes = self._wave(orders[begin:end], lambda done: progress("rollouts", done, len(orders) * each))
-            write_text(folder / REWARDS, json.dumps(self.scorer.report(), indent=1))
+            place.stamp()
+            write_text(place.path / REWARDS, json.dumps(self.scorer.report(), indent=1))
             scored |= any(isinstance(outcome, Scored) for outcome in outcomes)
             if not scored and ((end - begun) * each >= _PATIENCE or (begun, end) == (0, len(orders))):
                 raise NoScores(
                     f"none of {(end - begun) * each} rollouts has a score, mostly because: "
-                    f"{self.outcomes.commonest_failure()}. Repair the reward, then sample again over what is in {folder} "
-                    "(--overwrite)"
+                    f"{self.outcomes.commonest_failure()}. Repair the reward, then sample again over what is in "
+                    f"{place.path} (--overwrite)"
                 )
 
     def _wave(self, orders: Sequence[Order], done: Callable[[int], None]) -> list[Outcome]:

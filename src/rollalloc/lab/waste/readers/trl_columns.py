@@ -202,15 +202,20 @@ def _fitted(score_RK: Floats, advantage_R: Floats, visit_R: Visits) -> Floats:
 
 
 def _disagreeing(reward_R: Floats, advantage_R: Floats, visit_R: Visits) -> tuple[int, int]:
-    """Groups whose advantages are not proportional to the reward less its mean, and groups in which either differs."""
-    known_R = ~np.isnan(reward_R) & ~np.isnan(advantage_R)
+    """Groups whose advantages are not proportional to the reward less its mean, and groups in which either differs.
+
+    TRL gives a rollout without a reward the advantage 0.
+    """
+    known_R = ~np.isnan(advantage_R)
     _, group_R = np.unique(visit_R[known_R], return_inverse=True)
-    x_R, y_R = reward_R[known_R], advantage_R[known_R]
-    count_V = np.maximum(np.bincount(group_R), 1)
-    x_R, y_R = (each_R - (np.bincount(group_R, each_R) / count_V)[group_R] for each_R in (x_R, y_R))
+    reward_R, advantage_R = reward_R[known_R], advantage_R[known_R]
+    scored_R = ~np.isnan(reward_R)
+    count_V, scored_V = np.bincount(group_R), np.bincount(group_R, scored_R)
+    x_R, y_R = _centred(reward_R, group_R), _centred(np.where(scored_R, advantage_R, np.nan), group_R)
     xx_V, yy_V, xy_V = (np.bincount(group_R, each_R) for each_R in (x_R * x_R, y_R * y_R, x_R * y_R))
-    varies_V, moves_V = xx_V > count_V * _VARIES**2, yy_V > count_V * _MOVES**2
+    astray_V = np.bincount(group_R, ~scored_R & (np.abs(advantage_R) > _MOVES)) > 0
+    varies_V, moves_V = xx_V > scored_V * _VARIES**2, yy_V > scored_V * _MOVES**2
     follows_V = (xy_V > 0) & (xy_V * xy_V >= _PROPORTIONAL * xx_V * yy_V)
-    told_V = (count_V > 1) & (varies_V | moves_V)
-    wrong_V = told_V & ((varies_V != moves_V) | ~follows_V)
+    told_V = (count_V > 1) & (varies_V | moves_V | astray_V)
+    wrong_V = told_V & ((varies_V != moves_V) | ~follows_V | astray_V)
     return int(wrong_V.sum()), int(told_V.sum())
