@@ -3,13 +3,14 @@
     python experiments/eviction.py run OUT --tasks TASKS [--one]  # resumable; --one: carry out the next run and stop
     python experiments/eviction.py table OUT --tasks TASKS        # of what is over
 
-The plan, set before any run. Pools of 1,024 prompts of skills by the initial model's exact success rate, hopeless (below .01),
-between, and solved (.93 and above): 35 / 30 / 35 and 10 / 45 / 45 in %. The pools that were asked for have .005 and .995 as
-their edges; skills has four prompts above .995, so that those of `findings_runs` are taken. Pilot-Commit with 4 + 12 rollouts,
-4 groups a batch, pilots for three batches; learning rate 3e-4, chosen before and not tuned for any arm; 24,576 rollouts, about
-three to six passes over the prompts; seeds 9700 to 9702, each arm on one seed before the next seed; held-out accuracy, exact,
-every 2,048 rollouts. Reported for each run: accuracy at the end and in the mean over the curve, rollouts paid when it ended, and
-the share of prompts that is evicted at the end. Three seeds are too few for an interval: every value is shown.
+The plan, set before any run. Pools of 1,024 prompts of skills by the initial model's exact success rate, hopeless
+(below .01), between, and solved (.93 and above): 35 / 30 / 35 and 10 / 45 / 45 in %. The pools that were asked for
+have .005 and .995 as their edges; skills has four prompts above .995, so that those of `findings_runs` are taken.
+Pilot-Commit with 4 + 12 rollouts, 4 groups a batch, pilots for three batches; learning rate 3e-4, chosen before and
+not tuned for any arm; 24,576 rollouts, about three to six passes over the prompts; seeds 9700 to 9702, each arm on
+one seed before the next seed; held-out accuracy, exact, every 2,048 rollouts. Reported for each run: accuracy at the
+end and in the mean over the curve, rollouts paid when it ended, and the share of prompts that is evicted at the end.
+Three seeds are too few for an interval: every value is shown.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import numpy as np
 from rollalloc import PromptTable, recipes
 from rollalloc.core.recipe import Replay
 from rollalloc.predict.predictor import Predictor
-from rollalloc.rules import predictions, prompts
+from rollalloc.rules import predictions, prompts, rows
 
 PC = recipes.pilot_commit(4, 4, 4, 12)
 # Fitted early and often, and cheap to copy: the kit copies a rule's memory at every decision.
@@ -77,6 +77,7 @@ RECIPES = {
     "grpo_replay": recipes.grpo(4, 4, replay=8, replay_staleness=3),
     "reinforce": recipes.reinforce(8, neg=1.0),
     "reinforce_by_variance": recipes.reinforce(8),
+    "reinforce_by_variance_of_chosen": replace(recipes.reinforce(6, 4), rows=rows.Random(2)),
     "reinforce_neg": recipes.reinforce(4, 2, neg=0.3),
     "reinforce_running": recipes.reinforce(8, baseline="running", neg=0.5, replay=4, replay_staleness=3),
     "rloo": recipes.rloo(4, 4),

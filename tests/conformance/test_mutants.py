@@ -1075,6 +1075,15 @@ class FullFailures(advantages.BatchMean):
 
 
 @dataclass(frozen=True)
+class WeighedByFirstRows(advantages.BatchMean):
+    """How uncertain the first rows of each group were, whichever are trained on."""
+
+    def __call__(self, made, groups, chosen, view):
+        first = [np.arange(len(chosen_M)) for chosen_M in chosen]
+        return advantages.BatchMean(self.neg)(made, groups, first, view)
+
+
+@dataclass(frozen=True)
 class AgainstItself(advantages.AgainstBaseline):
     """The group's own mean, whatever was expected."""
 
@@ -1206,6 +1215,7 @@ RULES = [
     (9, "BatchMean", other("reinforce", over_batch=MeanWithItself())),
     (9, "BatchMean", other("reinforce_neg", over_batch=MeanOfEachGroup())),
     (9, "BatchMean", other("reinforce_by_variance", over_batch=FullFailures(None))),
+    (9, "BatchMean", other("reinforce_by_variance_of_chosen", over_batch=WeighedByFirstRows(None))),
     (9, "BatchNormalised", other("spo", over_batch=ScaledOnly())),
     (9, "BatchNormalised", other("spo", over_batch=SampleDeviation())),
     (9, "RunningMean", other("reinforce_running", prompts=OwnBaselines())),

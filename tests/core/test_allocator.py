@@ -9,6 +9,7 @@ import pytest
 
 from rollalloc import Allocator, Budget, EventError, MetricError, NoProgress, PromptTable, RuleError, Stage, recipes
 from rollalloc.core.events import Actions, Cancelled, Done, Failed, Offered, Order, Updated
+from rollalloc.core.prompt_pool import NEVER, Epochs, PromptPool
 from rollalloc.core.rule import (
     CAUSES,
     Act,
@@ -1395,3 +1396,17 @@ def test_a_pool_that_shrinks_is_said_at_a_quarter_and_at_each_half_of_that(repro
     assert "confidence=0.95" in lines[-1]
     assert "reprobe_every" in lines[-1]
     assert left_after_batches(recipes.grpo(1, 2), (1.0, 0.0), 100) == ([None] * 100, None)
+
+
+@pytest.mark.parametrize("until", [Epochs(5), NEVER])
+def test_a_prompt_that_is_sent_away_is_no_longer_left_in_the_same_epoch(until):
+    pool = PromptPool(16)
+    for prompt in range(13):
+        pool.take(prompt)
+        pool.give_back(prompt, until, drawn_epoch=0, version=0)
+    assert pool.left == 3
+    pool.look()
+    assert pool.speaks
+    for epoch, left in ((4, 16), (5, 16)) if until == Epochs(5) else ((5, 3),):
+        pool.begin(epoch)
+        assert pool.left == left

@@ -244,9 +244,9 @@ def test_failures_of_a_batch_weigh_by_how_uncertain_its_rows_were():
     """Rewards 1, 0, 0 against a mean of the others; uncertainties 2, 10, 10, so that failures weigh 0.2."""
     groups = [
         GroupView.of([1.0], uncertainties=[2.0]),
-        GroupView.of([0.0, 0.0, 1.0], uncertainties=[10.0, 10.0, 99.0]),
+        GroupView.of([1.0, 0.0, 0.0], uncertainties=[99.0, 10.0, 10.0]),
     ]
-    chosen = [np.array([0]), np.array([0, 1])]  # the last one is not trained on
+    chosen = [np.array([0]), np.array([1, 2])]  # the first one of three is not trained on
     made = advantages.BatchMean(None)([np.ones(1), np.zeros(2)], groups, chosen, View.of())
     np.testing.assert_allclose(np.concatenate(made), [1.0, -0.1, -0.1])
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isnan
+from statistics import fmean
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -415,13 +417,24 @@ class BatchMean(BatchRule):
         over = before - np.array(
             [_mean_of_others(before, i) if baseline is None else baseline for i, baseline in enumerate(expected)]
         )
-        neg = self._weight(over, groups, chosen)
+        neg = self._weight_row_by_row(over.tolist(), groups, chosen) if self.neg is None else self.neg
         return {
             "what it has above what was expected, or above the mean of the others, or neg times what it lacks": bool(
                 np.allclose(after, np.maximum(over, 0) + neg * np.minimum(over, 0), atol=1e-9)
             ),
             "neg is in [0, 1] where nobody gave it": self.neg is not None or 0 <= neg <= 1,
         }
+
+    @staticmethod
+    def _weight_row_by_row(over: Sequence[float], groups: Sequence[GroupView], chosen: Chosen) -> float:
+        """`variance_ratio` of the rows that are trained on, each looked up by itself."""
+        rows = [(group, row) for group, chosen_M in zip(groups, chosen, strict=True) for row in chosen_M.tolist()]
+        known = [(above, float(group.uncertainties_G[row])) for above, (group, row) in zip(over, rows, strict=True)]
+        right = [each for above, each in known if above > _ROUNDING and not isnan(each)]
+        wrong = [each for above, each in known if above < -_ROUNDING and not isnan(each)]
+        if not right or not wrong:
+            return USUAL_NEG
+        return 1.0 if fmean(right) >= fmean(wrong) else fmean(right) / fmean(wrong)
 
 
 def _mean_of_others(values: NDArray[np.float64], i: int) -> float:
