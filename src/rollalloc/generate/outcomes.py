@@ -14,6 +14,7 @@ from rollalloc.core.allocator import Allocator, MetricError
 from rollalloc.core.errors import NoScores
 from rollalloc.core.events import Cancelled, Done, Event, Failed, Order
 from rollalloc.core.packing import exact_keys
+from rollalloc.files.atomic import append_text
 from rollalloc.rewards.function import Outcome, Scored
 
 SCORE_AND_ACC = (
@@ -208,6 +209,5 @@ class RolloutLog:
     def flush(self) -> None:
         """Write what was taken down."""
         if self._path is not None and self._lines:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.writelines(self._lines)
+            append_text(self._path, "".join(self._lines))
         self._lines = []

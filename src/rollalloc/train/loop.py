@@ -19,7 +19,7 @@ from rollalloc.core.errors import NoScores
 from rollalloc.core.events import Batch, Updated
 from rollalloc.core.recipe import Budget
 from rollalloc.data.features import Features
-from rollalloc.files.atomic import write_text
+from rollalloc.files.atomic import append_text, write_text
 from rollalloc.files.names import ALLOCATOR, CHECKPOINTS, METRICS, REWARDS
 from rollalloc.generate.outcomes import mostly_unscored, no_scores
 from rollalloc.generate.results import Rolls
@@ -451,7 +451,6 @@ class Loop:
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.folder is not None:
-            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            append_text(self.folder / METRICS, json.dumps(line) + "\n")
         if self.listener is not None:
             self.listener(line)
