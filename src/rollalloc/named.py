@@ -74,8 +74,6 @@ RECIPES: Mapping[str, Callable[..., Recipe]] = {
 }
 _SAY_N = {"n_pilot", "n_commit", "sizes_S"}  # parameters that say how many rollouts stages give a group
 
-_REMOVED = ("predict_lengths", "warm")  # since rollalloc 0.1
-
 
 def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
     """The recipe of that name with those parameters.
@@ -201,10 +199,6 @@ def refuse_unknown(name: str, parameters: Iterable[str], known: Iterable[str]) -
     """
     known = list(known)
     for parameter in parameters:
-        if parameter not in known and parameter in _REMOVED:
-            raise ValueError(
-                f"{name} has no parameter {parameter!r} any more; go on with such a run under rollalloc 0.1"
-            )
         if parameter not in known:
             takes = f"it takes {', '.join(known)}" if known else "it is a recipe, which takes none"
             raise ValueError(f"{name} has no parameter {parameter!r}{_near(parameter, known)}; {takes}")

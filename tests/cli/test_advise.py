@@ -106,7 +106,10 @@ def test_a_curriculum_is_exported_and_is_a_file_of_prompts(call, own, tmp_path):
         (("--model", "model"), "--model needs --prompts and --reward"),
         ((*ADVISE[1:], "--mix", "uniform"), "--mix: says how a curriculum is drawn; give --export"),
         ((*ADVISE[1:], "--export", "a.csv"), "ends in .parquet"),
-        ((*ADVISE[1:], "--export", "prompts.parquet"), "prompts.parquet is not what `rollalloc advise` writes"),
+        (
+            (*ADVISE[1:], "--export", "prompts.parquet"),
+            "prompts.parquet, which as far as is known rollalloc did not write",
+        ),
         ((*ADVISE[1:], "--out", "here", "--export", "here/a.parquet"), "in the folder of the log"),
         ((*ADVISE[1:], "--sample-n", 0), "n must be a whole number of at least 1"),
         ((*ADVISE[1:], "--out", "model/config.json"), "model/config.json is a file"),

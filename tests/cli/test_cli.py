@@ -263,7 +263,7 @@ def test_a_report_overwrites_no_page_or_figure_of_others(call, own, tmp_path):
         (folder / theirs).write_text("mine")
         code, output = call("report", run, "--out", folder / "page.html")
         assert code == 2
-        assert f"{theirs}, which no report of this version wrote" in said(output)
+        assert f"{theirs}, which as far as is known rollalloc did not write" in said(output)
         assert {path.name: path.read_text() for path in folder.iterdir()} == {theirs: "mine"}
     for wrong in ("", tmp_path):
         assert call("report", run, "--out", wrong)[0] == 2

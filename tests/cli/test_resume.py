@@ -259,6 +259,12 @@ def test_a_described_run_is_read_back(call, stopped):
     (stopped / "run.json").write_text(json.dumps(run.description() | {"unknown": 1}))
     with pytest.raises(ValueError, match="not of this version"):
         Run.described_in(stopped)
+    other = {name: value for name, value in written.items() if name != "schema"}
+    (stopped / "run.json").write_text(json.dumps(other))
+    refused = r"run\.json has schema None, expected 2; .* use the version that wrote it, or give another folder"
+    for act in (Run.described_in, run.is_in, run.is_described_in):
+        with pytest.raises(ValueError, match=refused):
+            act(stopped)
 
 
 def test_a_generator_that_is_stopped_ends_the_run_which_goes_on_later(call, own, tmp_path, forked_generators):

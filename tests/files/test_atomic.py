@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import stat
+from contextlib import contextmanager
 
 import pytest
 
-from rollalloc.files.atomic import write_text, written
+from rollalloc.files.atomic import append_text, write_text, written
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
@@ -62,3 +65,58 @@ def test_others_may_read_it_as_the_user_has_it(tmp_path, mask):
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "page").stat().st_mode) == 0o666 & ~mask
     assert (tmp_path / "page").read_text() == "?"
+
+
+# What a kill leaves, and a full disk
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_write_and_what_is_being_written_stays(tmp_path):
+    (tmp_path / ".partial-0123456789abcdef.json").write_text("half")
+    (tmp_path / ".partial-notes").write_text("mine")
+    with written(tmp_path / "one.txt") as one:
+        one.write_text("one")
+        write_text(tmp_path / "two.txt", "two")
+    assert {path.name for path in tmp_path.iterdir()} == {".partial-notes", "one.txt", "two.txt"}
+
+
+def test_a_file_written_within_another_is_renamed_once(tmp_path):
+    """Readers of the outer one's lock would take a second rename for what a killed writer left."""
+    with written(tmp_path / "rows.json") as outer:
+        with written(outer) as inner:
+            assert inner == outer
+            inner.write_text("[]")
+        write_text(tmp_path / "manifest.json", "{}")
+    assert (tmp_path / "rows.json").read_text() == "[]"
+
+
+@contextmanager
+def files_of_at_most(size):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_that_cannot_grow_is_named_and_has_no_half_line(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    append_text(log, "a" * 99 + "\n")
+    with files_of_at_most(150), pytest.raises(OSError, match=r"File too large: '.*metrics\.jsonl'"):
+        append_text(log, "b" * 99 + "\n")
+    assert log.read_text() == "a" * 99 + "\n"
+    with files_of_at_most(150), pytest.raises(OSError, match=r"File too large: '.*run\.json'"):
+        write_text(tmp_path / "run.json", "c" * 200)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_full_disk_is_named_with_what_to_do(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        OSError, match=r"No space left on device; free some space, then .*resume: '.*run\.json'"
+    ) as caught:
+        write_text(tmp_path / "run.json", "{}")
+    assert caught.value.errno == errno.ENOSPC

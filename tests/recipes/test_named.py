@@ -85,8 +85,6 @@ def test_a_part_that_lacks_something_or_is_unknown_is_named():
         ("pilot_commit", {"n_pilot": 2, "n_commit": 2, "p_lower": "low"}, "p_lower must be a number, got 'low'"),
         ("pilot_commit", {"n_pilot": 2, "n_commit": 2, "p_solve": None}, "p_solve must be a number, got None"),
         ("pilot_commit", {"n_pilot": [2], "n_commit": 2}, "n_pilot must be a whole number"),
-        ("darts", {"predict_lengths": True}, "no parameter 'predict_lengths' any more; .* under rollalloc 0"),
-        ("foresight", {"warm": {"groups": 8, "until": 9}}, "no parameter 'warm' any more; .* under rollalloc 0"),
         ("cgrpo", {"delta": "x"}, "cgrpo: delta must be a number, or null, got 'x'"),
         ("cgrpo", {"delta": True}, "cgrpo: delta must be a number, or null, got True"),
         ("foresight", {"exponent": [2]}, r"foresight: exponent must be a number, or null, got \[2\]"),

@@ -185,11 +185,42 @@ def test_a_link_that_leads_nowhere_yet_is_not_written_through(trainer_of, tmp_pa
     assert not (tmp_path / "elsewhere.jsonl").exists()
 
 
-def test_other_files_beside_a_run_stay(trainer_of, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    for _ in range(2):
-        trainer_of(GRPO, 32, folder=tmp_path).run(overwrite=True)
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+def test_other_files_beside_a_run_stay(trainer_of, finished):
+    (finished / "notes.txt").write_text("mine")
+    trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
+    assert (finished / "notes.txt").read_text() == "mine"
+
+
+FOLDERS_OF_OTHERS = {
+    "notes": ("thesis.txt", "which as far as is known rollalloc did not write; it would"),
+    "TRL's output": ("checkpoint-500/trainer_state.json", "it looks like the output of TRL or transformers"),
+    "a finished model of transformers": ("training_args.bin", "it looks like the output of TRL or transformers"),
+    "verl's checkpoints": ("global_step_20/actor/model.pt", "it looks like checkpoints of verl"),
+    "a git repository": (".git/HEAD", "it looks like a git repository"),
+    "a home directory": (".bashrc", "it looks like a home directory"),
+    "another writer of ours": (".rollalloc/bench-manifest.json", None),
+}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("kind", FOLDERS_OF_OTHERS)
+def test_a_folder_that_holds_anything_else_is_refused_with_a_guess_whose_it_is(trainer_of, tmp_path, kind, overwrite):
+    name, guess = FOLDERS_OF_OTHERS[kind]
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    (tmp_path / "README.md").write_text("mine")
+    before = contents(tmp_path)
+    with pytest.raises(FileExistsError, match=guess or "holds README.md") as caught:
+        trainer_of(GRPO, 32, folder=tmp_path).run(overwrite=overwrite)
+    assert "give a new or empty folder (--out)" in str(caught.value)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".gitkeep", "lost+found/"])
+def test_a_folder_with_nothing_but_nobodys_files_is_empty(trainer_of, tmp_path, name):
+    (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
+    trainer_of(GRPO, 32, folder=tmp_path).run()
+    assert (tmp_path / name).exists()
 
 
 def test_a_checkpoint_with_a_file_of_the_users_is_kept_when_others_go(trainer_of, tmp_path):

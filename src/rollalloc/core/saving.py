@@ -31,14 +31,6 @@ from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable, place
 
 SCHEMA = 14
-_SAVED_BY = {
-    **dict.fromkeys(range(7), ", 0.1"),
-    7: ", 0.2 as it was before 24 November 2026",
-    8: ", 0.2 as it was early on 24 November 2026",
-    9: ", 0.2 as it was late on 24 November 2026",
-    10: ", 0.2 as it was early on 25 November 2026",
-    11: ", 0.2 as it was on the afternoon of 25 November 2026",
-}
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
 _KEYS = (
@@ -116,7 +108,6 @@ def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
     if isinstance(state, Mapping) and state.get("schema", SCHEMA) != SCHEMA:  # pyright: ignore
         raise ValueError(
             f"expected schema {SCHEMA}, got {state['schema']!r}; resume with the version of rollalloc that saved it"
-            f"{_SAVED_BY.get(state['schema'], '')}"
         )
     exact_keys(state, _KEYS, "keys")
     if state["seed"] != run.seed:

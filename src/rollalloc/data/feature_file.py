@@ -26,12 +26,12 @@ from safetensors.numpy import save_file
 from rollalloc.core.table import key_digests
 from rollalloc.data.features import Cost, Features
 from rollalloc.files.atomic import written
+from rollalloc.files.claims import claim_files, refuse_foreign_files
 
 log = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
 _SCHEMA = 2
-_WITHOUT_DIGEST = 1  # the schema before, which is read, too
 _MADE_BY = "rollalloc features"
 _HEADER = "rollalloc"  # the header's name in the metadata; its value is JSON
 _KEYS = "keys"
@@ -66,18 +66,16 @@ def refuse_place(path: Path, *, overwrite: bool = False) -> None:
 
     Raises:
         ValueError: a name that does not end in .safetensors.
-        FileExistsError: something is there that is not to be overwritten, or that is not ours.
+        FileExistsError: something is there that is not to be overwritten, or that rollalloc did not write.
         NotADirectoryError, PermissionError: nothing can be written there.
     """
     if path.suffix != SUFFIX or path.name == SUFFIX:
         raise ValueError(
             f"expected the name of a file that ends in {SUFFIX}, got {str(path)!r}; e.g. --out features{SUFFIX}"
         )
-    if os.path.lexists(path):
-        if not is_own(path):
-            raise FileExistsError(f"{path} is not what `{_MADE_BY}` writes; move it away, or give another --out")
-        if not overwrite:
-            raise FileExistsError(f"{path} holds features already; replace them (--overwrite), or give another --out")
+    refuse_foreign_files([path])
+    if os.path.lexists(path) and not overwrite:
+        raise FileExistsError(f"{path} holds features already; replace them (--overwrite), or give another --out")
     there = next(place for place in path.absolute().parents if os.path.lexists(place))
     if not there.is_dir():
         raise NotADirectoryError(f"{there} is no folder, so that {path} cannot be written; give another --out")
@@ -85,8 +83,8 @@ def refuse_place(path: Path, *, overwrite: bool = False) -> None:
         raise PermissionError(f"nothing can be written into {there}; give another --out")
 
 
-def is_own(path: Path) -> bool:
-    """Whether a file was written here, corrupt since or not."""
+def holds_features(path: Path) -> bool:
+    """Whether a file begins as a file of features does, damaged or not."""
     if path.is_symlink() or not path.is_file():
         return False
     try:
@@ -117,6 +115,12 @@ def write_features(
     """
     path = Path(path)
     refuse_place(path, overwrite=overwrite)
+    claim_files([path])
+    save_features(path, keys, features, origin=origin)
+
+
+def save_features(path: Path, keys: Sequence[str], features: Features, *, origin: Origin | None = None) -> None:
+    """As `write_features`, in place of whatever is there: into a folder whose names the caller has claimed."""
     if len(keys) != len(features):
         raise ValueError(f"expected one key a row, got {len(keys)} keys for {len(features)} rows of features")
     keys_N = key_digests(keys)
@@ -163,11 +167,9 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
         raise FileNotFoundError(f"{path}: no such file; `{_MADE_BY} --out {path}` makes it")
     wanted_N = key_digests(keys)
     try:
-        is_sealed = _check_seal(path)
+        _check_seal(path)
         with safe_open(path, "np") as file:
             described = _described(file.metadata())
-            if described["schema"] != (_SCHEMA if is_sealed else _WITHOUT_DIGEST):
-                raise ValueError(f"schema {described['schema']} {'with' if is_sealed else 'without'} a digest")
             rows_N = _rows(_keys_of(file, described), wanted_N)
             missing_N = rows_N < 0
             names = () if missing_N.any() else described["blocks"]
@@ -183,8 +185,6 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
             f"{keys[int(missing_N.argmax())]!r}; make it again from all files of prompts (`{_MADE_BY} --prompts ...`)"
         )
     _warn_of_another_model(path, described["origin"], weights)
-    if not is_sealed:
-        log.warning("%s is of an older version, without a digest: nothing tells whether it is as it was written", path)
     return features
 
 
@@ -201,17 +201,16 @@ def seal(path: Path) -> None:
         file.write(found[2])
 
 
-def _check_seal(path: Path) -> bool:
-    """Whether a file has a digest, which is then known to be that of its bytes.
+def _check_seal(path: Path) -> None:
+    """Refuse a file whose bytes are not those that its digest was taken of.
 
     Raises:
-        ValueError: it is another one, or the file is none of safetensors.
+        ValueError: they are others, it has no digest, or it is not a file of safetensors.
     """
     if (found := _digests(path)) is None:
-        return False
+        raise ValueError("it has no digest of its bytes")
     if found[1] != found[2]:
         raise ValueError("its bytes are not those that were written")
-    return True
 
 
 def _digests(path: Path) -> tuple[int, bytes, bytes] | None:
@@ -272,7 +271,7 @@ def _described(metadata: dict[str, str] | None) -> dict[str, Any]:
         One of _NOT_OURS: it is not.
     """
     described: Any = json.loads((metadata or {})[_HEADER])
-    if described["made_by"] != _MADE_BY or described["schema"] not in (_SCHEMA, _WITHOUT_DIGEST):
+    if described["made_by"] != _MADE_BY or described["schema"] != _SCHEMA:
         raise ValueError(f"made by {short(described['made_by'])}, schema {short(described['schema'])}")
     counts = [
         described["prompts"],

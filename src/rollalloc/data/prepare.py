@@ -20,13 +20,13 @@ from rollalloc.data.prompts import check_row, write_prompts
 from rollalloc.data.public import INSTRUCTION, SETS, NoAnswer, Part, to_verl
 from rollalloc.data.splits import SUFFIXES, Wanted, files_of_split
 from rollalloc.files.atomic import write_text, written
+from rollalloc.files.claims import claim_files, refuse_foreign_files
 from rollalloc.files.opening import read_text
 
 MANIFEST = "prepared.json"
 _SCHEMA = 1  # of what is written
 _ENTRY = {"from": str, "hub": str, "rows": int, "dropped": dict, "sha256": str}  # what the manifest says of a file
 _REPLACES = "replaces"  # the digest of the file that stood there before; it may still, if the call was cut short
-_HOW_BEFORE = {"files": None, "system": True}  # of a manifest of before these were written down
 
 Progress = Callable[[str, int], None]
 
@@ -125,7 +125,7 @@ def _how(local: Path | None, files: Sequence[Path] | None, system: bool) -> dict
 
 def _is_as_made(path: Path, entry: Mapping[str, Any], how: Mapping[str, Any]) -> bool:
     """Whether a file is as the manifest says, and would be made in the same way now."""
-    same = all(entry.get(name, _HOW_BEFORE.get(name)) == value for name, value in how.items())
+    same = all(entry.get(name) == value for name, value in how.items())
     return same and _digest(path) == entry["sha256"]
 
 
@@ -274,14 +274,12 @@ def _questions(path: Path) -> list[str]:
 
 
 def _refuse_foreign(path: Path, entry: Mapping[str, Any] | None, force: bool) -> None:
-    """Refuse to write where something stands that this command did not write, or that was changed since."""
-    if not path.exists() and not path.is_symlink():
+    """Refuse to write where something stands that rollalloc did not write, or that was changed since."""
+    refuse_foreign_files([path])
+    if not os.path.lexists(path) or entry is None:
         return
-    if entry is None or not path.is_file():
-        raise FileExistsError(
-            f"{path}: is there already, and {MANIFEST} beside it does not say that this command wrote it; move it away, or "
-            "choose another --out"
-        )
+    if not path.is_file():
+        raise FileExistsError(f"{path}: expected a file, it is something else; move it away, or choose another --out")
     ours = _digest(path) in (entry["sha256"], entry.get(_REPLACES))
     if not (ours or force) and is_readable(path):
         raise FileExistsError(
@@ -295,6 +293,7 @@ def _write(path: Path, rows: Sequence[dict[str, Any]], name: str, entry: dict[st
 
     The manifest comes first: a call that is killed in between leaves a file that is known, not one that is in the way.
     """
+    claim_files([path, path.parent / MANIFEST])
     with written(path) as beside:
         write_prompts(beside, rows)
         entry = {**entry, "sha256": _digest(beside), _REPLACES: _digest(path)}

@@ -32,6 +32,10 @@ def written(path: Path) -> Iterator[Path]:
         OSError: it cannot be written there, e.g. because the disk is full; names the file.
     """
     with naming(path):
+        if _PARTIAL.fullmatch(path.name) and path.is_file():  # within another `written`, which renames it
+            yield path
+            sync(path)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_partials(path.parent)
         beside = path.with_name(f"{_PREFIX}{token_hex(8)}{path.suffix}")

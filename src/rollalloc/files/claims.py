@@ -1,13 +1,18 @@
-"""Which names in a folder are ours, so that nothing else is ever overwritten or removed; and who writes there now.
+"""Which files in a folder are ours, so that nothing else is ever overwritten or removed; and who writes there now.
 
-`FOLDER/.rollalloc/` holds, for each kind of writer, a manifest of the names that it made there and a lock. A name is claimed
-before it is made, and only where nothing has it yet.
+`FOLDER/.rollalloc/` holds, for each kind of writer, a manifest of the names that it claims there, and a lock. All that
+rollalloc writes follows the same three rules:
+
+1. A folder is taken only if it is empty, or if this kind of writer has been there before (`Claims.refuse_taken`).
+2. A name is claimed before the file is written, and only where nothing has that name (`Claims.add`).
+3. `--overwrite` and later writers replace and remove claimed names only (`Claims.remove`).
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import fnmatch
 import json
 import logging
 import os
@@ -26,6 +31,19 @@ log = logging.getLogger(__name__)
 
 HIDDEN = ".rollalloc"
 _SCHEMA = 1
+_NOBODYS = (HIDDEN, ".DS_Store", ".gitignore", ".gitkeep", "lost+found")  # do not make a folder anybody's
+_OWNERS = (  # pattern of a name → whose folder that is
+    (".git", "a git repository"),
+    ("trainer_state.json", "the output of TRL or transformers"),
+    ("training_args.bin", "the output of TRL or transformers"),
+    ("checkpoint-*", "the output of TRL or transformers"),
+    ("latest_checkpointed_iteration.txt", "checkpoints of verl"),
+    ("global_step_*", "checkpoints of verl"),
+    (".bashrc", "a home directory"),
+    (".profile", "a home directory"),
+    (".ssh", "a home directory"),
+    ("pyproject.toml", "a project"),
+)
 _SHOWN = 5  # names in an error
 _PATIENCE_S = 2.0  # one that was killed a moment ago may still be ending
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems without locks
@@ -49,6 +67,26 @@ class Claims:
     @property
     def _manifest(self) -> Path:
         return self.folder / HIDDEN / f"{self.kind}-manifest.json"
+
+    def refuse_taken(self, remedy: str = "give a new or empty folder (--out)") -> None:
+        """Refuse a folder in which something stands and in which no writer of this kind has been.
+
+        Raises:
+            FileExistsError: names what is in the folder, and whose it looks to be.
+            NotADirectoryError: it is a file.
+            OSError: the folder cannot be read.
+        """
+        if not os.path.lexists(self.folder):
+            return
+        if not self.folder.is_dir():
+            raise NotADirectoryError(
+                errno.ENOTDIR, "expected a folder, it is something else; " + remedy, str(self.folder)
+            )
+        if os.path.lexists(self._manifest) or os.path.lexists(_lock_file(self.folder, self.kind)):
+            return
+        names = [name for name in os.listdir(self.folder) if name not in _NOBODYS]
+        owner = next((owner for pattern, owner in _OWNERS if fnmatch.filter(names, pattern)), "")
+        refuse(self.folder, names, remedy, f"it looks like {owner}" if owner else "")
 
     def names(self) -> frozenset[str]:
         """Paths in the folder that are ours; none where there is no manifest.
@@ -77,7 +115,7 @@ class Claims:
         return [name for name in names if name not in ours and os.path.lexists(self.folder / name)]
 
     def add(self, names: Iterable[str], remedy: str = "give another folder, or move it away") -> None:
-        """Claim names, so that they may be written from now on.
+        """Claim names, so that files of these names may be written and replaced from now on.
 
         Raises:
             FileExistsError: something has one of them already.
@@ -87,14 +125,14 @@ class Claims:
         self.keep(self.names().union(names))
 
     def keep(self, names: Iterable[str]) -> None:
-        """Let these be ours, whatever has them, and no others."""
+        """Claim exactly these names, whatever stands there."""
         text = json.dumps({"schema": _SCHEMA, "claims": sorted(names)}, indent=1)
         if self._manifest.exists() and read_text(self._manifest) == text:
             return
         write_text(self._manifest, text)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files that are ours, and folders of ours that nothing is left in."""
+        """Remove files that are claimed, and claimed folders that are empty then."""
         ours = self.names()
         for name in sorted(names, reverse=True):  # what is in a folder before the folder
             path = self.folder / name
@@ -106,13 +144,43 @@ class Claims:
                 path.unlink(missing_ok=True)
 
 
-def refuse(folder: Path, foreign: Iterable[str], remedy: str) -> None:
+def claim_files(paths: Iterable[Path]) -> None:
+    """Claim single files, each in the manifest of its folder, before they are written.
+
+    Raises:
+        FileExistsError: something that rollalloc did not write has one of the names; nothing was claimed.
+    """
+    paths = list(paths)
+    refuse_foreign_files(paths)
+    for path in paths:
+        claims = _of_file(path)
+        claims.keep(claims.names() | {path.name})
+
+
+def refuse_foreign_files(paths: Iterable[Path]) -> None:
+    """Refuse single files that would replace something that rollalloc did not write; changes nothing.
+
+    Raises:
+        FileExistsError: names them.
+    """
+    for path in paths:
+        ours = path.name in _of_file(path).names() and path.is_file() and not path.is_symlink()
+        if os.path.lexists(path) and not ours:
+            refuse(path.parent, [path.name], "move it away, or give another place (--out)")
+
+
+def _of_file(path: Path) -> Claims:
+    return Claims(path.parent, "file")
+
+
+def refuse(folder: Path, foreign: Iterable[str], remedy: str, guess: str = "") -> None:
     """Refuse to write where something stands that is not ours.
 
     Args:
-        folder: that it stands in.
-        foreign: the names; none is no reason.
+        folder: in which it stands.
+        foreign: the names; with none, nothing is refused.
         remedy: what to do.
+        guess: what the folder seems to be.
 
     Raises:
         FileExistsError: names them.
@@ -121,8 +189,8 @@ def refuse(folder: Path, foreign: Iterable[str], remedy: str) -> None:
     if names:
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         raise FileExistsError(
-            f"{folder} holds {shown}, which as far as is known rollalloc did not write, and which would be overwritten or "
-            f"removed; {remedy}"
+            f"{folder} holds {shown}, which as far as is known rollalloc did not write{guess and f' ({guess})'}; it would "
+            f"write among or over files of yours: {remedy}"
         )
 
 
@@ -155,11 +223,11 @@ def _is_inside(name: Any) -> bool:
 
 
 class Lock:
-    """Of a folder, for one process at a time. The operating system keeps it for the process: one that was killed has none.
+    """A lock on a folder, held by one process at a time. The operating system frees it when the process ends or is killed.
 
     Args:
         folder: made when the lock is taken.
-        kind: of writer.
+        kind: of writer, as for `Claims`.
     """
 
     def __init__(self, folder: Path, kind: str) -> None:
@@ -169,7 +237,7 @@ class Lock:
         _LOCKS.add(self)
 
     def take(self) -> None:
-        """Hold it from now on.
+        """Take the lock.
 
         Raises:
             InUse: another one does; names it.
@@ -181,7 +249,7 @@ class Lock:
         hidden = self.folder / HIDDEN
         if os.path.lexists(hidden) and not hidden.is_dir():
             refuse(self.folder, [HIDDEN], "move it away, or give another folder")
-        path = hidden / f"{self.kind}.lock"
+        path = _lock_file(self.folder, self.kind)
         while True:
             self._made = [each for each in (path, hidden) if not each.exists()]
             hidden.mkdir(parents=True, exist_ok=True)
@@ -199,7 +267,7 @@ class Lock:
             self.release()
 
     def withdraw(self) -> None:
-        """Hold it no longer, and leave nothing behind that was not there before."""
+        """Free the lock, and remove the files and folders that taking it made."""
         if self._file is not None:
             for path in self._made:
                 with suppress(OSError):  # another one may write there by now
@@ -207,7 +275,7 @@ class Lock:
         self.release()
 
     def release(self) -> None:
-        """Hold it no longer."""
+        """Free the lock."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -243,6 +311,10 @@ class Lock:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)  # only to be read
         return True
+
+
+def _lock_file(folder: Path, kind: str) -> Path:
+    return folder / HIDDEN / f"{kind}.lock"
 
 
 _LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()

@@ -22,9 +22,9 @@ from rollalloc.files.opening import read_text
 from rollalloc.models.lora import Lora
 from rollalloc.named import make_recipe
 from rollalloc.recipes.streaming import streamed
-from rollalloc.train.settings import ASYNC, NEWER, SAVING, WAITING, Settings
+from rollalloc.train.settings import ASYNC, SAVING, WAITING, Settings
 
-_NEWER_SOURCE = {"lora": None, "chat_template_args": None, "accept_overlap": False}
+_SCHEMA = 2  # of run.json
 _MOST_WORKERS = 1024  # processes that score: each is a Python of its own
 
 
@@ -146,20 +146,10 @@ class Run:
 
     def description(self) -> dict[str, Any]:
         """The run as plain data: what must be equal for a finished run to be used again."""
-        described = asdict(self)
+        described = {"schema": _SCHEMA, **asdict(self)}
         for name in (*SAVING, *WAITING, *(ASYNC if self.settings.engine == "sync" else ())):
             del described["settings"][name]
         del described["track"]
-        for name in ("staleness", "ahead"):
-            if described[name] is None:
-                del described[name]
-        # What came later is left out where it says nothing new, so that an older run is still the same run.
-        for name, before in _NEWER_SOURCE.items():
-            if described["source"][name] == before:
-                del described["source"][name]
-        for name, before in NEWER.items():
-            if described["settings"][name] == before:
-                del described["settings"][name]
         return json.loads(json.dumps(described))
 
     def is_in(self, folder: Path) -> bool:
@@ -177,13 +167,25 @@ class Run:
 
     @staticmethod
     def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        """The description in a folder, and the digests beside it; empty where there is none."""
+        """The description in a folder, and the digests of the run's files beside it; empty where there is none.
+
+        Raises:
+            ValueError: it is damaged, or of another schema.
+        """
         path = folder / DESCRIPTION
+        if not path.exists():
+            return {}, {}
         try:
-            saved = json.loads(read_text(path)) if path.exists() else {}
-            return saved, saved.pop("digests", {})  # of the files, which are not the run's
+            saved = json.loads(read_text(path))
+            schema, digests = saved.get("schema"), saved.pop("digests", {})
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} does not describe a run ({error}); it is damaged, or another program's") from None
+        if schema != _SCHEMA:
+            raise ValueError(
+                f"{path} has schema {short(schema)}, expected {_SCHEMA}; it is not of this version of rollalloc, which can "
+                "neither resume nor reuse the run: use the version that wrote it, or give another folder (--out)"
+            )
+        return saved, digests
 
     @staticmethod
     def described_in(folder: Path) -> Run:
@@ -197,7 +199,7 @@ class Run:
             raise FileNotFoundError(ENOENT, "expected the folder of a run, with run.json in it", str(folder))
         try:
             saved = Run._saved_in(folder)[0]
-            return _revived(Run, saved | {"settings": NEWER | saved["settings"]})
+            return _revived(Run, {name: value for name, value in saved.items() if name != "schema"})
         except (TypeError, KeyError) as error:
             raise ValueError(
                 f"{path} is not of this version of rollalloc ({error}); the one that wrote it reads it"

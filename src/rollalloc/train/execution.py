@@ -15,7 +15,7 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.packing import differences
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.encoding import template_arguments
-from rollalloc.data.feature_file import is_own, read_features
+from rollalloc.data.feature_file import holds_features, read_features
 from rollalloc.data.features import Features
 from rollalloc.data.overlap import MOST_SHARED, normalised, repeated, same_text
 from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts, refuse_longer
@@ -224,7 +224,7 @@ def _check_features(source: Source, recipe: Recipe) -> None:
         return
     if not Path(source.features).is_file():
         raise FileNotFoundError(ENOENT, "expected a file that `rollalloc features` made, or none", source.features)
-    if not is_own(Path(source.features).resolve()):
+    if not holds_features(Path(source.features).resolve()):
         raise ValueError(f"features: {source.features} is not what `rollalloc features` writes, or it is damaged")
 
 

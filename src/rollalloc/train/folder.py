@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
-from rollalloc.data.feature_file import write_features
+from rollalloc.data.feature_file import save_features
 from rollalloc.data.features import Features
-from rollalloc.files.claims import HIDDEN, Claims, Lock, refuse, refuse_read_only
+from rollalloc.files.claims import Claims, Lock, refuse, refuse_read_only
 from rollalloc.files.names import ALLOCATOR, CHECKPOINTS, DESCRIPTION, FEATURES, METRICS, MODEL, REWARDS, ROLLOUTS
 from rollalloc.runs.reader import newest_line
 from rollalloc.train import checkpoint
@@ -18,6 +18,7 @@ _PARTIAL = ".unfinished-model"
 # All that a run writes, besides its trackers. The metrics come first, since without them nothing passes for a run.
 _NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, FEATURES, MODEL, _PARTIAL, CHECKPOINTS)
 _PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS)
+_NEW_FOLDER = "give a new or empty folder (--out)"
 _REMEDY = "give another folder (--out), or move it away"
 
 
@@ -40,7 +41,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._claims, self._lock = Claims(path, "run"), Lock(path, "run")
-        self._begun = False
+        self._begun = self._checked = False
 
     def __enter__(self) -> Self:
         return self
@@ -93,9 +94,10 @@ class RunFolder:
             FileExistsError: it holds a run that is not to be overwritten, or what is not ours.
             PermissionError: it cannot be made there.
         """
+        if not self._checked:  # later, a tracker may have written there
+            self._claims.refuse_taken(_NEW_FOLDER)
+            self._checked = True
         if self.path.exists():
-            if not (self.path / HIDDEN).exists():  # nobody of ours was here
-                refuse(self.path, self._claims.foreign(_NAMES), _REMEDY)
             self.lock()
         else:  # said now rather than when the model is loaded
             refuse_read_only(self.path)
@@ -110,8 +112,8 @@ class RunFolder:
         """Make it the folder of a new run, once; what it may raise, and what `overwrite` means, as `check`."""
         if self._begun:
             return
-        self.lock()
         self.check(overwrite=overwrite)
+        self.lock()
         ours = self._claims.names()
         if ours:
             self._claims.remove([METRICS])
@@ -130,7 +132,7 @@ class RunFolder:
     def save_features(self, keys: Sequence[str], features: Features) -> None:
         """Write the features that the run began with: it goes on with these, whatever another machine would make."""
         self._claims.add({FEATURES})
-        write_features(self.path / FEATURES, keys, features, overwrite=True)
+        save_features(self.path / FEATURES, keys, features)
 
     def save_model(self, model: Saves) -> None:
         """Write the model, whole or not at all, in place of one before; never over a file of somebody else's."""

@@ -22,13 +22,6 @@ ASYNC = ("engine", "streaming")  # a run of the synchronous engine does not say 
 # A resumed run may have others of those that end it, and of those that bound its memory:
 _ENDING = ("max_batches", "stop_when_barren", "target")
 _MEMORY = ("tokens_per_forward", "gradient_checkpointing")
-# Settings that came later: what says nothing of them has these values.
-NEWER: dict[str, Any] = {
-    "sampling_dtype": "float32",
-    "gradient_checkpointing": False,
-    "adaptive_clip": None,
-    "averaging": 0,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,5 +138,4 @@ class Settings:
             may_differ.remove("max_batches")  # then it is part of what the rate falls over
         if self.engine == "async" and not self.streaming.overlap:
             may_differ.remove("tokens_per_forward")  # rollouts go on by a token after each forward pass
-        said = {name: value for name, value in describe(self).items() if name not in may_differ}
-        return {name: value for name, value in said.items() if name not in NEWER or value != NEWER[name]}
+        return {name: value for name, value in describe(self).items() if name not in may_differ}

@@ -27,7 +27,7 @@ from rollalloc.models.weights import load_weights, weights_of
 from rollalloc.train import checkpoint
 from rollalloc.train.checkpoint import Checkpoint
 from rollalloc.train.evaluation import HeldOut
-from rollalloc.train.settings import NEWER, Settings
+from rollalloc.train.settings import Settings
 from rollalloc.train.update import Updater
 
 log = logging.getLogger(__name__)
@@ -272,11 +272,8 @@ class NativeState(RunState):
 
 
 def _but_data(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """All but the data, and settings that are left out with their values."""
-    of_data = {"prompts", *_OTHER_DATA}
-    return {name: value for name, value in identity.items() if name not in of_data} | {
-        "settings": NEWER | identity["settings"]
-    }
+    """All but the data."""
+    return {name: value for name, value in identity.items() if name not in ("prompts", *_OTHER_DATA)}
 
 
 def digest(prompts: EncodedPrompts) -> str:

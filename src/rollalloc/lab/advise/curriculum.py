@@ -23,7 +23,6 @@ the `rate` of each `key`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.data._files import is_readable
 from rollalloc.files.atomic import written
+from rollalloc.files.claims import claim_files, refuse_foreign_files
 from rollalloc.lab.advise.predictability import LEAST_PROMPTS, predicted_rates
 from rollalloc.lab.advise.rates import Floats, Ints, RateMixture
 from rollalloc.lab.waste.groups import NOT_SAID, Groups
@@ -41,7 +40,6 @@ from rollalloc.rules.predictions import Foresight
 MIXES = "variance, uniform, gaussian:MEAN,DEVIATION or foresight"
 _POOLS = {"hard": 0.25, "normal": 0.75, "easy": 1.0}  # prime-rl's defaults: the largest rate of each
 _BINS = 10  # of rates, each drawn as often by a uniform mix
-_MARK = {b"rollalloc": b"curriculum"}  # in the file's metadata: it may be written again
 
 
 def curriculum_of(
@@ -141,8 +139,7 @@ def check_export(path: Path, mix: str, log: Path | None) -> None:
         raise ValueError(
             f"{path} is in the folder of the log, where it would be read as one of TRL's; give another place"
         )
-    if os.path.lexists(path) and not _is_own(path):
-        raise FileExistsError(f"{path} is not what `rollalloc advise` writes; move it away, or give another place")
+    refuse_foreign_files([path])
 
 
 def write_curriculum(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -156,24 +153,15 @@ def write_curriculum(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    if os.path.lexists(path) and not _is_own(path):
-        raise FileExistsError(f"{path} is not what `rollalloc advise` writes; move it away, or give another place")
+    claim_files([path])
     columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
     columns = {name: values for name, values in columns.items() if any(value != {} for value in values)}
     try:
-        table = pyarrow.table(columns).replace_schema_metadata(_MARK)
+        table = pyarrow.table(columns)
         with written(path) as beside:
             pyarrow.parquet.write_table(table, beside)
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path}: Parquet cannot hold these prompts ({error}); give each field one type") from error
-
-
-def _is_own(path: Path) -> bool:
-    import pyarrow.parquet
-
-    if path.is_symlink() or not path.is_file() or not is_readable(path):
-        return False
-    return (pyarrow.parquet.read_schema(path).metadata or {}).items() >= _MARK.items()
 
 
 def _mixed(mix: str) -> tuple[str, tuple[float, float]]:

@@ -62,6 +62,7 @@ class ProfileFolder:
             PermissionError: it cannot be made there.
             ValueError: it holds a profile made under other settings, which are named, or one that was changed.
         """
+        self._claims.refuse_taken("give a new or empty folder (--out)")
         if self.path.exists():
             refuse(self.path, self._claims.foreign(_NAMES), "give another folder (--out), or move it away")
             self._lock.take()

@@ -18,7 +18,7 @@ from rollalloc.core.errors import NoScores
 from rollalloc.core.events import Order
 from rollalloc.core.recipe import at_least
 from rollalloc.core.seeds import rng
-from rollalloc.data.feature_file import write_features
+from rollalloc.data.feature_file import save_features
 from rollalloc.data.prompts import EncodedPrompts, load_prompts
 from rollalloc.files.atomic import write_text
 from rollalloc.files.names import FEATURES, PROMPTS, REWARDS, ROLLOUTS
@@ -185,7 +185,7 @@ def _write_prompts(folder: Path, policy: Policy, train: EncodedPrompts, drawn: S
         pad_id=policy.pad_id,
         progress=lambda done, of: progress("features", done, of),
     )
-    write_features(folder / FEATURES, [given.keys[prompt] for prompt in drawn], features, overwrite=True)
+    save_features(folder / FEATURES, [given.keys[prompt] for prompt in drawn], features)
 
 
 def _ids(group: int, n: int) -> tuple[int, ...]:

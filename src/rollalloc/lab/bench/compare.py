@@ -56,6 +56,7 @@ def compare(
         Failed: a run failed, or its process died; the others were finished first, and their results are written.
     """
     at_once = processes_at_once(processes)
+    Claims(folder, "comparison").refuse_taken()
     places = {folder_of(run, folder): run for run in runs}
     if len(places) < len(runs):
         names = [folder_of(run, folder).name for run in runs]
@@ -69,6 +70,7 @@ def compare(
     failures: list[Failure] = []
     if todo:
         with Lock(folder, "comparison"), stop.heard():
+            claims.add([RESULTS])
             failures = _carry_out(todo, places, at_once, watcher, overwrite, stop)
     finished = [(run, place) for place, run in places.items() if is_finished(run, place)]
     results = [result_of(run, read_metrics(place / METRICS)) for run, place in finished]
@@ -94,7 +96,9 @@ def check_places(runs: Sequence[Run], folder: Path) -> None:
         FileExistsError: names it.
         InUse: something else writes there now.
     """
-    refuse(folder, Claims(folder, "comparison").foreign([RESULTS]), _REMEDY)
+    claims = Claims(folder, "comparison")
+    claims.refuse_taken()
+    refuse(folder, claims.foreign([RESULTS]), _REMEDY)
     for run in runs:
         with RunFolder(folder_of(run, folder)) as place:
             place.check(overwrite=True)  # runs of ours are looked at when it is known what these are trained on

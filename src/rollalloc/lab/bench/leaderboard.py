@@ -77,6 +77,7 @@ def run_leaderboard(
     """
     at_once = processes_at_once(processes)
     stop = stop or StopRequest()
+    Claims(folder, KIND).refuse_taken()
     with Lock(folder, KIND):
         freeze(plan, folder)
         agenda = _Agenda(plan, folder, tasks, base_of or _base)  # may make tasks, which Ctrl-C leaves at once

@@ -20,7 +20,6 @@ from rollalloc.core.statistics import NEW
 from rollalloc.files.atomic import written
 from rollalloc.files.text import one_line
 from rollalloc.lab.report import series
-from rollalloc.lab.report.overwriting import MADE_BY
 from rollalloc.lab.report.style import (
     CAUSES,
     GROUND,
@@ -78,7 +77,7 @@ def look() -> Iterator[None]:
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG."""
     with look():
-        software = {"Software": f"{MADE_BY} {rollalloc.__version__}, by Matplotlib {mpl.__version__}"}
+        software = {"Software": f"rollalloc report {rollalloc.__version__}, by Matplotlib {mpl.__version__}"}
         with written(path) as beside:
             figure.savefig(beside, format="png", dpi=200, metadata=software)
 

@@ -17,16 +17,17 @@ from matplotlib.figure import Figure
 
 import rollalloc
 from rollalloc.files.atomic import write_text
+from rollalloc.files.claims import claim_files
 from rollalloc.files.text import one_line, shortened, visible
 from rollalloc.lab.bench.summary import FEWEST, RecipeSummary, Summary, summaries_of
 from rollalloc.lab.report import figures, style
-from rollalloc.lab.report.overwriting import MADE_BY, refuse_others
 from rollalloc.lab.report.samples import Example, samples
 from rollalloc.lab.report.svg import inline_svg
 from rollalloc.lab.report.wording import caveats, damage, findings, graded, name_of, silences, story
 from rollalloc.runs.discovery import comparisons
 from rollalloc.runs.recorded import RecordedRun, by_label, remaining, state
 
+MADE_BY = "rollalloc report"  # the page's generator
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
 
 _MOST_DRAWN = 48  # methods in a figure: an image has an end
@@ -88,7 +89,7 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
 
     Raises:
         FileNotFoundError: no run in the folder.
-        FileExistsError: a file that no report wrote is in the way; nothing is written.
+        FileExistsError: a file that rollalloc did not write is in the way; nothing is written.
     """
     return write_sections(sections(comparisons(folder), folder), folder / "report.html" if out is None else out)
 
@@ -97,10 +98,10 @@ def write_sections(made: Sequence[Section], out: Path) -> Path:
     """Write the page of some sections, and their figures beside it; returns where it is.
 
     Raises:
-        FileExistsError: a file that no report wrote is in the way; nothing is written.
+        FileExistsError: a file that rollalloc did not write is in the way; nothing is written.
     """
     charts = {out.with_name(f"{chart.name}.png"): chart.figure for section in made for chart in section.charts}
-    refuse_others([out, *charts])
+    claim_files([out, *charts])
     page = render("report.html.j2", title=title_of(made), sections=made)
     write_text(out, page)
     for path, figure in charts.items():
