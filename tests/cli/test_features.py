@@ -117,7 +117,7 @@ def test_features_that_are_there_are_kept_unless_told(call, tmp_path):
     assert out.read_bytes() == before
     assert call("features", *OWN, "--width", 3, "--out", out, "--overwrite")[0] == 0
     assert out.read_bytes() != before
-    assert [file.name for file in tmp_path.iterdir()] == ["f.safetensors"]
+    assert {file.name for file in tmp_path.iterdir()} == {"f.safetensors", ".rollalloc"}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,10 @@ def test_a_mistake_is_one_message_and_exit_code_2(call, tmp_path, monkeypatch, a
     ("out", "message"),
     [
         ("features.npz", "ends in .safetensors"),
-        ("model/model.safetensors", "is not what `rollalloc features` writes; move it away"),
+        (
+            "model/model.safetensors",
+            "rollalloc did not write; it would write among or over files of yours: move it away",
+        ),
         ("my_reward.py/f.safetensors", "my_reward.py is no folder"),
     ],
 )
