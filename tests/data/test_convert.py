@@ -89,9 +89,9 @@ def test_questions_with_different_answers_are_left_out_and_counted(run):
     assert prompts.keys == ("mine/0",)
 
 
-def test_questions_are_compared_to_their_last_letter(run):
+def test_questions_are_compared_in_every_letter(run):
     long = "Which is it? " * 40
-    made, prompts = run([{"q": f"{long}{end}", "a": end} for end in "ab"], "q", "a")
+    made, prompts = run([{"q": f"{long}{letter}{long}", "a": letter} for letter in "ab"], "q", "a")
     assert (made.prompts, made.contradicted, prompts.ground_truths) == (2, 0, ("a", "b"))
 
 

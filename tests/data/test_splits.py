@@ -177,8 +177,10 @@ def test_both_splits_of_a_set_come_from_one_folder(tmp_path):
 @pytest.mark.parametrize(
     ("splits", "local", "says"),
     [({"math": "test"}, True, "--split names 'math', which is not prepared here; name one of gsm8k, gsm8k_test"),
+     ({"gsm8k_train": "test"}, True, r"gsm8k_train.jsonl is one file and has no splits to choose from"),
      ({"gsm8k": "test"}, False, "give --from-local FOLDER as well")],
 )  # fmt: skip
 def test_a_choice_that_would_do_nothing_is_refused(tmp_path, splits, local, says):
+    (tmp_path / "gsm8k_train.jsonl").touch()
     with pytest.raises(ValueError, match=says):
         prepare(["gsm8k"], tmp_path / "out", local=tmp_path if local else None, splits=splits)

@@ -235,7 +235,9 @@ def _local_files(part: Part, local: Path, splits: Mapping[str, str]) -> list[Pat
     alone = len(SETS[name]) == 1
     for stem in dict.fromkeys((part.original, name) if alone else (part.original,)):
         for path in (local / f"{stem}{suffix}" for suffix in SUFFIXES):
-            if path.is_file() and choice is None:
+            if path.is_file():
+                if choice is not None:
+                    raise ValueError(f"--split: {path} is one file and has no splits to choose from; take --split out")
                 return [path]
     for stem in dict.fromkeys((part.original, name, part.hub, part.hub.rpartition("/")[2])):
         if (local / stem).is_dir():
