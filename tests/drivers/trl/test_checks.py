@@ -50,6 +50,11 @@ WRONG: dict[str, dict[str, Any]] = {
         "recipe": "grpo",
         "scale_rewards": "none",
     },
+    "rollalloc's sampler does not know cache_implementation": {
+        "recipe": "grpo",
+        "cache_implementation": "static",
+        "driver": {"use_sampler": True},
+    },
     "loss_type='luspo' cannot take the importance weight": {"recipe": "pilot_commit", "loss_type": "luspo"},
     "call model.save_pretrained(folder)": {"recipe": "grpo", "beta": 0.1},
     "the tokenizer has no chat template": {"recipe": "grpo", "dataset": CHAT},
@@ -123,6 +128,28 @@ def test_saving_off_a_batchs_boundary_is_refused_before_training(changes, messag
     with pytest.raises(ValueError, match=re.escape(message)):
         trainer.train()
     assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "said"),
+    [
+        (
+            "raft",
+            {"max_steps": -1},
+            "passes over the data 2 times in each epoch, 6 times in all; for 3 passes set max_steps=8",
+        ),
+        ("raft", {"max_steps": -1, "num_train_epochs": 0.5}, "1 times in all; for 0.5 passes set max_steps=1"),
+        ("raft", {"max_steps": 4}, None),
+        ("grpo", {"max_steps": -1}, None),
+    ],
+)
+def test_epochs_that_pass_over_the_data_twice_are_said(recipe, given, said, tmp_path, caplog):
+    trainer = tiny_trl.trainer(tmp_path, recipe, **given)
+    assert ("passes over the data" in caplog.text) == (said is not None)
+    assert said is None or said in caplog.text
+    if given == {"max_steps": -1, "num_train_epochs": 0.5}:
+        trainer.train()
+        assert trainer.state.log_history[-2]["rollalloc/epoch"] == 1
 
 
 def test_without_shuffling_the_prompts_come_in_the_data_sets_order(tmp_path):

@@ -113,6 +113,29 @@ def _check_counted(args: Any, recipe: Recipe) -> None:
         )
 
 
+def warn_of_passes(args: Any, recipe: Recipe, prompts: int) -> None:
+    """Warn where `num_train_epochs` stands for more passes over the data than it says.
+
+    TRL counts an epoch by `num_generations` completions of each prompt, and takes no fewer than 2; a recipe with one row per
+    prompt passes over the data so many times in that epoch.
+    """
+    if args.max_steps > 0 or rows_per_group(recipe) != 1:
+        return
+    times, epochs = args.num_generations, args.num_train_epochs
+    steps = max(1, round(epochs * prompts / recipe.groups)) * steps_per_batch(args)
+    log.warning(
+        "num_train_epochs=%g: TRL counts an epoch by num_generations=%d completions of each prompt, but the recipe trains "
+        "on one, so that it passes over the data %d times in each epoch, %g times in all; for %g passes set max_steps=%d. "
+        "rollalloc/epoch counts the passes",
+        epochs,
+        times,
+        times,
+        times * epochs,
+        epochs,
+        steps,
+    )
+
+
 def check_settings(args: Any, recipe: Recipe) -> None:
     """Refuse settings of TRL that the recipe, or the driver, would silently overrule."""
     if args.scale_rewards not in ("group", True) or args.multi_objective_aggregation != "sum_then_normalize":

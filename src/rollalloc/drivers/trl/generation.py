@@ -213,6 +213,7 @@ def _obstacle_to_sampler(trainer: Any) -> str | None:
         "min_p": args.min_p,
         "repetition_penalty": args.repetition_penalty != 1.0,
         "generation_kwargs": args.generation_kwargs,
+        "cache_implementation": getattr(args, "cache_implementation", None),
         "a sharded model": trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
     }
     return next((name for name, there in obstacles.items() if there), None)

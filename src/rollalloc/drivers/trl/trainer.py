@@ -32,6 +32,7 @@ from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.tensors import training_inputs
+from rollalloc.drivers.trl.versions import warn_if_newer
 from rollalloc.named import signature_of
 
 
@@ -98,6 +99,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             checks.check_indexed(given["train_dataset"])
         self.skip_special_tokens, self._prompts_checked = skip_special_tokens, False
         super().__init__(*positional, **named)
+        warn_if_newer(self.args)
         checks.check_processes(self.args)
         turns = {name for name in ("tools", "environment_factory") if given.get(name)}
         checks.check_data(self.train_dataset, self.processing_class, turns)
@@ -108,6 +110,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         checks.check_sizes(self.args, recipe)
         checks.check_settings(self.args, recipe)
         refuse_unmeasured(recipe, "TRL's trainer")
+        rows: Any = self.train_dataset
+        checks.warn_of_passes(self.args, recipe, len(rows))
         recipe = checks.in_order(recipe, self.args)
         functions: Any = self.reward_funcs
         tokenizers: Any = self.reward_processing_classes
