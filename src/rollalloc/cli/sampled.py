@@ -29,7 +29,7 @@ class Asked(Reading, Sampled, Exported):
     reward: Annotated[
         str | None,
         typer.Option(
-            help="Of a log, the field or column that holds the reward; with --model, the reward function, "
+            help="Of a log, the fields or columns of the reward, comma-separated; with --model, the reward function, "
             "package.module:function or file.py:function, called as verl's compute_score."
         ),
     ] = None
