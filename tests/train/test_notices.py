@@ -147,6 +147,15 @@ def test_a_reward_that_takes_little_is_not_spoken_of(now, seconds, caplog):
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize(("constant", "said"), [(0.0, 2), (None, 0)])
+def test_a_reward_that_told_held_out_samples_apart_is_not_suspected_for_a_few_rollouts(constant, said, caplog):
+    looked = Looked()
+    looked.notices.first_evaluation(Evaluation(0.0 if constant == 0 else 0.1, None, sampled=48, constant=constant))
+    looked.allocator.teaching.add({"all_wrong": 64})
+    looked.after()
+    assert len(caplog.messages) == said
+
+
 def test_without_notices_nothing_is_said(caplog):
     looked = Looked(notices=False)
     looked.now, looked.report = 30.0, {"seconds": 40.0, "workers": 1, "scored": 20}

@@ -162,8 +162,8 @@ class Priced(SizeRule):
 
     Attributes:
         max_factor: rollouts for each row at most, in [1, 1024].
-    latency: (rollouts, seconds for a token of each) points, rollouts growing, seconds not falling; at least one. None:
-        what the engine measures of itself and tells by `Updated`.
+        latency: (rollouts, seconds for a token of each) points, rollouts growing, seconds not falling; at least one. None:
+            what the engine measures of itself and tells by `Updated`.
         price: λ, above 0; None: T alone counts.
         least: as for `Redundant`.
         normalise: as for `Redundant`; E is in tokens all the same.

@@ -18,7 +18,7 @@ import numpy as np
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Batch
 from rollalloc.core.teaching import WINDOW
-from rollalloc.runs.values import AGES, AMOUNT, COUNT, COUNTS, FIGURES, LENGTHS, NUMBER, TEXT, Field
+from rollalloc.runs.values import AGES, AMOUNT, COUNT, COUNTS, FIGURES, LENGTHS, MEASURED, NUMBER, TEXT, Field
 
 PREFIX = "rollalloc"
 
@@ -82,7 +82,9 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
             _BATCHES,
         ),
         Metric("ages/AGE", "rows", "by that number of updates", _BATCH, AGES),
-        Metric("reward_mean", "reward", "of all rollouts scored since the last batch, trained on or not", _BATCH),
+        Metric(
+            "reward_mean", "reward", "of all rollouts scored since the last batch, trained on or not", _BATCH, NUMBER
+        ),
         Metric("metric_mean", "metric", "of the same", _BATCH),
         Metric("truncated", "share", "of the same that hit the length limit", _BATCH),
         Metric("lengths/count", "rollouts", "the same", _BATCH, LENGTHS),
@@ -91,8 +93,8 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("evicted", "prompts", "away for longer than an epoch", _AWAY, COUNT),
         Metric("revived", "visits", "so far to prompts that had been evicted", _AWAY, COUNT),
         Metric("quarantined", "prompts", "not drawn again: their rollouts always failed to be scored", _AWAY, COUNT),
-        Metric("loss", "", "mean over the batch's optimizer steps", _BATCH),
-        Metric("grad_norm", "", "before clipping, likewise", (*_BATCH, "Tinker")),
+        Metric("loss", "", "mean over the batch's optimizer steps", _BATCH, MEASURED),
+        Metric("grad_norm", "", "before clipping, likewise", (*_BATCH, "Tinker"), MEASURED),
         Metric("clip_fraction", "share", "of tokens whose ratio was clipped", _BATCH),
         Metric("kl", "nats per token", "to the reference policy, with `--kl`", _BATCH),
         Metric("approx_kl", "nats per token", "how far the update moved the policy, by 16 rows (SPO)", _BATCH),
@@ -144,7 +146,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("at", "rollouts", "the point of the grid of `--eval-every`; null: the final weights", _EVAL, COUNT),
         Metric("accuracy", "0 to 1", "held out; null where no sample has a score", _EVAL, NUMBER),
         Metric("standard_error", "0 to 1", "of the accuracy, over prompts; 0 where it is exact", _EVAL, AMOUNT),
-        Metric("breadth/k", "attempts", "per prompt", _EVAL),
+        Metric("breadth/k", "attempts", "per prompt", _EVAL, FIGURES),
         Metric("breadth/pass_at_k", "metric", "best of k attempts, mean over prompts", ("eval", "TRL")),
         Metric("breadth/full_marks", "share", "of attempts with full marks", ("eval", "TRL")),
         Metric("breadth/distinct_right", "answers", "different right ones of k attempts", ("eval", "TRL")),

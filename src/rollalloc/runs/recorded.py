@@ -27,6 +27,7 @@ class RecordedRun:
         problem: what could not be read, with the file and its line; None: nothing.
         changed: when its files were last written, in seconds since the epoch; 0: never.
         unread: bytes of the metrics that are still to be read.
+        unit: what `rollouts_paid` counts: "optimizer steps" in a log that does not say the rollouts.
     """
 
     folder: Path
@@ -35,6 +36,7 @@ class RecordedRun:
     problem: str | None = None
     changed: float = 0.0
     unread: int = 0
+    unit: str = "rollouts paid"
 
     @property
     def label(self) -> str:

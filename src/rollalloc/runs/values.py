@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 MOST = 2**53  # of any number: what is exact as a float, and far beyond any run
@@ -122,6 +123,11 @@ def _amount(value: Any) -> float:
     return value
 
 
+def _measured(value: Any) -> float | None:
+    """A number that may be NaN or infinite, as a loss of weights that diverged; then None."""
+    return number(value) if type(value) is not float or isfinite(value) else None
+
+
 def _counts(value: Any) -> dict[str, int]:
     expect(len(value) <= _NAMES)
     cut = False
@@ -154,6 +160,7 @@ def _lengths(value: Any) -> dict[str, Any]:
 COUNT = Field("a whole number from 0", count)
 AMOUNT = Field("a finite number from 0", _amount)
 NUMBER = Field("a finite number", number)
+MEASURED = Field("a number", _measured)
 TEXT = Field("text", lambda value: _text(value)[:_TEXT])
 COUNTS = Field(f"whole numbers from 0 under at most {_NAMES} names", _counts)
 FIGURES = Field(f"finite numbers, or null, under at most {_NAMES} names", _figures)

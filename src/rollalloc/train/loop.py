@@ -238,7 +238,7 @@ class Loop:
         if not self.settings.notices:
             what["teaching"] = {}
             return
-        self._notices.teaching(notice(self.allocator.teaching))
+        self._notices.teaching(notice(self.allocator.teaching), self.allocator.paid)
         if (line := self.allocator.few_prompts()) is not None:
             log.warning("%s", line)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.teaching import FIRST
+from rollalloc.core.teaching import FIRST, WINDOW
 from rollalloc.files.text import one_line
 from rollalloc.generate.outcomes import Outcomes
 from rollalloc.runs.teaching import in_words
@@ -44,9 +44,11 @@ class Notices:
         self._began = clock()
         self._said: set[str] = set()
         self._teaching: str | None = None
+        self._differs = False  # whether the first evaluation found scores that differ
 
     def first_evaluation(self, found: Evaluation) -> None:
         """Look at what the initial model can do."""
+        self._differs = found.accuracy is not None and found.sampled > 0 and found.constant is None
         for text in of_first_evaluation(found):
             self._say(text, text)
         if found.truncated > _HALF * found.sampled:
@@ -70,11 +72,14 @@ class Notices:
         if outcomes.ended >= FIRST and outcomes.truncated > _HALF * outcomes.ended:
             self._cut_off(f"{outcomes.truncated:,} of the first {outcomes.ended:,} rollouts")
         if not allocator.version:
-            self.teaching(in_words(allocator.teaching.final_shares()))
+            self.teaching(in_words(allocator.teaching.final_shares()), allocator.paid)
 
-    def teaching(self, text: str | None) -> None:
-        """Say that rollouts teach nothing, unless that was the last that was said of it."""
-        if text is not None and text != self._teaching:
+    def teaching(self, text: str | None, paid: int) -> None:
+        """Say that rollouts teach nothing, unless that was the last that was said of it.
+
+        A few rollouts that agree are no reason to suspect a reward function that told held-out samples apart.
+        """
+        if text is not None and text != self._teaching and not (self._differs and paid < WINDOW):
             self._teaching = text
             self._say(f"teaching: {len(self._said)}", text)
 

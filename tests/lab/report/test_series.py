@@ -138,3 +138,41 @@ def test_what_is_trained_on_is_held_against_what_was_sampled(write_run):
     assert series.selection_over_time([run]) is None
     assert figures.selection({"ours": selected(9, 0.4)}) is not None
     assert figures.selection({"ours": selected(10, 0.4), "older": [run]}) is None
+
+
+def test_what_training_measured_is_brought_onto_one_axis_and_what_is_not_known_is_left_out():
+    run = batches(
+        {"rollouts_paid": 10, "reward_mean": 0.2, "grad_norm": 2.0, "loss": None},
+        {"rollouts_paid": 30, "reward_mean": 0.6, "grad_norm": 1.0},
+    )
+    over = series.training_over_time([run])
+    assert over.values.keys() == {"reward", "grad norm"}
+    assert (over.x_X[0], over.x_X[-1]) == (10, 30)
+    assert over.values["reward"][[0, -1]].tolist() == [0.2, 0.6]
+    assert series.training_over_time([batches({"rollouts_paid": 10}, {"rollouts_paid": 20})]) is None
+
+
+def test_entropy_is_the_batches_or_else_that_of_evaluations():
+    evaluated = run_of((0, 0.1), (40, 0.2))
+    for line, entropy in zip(evaluated.metrics, (2.0, 1.0), strict=True):
+        line["breadth"] = {"entropy": entropy}
+    assert series.entropy_over_time([evaluated]).values["entropy"][[0, -1]].tolist() == [2.0, 1.0]
+    of_batches = batches({"rollouts_paid": 10, "entropy": 0.5}, {"rollouts_paid": 20, "entropy": 0.4})
+    assert series.entropy_over_time([of_batches]).values["entropy"][[0, -1]].tolist() == [0.5, 0.4]
+    assert series.entropy_over_time([run_of((0, 0.1), (40, 0.2))]) is None
+
+
+def test_a_panel_of_one_colour_is_not_drawn():
+    def method(**accounts):
+        return batches(
+            *({"rollouts_paid": at, "accounts": {name: at * n for name, n in accounts.items()}} for at in (1, 9))
+        )
+
+    alone, mixed = method(trained=1), method(trained=1, zero_variance=1)
+    for draw in (figures.where_rollouts_went, figures.causes_over_time):
+        assert draw({"reinforce": [alone]}) is None
+        assert draw({"grpo": [mixed]}) is not None
+        assert draw({"reinforce": [alone], "grpo": [mixed]}) is not None
+    fresh, stale = ({"ages": {age: 4}, "rollouts_paid": 9} for age in (0, 1))
+    assert figures.staleness({"grpo": [batches(fresh)]}) is None
+    assert figures.staleness({"grpo": [batches(fresh, stale)]}) is not None

@@ -38,6 +38,7 @@ from rollalloc.runs.recorded import RecordedRun
 Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one a seed; the first is the baseline
 _WIDTH = 4.5  # inches; small, so that the letters are still read when the page is a phone's
 _NARROW = 0.085  # a part of a bar below this has no room for its figure
+_POINTS = 60  # evaluations of a run that are drawn as points
 _TICKS = 20  # of ages, each with a tick of its own
 _LINES = ("-", "--", ":")  # for more methods than there are colours
 _LOOK = {
@@ -94,6 +95,8 @@ def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None
             colour = METHODS[at % len(METHODS)].light
             for run in runs:
                 axes.plot(getattr(run.curve, cost), run.curve.accuracy, color=colour, alpha=0.3, linewidth=0.7)
+            if len(runs) == 1 and len(runs[0].curve.accuracy) <= _POINTS:
+                _points(axes, runs[0], cost, colour)
             middle = series.accuracy_over_seeds(runs, cost)
             if middle is None:
                 continue
@@ -108,9 +111,51 @@ def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None
             beside = axes.get_yaxis_transform()
             axes.text(0.01, target, f"target {target:g}", color=MUTED.light, va="bottom", transform=beside)
         axes.set_ylabel("held-out accuracy")
-        _rollouts_below(axes, "tokens generated" if cost == "tokens" else "rollouts paid")
+        _rollouts_below(axes, "tokens generated" if cost == "tokens" else _unit(methods))
         axes.grid(axis="y")
         figure.legend(loc="outside upper left", ncols=3)
+    return figure
+
+
+def _points(axes: Axes, run: RecordedRun, cost: str, colour: str) -> None:
+    """Each evaluation of a run as a point, with its standard error as a bar where it has one."""
+    errors = [error or 0.0 for error in run.curve.standard_error]
+    x = getattr(run.curve, cost)
+    axes.errorbar(x, run.curve.accuracy, yerr=errors, fmt="o", color=colour, markersize=3.5, elinewidth=1, capsize=2)
+
+
+def _unit(methods: Methods) -> str:
+    """What figures are drawn over."""
+    return next((run.unit for runs in methods.values() for run in runs), "rollouts paid")
+
+
+def training(methods: Methods) -> Figure | None:
+    """Reward, entropy, gradient norm and loss over the run, one below the other, a line for each method."""
+    found: dict[str, dict[str, series.OverTime]] = {}
+    for label, runs in methods.items():
+        for over in (series.training_over_time(runs), series.entropy_over_time(runs)):
+            if over is not None:
+                for name in over.values:
+                    found.setdefault(name, {})[label] = over
+    names = [name for name in ("reward", "entropy", "grad norm", "loss") if name in found]
+    if not names:
+        return None
+    with look():
+        figure = Figure(figsize=(_WIDTH, 1.0 + 1.15 * len(names)), layout="constrained")
+        rows = np.atleast_1d(figure.subplots(len(names), sharex=True))
+        for axes, name in zip(rows, names, strict=True):
+            for label, over in found[name].items():
+                at = list(methods).index(label)
+                line = _LINES[at // len(METHODS) % len(_LINES)]
+                colour = METHODS[at % len(METHODS)].light
+                axes.plot(over.x_X, over.values[name], line, color=colour, linewidth=1.6, label=one_line(label, 24))
+            axes.set_title(name)
+            axes.grid(axis="y")
+            axes.margins(x=0)
+        _rollouts_below(rows[-1], _unit(methods))
+        if len(methods) > 1:
+            drawn = {handle.get_label(): handle for axes in rows for handle in axes.get_lines()}
+            figure.legend(handles=list(drawn.values()), loc="outside upper left", ncols=3)
     return figure
 
 
@@ -118,7 +163,7 @@ def where_rollouts_went(methods: Methods) -> Figure | None:
     """A bar for each method, as long as its rollouts, in parts by cause; mean of the seeds."""
     paid = {label: series.paid_by_cause(runs) for label, runs in methods.items()}
     paid = {label: accounts for label, accounts in paid.items() if sum(accounts.values())}
-    if not paid:
+    if not paid or (len(paid) == 1 and len(by_cause(*paid.values())) < 2):  # a single bar of one colour says nothing
         return None
     longest = max(sum(accounts.values()) for accounts in paid.values())
     with look():
@@ -144,7 +189,7 @@ def where_rollouts_went(methods: Methods) -> Figure | None:
 
 
 def causes_over_time(methods: Methods) -> Figure | None:
-    """For each method, the share of each cause among the rollouts paid in each of some windows."""
+    """For each method, the share of each cause among the rollouts paid in each of some windows; None with one cause."""
 
     def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
         over = series.causes_over_time(runs)
@@ -161,7 +206,10 @@ def causes_over_time(methods: Methods) -> Figure | None:
 
 
 def states_over_time(methods: Methods) -> Figure | None:
-    """For each method, the share of the prompts visited so far in each state, and of those evicted as a line."""
+    """For each method, the share of the prompts visited so far in each state, and of those evicted as a line.
+
+    None where all are in one state throughout.
+    """
 
     def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
         over = series.states_over_time(runs)
@@ -231,7 +279,7 @@ def selection(methods: Methods) -> Figure | None:
 def staleness(methods: Methods) -> Figure | None:
     """For each method, the share of rows trained on by the updates since their first token."""
     found = {label: by_age for label, runs in methods.items() if (by_age := series.ages(runs))}
-    if not found:
+    if not any(age for by_age in found.values() for age in by_age):
         return None
     oldest = max(max(by_age) for by_age in found.values())
     with look():
@@ -282,10 +330,10 @@ def _rows(
                 axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
                 axes.set_yticks([0, 0.5, 1])
             axes.margins(x=0)
-        if not drawn:
+        if not drawn or (kinds and len(set(found)) < 2):  # panels of one colour say nothing
             return None
         tall.supylabel(what, fontsize=10, color=MUTED.light)
-        _rollouts_below(rows[-1])
+        _rollouts_below(rows[-1], _unit(methods))
         _legend(tall, [kinds[name] if name in kinds else cause(name) for name in _in_order(kinds, found) if kinds])
     return tall
 
@@ -302,7 +350,7 @@ def _in_order(kinds: Mapping[str, Kind], names: Iterator[str] | Sequence[str]) -
     return [name for name in kinds if name in found] + [name for name in found if name not in kinds]
 
 
-def _rollouts_below(axes: Axes, label: str = "rollouts paid") -> None:
+def _rollouts_below(axes: Axes, label: str) -> None:
     axes.set_xlabel(label)
     axes.xaxis.set_major_formatter(lambda value, _: _short(value))
 

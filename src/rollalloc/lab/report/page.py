@@ -271,6 +271,12 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
             partial(figures.accuracy, cost="tokens", target=target),
         ),
         (
+            "training",
+            "Training",
+            f"Of the batches{over}: reward of all that was scored, gradient norm before clipping, loss; entropy in nats.",
+            figures.training,
+        ),
+        (
             "causes",
             "Where rollouts went, over time",
             f"What became of the rollouts paid in each window of the run{over}.",
@@ -308,7 +314,7 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
 
 def _how_curves_read(seeds: int) -> str:
     if seeds == 1:
-        return "Held-out accuracy after each evaluation; further left is cheaper."
+        return "Held-out accuracy after each evaluation, with its standard error as a bar; further left is cheaper."
     band = ", shaded its 95% interval" if seeds >= FEWEST else f"; {seeds} seeds are too few for an interval"
     return (
         f"Thin: each seed. Thick: the interquartile mean over seeds{band}. Further left is cheaper. A run that reached the "

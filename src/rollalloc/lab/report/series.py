@@ -90,6 +90,36 @@ def _visited(line: Line) -> dict[str, int]:
     return {fate: count for fate, count in (line.get("prompts") or {}).items() if fate != NEW}
 
 
+def training_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
+    """Mean reward, loss and gradient norm of the batches, as "reward", "grad norm" and "loss", where they are known."""
+    return _over_time(
+        runs,
+        lambda line: (
+            {
+                words: line[name]
+                for name, words in (("reward_mean", "reward"), ("grad_norm", "grad norm"), ("loss", "loss"))
+                if line.get(name) is not None
+            }
+            or None
+        ),
+    )
+
+
+def entropy_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
+    """Entropy of the next token in nats, as "entropy": of the batches where they have it, else of the evaluations."""
+    of_batches = _over_time(
+        runs, lambda line: {"entropy": line["entropy"]} if line.get("entropy") is not None else None
+    )
+    if of_batches is not None:
+        return of_batches
+
+    def of_evaluation(line: Line) -> Mapping[str, float] | None:
+        entropy = (line.get("breadth") or {}).get("entropy")
+        return None if entropy is None else {"entropy": entropy}
+
+    return _over_time(runs, of_evaluation, kind="eval")
+
+
 def lengths_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
     """Quantiles of the lengths in tokens of the rollouts between two batches, as "min", "p10" ... "max"."""
     return _over_time(
@@ -136,13 +166,19 @@ def _over_time(
     points: int = _POINTS,
     *,
     from_nothing: bool = False,
+    kind: str | None = None,
 ) -> OverTime | None:
     """Mean of the seeds on a grid of rollouts paid, as far as every seed goes.
 
-    `value` is what a batch's line says; where values are sums, they come `from_nothing`: all are 0 at 0 rollouts.
+    `value` is what a line says, of all but evaluations, or of that `kind`; where values are sums, they come `from_nothing`:
+    all are 0 at 0 rollouts.
     """
     known = [
-        [(line["rollouts_paid"], said) for line in run.metrics if line["kind"] != "eval" and (said := value(line))]
+        [
+            (line["rollouts_paid"], said)
+            for line in run.metrics
+            if (line["kind"] != "eval" if kind is None else line["kind"] == kind) and (said := value(line))
+        ]
         for run in runs
     ]
     known = [([(0, {})] if from_nothing else []) + lines for lines in known if lines]
