@@ -11,6 +11,7 @@ import sys
 import threading
 
 import pytest
+from safetensors import SafetensorError
 
 from rollalloc import recipes
 from rollalloc.files.claims import InUse, Lock
@@ -275,3 +276,30 @@ def test_two_trainers_of_one_process_are_refused_too(trainer_of, tmp_path, monke
     assert len(refused) == 1
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["batch"] for line in lines if line["kind"] == "batch"] == [1, 2, 3, 4]
+
+
+def test_a_disk_that_is_full_when_the_model_is_saved_is_said_with_its_folder(trainer_of, tmp_path, monkeypatch):
+    trainer = trainer_of(GRPO, 32, folder=tmp_path)
+
+    def full(folder):
+        folder.mkdir()
+        (folder / "model.safetensors").write_text("half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(trainer.model), "save", lambda _, folder: full(folder))
+        with pytest.raises(OSError, match=r"No space left on device; free some space, then .* resume: '.*model'"):
+            trainer.run()
+    again = trainer_of(GRPO, 32, folder=tmp_path)
+    again.resume()
+    again.run()
+    assert (tmp_path / "model/model.safetensors").stat().st_size > 100
+    assert not (tmp_path / ".unfinished-model").exists()
+
+
+def test_what_a_kill_left_half_written_goes_when_the_run_resumes(trainer_of, finished):
+    for folder in (finished, finished / ".rollalloc"):
+        (folder / ".partial-0123456789abcdef.json").write_text("half")
+    again = trainer_of(GRPO, 64, folder=finished)
+    again.resume()
+    assert not list(finished.rglob(".partial-*"))

@@ -1,7 +1,8 @@
-"""Checkpoints of a native run: safetensors and JSON, whole or not there.
+"""Checkpoints of a native run: folders of safetensors and JSON, written whole or not at all.
 
-A checkpoint is the folder `checkpoints/<batches trained>`. It is written beside its place, every file and the folder are
-synced, and only then it gets its name; so a run that is killed, or whose disk is full, keeps the one before.
+A checkpoint is the folder `checkpoints/<batches trained>`. It is written under a hidden name, every file and the folder are
+synced, and only then is the folder renamed. So a run that is killed, or whose disk is full, keeps the checkpoint before.
+Its manifest has the size and SHA-256 of every file; a checkpoint that does not match is passed over for the one before.
 """
 
 from __future__ import annotations
@@ -70,20 +71,20 @@ def remove_all(folder: Path) -> None:
 
 
 def clear_away(folder: Path) -> None:
-    """Remove what a run that was killed left half written, or half removed."""
+    """Remove checkpoints that a killed run left half written or half removed."""
     for left_over in (folder / CHECKPOINTS).glob(f"{_HIDDEN}*"):
         _unlink(left_over)
 
 
 def newest(folder: Path) -> int | None:
-    """The number of the newest checkpoint in a run's folder, whole or not; None where there is none."""
+    """The number of the newest checkpoint in a run's folder, damaged or not; None if there is none."""
     return max(_numbers(folder / CHECKPOINTS), default=None)
 
 
 def save(
     folder: Path, batches: int, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]], *, keep: int
 ) -> None:
-    """Write a checkpoint, then remove those that it makes superfluous.
+    """Write a checkpoint, then remove all but the newest `keep`.
 
     Args:
         folder: of the run.
@@ -132,7 +133,7 @@ def save(
 
 
 def load_newest(folder: Path) -> Checkpoint:
-    """The newest whole checkpoint in a run's folder; each newer one that is corrupt is named in a warning.
+    """Read the newest undamaged checkpoint in a run's folder; a warning names each newer one that is damaged.
 
     Raises:
         FileNotFoundError: there is no checkpoint.

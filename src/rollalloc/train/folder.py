@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
+from safetensors import SafetensorError
+
 from rollalloc.data.feature_file import save_features
 from rollalloc.data.features import Features
-from rollalloc.files.claims import Claims, Lock, refuse, refuse_read_only
+from rollalloc.files.atomic import naming, remove_partials
+from rollalloc.files.claims import HIDDEN, Claims, Lock, refuse, refuse_read_only
 from rollalloc.files.names import ALLOCATOR, CHECKPOINTS, DESCRIPTION, FEATURES, METRICS, MODEL, REWARDS, ROLLOUTS
 from rollalloc.runs.reader import newest_line
 from rollalloc.train import checkpoint
@@ -50,11 +54,11 @@ class RunFolder:
         self.release()
 
     def lock(self) -> None:
-        """Be the only trainer in it, until `release`; `InUse` where another one is."""
+        """Take the lock, until `release`; raises `InUse` if another trainer has it."""
         self._lock.take()
 
     def release(self) -> None:
-        """Let others write there; where no run began, nothing is left behind."""
+        """Free the lock. If no run began, remove what taking it left behind."""
         if self._begun:
             self._lock.release()
         else:
@@ -76,7 +80,7 @@ class RunFolder:
         return f"{', '.join(left)} of a run" if left else None
 
     def is_broken(self) -> bool:
-        """Whether it holds a run that neither ended nor came to a checkpoint, so that it can only begin again."""
+        """Whether it holds a run that neither ended nor wrote a checkpoint, so that it can only begin again."""
         return (
             checkpoint.newest(self.path) is None
             and not any((self.path / name).exists() for name in (MODEL, ALLOCATOR))
@@ -109,7 +113,7 @@ class RunFolder:
         refuse(self.path, self._claims.foreign(_NAMES) or inside, _REMEDY)
 
     def begin(self, *, overwrite: bool = False) -> None:
-        """Make it the folder of a new run, once; what it may raise, and what `overwrite` means, as `check`."""
+        """Make it the folder of a new run; a second call does nothing. Arguments and errors are those of `check`."""
         if self._begun:
             return
         self.check(overwrite=overwrite)
@@ -125,21 +129,33 @@ class RunFolder:
         self._begun = True
 
     def go_on(self) -> None:
-        """Go on with the run that it holds, whose checkpoint was found to be this run's."""
+        """Continue the run that it holds, once its checkpoint is known to be this run's."""
         self.lock()
+        for folder in (self.path, self.path / HIDDEN):
+            remove_partials(folder)
         self._begun = True
 
     def save_features(self, keys: Sequence[str], features: Features) -> None:
-        """Write the features that the run began with: it goes on with these, whatever another machine would make."""
+        """Save the features that the run began with: a resumed run uses these, not what another machine computes."""
         self._claims.add({FEATURES})
         save_features(self.path / FEATURES, keys, features)
 
     def save_model(self, model: Saves) -> None:
-        """Write the model, whole or not at all, in place of one before; never over a file of somebody else's."""
+        """Write the model, whole or not at all, in place of an earlier one; never over a file that is not ours.
+
+        Raises:
+            FileExistsError: a file that rollalloc did not write is in the way.
+            OSError: it could not be written, e.g. because the disk is full; names the folder. The last checkpoint stays.
+        """
         partial, final = self.path / _PARTIAL, self.path / MODEL
         if partial.exists():  # of a run that was killed
             shutil.rmtree(partial)
-        model.save(partial)
+        with naming(final):
+            try:
+                model.save(partial)
+            except SafetensorError as error:  # the library's own, also for a full disk
+                full = "No space left" in str(error) or "os error 28" in str(error)
+                raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
         files = [file.relative_to(partial).as_posix() for file in partial.rglob("*") if file.is_file()]
         before = {name for name in self._claims.names() if name.startswith(f"{MODEL}/")}
         names = {f"{MODEL}/{path.relative_to(partial).as_posix()}" for path in partial.rglob("*")}  # folders in it, too
@@ -152,7 +168,7 @@ class RunFolder:
         self._claims.keep(self._claims.names() - (before - names))
 
     def slim(self) -> None:
-        """Remove the model and the state of a run that is over, as far as they are ours; its figures stay."""
+        """Remove the model and the checkpoints of a finished run, as far as they are ours; its metrics stay."""
         self.lock()
         checkpoint.remove_all(self.path)
         names = {name for name in self._claims.names() if name.startswith(f"{MODEL}/")}
