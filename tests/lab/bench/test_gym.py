@@ -10,9 +10,10 @@ import pytest
 
 from rollalloc.data.prompts import load_prompts
 from rollalloc.lab.bench.presets import PRESETS
-from rollalloc.lab.bench.tasks import gym
+from rollalloc.lab.bench.tasks import chances, gym
+from rollalloc.lab.bench.tasks.chances import refuse_beyond_learning
 from rollalloc.lab.bench.tasks.gym import Config, Misled, compute_score, prepare
-from rollalloc.lab.bench.tasks.tiny import WarmUp, character_tokenizer
+from rollalloc.lab.bench.tasks.tiny import Shape, WarmUp, character_tokenizer, tiny_model
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 
@@ -178,3 +179,43 @@ def test_phrases_are_one_token_a_word_and_the_rest_is_spelled():
     assert pieces == ["Add", " the", " words", ":", " ", "1", "2", " and", " ", "o", "n", "e", "!"]
     for text in (*prompts, "Ünö 13", "theand Add"):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "pass_at_8", "message"),
+    [
+        (0.0, 0.0, r"0\.000 of sampled answers are right and pass@8 is 0\.000, expected at least 0\.1, .* rg/gcd"),
+        (0.01, 0.09, "hardly a group has a reward and no method could learn; take one of rg/gcd, .* --model with"),
+        (0.66, 0.68, "expected at least 0.05 more than that, so that sampling finds next to nothing"),
+        (1.0, 1.0, "sampling finds next to nothing"),
+    ],
+)
+def test_a_model_that_cannot_learn_its_task_is_refused_with_the_figures(accuracy, pass_at_8, message):
+    with pytest.raises(ValueError, match=message):
+        refuse_beyond_learning("rg/number_sorting", accuracy, pass_at_8, tuple(gym.LADDER))
+
+
+@pytest.mark.parametrize(("accuracy", "pass_at_8"), [(0.02, 0.15), (0.3, 0.7), (0.8, 0.95)])
+def test_a_model_that_can_is_taken(accuracy, pass_at_8):
+    refuse_beyond_learning("rg/gcd", accuracy, pass_at_8, ())
+
+
+@pytest.mark.e2e
+def test_a_task_whose_model_is_never_right_is_refused_as_it_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(gym, "config_of", lambda task: Config("number_sorting", **SIZES))
+    with pytest.raises(ValueError, match="cannot be used with its built-in model: after its warm-up 0"):
+        prepare(tmp_path / "task", "rg/number_sorting")
+    assert not (tmp_path / "task").exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "chance", "ends"),
+    [(50, [0.9, 0.1, 0.1], True), (49, [0.9, 0.1, 0.1], False), (0, [0.9, 0.1, 0.1], False),
+     (100, [0.01, 0.01, 0.01], False), (100, [1.0, 1.0, 0.0], False)],
+)  # fmt: skip
+def test_a_warm_up_ends_where_sampling_finds_more_than_the_model_does_already(monkeypatch, step, chance, ends):
+    monkeypatch.setattr(chances, "exact_answers", lambda *given, **named: (np.array(chance), None))
+    tokenizer = character_tokenizer(["1"], ["2"])
+    model = tiny_model(tokenizer, Shape(32, 1))
+    assert chances.in_band(model, tokenizer, ["1"] * 3, ["2"] * 3)(step) is ends
+    assert model.training or step % 50 or step == 0

@@ -12,15 +12,17 @@ import importlib
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from rollalloc.data.prompts import load_prompts
+from rollalloc.lab.bench.tasks.chances import TRIED, chances, in_band, refuse_beyond_learning, write_chances
 from rollalloc.lab.bench.tasks.files import Problem, Shown, TaskFiles, make_once, unseen, write_splits
 from rollalloc.lab.bench.tasks.tiny import Examples, Shape, WarmUp, character_tokenizer, save_warm_model
 
@@ -207,11 +209,11 @@ def prepare(folder: Path, task: str, config: Config | None = None, *, progress: 
     """Make the task's files, or find them made; `config` is instead of the task's own, for tests.
 
     Raises:
-        ValueError: no such task, one whose verifier cannot be trusted, too few different questions, or a folder that
-            was made with another configuration.
+        ValueError: no such task, one whose verifier cannot be trusted, too few different questions, a warmed-up model that
+            could learn nothing or has nothing left to learn, or a folder that was made with another configuration.
         ImportError: reasoning-gym is not installed.
     """
-    config = config or config_of(task)
+    own, config = config is None, config or config_of(task)
 
     def make(to: Path) -> None:
         refuse_bad_verifier(task, config)
@@ -229,7 +231,17 @@ def prepare(folder: Path, task: str, config: Config | None = None, *, progress: 
         if task not in LADDER:  # whose models stand as they are
             warm_up = replace(warm_up, batch=max(_LEAST_BATCH, min(warm_up.batch, _STEP_TOKENS // shape.context)))
         draw = partial(config.draw, rng, prompts, answers)
-        save_warm_model(to / "model", tokenizer, warm_up, draw, shape, shown=progress)
+        asked, right = list(map(str, train.prompts[:TRIED])), list(map(str, train.ground_truths[:TRIED]))
+
+        def enough(model: PreTrainedModel) -> Callable[[int], bool]:
+            stands = task in LADDER or not own
+            return (lambda step: False) if stands else in_band(model, tokenizer, asked, right)
+
+        save_warm_model(to / "model", tokenizer, warm_up, draw, shape, shown=progress, enough=enough)
+        if own:
+            accuracy, pass_at_8 = chances(to / "model", train, f"{__name__}:compute_score", longest[1] + 1)
+            refuse_beyond_learning(task, accuracy, pass_at_8, tuple(LADDER))
+            write_chances(to, accuracy, pass_at_8)
         (to / "rollout.json").write_text(json.dumps({"max_new_tokens": longest[1] + 1}))
 
     made = make_once(folder, config, make)

@@ -139,6 +139,7 @@ def save_warm_model(
     longest: int | None = None,
     parts: int = 1,
     shown: Shown = unseen,
+    enough: Callable[[PreTrainedModel], Callable[[int], bool]] = lambda model: lambda step: False,
 ) -> None:
     """Train a tiny model on drawn examples and save it with its tokenizer.
 
@@ -148,11 +149,12 @@ def save_warm_model(
         draw: number of examples → prompts and answers as text, EOS left out.
         longest: tokens of an answer that are shown, its end included; None: all.
         parts: that a step's examples are read in, by length; more are quicker where lengths differ much.
+        enough: the model → whether its warm-up may end before a step.
     """
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(warm_up.seed)
         model = tiny_model(tokenizer, shape)
-        supervise(model, tokenizer, warm_up, draw, longest, parts, shown)
+        supervise(model, tokenizer, warm_up, draw, longest, parts, shown, enough(model))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
