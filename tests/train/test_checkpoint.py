@@ -241,6 +241,16 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_is_taken(run_of, broken, 
     assert checkpoints(broken) == [4, 6]
 
 
+def test_a_manifest_with_one_letter_of_a_name_changed_is_in_nobodys_way(run_of, broken, whole):
+    """It is JSON still, and names a file that there is not: the one that there is was taken for the user's."""
+    manifest = broken / "checkpoints/4/manifest.json"
+    manifest.write_text(manifest.read_text().replace("payloads.", "paylobds."))
+    trainer = run_of(broken)
+    assert trainer.resume() == 2
+    trainer.run()
+    assert untimed(broken) == whole
+
+
 def test_where_all_are_torn_the_run_cannot_be_resumed(run_of, broken):
     for number in (2, 4):
         tear(broken / f"checkpoints/{number}/state.json", "short")

@@ -122,9 +122,8 @@ def save(
             _unlink(partial)
         before = newest(folder)
         left = "there is none before it" if before is None else f"the newest is that after batch {before}"
-        what = (
-            f"the checkpoint after batch {batches} could not be written ({error}); {left}. Free some space, then resume"
-        )
+        do = "Then resume" if isinstance(error, FileExistsError) else "Free some space, then resume"
+        what = f"the checkpoint after batch {batches} could not be written ({error}); {left}. {do}"
         raise OSError(getattr(error, "errno", None) or errno.EIO, what, str(final)) from error
     kept = sorted(number for number in _numbers(parent) if number <= batches)[-keep:]
     for number in _numbers(parent):
@@ -242,14 +241,15 @@ def _numbers(parent: Path) -> list[int]:
 
 
 def _ours(place: Path) -> set[str]:
-    """The names in a checkpoint's folder that it wrote, as its manifest says; one that is corrupt may have none."""
+    """The files in a checkpoint's folder that it wrote: those of the manifest, which may be damaged, and the usual ones."""
     try:
         named = set(json.loads(read_text(place / _MANIFEST))["files"])
     except (OSError, ValueError, TypeError, KeyError):
         named = {file.name for file in place.glob("*.safetensors")}
     if place.name.startswith(_HIDDEN):
         named |= {file.name for file in place.iterdir() if _TEMPORARY.fullmatch(file.name)}
-    return {name for name in (*named, _STATE, _MANIFEST) if Path(name).name == name and (place / name).is_file()}
+    usual = (_STATE, _MANIFEST, *(f"{name}.safetensors" for name in (*_PAYLOADS, TRAINED)))
+    return {name for name in (*named, *usual) if Path(name).name == name and (place / name).is_file()}
 
 
 def _foreign(place: Path) -> list[str]:
