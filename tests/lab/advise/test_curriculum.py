@@ -25,7 +25,13 @@ ROW = {"key": "mine/1", "rate": 0.5, "weight": 1.0}
 def logged(path, hits, n=8, tokens=10):
     """A log of ours with these numbers of right rollouts of n."""
     rows = [
-        {"rollout": 0, "group": group, "key": f"mine/{group:03}", "version": 0, "metric": float(at < right)}
+        {
+            "rollout": group * n + at,
+            "group": group,
+            "key": f"mine/{group:03}",
+            "version": 0,
+            "metric": float(at < right),
+        }
         | ({} if tokens is None else {"tokens": tokens + group})
         for group, right in enumerate(hits)
         for at in range(n)
@@ -169,7 +175,7 @@ def test_a_link_is_not_written_through_though_it_leads_to_a_curriculum(tmp_path)
 
 def test_a_mean_of_tokens_is_of_the_rollouts_that_say_theirs(tmp_path):
     rows = [
-        {"rollout": 0, "group": 0, "key": "mine/0", "version": 0, "metric": 1.0} | ({"tokens": 30} if at else {})
+        {"rollout": at, "group": 0, "key": "mine/0", "version": 0, "metric": 1.0} | ({"tokens": 30} if at else {})
         for at in range(3)
     ]
     (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
