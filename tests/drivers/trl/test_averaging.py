@@ -272,16 +272,12 @@ def test_predict_is_by_the_mean(tmp_path, monkeypatch):
     assert torch.equal(flat(trainer.model), own)
 
 
-def test_the_best_model_is_loaded_into_the_mean(tmp_path):
+def test_the_best_model_is_loaded_into_the_mean(tmp_path, monkeypatch):
     """Of three checkpoints the first is the best: the model is its mean when training is over, and is saved as that."""
-
-    def worse_and_worse(completions: list[str], trainer_state: Any, **columns: Any) -> list[float]:
-        return [score - trainer_state.global_step for score in tiny_trl.starts_right(completions, **columns)]
-
+    monkeypatch.setattr(GRPOTrainer, "evaluate", lambda self, *_, **__: {"eval_loss": float(self.state.global_step)})
     trainer = tiny_trl.trainer(
         tmp_path,
         "grpo",
-        reward=worse_and_worse,
         **AVERAGED,
         more={"eval_dataset": tiny_trl.prompts(4)},
         max_steps=3,
@@ -290,8 +286,7 @@ def test_the_best_model_is_loaded_into_the_mean(tmp_path):
         eval_strategy="steps",
         eval_steps=1,
         load_best_model_at_end=True,
-        metric_for_best_model="reward",
-        greater_is_better=True,
+        metric_for_best_model="loss",
     )
     trainer.train()
     best = flat(AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-1"))

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import tiny_trl
 import torch
@@ -207,6 +208,17 @@ def test_every_argument_that_trl_gives_a_reward_function_is_reserved(tmp_path):
     rows = [tiny_trl.prompts()[0]] * 2
     GRPOTrainer._calculate_rewards(trainer, rows, ["a"] * 2, ["b"] * 2, [[1]] * 2)
     assert given - set(rows[0]) | {"completions"} == set(RESERVED)
+
+
+def test_completions_without_a_score_of_one_function_are_shown(tmp_path, capsys):
+    def half(completions: list[str], **_: Any) -> list[float | None]:
+        return [float(at % 2) if at % 4 < 2 else None for at in range(len(completions))]
+
+    more = {"logging_steps": 1, "log_completions": True, "num_completions_to_print": 16}
+    trainer = tiny_trl.trainer(tmp_path, "grpo", reward=[tiny_trl.starts_right, half], max_steps=1, **more)
+    trainer.train()
+    table = pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet")
+    assert table["half"].isna().sum() == 8
 
 
 def test_a_wrong_return_in_an_evaluation_is_refused_too(tmp_path):

@@ -242,7 +242,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         logs["completion"].extend(each.said[1] for each in rollouts)
         logs["advantages"].extend(row.advantage for row in batch.rows)
         for at, name in enumerate(self.reward_func_names):
-            logs["rewards"][name].extend(each.scores_F[at] for each in rollouts)
+            scores = [each.scores_F[at] for each in rollouts]
+            logs["rewards"][name].extend(nan if score is None else score for score in scores)  # as TRL has it
         for column in sorted({*logs["extra"], *(column for each in rollouts for column in each.logged)}):
             if column not in logs["extra"]:
                 logs["extra"][column].extend([None] * shown)
