@@ -65,8 +65,12 @@ def _line(runs: Sequence[RecordedRun]) -> str:
     """Where the runs are and what of them cannot be read, in a line."""
     from rollalloc.lab.report.wording import damage
 
-    paid, ended = sum(run.paid for run in runs), sum(run.why is not None for run in runs)
+    ended = sum(run.why is not None for run in runs)
+    units = dict.fromkeys(run.unit for run in runs)
+    paid = ", ".join(
+        f"{sum(run.paid for run in runs if run.unit == unit):,} {unit.removesuffix(' paid')}" for unit in units
+    )
     known = [run.curve.accuracy[-1] for run in runs if run.curve.accuracy]
     accuracy = f" · accuracy {sum(known) / len(known):.3f}" if known else ""
     unread = f" · {'; '.join(problems)}" if (problems := damage(runs)) else ""
-    return f"{ended} of {len(runs)} runs ended · {paid:,} rollouts{accuracy}{unread}"
+    return f"{ended} of {len(runs)} runs ended · {paid}{accuracy}{unread}"

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from rollalloc.runs.reader import read_run
 from rollalloc.runs.recorded import RecordedRun
+from rollalloc.runs.trl_log import is_checkpoint, state_in
+from rollalloc.runs.verl_log import logs_in, validated
 
 _DEEPEST = 3  # folders below: a folder of comparisons of several tasks
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Every run in a folder, itself included, in order of their names; finds them by their `run.json`, of whatever kind.
+    """Every run in a folder, itself included, in order of their names: by their `run.json`, or TRL's `trainer_state.json`.
 
     A folder that links lead to as well is found once, and by its own name where it lies in the folder.
 
@@ -33,7 +35,7 @@ def run_folders(folder: Path) -> list[Path]:
             if (here.st_dev, here.st_ino) in seen:
                 continue
             seen.add((here.st_dev, here.st_ino))
-            if os.path.lexists(place / "run.json"):
+            if os.path.lexists(place / "run.json") or (state_in(place) is not None and not _within_trl(place, folder)):
                 found.append(place)
             if depth < _DEEPEST:
                 for entry in _folders_in(place):
@@ -44,6 +46,11 @@ def run_folders(folder: Path) -> list[Path]:
             if place == folder:
                 raise
     return sorted(found, key=_natural)
+
+
+def _within_trl(place: Path, folder: Path) -> bool:
+    """Whether it is a checkpoint within a run of TRL that is found itself."""
+    return place != folder and is_checkpoint(place)
 
 
 def _folders_in(place: Path) -> Iterator[os.DirEntry[str]]:
@@ -72,10 +79,25 @@ def comparisons(folder: Path, read: Callable[[Path], RecordedRun] = read_run) ->
         found.setdefault(folder if place == folder else place.parent, []).append(read(place))
     if not found:
         raise FileNotFoundError(
-            f"expected the folder of a run, or of runs, with a run.json in it, got {folder}; `rollalloc train` and "
-            "`rollalloc compare` write them"
+            f"expected the folder of a run, or of runs, got {folder}: it has neither a run.json, which `rollalloc train` "
+            f"and `rollalloc compare` write, nor TRL's checkpoint-*/trainer_state.json{_of_verl(folder)}"
         )
     return found
+
+
+def _of_verl(folder: Path) -> str:
+    """Where it holds logs of verl, how they are looked at."""
+    try:
+        logs = logs_in(folder)
+    except OSError:
+        return ""
+    if not logs:
+        return ""
+    keys = validated(logs[0])
+    return (
+        f". It has {len(logs)} log{'s' * (len(logs) > 1)} of verl: rollalloc report {folder} --verl "
+        f"{keys[0] if keys else 'KEY'} --peak 0.99"
+    )
 
 
 def is_over(folder: Path, runs: Sequence[RecordedRun]) -> bool:

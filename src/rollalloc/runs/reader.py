@@ -6,6 +6,7 @@ reads it: what the terminal, the page, the board and a comparison say of a run i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from rollalloc.files.names import DESCRIPTION, METRICS
 from rollalloc.runs.fields import MetricsLine, description, metrics_line
 from rollalloc.runs.files import LONGEST, Growing, open_regular, stamp_of, why
 from rollalloc.runs.recorded import Line, RecordedRun
+from rollalloc.runs.trl_log import read_trl, state_in
 
 _MOST = 1024  # lines of a kind that are kept at least; beyond twice as many, neighbours are joined
 _AT_LEAST = 1 << 20  # bytes of each run's metrics that a look reads
@@ -124,6 +126,10 @@ class _Followed:
         self._run = RecordedRun(folder)
 
     def look(self, limit: int | None) -> RecordedRun:
+        if not os.path.lexists(self.folder / DESCRIPTION) and (state := state_in(self.folder)) is not None:
+            if (stamps := (stamp_of(state),)) != self._stamps:
+                self._run, self._stamps = read_trl(self.folder), stamps
+            return self._run
         stamps = tuple(stamp_of(self.folder / name) for name in (DESCRIPTION, METRICS))
         if stamps == self._stamps and not self._run.unread:
             return self._run

@@ -28,6 +28,7 @@ class RecordedRun:
         changed: when its files were last written, in seconds since the epoch; 0: never.
         unread: bytes of the metrics that are still to be read.
         unit: what `rollouts_paid` counts: "optimizer steps" in a log that does not say the rollouts.
+        note: what a reader must know of where the figures come from; None: nothing.
     """
 
     folder: Path
@@ -37,6 +38,7 @@ class RecordedRun:
     changed: float = 0.0
     unread: int = 0
     unit: str = "rollouts paid"
+    note: str | None = None
 
     @property
     def label(self) -> str:
@@ -99,6 +101,11 @@ class RecordedRun:
     def paid(self) -> int:
         """Rollouts paid so far."""
         return self.last["rollouts_paid"] if self.last else 0
+
+    @property
+    def amount(self) -> str:
+        """What was paid so far, with its unit."""
+        return f"{self.paid:,} {self.unit.removesuffix(' paid')}"
 
     @property
     def accounts(self) -> Mapping[str, int]:

@@ -225,7 +225,7 @@ def states_over_time(methods: Methods) -> Figure | None:
         axes.set_title(_visits(runs), loc="right", color=MUTED.light)
         return [name for name, part_X in parts.items() if np.any(part_X)]
 
-    return _rows(methods, draw, STATES, "share of prompts visited")
+    return _rows(methods, draw, STATES, "share of prompts")
 
 
 def _visits(runs: Sequence[RecordedRun]) -> str:
@@ -246,9 +246,12 @@ def lengths(methods: Methods) -> Figure | None:
         if over is None:
             return []
         colour, at = METHODS[1].light, over.values
-        axes.fill_between(over.x_X, at["p10"], at["p90"], color=colour, alpha=0.18, linewidth=0)
-        axes.fill_between(over.x_X, at["p25"], at["p75"], color=colour, alpha=0.32, linewidth=0)
-        axes.plot(over.x_X, at["p50"], color=colour, linewidth=2)
+        if "p50" in at:
+            axes.fill_between(over.x_X, at["p10"], at["p90"], color=colour, alpha=0.18, linewidth=0)
+            axes.fill_between(over.x_X, at["p25"], at["p75"], color=colour, alpha=0.32, linewidth=0)
+        else:
+            axes.plot(over.x_X, at["min"], color=MUTED.light, linewidth=0.8, linestyle=(0, (2, 2)))
+        axes.plot(over.x_X, at["p50" if "p50" in at else "mean"], color=colour, linewidth=2)
         axes.plot(over.x_X, at["max"], color=MUTED.light, linewidth=0.8, linestyle=(0, (2, 2)))
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))

@@ -121,16 +121,27 @@ def sections(found: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> list[
         made = _compared(runs)
     except Exception as error:  # runs that cannot be compared, of another version for one, are still runs to be shown
         why = f"No costs are given, for the runs cannot be compared: {type(error).__name__}: {error}"
-        names = _file_names([place.name for place in found])
+        shown = [of_unit for of_one in found.values() for of_unit in _by_unit(of_one)]
+        names = _file_names([_place(of_unit).name for of_unit in shown])
         return [
-            _section(place.name, of_one, why=why, prefix=name)
-            for (place, of_one), name in zip(found.items(), names, strict=True)
+            _section(_place(of_unit).name, of_unit, why=why, prefix=name)
+            for of_unit, name in zip(shown, names, strict=True)
         ]
     names = _file_names([each.task or folder.name for each in made])
     return [
         _section(each.task or folder.name, [runs[place] for place in _folders(each)], each, prefix=name)
         for each, name in zip(made, names, strict=True)
     ]
+
+
+def _by_unit(runs: Sequence[RecordedRun]) -> list[list[RecordedRun]]:
+    """Runs whose logs count the same: rollouts and optimizer steps have no common axis."""
+    return [[run for run in runs if run.unit == unit] for unit in dict.fromkeys(run.unit for run in runs)]
+
+
+def _place(runs: Sequence[RecordedRun]) -> Path:
+    """Where runs lie that are shown together."""
+    return runs[0].folder if len(runs) == 1 else runs[0].folder.parent
 
 
 def _compared(runs: Mapping[Path, RecordedRun]) -> list[Summary]:
@@ -260,7 +271,7 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
         ),
         (
             "accuracy",
-            "Accuracy against rollouts",
+            "Accuracy against what was paid",
             _how_curves_read(seeds),
             partial(figures.accuracy, cost="rollouts", target=target),
         ),
@@ -291,7 +302,7 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
         (
             "lengths",
             "Length of rollouts",
-            f"Median, middle half and middle four fifths of all rollouts between two batches{over}; dotted, the longest.",
+            _how_lengths_read(methods, over),
             figures.lengths,
         ),
         (
@@ -310,6 +321,12 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
         figure = draw(methods)
         if figure is not None:
             yield Chart(prefix + name, title, caption, figure)
+
+
+def _how_lengths_read(methods: figures.Methods, over: str) -> str:
+    if any("mean_lengths" in line for runs in methods.values() for run in runs for line in run.batches):
+        return f"Mean of all rollouts between two batches{over}; dotted, the shortest and the longest."
+    return f"Median, middle half and middle four fifths of all rollouts between two batches{over}; dotted, the longest."
 
 
 def _how_curves_read(seeds: int) -> str:
@@ -342,7 +359,9 @@ def title_of(made: Sequence[Section]) -> str:
 
 
 def _task(runs: Sequence[RecordedRun]) -> str:
-    """What a run's description says it was trained on."""
+    """What a run's description says it was trained on; of another framework's run, where it lies."""
+    if runs[0].note:
+        return ", ".join(dict.fromkeys(run.folder.name for run in runs))
     source = runs[0].description.get("source") or {}
     prompts = ", ".join(Path(path).name for path in source.get("prompts", ())) or "unknown prompts"
     return f"{Path(str(source.get('model', 'unknown model'))).name} on {prompts}"

@@ -121,10 +121,18 @@ def entropy_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
 
 
 def lengths_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
-    """Quantiles of the lengths in tokens of the rollouts between two batches, as "min", "p10" ... "max"."""
+    """Quantiles of the lengths in tokens of the rollouts between two batches, as "min", "p10" ... "max".
+
+    Of a log without quantiles, as TRL's, "min", "mean" and "max".
+    """
     return _over_time(
         runs,
         lambda line: dict(zip(QUANTILES, line["lengths"]["quantiles"], strict=True)) if line.get("lengths") else None,
+    ) or _over_time(
+        runs,
+        lambda line: (
+            dict(zip(("min", "mean", "max"), line["mean_lengths"], strict=True)) if "mean_lengths" in line else None
+        ),
     )
 
 

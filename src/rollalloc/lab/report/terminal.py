@@ -66,16 +66,20 @@ def _parts(run: RecordedRun) -> Iterator[tuple[str, RenderableType]]:
     yield "run", Text(f"{one_line(run.label)}{seed} · {state(run)}", style="bold")
     if run.problem:
         yield "problem", Text(visible(run.problem), style="yellow")
-    yield "rollouts", _progress(run)
+    yield run.unit.split()[-1 if run.unit == "optimizer steps" else 0], _progress(run)
     last = run.last
     if last is None:
         return
-    paid = f"{run.paid:,} rollouts, {last['tokens_paid']:,} tokens" + (f", {run.taught} taught" if run.grouped else "")
+    paid = f"{run.amount}, {last['tokens_paid']:,} tokens" + (f", {run.taught} taught" if run.grouped else "")
     yield "paid", Text(f"{paid} · {timedelta(seconds=round(last['seconds']))}, {_last_heard(run)}")
     if accuracy := run.curve.accuracy:
         target = "" if run.target is None else f" · target {run.target:g}"
         yield "accuracy", Text.assemble((sparkline(accuracy), "bright_blue"), f" {accuracy[-1]:.3f}{target}")
-    yield "spent on", _bars(run.accounts, run.paid)
+    if run.accounts:
+        yield "spent on", _bars(run.accounts, run.paid)
+    if (reward := _latest(run, "reward_mean")) is not None:
+        entropy = _latest(run, "entropy")
+        yield "reward", Text(f"{reward:.3f}" + ("" if entropy is None else f" · entropy {entropy:.3f} nats"))
     if run.silence:
         yield "teaching", Text(run.silence, style="yellow")
     batch = run.batches[-1] if run.batches else {}
@@ -95,8 +99,15 @@ def _parts(run: RecordedRun) -> Iterator[tuple[str, RenderableType]]:
         yield "staleness", Text(f"{batch['staleness_mean']:.2f} updates, at most {batch['staleness_max']}")
     for reason, count in run.unscored.items():
         yield "unscored", Text(f"{count:,} × {one_line(reason, 90)}", style="yellow")
+    if run.note:
+        yield "note", Text(visible(run.note), style="dim")
     if run.why:
         yield "failed" if run.failed else "ended", Text(visible(run.why), style="red" if run.failed else "")
+
+
+def _latest(run: RecordedRun, name: str) -> float | None:
+    """What the newest batch says of that, where it does."""
+    return run.batches[-1].get(name) if run.batches else None
 
 
 def _progress(run: RecordedRun) -> RenderableType:

@@ -124,8 +124,10 @@ def story(runs: Sequence[RecordedRun], label: str) -> Sentence:
     if curves:
         first, last = (fmean(accuracy[at] for accuracy in curves) for at in (0, -1))
         learned = f" Its held-out accuracy went from {first:.3f} to {last:.3f}."
-    lead = f"{name} {'paid' if all(run.why for run in runs) else 'has so far paid'} {paid:,.0f} rollouts{each}"
-    return lead, f"; {taught}.{learned}"
+    unit = runs[0].unit.removesuffix(" paid")
+    verb = "made" if unit != "rollouts" else "paid"
+    lead = f"{name} {verb if all(run.why for run in runs) else f'has so far {verb}'} {paid:,.0f} {unit}{each}"
+    return lead, f"; {taught}.{learned}" if unit == "rollouts" else f".{learned}"
 
 
 def damage(runs: Sequence[RecordedRun]) -> list[str]:
@@ -163,6 +165,8 @@ def caveats(runs: Sequence[RecordedRun]) -> list[str]:
     for run in runs:
         name = name_of(run)
         said += damage([run])
+        if run.note:
+            said.append(f"{name}: {visible(run.note)}.")
         if not run.metrics:
             said.append(f"{name} has written no metrics: it is about to start, or it failed.")
         elif run.failed:

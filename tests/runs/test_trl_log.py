@@ -1,0 +1,124 @@
+"""Output folders of TRL, with and without our recipe: what the views read of them. The logs are cut from real runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rollalloc.lab.report.page import sections
+from rollalloc.lab.report.wording import caveats, story
+from rollalloc.runs.discovery import comparisons, run_folders
+from rollalloc.runs.reader import Reader, read_run
+
+STOCK = [
+    {
+        "step": step,
+        "epoch": 0.1 * step,
+        "loss": -0.1,
+        "grad_norm": 1.5,
+        "entropy": 2.0 - 0.1 * step,
+        "num_tokens": 100.0 * step,
+        "reward": 0.1 * step,
+        "reward_std": 0.3,
+        "frac_reward_zero_std": 0.25,
+        "step_time": 0.5,
+        "learning_rate": 0.01,
+        **{f"completions/{name}_length": length for name, length in (("min", 1.0), ("mean", 3.5), ("max", 4.0))},
+    }
+    for step in (1, 2, 3, 4)
+]
+EVALUATED = {"step": 4, "eval_reward": 0.375, "eval_entropy": 1.8, "eval_loss": 0.01}
+OURS = [
+    logged
+    | {
+        "rollalloc/rollouts_paid": 24.0 * logged["step"],
+        "rollalloc/tokens_paid": 80.0 * logged["step"],
+        "rollalloc/accounts/trained": 16.0 * logged["step"],
+        "rollalloc/accounts/out_of_band": 8.0 * logged["step"],
+        "rollalloc/prompts/new": 20.0 - logged["step"],
+        "rollalloc/prompts/trained": 1.0 * logged["step"],
+        "rollalloc/staleness_mean": 0.5,
+        "rollalloc/staleness_max": 1.0,
+        "rollalloc/rows": 16.0,
+    }
+    for logged in STOCK
+]
+
+
+def trl(folder, history, *, step=4, of=4, where=None):
+    """TRL's output folder with a checkpoint after that step of so many."""
+    place = folder / (where or f"checkpoint-{step}")
+    place.mkdir(parents=True, exist_ok=True)
+    state = {"global_step": step, "max_steps": of, "log_history": history}
+    (place / "trainer_state.json").write_text(json.dumps(state))
+    return folder
+
+
+def test_a_run_of_trl_s_own_trainer_is_read_over_optimizer_steps(tmp_path):
+    run = read_run(trl(tmp_path / "grpo", [*STOCK, EVALUATED]))
+    assert (run.problem, run.unit, run.paid, run.amount) == (None, "optimizer steps", 4, "4 optimizer steps")
+    assert [line["reward_mean"] for line in run.batches] == [0.1, 0.2, pytest.approx(0.3), 0.4]
+    assert [line["entropy"] for line in run.batches] == [1.9, 1.8, 1.7, 1.6]
+    assert run.batches[-1] | {"loss": -0.1, "grad_norm": 1.5, "mean_lengths": [1.0, 3.5, 4.0]} == run.batches[-1]
+    assert run.curve.accuracy == (0.375,)
+    assert run.last["seconds"] == 2
+    assert run.why == "TRL: all of 4 steps are done"
+    assert "TRL's own trainer logs no number of rollouts" in caveats([run])[0]
+    assert story([run], run.label)[0] == "grpo made 4 optimizer steps"
+
+
+def test_under_our_recipe_rollouts_accounts_and_prompts_are_read(tmp_path):
+    run = read_run(trl(tmp_path / "pilot", OURS, step=4, of=10))
+    assert (run.unit, run.paid, run.last["tokens_paid"]) == ("rollouts paid", 96, 320)
+    assert run.accounts == {"trained": 64, "out_of_band": 32}
+    assert run.batches[-1]["prompts"] == {"new": 16, "trained": 4}
+    assert run.batches[-1]["staleness_max"] == 1
+    assert run.why is None  # six steps are left
+
+
+def test_the_newest_checkpoint_counts_and_is_no_run_of_its_own(tmp_path):
+    for step in (2, 4, 10):
+        trl(tmp_path / "a", STOCK[:step], step=step, of=20)
+    trl(tmp_path / "b", STOCK)
+    assert run_folders(tmp_path) == [tmp_path / "a", tmp_path / "b"]
+    assert [run.paid for runs in comparisons(tmp_path).values() for run in runs] == [4, 4]
+    assert run_folders(tmp_path / "a" / "checkpoint-2") == [tmp_path / "a" / "checkpoint-2"]
+    assert read_run(tmp_path / "a" / "checkpoint-2").paid == 2
+
+
+def test_a_run_is_followed_from_checkpoint_to_checkpoint(tmp_path):
+    read = Reader()
+    assert read(trl(tmp_path, STOCK[:2], step=2)).paid == 2
+    assert read(trl(tmp_path, STOCK, step=4)).paid == 4
+    assert read(tmp_path) is read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"log_history": 3}', '{"log_history": [3, {"step": "x"}, {"step": 1, "reward": NaN}]}']
+)
+def test_a_damaged_state_costs_no_view(tmp_path, content):
+    trl(tmp_path / "other", STOCK)
+    (trl(tmp_path / "damaged", []) / "checkpoint-4" / "trainer_state.json").write_text(content)
+    runs = {run.folder.name: run for of_one in comparisons(tmp_path).values() for run in of_one}
+    assert runs["damaged"].paid in (0, 1)
+    assert runs["other"].paid == 4
+
+
+def test_the_page_has_what_the_log_has_and_keeps_units_apart(tmp_path):
+    trl(tmp_path / "stock", [*STOCK, EVALUATED, EVALUATED | {"step": 5}])
+    trl(tmp_path / "ours", OURS)
+    made = sections(comparisons(tmp_path), tmp_path)
+    assert [[run.label for run in section.runs] for section in made] == [["ours"], ["stock"]]
+    charts = [{chart.title for chart in section.charts} for section in made]
+    assert {"Where every rollout went", "Training", "Where rollouts went, over time"} <= charts[0]
+    assert {"Training", "Length of rollouts"} <= charts[1]
+
+
+def test_logs_of_verl_are_named_with_the_command_that_reads_them(tmp_path):
+    line = {"step": 1, "data": {"val-core/gsm8k/acc/mean@1": 0.5, "timing_s/step": 2}}
+    (tmp_path / "grpo.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(
+        FileNotFoundError, match=r"1 log of verl: rollalloc report .* --verl val-core/gsm8k/acc/mean@1 --peak"
+    ):
+        comparisons(tmp_path)
