@@ -653,7 +653,7 @@ def test_without_what_the_command_needs_it_says_what_to_install():
 
 
 def test_a_run_that_is_resumed_keeps_its_budget_and_its_grid_where_none_is_given(call, tmp_path):
-    command = ("train", *OWN, *GRPO, "--heldout", "prompts.jsonl", "--device", "cpu", "--max-new-tokens", 4)
+    command = ("train", *OWN, *GRPO, "--heldout", "heldout.jsonl", "--device", "cpu", "--max-new-tokens", 4)
     command += ("--out", tmp_path / "run", "--resume")
     assert call(*command, "--max-rollouts", 32)[0] == 0
     code, output = call(*command)
@@ -674,7 +674,7 @@ def test_the_grid_of_a_task_is_at_most_a_tenth_of_its_budget():
 
 def test_what_a_command_was_called_for_goes_to_standard_output(own, rollalloc, monkeypatch, tmp_path):
     monkeypatch.chdir(own)
-    code, out, err = rollalloc("train", *OWN, *SHORT, *GRPO, "--heldout", "prompts.jsonl", "--out", tmp_path / "run")
+    code, out, err = rollalloc("train", *OWN, *SHORT, *GRPO, "--heldout", "heldout.jsonl", "--out", tmp_path / "run")
     assert code == 0, err
     assert "rollouts paid" in out
     assert "held-out" in out
