@@ -1,4 +1,4 @@
-"""One prompt as token ids, and one completion as text: the same rules for every driver."""
+"""One prompt as token ids, and one completion as text: the same rules for the native trainer and TRL."""
 
 from __future__ import annotations
 
