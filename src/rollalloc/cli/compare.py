@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT
@@ -25,7 +26,7 @@ from rollalloc.cli.options import (
     titled,
     with_fields,
 )
-from rollalloc.cli.progress import Standings, leave, result_console, say, staged, uses
+from rollalloc.cli.progress import Standings, leave, result_console, say, staged, took, uses
 
 if TYPE_CHECKING:
     from rollalloc.lab.bench.summary import Interval, Summary
@@ -78,7 +79,7 @@ def compare(
     from rollalloc.lab.bench.presets import made
     from rollalloc.processes.stopping import Stopped
 
-    console = Console(stderr=True)
+    console, began = Console(stderr=True), time.monotonic()
     named = named_recipes(recipes.split(","))
     parameters = parameters_by_label(set_, matched, named)
     saving: dict[str, Any] = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes or None}
@@ -114,6 +115,7 @@ def compare(
         _show(console, out)
         raise
     _show(console, out)
+    say(console, took(began))
 
 
 def _show(console: Console, out: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,6 +62,12 @@ def leave(console: Console, message: str, by: signal.Signals) -> NoReturn:
     """
     Lines(console).say(message)
     raise typer.Exit(128 + by)
+
+
+def took(began: float) -> str:
+    """How long a command took since that moment of `time.monotonic`, and on what, as a README may quote it."""
+    minutes, seconds = divmod(round(time.monotonic() - began), 60)
+    return f"this took {minutes} min {seconds} s, with {os.cpu_count()} cores ({platform.machine()})"
 
 
 class TimeLeft:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 
 from rollalloc.cli.options import CheckpointMinutes, Given, Parameters, folder, output, parameters_of, with_fields
-from rollalloc.cli.progress import RunProgress, leave, paid_for, result_console, say, staged
+from rollalloc.cli.progress import RunProgress, leave, paid_for, result_console, say, staged, took
 
 if TYPE_CHECKING:
     from rollalloc.train.description import Run
@@ -75,7 +76,7 @@ def train(
     from rollalloc.train.execution import execute, one_thread  # torch takes seconds to import, `--help` should not
     from rollalloc.train.folder import RunFolder
 
-    console, results = Console(stderr=True), result_console()
+    console, results, began = Console(stderr=True), result_console(), time.monotonic()
     if resume and overwrite:
         raise ValueError("--resume and --overwrite: a run either goes on or is replaced; give one of them")
     run = run_of(given, recipe, parameters_of(set_), seed)
@@ -134,7 +135,7 @@ def train(
         say(results, learned)
     if run_made.silence:
         say(console, run_made.silence, "yellow")
-    say(console, f"model and metrics are in {out}")
+    say(console, f"model and metrics are in {out}; {took(began)}")
 
 
 def _as_begun(run: Run, given: Given, begun: Run) -> Run:

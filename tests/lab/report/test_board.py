@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rollalloc.lab.report.board import Board, serve
+from rollalloc.runs.reader import read_metrics
 from rollalloc.runs.recorded import RecordedRun
 
 
@@ -156,3 +158,18 @@ def test_nothing_is_kept_and_nothing_else_may_be_loaded(ask):
     assert headers["Cache-Control"] == "no-store"
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+
+
+def test_runs_that_go_on_stand_first_and_a_failure_takes_one_line(write_run, tmp_path):
+    write_run("done", 0)
+    write_run("at-work", 0, why=None)
+    folder = write_run("broken", 0, why=None)
+    last = read_metrics(folder / "metrics.jsonl")[-1]
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(last | {"kind": "failed", "why": "ImportError: no module\nnamed " + "x" * 500}) + "\n")
+    page = Board(tmp_path).page("/")
+    places = [page.index(f"<bdi>{name}</bdi>") for name in ("at-work", "broken", "done")]
+    assert places == sorted(places)
+    [shown] = re.findall(r'<small class="cut"[^>]*>([^<]*)</small>', page)
+    assert len(shown) <= 120
+    assert shown.startswith("ImportError: no module named x")

@@ -77,12 +77,17 @@ class Board:
 
     def _overview(self, runs: dict[str, list[RecordedRun]], why: str | None) -> str:
         entries = [
-            Entry(address, _name(self.folder, of_one), [_row(run) for run in of_one])
-            for address, of_one in runs.items()
+            Entry(address, _name(self.folder, of_one), [_row(run) for run in sorted(of_one, key=_is_over)])
+            for address, of_one in sorted(runs.items(), key=lambda entry: all(map(_is_over, entry[1])))
         ]
         live = not entries or any(run.why is None or run.unread for of_one in runs.values() for run in of_one)
-        title = f"rollalloc: runs in {self.folder}"
+        title = f"rollalloc: runs in {self.folder.absolute()}"
         return render("board.html.j2", refresh=_REFRESH_S if live else None, title=title, entries=entries, why=why)
+
+
+def _is_over(run: RecordedRun) -> bool:
+    """Sorts runs that go on before those that have ended; among these the order stays."""
+    return run.why is not None
 
 
 def _row(run: RecordedRun) -> Markup:

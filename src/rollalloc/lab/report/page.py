@@ -201,7 +201,7 @@ def _environment() -> Environment:
         "by_cause": style.by_cause,
         "state": state,
         "remaining": remaining,
-        "clock": lambda seconds: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "",
+        "clock": lambda seconds: time.strftime("%d %b %H:%M", time.localtime(seconds)) if seconds else "",
     }
     return environment
 
