@@ -28,6 +28,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from decimal import Context
 from functools import cache
 from pathlib import Path
@@ -41,6 +43,7 @@ from rollalloc.rewards.function import Outcome, RewardFunction, Sample, Scored, 
 from rollalloc.rewards.notation import as_number
 from rollalloc.rewards.scorers import WorkerScorer
 
+_GROUP = 8  # answers to one question, in `forks`
 KILL, SPIN = "\x07kill the worker", "\x07hold the interpreter"
 
 
@@ -238,6 +241,7 @@ def measure_hostile_functions(count: int, workers: int) -> None:
 def measure_forks(pairs: int, checks: int) -> None:
     """CPU time of a sample in a process that is kept, as workers do, and in a child forked for it, in alternation.
 
+    Samples come in groups of 8 to a ground truth, as in training.
     The kept process puts its surroundings back after each sample. The child sends its outcome and exits; nothing else is
     done for it, so that what is printed of it is the least that it costs.
     """
@@ -247,42 +251,37 @@ def measure_forks(pairs: int, checks: int) -> None:
         "rollalloc.rewards.answers:numeric",
     )
     for path in paths:
-        child = multiprocessing.get_context("spawn").Process(target=_measure_forks_of, args=(path, pairs, checks))
-        child.start()
-        child.join()
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+            kept, forked = executor.submit(_measure_forks_of, path, pairs, checks).result()
+        ratio = statistics.median(each / other for each, other in zip(kept, forked, strict=True))
+        medians = f"kept {statistics.median(kept):.2f} ms, forked {statistics.median(forked):.2f} ms a sample"
+        print(f"{path}: {medians}; forked runs at {ratio:.3f} of the kept process's speed ({pairs} pairs of {checks})")
 
 
-def _measure_forks_of(path: str, pairs: int, checks: int) -> None:
+def _measure_forks_of(path: str, pairs: int, checks: int) -> tuple[list[float], list[float]]:
+    """Milliseconds of CPU time a sample, kept and forked, of each pair."""
     function, surroundings = load_reward(path), Surroundings()
-    score_all(function, [sample for sample, _ in ordinary(100, seed=9)])  # fills the parser's caches
+    for sample, _ in ordinary(100, seed=9):  # fills the parser's caches
+        score_sample(function, sample)
     gc.collect()
     gc.freeze()  # so that a child's collector copies no page
     kept: list[float] = []
     forked: list[float] = []
     for pair in range(pairs):
-        samples = [sample for sample, _ in ordinary(checks, seed=pair)]
-        start = _cpu_s()
+        truths = [sample for sample, _ in ordinary(checks // _GROUP, seed=pair)]
+        samples = [
+            replace(sample, completion=f"Try {i}. {sample.completion}") for sample in truths for i in range(_GROUP)
+        ]
+        start = _cpu_ms()
         for sample in samples:
             score_sample(function, sample)
             surroundings.put_back()
-        kept.append((_cpu_s() - start) / checks)
-        start = _cpu_s()
+        middle = _cpu_ms()
         for sample in samples:
             _score_in_child(function, sample)
-        forked.append((_cpu_s() - start) / checks)
-    ratio = statistics.median(each / other for each, other in zip(kept, forked, strict=True))
-    print(
-        f"{path}: kept {1000 * statistics.median(kept):.2f} ms, forked {1000 * statistics.median(forked):.2f} ms a sample, ",
-        end="",
-    )
-    print(
-        f"speed when forked {ratio:.3f} of the kept process's (median of {pairs} pairs of {checks} samples)", flush=True
-    )
-
-
-def score_all(function: RewardFunction, samples: Sequence[Sample]) -> None:
-    for sample in samples:
-        score_sample(function, sample)
+        kept.append((middle - start) / checks)
+        forked.append((_cpu_ms() - middle) / checks)
+    return kept, forked
 
 
 def _score_in_child(function: RewardFunction, sample: Sample) -> None:
@@ -296,8 +295,10 @@ def _score_in_child(function: RewardFunction, sample: Sample) -> None:
         os.waitpid(child, 0)
 
 
-def _cpu_s() -> float:
-    return sum(os.times()[:4])
+def _cpu_ms() -> float:
+    """Of this process and of its children that have ended."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return 1000 * sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def ground_truths(file: Path) -> list[str]:
