@@ -441,7 +441,7 @@ def test_without_a_budget_a_run_has_one_that_is_said_and_a_resumed_run_keeps_it(
     write_prompts(tmp_path / "more.jsonl", [row | {"prompt": f"p{n}"} for n, row in enumerate([*rows, *rows])])
     more = Given(model="model", prompts=[tmp_path / "more.jsonl"], reward="r:s")
     assert budget_said(more, run_of(more, "grpo", {}, 0).max_rollouts) == (
-        "at most 6,912 rollouts, 16 a prompt and at least 4,096; --max-rollouts says otherwise"
+        "at most 6,912 rollouts (the default: 16 a prompt and at least 4,096; --max-rollouts changes it)"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from errno import ENOENT
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,6 +59,8 @@ def report(
     from rollalloc.lab.report.page import sections, write_sections
     from rollalloc.runs.discovery import comparisons  # matplotlib takes a second to import, `--help` should not
 
+    if not folder.exists():
+        raise FileNotFoundError(ENOENT, "there is no such folder; check the name", str(folder))
     console = Console(stderr=True)
     with console.status("drawing"):
         made = sections(comparisons(folder), folder)

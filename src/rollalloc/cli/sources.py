@@ -176,7 +176,11 @@ def budget_said(given: Given, rollouts: int | None) -> str:
     if rollouts is None:
         return "rollouts without a limit"
     usual = given.max_rollouts is None and given.task is None
-    why = f", {_USUAL_VISITS} a prompt and at least {_LEAST_ROLLOUTS:,}; --max-rollouts says otherwise" if usual else ""
+    why = (
+        f" (the default: {_USUAL_VISITS} a prompt and at least {_LEAST_ROLLOUTS:,}; --max-rollouts changes it)"
+        if usual
+        else ""
+    )
     return f"at most {rollouts:,} rollouts{why}"
 
 

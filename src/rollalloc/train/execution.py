@@ -80,7 +80,7 @@ def execute(
             place.lock()
             _refuse_another_source(run, folder)
         else:
-            overwrite = overwrite or (resume and place.is_broken() and run.is_described_in(folder))
+            overwrite = overwrite or (resume and place.is_broken() and _is_begun_in(run, folder))
             place.check(overwrite=overwrite)
         prompts, held = check(run)
         recipe = run.made_recipe()
@@ -202,6 +202,15 @@ def _check_overlap(train: PromptSet, held: PromptSet, *, accepted: bool) -> None
             "are refused)"
         )
     log.warning("%s", problem)
+
+
+def _is_begun_in(run: Run, folder: Path) -> bool:
+    """Whether a folder describes this run, wherever it is carried out now and with however many workers."""
+    if not (folder / DESCRIPTION).exists():
+        return False
+    begun = Run.described_in(folder).source
+    where = {name: getattr(begun, name) for name in _WHERE_IT_RUNS}
+    return replace(run, source=replace(run.source, **where)).is_described_in(folder)
 
 
 def _refuse_another_source(run: Run, folder: Path) -> None:
