@@ -18,7 +18,7 @@ import numpy as np
 
 from rollalloc import Allocator, Recipe, recipes
 from rollalloc.core.events import Actions, Done, Event, Updated
-from rollalloc.rules.prompts import Posterior
+from rollalloc.recipes.mopps import Posterior
 from rollalloc.rules.rows import max_variance_subset
 
 PROMPTS = 1_000_000

@@ -8,7 +8,9 @@ import numpy as np
 from rollalloc import PromptTable, recipes
 from rollalloc.core.recipe import Replay
 from rollalloc.predict.predictor import Predictor
-from rollalloc.rules import predictions, prompts, rows
+from rollalloc.recipes.foresight import Foresight
+from rollalloc.recipes.mopps import Posterior
+from rollalloc.rules import prompts, rows
 
 PC = recipes.pilot_commit(4, 4, 4, 12)
 # Fitted early and often, and cheap to copy: the kit copies a rule's memory at every decision.
@@ -17,7 +19,7 @@ QUICK = Predictor(ridges=(1.0,), events=48, first_fits=(8, 16), fit_every=32, tr
 
 def foresight(n=2, exponent=3.0, **how):
     """Foresight that predicts after a few rollouts."""
-    rule = predictions.Foresight(exponent, pool=4, warm=8, predictor=QUICK)
+    rule = Foresight(exponent, pool=4, warm=8, predictor=QUICK)
     return replace(recipes.foresight(4, n, exponent, **{"neg": 0.3, "once": False} | how), prompts=rule)
 
 
@@ -72,7 +74,7 @@ RECIPES = {
     "dapo_and_darts_sampled": recipes.mix(recipes.dapo(4, 4, 12), recipes.darts(4, 3, 1, tail="sampled")),
     "racing": recipes.racing(4, (4, 8, 16), 12),
     "racing_stale": recipes.racing(4, (4, 8, 16), 12, 4),
-    "posterior_and_pilot_commit": replace(PC, prompts=prompts.Posterior()),
+    "posterior_and_pilot_commit": replace(PC, prompts=Posterior()),
     "in_order": replace(recipes.dapo(4, 4, 12, "carry"), prompts=prompts.InOrder()),
     "grpo_replay": recipes.grpo(4, 4, replay=8, replay_staleness=3),
     "reinforce": recipes.reinforce(8, neg=1.0),

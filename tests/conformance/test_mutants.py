@@ -6,19 +6,40 @@ harmless.
 """
 
 from dataclasses import dataclass, replace
+from importlib import import_module
 from math import inf
+from pkgutil import iter_modules
 
 import numpy as np
 import pytest
 from cases import QUICK, RECIPES, visited
 
-from rollalloc import PromptTable, recipes
+from rollalloc import PromptTable, recipes, rules
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Offered
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Budget, Replay
 from rollalloc.core.rule import Act, AdvantageRule, IntakeRule, JudgeTraits, Rule, Verdict
-from rollalloc.rules import advantages, intake, judges, predictions, promote, prompts, rows, sizes, stops
+from rollalloc.recipes.cgrpo import FirstSuccesses, Resolved, first_success
+from rollalloc.recipes.darts import (
+    LongestByRecord,
+    LongestBySize,
+    Priced,
+    Redundant,
+    SampledTail,
+    ShortestAndLongest,
+    ShortestOnly,
+)
+from rollalloc.recipes.foresight import Foresight
+from rollalloc.recipes.greso import Estimated, Selective
+from rollalloc.recipes.knapsack import Knapsack, LastVisit
+from rollalloc.recipes.mopps import Posterior
+from rollalloc.recipes.pilot_commit import Band, EveryRound, SubsampledPilots
+from rollalloc.recipes.reinforce import RunningMean
+from rollalloc.recipes.reinforce_ada import Collected
+from rollalloc.recipes.spo import Tracker
+from rollalloc.recipes.vcrl import Banked, Varied
+from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes
 from rollalloc.testing import ConformanceError, check_recipe
 
 # --------------------------------------------------------------------------------------------- allocators that break a law
@@ -441,37 +462,37 @@ class VarianceOfRewards(judges.NonzeroVariance):
 
 
 @dataclass(frozen=True)
-class AnyVariance(judges.Varied):
+class AnyVariance(Varied):
     def __call__(self, group, view):
-        return judges.Varied(1e-6, 1e-6)(group, view)
+        return Varied(1e-6, 1e-6)(group, view)
 
 
 @dataclass(frozen=True)
-class FirstKappaForEver(judges.Varied):
+class FirstKappaForEver(Varied):
     def __call__(self, group, view):
-        return judges.Varied(self.kappa_first, self.kappa_first)(group, view)
+        return Varied(self.kappa_first, self.kappa_first)(group, view)
 
 
 @dataclass(frozen=True)
-class AnySuccess(judges.Resolved):
+class AnySuccess(Resolved):
     def __call__(self, group, view):
-        return judges.Resolved(self.delta)(group, view._replace(memory={}))
+        return Resolved(self.delta)(group, view._replace(memory={}))
 
 
 @dataclass(frozen=True)
-class NeedsNoSuccess(judges.Resolved):
+class NeedsNoSuccess(Resolved):
     def __call__(self, group, view):
         return None if group.unfinished else Verdict(Act.TRAIN)
 
 
 @dataclass(frozen=True)
-class OneOfEach(judges.Collected):
+class OneOfEach(Collected):
     def __call__(self, group, view):
-        return judges.Collected()(group, view._replace(rows=2))
+        return Collected()(group, view._replace(rows=2))
 
 
 @dataclass(frozen=True)
-class CountsRewardsAsSuccesses(judges.Collected):
+class CountsRewardsAsSuccesses(Collected):
     def __call__(self, group, view):
         won = int((group.rewards_G > self.above).sum())
         enough = min(won, group.scored - won) >= view.rows // 2
@@ -479,13 +500,13 @@ class CountsRewardsAsSuccesses(judges.Collected):
 
 
 @dataclass(frozen=True)
-class OpenBand(judges.Band):
+class OpenBand(Band):
     def __call__(self, group, view):
         return None if group.unfinished else Verdict(Act.NEXT)
 
 
 @dataclass(frozen=True)
-class BandOfRewards(judges.Band):
+class BandOfRewards(Band):
     def __call__(self, group, view):
         if group.unfinished:
             return None
@@ -514,13 +535,13 @@ class HoardsWithoutAPromise(IntakeRule):
 
 
 @dataclass(frozen=True)
-class OnlyAsNeeded(intake.EveryRound):
+class OnlyAsNeeded(EveryRound):
     def __call__(self, view, memory):
         return intake.KeepInFlight(self.groups, ahead=True)(view, memory)
 
 
 @dataclass(frozen=True)
-class RoundsOverlap(intake.EveryRound):
+class RoundsOverlap(EveryRound):
     def __call__(self, view, memory):
         return 0 if view.running_S[0] else self.groups
 
@@ -544,15 +565,15 @@ class NoneAhead(intake.Ahead):
 
 
 @dataclass(frozen=True)
-class EstimatesNothing(intake.Estimated):
+class EstimatesNothing(Estimated):
     def __call__(self, view, memory):
         return max(0, self.groups - view.running_S[0])
 
 
 @dataclass(frozen=True)
-class NothingToSpare(intake.Estimated):
+class NothingToSpare(Estimated):
     def __call__(self, view, memory):
-        return intake.Estimated(self.groups, spare=0.5)(view, memory)
+        return Estimated(self.groups, spare=0.5)(view, memory)
 
 
 @dataclass(frozen=True)
@@ -562,20 +583,20 @@ class OneMore(sizes.Fixed):
 
 
 @dataclass(frozen=True)
-class NoRedundancy(sizes.Redundant):
+class NoRedundancy(Redundant):
     def __call__(self, groups, view, memory):
         return [view.rows] * len(groups)
 
 
 @dataclass(frozen=True)
-class EvenRedundancy(sizes.Redundant):
+class EvenRedundancy(Redundant):
     def __call__(self, groups, view, memory):
         total = sum(super().__call__(groups, view, memory))
         return [total // len(groups) + (g < total % len(groups)) for g in range(len(groups))]
 
 
 @dataclass(frozen=True)
-class PaysNoHeed(sizes.Priced):
+class PaysNoHeed(Priced):
     """More rollouts than there may be."""
 
     def __call__(self, groups, view, memory):
@@ -583,36 +604,36 @@ class PaysNoHeed(sizes.Priced):
 
 
 @dataclass(frozen=True)
-class PricedUpsideDown(sizes.Priced):
+class PricedUpsideDown(Priced):
     """Most rollouts where lengths vary least."""
 
     def __call__(self, groups, view, memory):
         std = [view.statistics.record(group.prompt).length_std for group in groups]
-        falling = sorted(sizes.Redundant(1.5, self.max_factor)(groups, view, memory), reverse=True)
+        falling = sorted(Redundant(1.5, self.max_factor)(groups, view, memory), reverse=True)
         return [falling[at] for at in np.argsort(np.argsort(std))]
 
 
 @dataclass(frozen=True)
-class Uniform(sizes.Knapsack):
+class Uniform(Knapsack):
     def __call__(self, groups, view, memory):
         return [self.mean_n] * len(groups)
 
 
 @dataclass(frozen=True)
-class Overspends(sizes.Knapsack):
+class Overspends(Knapsack):
     def __call__(self, groups, view, memory):
         made = super().__call__(groups, view, memory)
         return [made[0] + 1, *made[1:]]
 
 
 @dataclass(frozen=True)
-class NeverStops(stops.SampledTail):
+class NeverStops(SampledTail):
     def __call__(self, group, view, rng):
         return ()
 
 
 @dataclass(frozen=True)
-class StopsAtOnce(stops.SampledTail):
+class StopsAtOnce(SampledTail):
     def least_scored(self, view):
         return 0  # it is asked before anything is in
 
@@ -621,7 +642,7 @@ class StopsAtOnce(stops.SampledTail):
 
 
 @dataclass(frozen=True)
-class StopsByTheRecipesLongest(stops.SampledTail):
+class StopsByTheRecipesLongest(SampledTail):
     def __call__(self, group, view, rng):
         group._group.longest, own = None, group.longest
         made = super().__call__(group, view, rng)
@@ -630,13 +651,13 @@ class StopsByTheRecipesLongest(stops.SampledTail):
 
 
 @dataclass(frozen=True)
-class LetsRun(stops.ShortestOnly):
+class LetsRun(ShortestOnly):
     def __call__(self, group, view, rng):
         return ()
 
 
 @dataclass(frozen=True)
-class StopsTheLongest(stops.ShortestOnly):
+class StopsTheLongest(ShortestOnly):
     """Of a group that has one, too."""
 
     def __call__(self, group, view, rng):
@@ -644,9 +665,9 @@ class StopsTheLongest(stops.ShortestOnly):
 
 
 @dataclass(frozen=True)
-class StopsAll(stops.SampledTail):
+class StopsAll(SampledTail):
     def __call__(self, group, view, rng):
-        return sorted(group.running) if stops.SampledTail.__call__(self, group, view, rng) else []
+        return sorted(group.running) if SampledTail.__call__(self, group, view, rng) else []
 
 
 @dataclass(frozen=True)
@@ -724,15 +745,15 @@ class MetricVariance(rows.MaxVariance):
 
 
 @dataclass(frozen=True)
-class FirstPilots(rows.SubsampledPilots):
+class FirstPilots(SubsampledPilots):
     def __call__(self, group, view, rng):
-        chosen_M, _ = rows.SubsampledPilots(group.scored)(group, view, rng)
+        chosen_M, _ = SubsampledPilots(group.scored)(group, view, rng)
         chosen_M = np.concatenate([chosen_M[: self.n], np.flatnonzero(group.stages_G)])
         return chosen_M, np.ones(chosen_M.size)
 
 
 @dataclass(frozen=True)
-class PilotsByReward(rows.SubsampledPilots):
+class PilotsByReward(SubsampledPilots):
     def __call__(self, group, view, rng):
         pilot_G = group.stages_G == 0
         chosen = [*rows.max_variance_subset(group.rewards_G[pilot_G], self.n), *np.flatnonzero(~pilot_G)]
@@ -740,7 +761,7 @@ class PilotsByReward(rows.SubsampledPilots):
 
 
 @dataclass(frozen=True)
-class SubsamplesCommits(rows.SubsampledPilots):
+class SubsamplesCommits(SubsampledPilots):
     def __call__(self, group, view, rng):
         chosen_M = rows.max_variance_subset(group.metrics_G, min(group.scored, self.n + 3))
         return chosen_M, np.ones(chosen_M.size)
@@ -778,14 +799,14 @@ class Middle(rows.Percentile):
 
 
 @dataclass(frozen=True)
-class LastToFinish(rows.ShortestAndLongest):
+class LastToFinish(ShortestAndLongest):
     def __call__(self, group, view, rng):
         chosen = np.arange(group.scored)[-(self.shortest + self.longest) :]
         return chosen, np.ones(chosen.size)
 
 
 @dataclass(frozen=True)
-class TheRecipesLongest(rows.LongestBySize):
+class TheRecipesLongest(LongestBySize):
     """As many longest of every group, whatever it decided."""
 
     def __call__(self, group, view, rng):
@@ -794,7 +815,7 @@ class TheRecipesLongest(rows.LongestBySize):
 
 
 @dataclass(frozen=True)
-class MoreOfMore(rows.LongestBySize):
+class MoreOfMore(LongestBySize):
     """Most longest where most rollouts are."""
 
     def longest_of(self, groups, sizes, view):
@@ -802,19 +823,19 @@ class MoreOfMore(rows.LongestBySize):
 
 
 @dataclass(frozen=True)
-class AlwaysALongest(rows.LongestBySize):
+class AlwaysALongest(LongestBySize):
     def longest_of(self, groups, sizes, view):
         return [max(1, each) for each in super().longest_of(groups, sizes, view)]
 
 
 @dataclass(frozen=True)
-class NoLongestOfAny(rows.LongestByRecord):
+class NoLongestOfAny(LongestByRecord):
     def longest_of(self, groups, sizes, view):
         return [0] * len(groups)
 
 
 @dataclass(frozen=True)
-class SolvedAlone(rows.LongestByRecord):
+class SolvedAlone(LongestByRecord):
     """However little its lengths vary."""
 
     def longest_of(self, groups, sizes, view):
@@ -823,7 +844,7 @@ class SolvedAlone(rows.LongestByRecord):
 
 
 @dataclass(frozen=True)
-class KeepsTruncated(rows.ShortestAndLongest):
+class KeepsTruncated(ShortestAndLongest):
     def __call__(self, group, view, rng):
         order = np.lexsort((group.rollouts_G, group.tokens_G))
         tail = order[max(self.shortest, order.size - self.longest) :]
@@ -832,7 +853,7 @@ class KeepsTruncated(rows.ShortestAndLongest):
 
 
 @dataclass(frozen=True)
-class UnitTail(rows.ShortestAndLongest):
+class UnitTail(ShortestAndLongest):
     def __call__(self, group, view, rng):
         chosen, weights = super().__call__(group, view, rng)
         return chosen, np.ones(weights.size)
@@ -916,7 +937,7 @@ class DrawsItsOwn(prompts.AsOffered):
 
 
 @dataclass(frozen=True)
-class LearnsFromRewards(prompts.Posterior):
+class LearnsFromRewards(Posterior):
     def observe(self, memory, group, view):
         if group.scored:
             memory["hits_N"][group.prompt] += max(0.0, group.rewards_G.sum())
@@ -924,7 +945,7 @@ class LearnsFromRewards(prompts.Posterior):
 
 
 @dataclass(frozen=True)
-class DrawsTheFarthest(prompts.Posterior):
+class DrawsTheFarthest(Posterior):
     def pick(self, memory, k, free_N, view, rng):
         pool = prompts.some_free(free_N, self.pool * k, rng)
         rate = rng.beta(memory["hits_N"][pool], memory["misses_N"][pool])
@@ -932,20 +953,20 @@ class DrawsTheFarthest(prompts.Posterior):
 
 
 @dataclass(frozen=True)
-class LooksAtAll(prompts.Posterior):
+class LooksAtAll(Posterior):
     def pick(self, memory, k, free_N, view, rng):
         return super().pick(memory, k, np.array(free_N), view, rng) if memory["hits_N"].max() > 0 else []
 
 
 @dataclass(frozen=True)
-class NoBank(prompts.Banked):
+class NoBank(Banked):
     @staticmethod
     def _best(memory, count, free_N):
         return []
 
 
 @dataclass(frozen=True)
-class LowestFirst(prompts.Banked):
+class LowestFirst(Banked):
     @staticmethod
     def _best(memory, count, free_N):
         there = [entry for entry in memory["bank"] if entry[2] > 0 and free_N[entry[0]]]
@@ -953,32 +974,32 @@ class LowestFirst(prompts.Banked):
 
 
 @dataclass(frozen=True)
-class PlacesOfRewards(prompts.FirstSuccesses):
+class PlacesOfRewards(FirstSuccesses):
     def observe(self, memory, group, view):
-        memory["places"] = [*memory["places"], judges.first_success(group.rewards_G)][-self.visits :]
+        memory["places"] = [*memory["places"], first_success(group.rewards_G)][-self.visits :]
 
 
 @dataclass(frozen=True)
-class KeepsAllPlaces(prompts.FirstSuccesses):
+class KeepsAllPlaces(FirstSuccesses):
     def observe(self, memory, group, view):
-        memory["places"] = [*memory["places"], judges.first_success(group.metrics_G)]
+        memory["places"] = [*memory["places"], first_success(group.metrics_G)]
 
 
 @dataclass(frozen=True)
-class PassesOverAnyone(prompts.Selective):
+class PassesOverAnyone(Selective):
     def chances(self, memory, prompts_K):
         return np.full(prompts_K.size, 0.5)
 
 
 @dataclass(frozen=True)
-class TwoPassesAnEpoch(prompts.Selective):
+class TwoPassesAnEpoch(Selective):
     def pick(self, memory, k, free_N, view, rng):
         memory["pass"] = -1
         return super().pick(memory, k, free_N, view, rng)
 
 
 @dataclass(frozen=True)
-class OwnBaselines(predictions.RunningMean):
+class OwnBaselines(RunningMean):
     """A baseline for each prompt, where one for all is promised."""
 
     def pick(self, memory, k, free_N, view, rng):
@@ -987,27 +1008,27 @@ class OwnBaselines(predictions.RunningMean):
 
 
 @dataclass(frozen=True)
-class MeanOfMetrics(predictions.RunningMean):
+class MeanOfMetrics(RunningMean):
     def observe(self, memory, group, view):
         memory["reward_sum"] += float(group.metrics_G.sum())
         memory["reward_count"] += group.scored
 
 
 @dataclass(frozen=True)
-class ExpectsAlways(predictions.LastVisit):
+class ExpectsAlways(LastVisit):
     def pick(self, memory, k, free_N, view, rng):
         return [each._replace(predicted=each.predicted or 0.25) for each in super().pick(memory, k, free_N, view, rng)]
 
 
 @dataclass(frozen=True)
-class RemembersRewards(predictions.LastVisit):
+class RemembersRewards(LastVisit):
     def observe(self, memory, group, view):
         if group.scored:
             memory["rate_N"][group.prompt] = np.clip(group.rewards_G.mean(), 0, 1)
 
 
 @dataclass(frozen=True)
-class TracksRewards(predictions.Tracker):
+class TracksRewards(Tracker):
     def observe(self, memory, group, view):
         for reward in np.clip(group.rewards_G, 0, 1).tolist():
             memory["hits_N"][group.prompt] += reward
@@ -1015,14 +1036,14 @@ class TracksRewards(predictions.Tracker):
 
 
 @dataclass(frozen=True)
-class ExpectsHalf(predictions.Tracker):
+class ExpectsHalf(Tracker):
     def pick(self, memory, k, free_N, view, rng):
         picked = super().pick(memory, k, free_N, view, rng)
         return [each._replace(predicted=0.5, baseline=0.5) for each in picked]
 
 
 @dataclass(frozen=True)
-class ExpectsTheMetric(predictions.Foresight):
+class ExpectsTheMetric(Foresight):
     """The reward is taken for the metric."""
 
     def pick(self, memory, k, free_N, view, rng):
@@ -1030,13 +1051,13 @@ class ExpectsTheMetric(predictions.Foresight):
 
 
 @dataclass(frozen=True)
-class DrawsTheEasy(predictions.Foresight):
+class DrawsTheEasy(Foresight):
     def chances(self, belief_K):
         return super().chances(1 - belief_K)
 
 
 @dataclass(frozen=True)
-class PredictsAll(predictions.Foresight):
+class PredictsAll(Foresight):
     def pick(self, memory, k, free_N, view, rng):
         self.predictor(memory, view.table.features, np.arange(free_N.size))
         return super().pick(memory, k, free_N, view, rng)
@@ -1255,7 +1276,7 @@ def liar(recipe):
     ("law", "recipe"), [pytest.param(law, recipe, id=f"{of}: {liar(recipe)}") for law, of, recipe in RULES]
 )
 def test_a_rule_breaks_its_promise(law, recipe):
-    table = visited if isinstance(recipe.prompts, predictions.LastVisit) else PromptTable.of
+    table = visited if isinstance(recipe.prompts, LastVisit) else PromptTable.of
     with pytest.raises(ConformanceError, match=rf"law {law}: "):
         check_recipe(recipe, table=table)
 
@@ -1267,12 +1288,17 @@ def test_grpo_that_calls_itself_dapo():
 
 def test_every_rule_is_among_the_mutated():
     """A new rule states its promise, and has a mutant here that breaks it."""
-    families = (advantages, predictions, intake, judges, promote, prompts, rows, sizes, stops)
+    modules = [
+        import_module(f"{package.__name__}.{module.name}")
+        for package in (rules, recipes)
+        for module in iter_modules(package.__path__)
+    ]
     public = {
         kind.__name__: kind
-        for family in families
-        for kind in vars(family).values()
-        if isinstance(kind, type) and kind.__module__ == family.__name__ and not kind.__name__.startswith("_")
+        for module in modules
+        for kind in vars(module).values()
+        if isinstance(kind, type) and hasattr(kind, "promises") and kind.__module__ == module.__name__
+        if not kind.__name__.startswith("_")
     }
     assert not [name for name, kind in public.items() if kind.promises is Rule.promises]
     assert public.keys() == {of for _, of, _ in RULES} - {"no promise"}

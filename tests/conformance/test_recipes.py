@@ -14,6 +14,7 @@ from cases import PC, RECIPES, TABLES, TRACED
 
 from rollalloc import PromptTable
 from rollalloc.core.rule import Drawn, PromptRule
+from rollalloc.recipes.mopps import Posterior
 from rollalloc.rules import advantages, prompts
 from rollalloc.testing import check_recipe, trace
 
@@ -82,5 +83,5 @@ def test_mix_takes_the_rows_and_the_advantage_of_the_second():
 
 def test_a_prompt_table_with_sources_and_priors_is_no_obstacle():
     table = PromptTable([f"p{i}" for i in range(96)], source_N=[i % 2 for i in range(96)], prior_N=[0.5] * 96)
-    for rule in (prompts.Shuffled((3.0, 1.0)), prompts.Posterior()):
+    for rule in (prompts.Shuffled((3.0, 1.0)), Posterior()):
         assert trace(replace(PC, prompts=rule), table, 0) == trace(replace(PC, prompts=rule), table, 0)

@@ -23,7 +23,9 @@ from rollalloc.core.rule import (
     StopRule,
     Verdict,
 )
-from rollalloc.rules import intake, judges, promote, prompts, rows, sizes, stops
+from rollalloc.recipes.darts import SampledTail, ShortestAndLongest
+from rollalloc.recipes.mopps import Posterior
+from rollalloc.rules import intake, judges, promote, prompts, rows, sizes
 from rollalloc.rules.advantages import OverGroup
 
 NAN, INF = float("nan"), float("inf")
@@ -577,7 +579,7 @@ def test_defect_13_commits_update_the_estimate_and_oldest_is_not_newest(drive):
         recipes.pilot_commit(4, 4, 4, 8, reprobe_every=2),
         recipes.pilot_commit(4, 4, 4, 8, max_candidates=16, max_staleness=0),
         recipes.racing(4, (2, 4), 8),
-        replace(recipes.pilot_commit(4, 4, 4, 8), prompts=prompts.Posterior()),
+        replace(recipes.pilot_commit(4, 4, 4, 8), prompts=Posterior()),
     ],
 )
 @pytest.mark.parametrize("rate", ["solved", "impossible", "both"])
@@ -1129,8 +1131,8 @@ def test_outstanding_names_the_stage_that_ordered_each_rollout(drive):
 
 def test_a_stage_without_stop_and_a_rule_with_one_compare_as_values():
     assert recipes.darts(4, 3, 1) == recipes.darts(4, 3, 1)
-    assert recipes.darts(4, 3, 1, tail="none").stages[0].stop == stops.SampledTail()
-    assert recipes.mix(recipes.dapo(4, 4, 8), recipes.darts(4, 3, 1)).rows == rows.ShortestAndLongest(3, 1)
+    assert recipes.darts(4, 3, 1, tail="none").stages[0].stop == SampledTail()
+    assert recipes.mix(recipes.dapo(4, 4, 8), recipes.darts(4, 3, 1)).rows == ShortestAndLongest(3, 1)
     assert recipes.pilot_commit(4, 4, 4, 8).intake == intake.KeepInFlight(8, ahead=True)
 
 

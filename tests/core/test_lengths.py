@@ -13,7 +13,7 @@ from rollalloc.core.errors import RuleError
 from rollalloc.core.events import Cancelled, Done, Updated
 from rollalloc.core.rule import Sample, StopRule
 from rollalloc.core.statistics import PromptStatistics
-from rollalloc.rules.rows import ShortestAndLongest
+from rollalloc.recipes.darts import ShortestAndLongest
 
 SPREAD = 0.5  # deviation of log-lengths
 STD = np.exp(6 + SPREAD**2 / 2) * np.sqrt(np.exp(SPREAD**2) - 1)

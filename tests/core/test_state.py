@@ -10,7 +10,9 @@ import pytest
 from rollalloc import Allocator, Budget, PromptTable, recipes
 from rollalloc.core.events import Cancelled, Done, Updated
 from rollalloc.core.packing import pack, pack_tree, unpack, unpack_tree
-from rollalloc.rules import prompts, rows, stops
+from rollalloc.recipes.darts import SampledTail, ShortestAndLongest
+from rollalloc.recipes.mopps import Posterior
+from rollalloc.rules import prompts
 
 PC = recipes.pilot_commit(2, 2, 2, 6, p_lower=0.0)
 ALL = {
@@ -22,7 +24,7 @@ ALL = {
     "pods": recipes.pods(2, 4, 2),
     "darts": recipes.darts(2, 2, 1, tail="sampled"),
     "racing": recipes.racing(2, (2, 4, 6), 4, 2),
-    "posterior": replace(PC, prompts=prompts.Posterior()),
+    "posterior": replace(PC, prompts=Posterior()),
     "weighted": replace(PC, prompts=prompts.Shuffled((1.0,))),
 }
 KEYS = tuple(f"prompt {index}" for index in range(12))
@@ -141,7 +143,7 @@ def test_the_bytes_that_a_prompt_costs_saved(name, most):
 
 def test_a_prompt_costs_at_most_64_bytes_in_memory():
     count = 100_000
-    for rule in (prompts.Shuffled(), prompts.Posterior()):
+    for rule in (prompts.Shuffled(), Posterior()):
         allocator = Allocator(replace(PC, prompts=rule), count, 0)
         owners = (vars(allocator.statistics), vars(allocator._run.pool), allocator._run.memory)
         size = sum(value.nbytes for owner in owners for value in owner.values() if isinstance(value, np.ndarray))
@@ -265,7 +267,7 @@ def test_a_prompt_rule_whose_memory_has_another_shape_begins_afresh(before, afte
     table = PromptTable(12, source_N=[0, 1] * 6)
 
     def recipe(weights):
-        return replace(PC, prompts=prompts.Posterior() if weights == "posterior" else prompts.Shuffled(weights))
+        return replace(PC, prompts=Posterior() if weights == "posterior" else prompts.Shuffled(weights))
 
     allocator = Allocator(recipe(before), table, 0)
     run(allocator, 5)
@@ -515,8 +517,8 @@ def test_a_state_whose_prompt_left_the_data_is_saved_and_loaded_again(tail):
 
 def test_what_trails_under_a_recipe_of_more_stages_is_no_hindrance_to_one_of_fewer():
     base = recipes.pilot_commit(1, 2, 4, 1, p_lower=0.0, max_staleness=0)
-    last = replace(base.stages[1], stop=stops.SampledTail())
-    staged = Allocator(replace(base, stages=(base.stages[0], last), rows=rows.ShortestAndLongest(2, 0)), 6, 0)
+    last = replace(base.stages[1], stop=SampledTail())
+    staged = Allocator(replace(base, stages=(base.stages[0], last), rows=ShortestAndLongest(2, 0)), 6, 0)
     while (actions := staged.ask()).batch is None:
         running = [rollout for order in staged.outstanding().generate for rollout in order.rollouts]
         staged.tell([Done(rollout, rollout % 2, rollout % 2, 5, 0) for rollout in running[:2]])

@@ -13,7 +13,8 @@ from rollalloc import Budget, EventError, PromptTable, recipes
 from rollalloc.core.events import Cancelled, Done, Failed
 from rollalloc.core.recipe import Replay
 from rollalloc.predict.predictor import Predictor
-from rollalloc.rules import predictions, prompts
+from rollalloc.recipes.foresight import Foresight
+from rollalloc.recipes.mopps import Posterior
 from rollalloc.testing.feeder import Run
 from rollalloc.testing.world import World
 
@@ -33,10 +34,10 @@ RECIPES = (
     recipes.mix(recipes.pilot_commit(2, 2, 2, 4, p_lower=0.0), recipes.pods(2, 4, 2)),
     recipes.darts(2, 2, 1, tail="sampled"),
     recipes.racing(2, (2, 4), 3, 2),
-    replace(recipes.pilot_commit(2, 2, 2, 4, p_lower=0.0), prompts=prompts.Posterior()),
+    replace(recipes.pilot_commit(2, 2, 2, 4, p_lower=0.0), prompts=Posterior()),
     replace(recipes.dapo(2, 2, 4, "carry"), replay=ALL),
     replace(recipes.spo(2, 2), replay=ALL),
-    replace(recipes.foresight(2, 2, replay=3), prompts=predictions.Foresight(pool=2, warm=4, predictor=QUICK)),
+    replace(recipes.foresight(2, 2, replay=3), prompts=Foresight(pool=2, warm=4, predictor=QUICK)),
 )
 DRAWS = st.integers(0, 2**32).map(Random)
 BUDGETS = (Budget(), Budget(), Budget(run_rollouts=37), Budget(batch_rollouts=19))

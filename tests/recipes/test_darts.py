@@ -10,7 +10,7 @@ from rollalloc.core.errors import EventError, RuleError
 from rollalloc.core.events import Done, Updated
 from rollalloc.core.recipe import refuse_unmeasured
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
-from rollalloc.rules import rows, stops
+from rollalloc.recipes.darts import LongestByRecord, LongestBySize, SampledTail, ShortestAndLongest, ShortestOnly
 from rollalloc.rules.sizes import Fixed
 
 
@@ -94,7 +94,7 @@ def test_under_another_recipe_a_group_keeps_no_more_longest_than_that_has():
     allocator.ask()
     state = allocator.state_dict()
     assert {group["longest"] for group in state["groups"]} == {2}
-    other = Allocator(replace(of_size(6), rows=rows.ShortestAndLongest(4, 1)), 9, 0)
+    other = Allocator(replace(of_size(6), rows=ShortestAndLongest(4, 1)), 9, 0)
     other.load_state_dict(state, accept_recipe=True)
     assert {group.longest for group in other._run.flight.groups.values()} == {1}
 
@@ -113,7 +113,7 @@ def test_a_state_with_more_longest_than_there_are_is_corrupt():
 
 @pytest.mark.parametrize("made", [[3, 3], [-1, 0], [1]])
 def test_a_rule_that_gives_more_longest_than_its_trait_is_refused_by_name(made):
-    class Wrong(rows.LongestBySize):
+    class Wrong(LongestBySize):
         def longest_of(self, groups, sizes, view):
             return made
 
@@ -157,10 +157,10 @@ def test_what_does_not_go_together_is_refused(given, says):
 
 def test_which_rules_a_recipe_has():
     size, record = (recipes.darts(4, 3, 1, solved=s, longest_by=by) for by, s in (("size", None), ("record", 0.9)))
-    assert (size.rows, size.stages[0].stop) == (rows.LongestBySize(3, 1), stops.ShortestOnly())
-    assert (record.rows, record.stages[0].stop) == (rows.LongestByRecord(3, 1, 0.9), stops.ShortestOnly())
+    assert (size.rows, size.stages[0].stop) == (LongestBySize(3, 1), ShortestOnly())
+    assert (record.rows, record.stages[0].stop) == (LongestByRecord(3, 1, 0.9), ShortestOnly())
     sampled = recipes.darts(4, 3, 1, tail="sampled", solved=0.9, longest_by="record")
-    assert (sampled.rows, sampled.stages[0].stop) == (record.rows, stops.SampledTail())
+    assert (sampled.rows, sampled.stages[0].stop) == (record.rows, SampledTail())
     assert recipes.darts(4, 3, 1).stages[0].stop is None
 
 

@@ -8,6 +8,7 @@ from rollalloc import recipes
 from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW
 from rollalloc.core.recipe import Recipe, Replay, Stage
 from rollalloc.predict.predictor import Predictor
+from rollalloc.recipes.darts import ShortestAndLongest
 from rollalloc.rules import advantages, judges, rows
 from rollalloc.testing import check_recipe
 
@@ -63,7 +64,7 @@ def test_pods_and_darts_choose_rows_and_bring_no_statistics_where_a_baseline_is_
             recipe.over_batch,
         )
         darts = recipes.mix(recipe, recipes.darts(4, 3, 1))
-        assert (darts.rows, darts.advantage) == (rows.ShortestAndLongest(3, 1), recipe.advantage)
+        assert (darts.rows, darts.advantage) == (ShortestAndLongest(3, 1), recipe.advantage)
         assert darts.stages[0].judge == recipe.stages[0].judge
     assert recipes.mix(recipes.rloo(4, 8), recipes.darts(4, 3, 1)).advantage == advantages.OverChosen(advantages.rloo)
 

@@ -3,7 +3,9 @@
 import pytest
 
 from rollalloc.core.rule import View
-from rollalloc.rules.intake import Ahead, Estimated, EveryRound, Fill, KeepInFlight
+from rollalloc.recipes.greso import Estimated
+from rollalloc.recipes.pilot_commit import EveryRound
+from rollalloc.rules.intake import Ahead, Fill, KeepInFlight
 
 
 def opened(rule, need, held_S, running_S, max_staleness=1):

@@ -12,18 +12,11 @@ from rollalloc import recipes
 from rollalloc.core.group import GroupView
 from rollalloc.core.prompt_pool import NEVER, NEXT_EPOCH, NOW, Epochs
 from rollalloc.core.rule import Act, Verdict, View
-from rollalloc.rules.judges import (
-    Band,
-    Collected,
-    Complete,
-    NonzeroVariance,
-    Resolved,
-    Varied,
-    conformal_place,
-    first_success,
-    relative_variance,
-    surely_at_least,
-)
+from rollalloc.recipes.cgrpo import Resolved, conformal_place, first_success
+from rollalloc.recipes.pilot_commit import Band, surely_at_least
+from rollalloc.recipes.reinforce_ada import Collected
+from rollalloc.recipes.vcrl import Varied, relative_variance
+from rollalloc.rules.judges import Complete, NonzeroVariance
 from rollalloc.rules.rows import Everything
 
 NO_VIEW = None  # none of these rules looks at the run

@@ -16,7 +16,10 @@ from rollalloc.core.packing import pack_tree
 from rollalloc.core.rule import View
 from rollalloc.core.seeds import rng
 from rollalloc.predict.predictor import Predictor
-from rollalloc.rules.predictions import Foresight, LastVisit, RunningMean, Tracker
+from rollalloc.recipes.foresight import Foresight
+from rollalloc.recipes.knapsack import LastVisit
+from rollalloc.recipes.reinforce import RunningMean
+from rollalloc.recipes.spo import Tracker
 
 QUICK = Predictor(ridges=(1.0,), events=64, first_fits=(8, 16), fit_every=32, track_every=8)
 VIEW = View.of(4)

@@ -12,6 +12,10 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.rule import View
 from rollalloc.core.seeds import rng
 from rollalloc.core.statistics import PromptStatistics
+from rollalloc.recipes.cgrpo import FirstSuccesses
+from rollalloc.recipes.greso import Selective
+from rollalloc.recipes.mopps import Posterior
+from rollalloc.recipes.vcrl import Banked
 from rollalloc.rules import prompts
 
 VIEW = View.of()
@@ -157,7 +161,7 @@ def test_as_offered_keeps_the_loaders_order_and_passes_over_what_is_taken():
 
 def test_posterior_updates_as_by_hand():
     """α ← λα + (1 - λ)α₀ + s with λ = 1/2 and α₀ = β₀ = 1."""
-    rule, view = prompts.Posterior(decay=0.5, prior_weight=2.0), View.of(3)
+    rule, view = Posterior(decay=0.5, prior_weight=2.0), View.of(3)
     memory = rule.init(PromptTable(3))
     assert memory["hits_N"].tolist() == memory["misses_N"].tolist() == [1, 1, 1]
     rule.observe(memory, GroupView.of([1, 1, 1, 0], prompt=1), view)
@@ -170,7 +174,7 @@ def test_posterior_updates_as_by_hand():
 
 def test_posterior_fades_to_the_tables_prior_of_the_prompt():
     """With α₀ = 0.02 · 2 + 0.96 · 2 · 3/4 = 1.48 and β₀ = 0.52; before, it faded to α₀ = β₀ = 1 whatever the table said."""
-    rule, table = prompts.Posterior(decay=0.5, prior_weight=2.0), PromptTable(2, prior_N=[float("nan"), 0.75])
+    rule, table = Posterior(decay=0.5, prior_weight=2.0), PromptTable(2, prior_N=[float("nan"), 0.75])
     memory = rule.init(table)
     for prompt in (0, 1):
         rule.observe(memory, GroupView.of([1, 0, 0], prompt=prompt), View.of(table))
@@ -179,20 +183,20 @@ def test_posterior_fades_to_the_tables_prior_of_the_prompt():
 
 
 def test_posterior_looks_at_the_metric_and_never_at_the_shaped_reward():
-    rule = prompts.Posterior(decay=0.5, prior_weight=2.0)
+    rule = Posterior(decay=0.5, prior_weight=2.0)
     memory = rule.init(PromptTable(1))
     rule.observe(memory, GroupView.of([1, 1, 1, 0], rewards=[0.0, -1.0, 0.25, 1.0]), VIEW)
     assert (memory["hits_N"].tolist(), memory["misses_N"].tolist()) == ([4], [2])
 
 
 def test_posterior_begins_with_the_tables_priors_but_is_never_certain():
-    memory = prompts.Posterior(prior_weight=10.0).init(PromptTable(3, prior_N=[0.0, float("nan"), 1.0]))
+    memory = Posterior(prior_weight=10.0).init(PromptTable(3, prior_N=[0.0, float("nan"), 1.0]))
     np.testing.assert_allclose(memory["hits_N"], [0.2, 5.0, 9.8], rtol=1e-6)
     np.testing.assert_allclose(memory["misses_N"], [9.8, 5.0, 0.2], rtol=1e-6)
 
 
 def test_posterior_prefers_prompts_near_its_target_and_gives_only_free_ones():
-    rule, count = prompts.Posterior(pool=40), 400
+    rule, count = Posterior(pool=40), 400
     memory = rule.init(PromptTable(count, prior_N=np.where(np.arange(count) % 4 == 0, 0.5, 0.02)))
     memory["hits_N"] *= 50
     memory["misses_N"] *= 50
@@ -208,9 +212,9 @@ def test_posterior_prefers_prompts_near_its_target_and_gives_only_free_ones():
 def test_posterior_refuses_numbers_out_of_range():
     for wrong in ({"target": 1.0}, {"decay": 1.5}, {"prior_weight": 0.0}):
         with pytest.raises(ValueError, match="expected target in"):
-            prompts.Posterior(**wrong)
+            Posterior(**wrong)
     with pytest.raises(ValueError, match="pool"):
-        prompts.Posterior(pool=0)
+        Posterior(pool=0)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -227,7 +231,7 @@ def test_a_prompt_is_picked_once_where_a_source_begins_anew_within_one_call(seed
 
 
 def test_selective_counts_and_adapts_as_by_hand():
-    rule, table = prompts.Selective(), PromptTable(4)
+    rule, table = Selective(), PromptTable(4)
     memory = rule.init(table)
     visits = {0: ([1, 1], [1, 1, 1], [1, 1]), 1: ([0, 0], [0, 0]), 2: ([1, 1], [1, 0]), 3: ([0, 0], [1, 1])}
     rule.observe(low := rule.init(table), GroupView.of([0.3, 0.3], prompt=0), VIEW)
@@ -256,7 +260,7 @@ def test_selective_counts_and_adapts_as_by_hand():
 )
 def test_selective_aims_at_a_third_solved_and_two_thirds_failed_of_its_share(solved, failed, mixed, p_solved, p_failed):
     """A quarter of twelve groups: one solved, two failed."""
-    rule = prompts.Selective()
+    rule = Selective()
     memory = rule.init(PromptTable(3)) | {"solved": solved, "failed": failed, "mixed": mixed}
     for epoch in (0, 1):  # in the first epoch nothing is known of most prompts yet
         now = dict(memory)
@@ -267,7 +271,7 @@ def test_selective_aims_at_a_third_solved_and_two_thirds_failed_of_its_share(sol
 
 
 def test_selective_keeps_its_probabilities_within_bounds():
-    rule = prompts.Selective()
+    rule = Selective()
     memory = rule.init(PromptTable(3))
     for version in range(1, 200):
         for metrics in ([1, 1], [1, 0], [1, 0], [1, 0]):
@@ -277,7 +281,7 @@ def test_selective_keeps_its_probabilities_within_bounds():
 
 def test_selective_draws_each_prompt_by_its_run():
     """4,000 prompts of each kind, once each: within 5 standard deviations with probability above 1 - 1e-5."""
-    rule, table = prompts.Selective(), PromptTable(16_000)
+    rule, table = Selective(), PromptTable(16_000)
     memory, free_N = rule.init(table), np.ones(16_000, bool)
     memory["run_N"][:] = np.repeat([0, 1, -2, 90], 4000)
     drawn = np.zeros(16_000, bool)
@@ -295,7 +299,7 @@ def test_selective_draws_each_prompt_by_its_run():
 
 def test_selective_draws_one_of_prompts_that_all_teach_nothing():
     """Chances 1/100 and 1/20: the second at its turn, else in 5 of 6 passes: 83.4% of 200, within 5 standard deviations."""
-    rule = prompts.Selective()
+    rule = Selective()
     memory, free_N = rule.init(PromptTable(2)), np.ones(2, bool)
     memory["run_N"][:], memory["p_solved"] = [100, 1], 0.05
     drawn = [rule.pick(memory, 2, free_N, View.of(2, epoch=epoch), rng(0, "pick", epoch)) for epoch in range(200)]
@@ -307,7 +311,7 @@ def test_selective_draws_one_of_prompts_that_all_teach_nothing():
 def test_selective_refuses_numbers_out_of_range():
     for wrong in ({"zero_share": 0.0}, {"zero_share": 1.0}, {"start": 0.99}, {"step": -0.1}, {"least": 0.0}):
         with pytest.raises(ValueError, match="expected zero_share in"):
-            prompts.Selective(**wrong)
+            Selective(**wrong)
 
 
 def visit(memory, rule, prompt, metrics):
@@ -325,7 +329,7 @@ def known(fates):
 
 def test_the_bank_by_hand():
     """P: 1; 0.9 · 1 + 0.1 · 3/4; out when its draws are used up; those dropped last and those in flight are passed over."""
-    rule = prompts.Banked()
+    rule = Banked()
     memory = rule.init(PromptTable(6))
     for prompt, metrics in ((0, [1, 1, 0, 0]), (0, [1, 0, 0, 0]), (1, [1, 0, 0, 0]), (2, [1, 1, 0, 0]), (3, [1, 1])):
         visit(memory, rule, prompt, metrics)
@@ -347,7 +351,7 @@ def test_the_bank_by_hand():
 
 
 def test_the_bank_gives_new_prompts_first_in_every_batch():
-    rule = prompts.Banked()
+    rule = Banked()
     memory = rule.init(PromptTable(40))
     visit(memory, rule, 7, [1, 0])
     view = known(["trained"] * 40)
@@ -363,7 +367,7 @@ def test_the_bank_gives_new_prompts_first_in_every_batch():
 
 
 def test_the_bank_holds_the_highest_and_moves_with_its_prompts():
-    rule = prompts.Banked(capacity=2)
+    rule = Banked(capacity=2)
     memory = rule.init(PromptTable(3))
     for prompt, metrics in ((0, [1, 1, 0, 0]), (1, [1, 0, 0, 0]), (2, [1, 1, 0, 0])):
         visit(memory, rule, prompt, metrics)
@@ -376,15 +380,15 @@ def test_the_bank_holds_the_highest_and_moves_with_its_prompts():
 @pytest.mark.parametrize("wrong", [{"replays": 0}, {"capacity": 0}, {"momentum": 1.0}])
 def test_the_bank_refuses(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
-        prompts.Banked(**wrong)
+        Banked(**wrong)
 
 
 def test_first_successes_are_kept_of_the_last_visits():
-    rule = prompts.FirstSuccesses(visits=3)
+    rule = FirstSuccesses(visits=3)
     memory = rule.init(PromptTable(5))
     for metrics in ([1, 1], [0, 0], [], [0, 0, 1], [0, 1]):
         visit(memory, rule, 0, metrics)
     assert memory["places"] == [0, 3, 2]
     assert rule.remap(memory, np.array([1]), PromptTable(1))["places"] == [0, 3, 2]
     with pytest.raises(ValueError, match="visits must be"):
-        prompts.FirstSuccesses(0)
+        FirstSuccesses(0)

@@ -11,7 +11,9 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.rule import View
 from rollalloc.core.seeds import rng
 from rollalloc.core.statistics import PromptStatistics
-from rollalloc.rules import rows, stops
+from rollalloc.recipes.darts import LongestByRecord, LongestBySize, SampledTail, ShortestAndLongest
+from rollalloc.recipes.pilot_commit import SubsampledPilots
+from rollalloc.rules import rows
 from rollalloc.rules.rows import max_variance_subset
 
 NAN = float("nan")
@@ -44,7 +46,7 @@ def test_subsampled_pilots_by_hand(metrics, pilots, n, kept):
     stages = [int(g >= pilots) for g in range(len(metrics))]
     rewards = [-metric for metric in metrics[::-1]]  # selection looks at metrics
     group = GroupView.of(metrics, rewards=rewards, stages=stages)
-    assert choose(rows.SubsampledPilots(n), group) == (kept, [1.0] * len(kept))
+    assert choose(SubsampledPilots(n), group) == (kept, [1.0] * len(kept))
 
 
 # ------------------------------------------------------------------------------------------------- max_variance_subset
@@ -154,11 +156,11 @@ def test_m_must_be_at_least_one(rule):
 )
 def test_shortest_and_longest_by_hand(tokens, truncated, expected):
     group = GroupView.of([0] * len(tokens), tokens=tokens, truncated=truncated)
-    assert choose(rows.ShortestAndLongest(2, 1), group) == (expected, [1.0] * len(expected))
+    assert choose(ShortestAndLongest(2, 1), group) == (expected, [1.0] * len(expected))
 
 
 def test_shortest_only():
-    assert choose(rows.ShortestAndLongest(2, 0), GroupView.of([0] * 4, tokens=[4, 1, 3, 2]))[0] == [1, 3]
+    assert choose(ShortestAndLongest(2, 0), GroupView.of([0] * 4, tokens=[4, 1, 3, 2]))[0] == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -172,13 +174,13 @@ def test_shortest_only():
 )
 def test_fewer_are_the_longest_of_more_rollouts(shortest, longest, by_size):
     groups = [GroupView.of([], group=size) for size in by_size]
-    rule = rows.LongestBySize(shortest, longest)
+    rule = LongestBySize(shortest, longest)
     assert rule.longest_of(groups, list(by_size), View.of()) == list(by_size.values())
 
 
 def test_rollouts_of_an_earlier_stage_count_among_those_to_choose_from():
     groups = [GroupView.of([1.0] * 4), GroupView.of([1.0] * 2), GroupView.of([])]
-    assert rows.LongestBySize(7, 1).longest_of(groups, [12, 12, 12], View.of()) == [0, 1, 1]
+    assert LongestBySize(7, 1).longest_of(groups, [12, 12, 12], View.of()) == [0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -198,20 +200,20 @@ def test_solved_prompts_whose_lengths_vary_have_no_longest(stds, attempts, succe
     statistics.length_std_N[:], statistics.attempts_N[:], statistics.successes_N[:] = stds, attempts, successes
     groups = [GroupView.of([], prompt=g, group=g) for g in range(len(stds))]
     view = View.of(len(stds), statistics=statistics)
-    rule = rows.LongestByRecord(3, 1, 0.9)
+    rule = LongestByRecord(3, 1, 0.9)
     assert rule.longest_of(groups, [6] * len(stds), view) == expected
-    assert rows.LongestByRecord(2, 2, 0.9).longest_of(groups, [6] * len(stds), view) == [2 * each for each in expected]
+    assert LongestByRecord(2, 2, 0.9).longest_of(groups, [6] * len(stds), view) == [2 * each for each in expected]
 
 
 def test_without_a_rule_of_its_own_a_group_keeps_no_number():
-    assert rows.ShortestAndLongest(3, 1).longest_of([GroupView.of([])], [6], View.of()) is None
+    assert ShortestAndLongest(3, 1).longest_of([GroupView.of([])], [6], View.of()) is None
     assert rows.Everything().longest_of([GroupView.of([])], [6], View.of()) is None
 
 
 @pytest.mark.parametrize("solved", [0, 1.5, -1])
 def test_a_rate_that_is_none_is_refused(solved):
     with pytest.raises(ValueError, match=r"solved must be a success rate in \(0, 1\], got"):
-        rows.LongestByRecord(3, 1, solved)
+        LongestByRecord(3, 1, solved)
 
 
 @given(data=st.data(), shortest=st.integers(1, 5), longest=st.integers(0, 4))
@@ -220,7 +222,7 @@ def test_a_group_is_trained_on_as_many_rows_whatever_its_own_longest(data, short
     own = data.draw(st.one_of(st.none(), st.integers(0, longest)))
     tokens = data.draw(st.lists(st.integers(1, 999), min_size=shortest + longest, max_size=16, unique=True))
     chosen, weights = choose(
-        rows.ShortestAndLongest(shortest, longest), GroupView.of([0] * len(tokens), tokens=tokens, longest=own)
+        ShortestAndLongest(shortest, longest), GroupView.of([0] * len(tokens), tokens=tokens, longest=own)
     )
     last = longest if own is None else own
     first = shortest + longest - last
@@ -230,7 +232,7 @@ def test_a_group_is_trained_on_as_many_rows_whatever_its_own_longest(data, short
 
 @given(shortest=st.integers(1, 9), longest=st.integers(0, 9), size=st.integers(1, 60))
 def test_a_rollout_more_never_brings_a_longest_more(shortest, longest, size):
-    rule = rows.LongestBySize(shortest, longest)
+    rule = LongestBySize(shortest, longest)
     one, more = rule.longest_of([GroupView.of([])] * 2, [size, size + 1], View.of())
     assert longest >= one >= more >= 0
     assert one - more <= 1 or size + 1 > 2 * rule.rows
@@ -263,20 +265,20 @@ def test_what_was_sampled_stands_for_what_was_stopped(tokens, kept, truncated, e
     group = GroupView.of(
         [0] * len(tokens), tokens=tokens, kept=kept, truncated=[g in truncated for g in range(len(tokens))]
     )
-    chosen, weights = choose(rows.ShortestAndLongest(2, 2), group)
+    chosen, weights = choose(ShortestAndLongest(2, 2), group)
     assert dict(zip(chosen, weights, strict=True)) == pytest.approx(expected)
     assert group.kept_G.tolist() == [kept.get(g, 1.0) for g in range(len(tokens))]
 
 
 def test_a_group_of_which_only_truncated_late_ones_are_there_has_no_rows():
     """The core refuses it, by the rule's name; an array of no numbers would be no index."""
-    chosen, weights = choose(rows.ShortestAndLongest(1, 1), GroupView.of([1.0], kept={0: 0.5}, truncated=[True]))
+    chosen, weights = choose(ShortestAndLongest(1, 1), GroupView.of([1.0], kept={0: 0.5}, truncated=[True]))
     assert list(chosen) == list(weights) == []
 
 
 def late_sums(weigh, groups=4000, shortest=3, longest=1, count=8):
     """Σ over each group's late rollouts, as the weights of `weigh` have it and in truth; the shortest may be late."""
-    draw, rule, stop = np.random.default_rng(7), rows.ShortestAndLongest(shortest, longest), stops.SampledTail()
+    draw, rule, stop = np.random.default_rng(7), ShortestAndLongest(shortest, longest), SampledTail()
     view = View.of(rows=rule.traits.rows, longest=rule.traits.longest)
     pairs = []
     for number in range(groups):
@@ -328,9 +330,9 @@ def test_the_weighted_sum_over_the_late_rows_is_unbiased():
 
 def test_shortest_and_longest_refuses():
     with pytest.raises(ValueError, match="shortest must be"):
-        rows.ShortestAndLongest(0, 1)
+        ShortestAndLongest(0, 1)
     with pytest.raises(ValueError, match="longest must be"):
-        rows.ShortestAndLongest(1, -1)
+        ShortestAndLongest(1, -1)
 
 
 @pytest.mark.parametrize(

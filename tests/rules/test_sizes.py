@@ -12,8 +12,9 @@ from rollalloc import recipes
 from rollalloc.core.group import GroupView
 from rollalloc.core.rule import View
 from rollalloc.core.statistics import PromptStatistics
-from rollalloc.rules.rows import LongestBySize
-from rollalloc.rules.sizes import Fixed, Knapsack, Priced, Redundant, ends, seconds
+from rollalloc.recipes.darts import LongestBySize, Priced, Redundant, ends, seconds
+from rollalloc.recipes.knapsack import Knapsack
+from rollalloc.rules.sizes import Fixed
 
 NAN = float("nan")
 

@@ -8,8 +8,7 @@ import pytest
 from rollalloc.core.group import GroupView
 from rollalloc.core.rule import Sample, View
 from rollalloc.core.seeds import rng
-from rollalloc.rules.rows import ShortestAndLongest
-from rollalloc.rules.stops import SampledTail, ShortestOnly
+from rollalloc.recipes.darts import SampledTail, ShortestAndLongest, ShortestOnly
 
 
 def made(group, shortest, longest, seed=0):

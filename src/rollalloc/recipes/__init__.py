@@ -6,13 +6,23 @@ so that `replace(pilot_commit(...), max_staleness=0)` is `pilot_commit(..., max_
 `ValueError` for a number out of its range and for a word that is none of those it names.
 """
 
-from rollalloc.recipes.filters import dapo, greso, mopps, vcrl
-from rollalloc.recipes.groups import dr_grpo, grpo, rloo
+from rollalloc.recipes.cgrpo import cgrpo
+from rollalloc.recipes.dapo import dapo
+from rollalloc.recipes.darts import darts
+from rollalloc.recipes.foresight import foresight
+from rollalloc.recipes.greso import greso
+from rollalloc.recipes.grpo import dr_grpo, grpo, rloo
+from rollalloc.recipes.knapsack import knapsack
 from rollalloc.recipes.mixing import SLOTS, Side, mix
-from rollalloc.recipes.pilots import cgrpo, pilot_commit, racing, reinforce_ada
-from rollalloc.recipes.single import foresight, raft, reinforce, spo
-from rollalloc.recipes.sizes import darts, knapsack, pods
+from rollalloc.recipes.mopps import mopps
+from rollalloc.recipes.pilot_commit import pilot_commit
+from rollalloc.recipes.pods import pods
+from rollalloc.recipes.racing import racing
+from rollalloc.recipes.reinforce import raft, reinforce
+from rollalloc.recipes.reinforce_ada import reinforce_ada
+from rollalloc.recipes.spo import spo
 from rollalloc.recipes.streaming import streamed
+from rollalloc.recipes.vcrl import vcrl
 
 __all__ = [
     "SLOTS",

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from rollalloc.core.recipe import Budget, Recipe, Stage, one_of
 from rollalloc.core.rule import PromptRule, SizeRule
-from rollalloc.recipes.groups import QUARANTINE_AFTER
-from rollalloc.rules import advantages, intake, judges, predictions, promote, prompts, rows, sizes
+from rollalloc.recipes.grpo import QUARANTINE_AFTER
+from rollalloc.recipes.knapsack import LastVisit
+from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes
 
 Side = Literal["first", "second"]
 
@@ -133,7 +134,7 @@ def _mix_sizes(first: SizeRule, second: SizeRule, take: Mapping[str, Side], stag
 
 def _mix_prompts(first: PromptRule, second: PromptRule, take: Mapping[str, Side]) -> PromptRule:
     # What Knapsack RL expects of a prompt, how it went last, gives way to a method that has expectations of its own.
-    others = [rule for rule in (first, second) if rule != predictions.LastVisit()]
+    others = [rule for rule in (first, second) if rule != LastVisit()]
     if "prompts" not in take and len(others) == 1 and others[0].traits.predicts:
         return others[0]
     return _either("prompts", first, second, _PLAIN["prompts"], take)

@@ -6,7 +6,8 @@ from dataclasses import replace
 from logging import Logger
 
 from rollalloc.core.recipe import Recipe, at_least
-from rollalloc.rules.intake import Ahead, EveryRound, Fill
+from rollalloc.recipes.pilot_commit import EveryRound
+from rollalloc.rules.intake import Ahead, Fill
 from rollalloc.rules.promote import Oldest
 
 

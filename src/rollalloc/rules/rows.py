@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
@@ -65,7 +64,7 @@ def _split(chosen: Chosen, group: GroupView) -> tuple[NDArray[np.float64], NDArr
     return group.rewards_G[chosen[0]], np.delete(group.rewards_G, chosen[0])
 
 
-def _even(chosen: NDArray[np.int64]) -> Chosen:
+def even(chosen: NDArray[np.int64]) -> Chosen:
     return chosen, np.ones(chosen.size)
 
 
@@ -78,7 +77,7 @@ class Everything(RowRule):
         return RowTraits(reads=())
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
-        return _even(np.arange(group.rewards_G.size))
+        return even(np.arange(group.rewards_G.size))
 
     def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
         return {
@@ -102,8 +101,8 @@ class _Some(RowRule):
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
         if group.rewards_G.size <= self.m:
-            return _even(np.arange(group.rewards_G.size))
-        return _even(self.choose(group, rng))
+            return even(np.arange(group.rewards_G.size))
+        return even(self.choose(group, rng))
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         """m indices, ascending, of a group of more than m."""
@@ -220,221 +219,4 @@ class Balanced(_Some):
             "the first ordered of each kind": all(
                 wins[:g].count(wins[g]) == sum(wins[other] == wins[g] for other in kept if other < g) for g in kept
             ),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class SubsampledPilots(RowRule):
-    """The n pilots whose metrics have the largest variance, and every rollout of later stages, with weight 1.
-
-    Pilot-Commit's `n_effective`, arXiv 2605.26606: all pilots, the first stage's rollouts, say what a prompt's rate is.
-
-    Attributes:
-        n: at least 1; all of them where failures left n or fewer.
-    """
-
-    n: int
-
-    def __post_init__(self) -> None:
-        at_least("n", self.n, 1)
-
-    @property
-    def traits(self) -> RowTraits:
-        return RowTraits(reads=("metrics_G",))
-
-    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
-        pilots = int((group.stages_G == 0).sum())  # they come first, in order of id
-        if pilots <= self.n:
-            return _even(np.arange(group.scored))
-        kept = max_variance_subset(group.metrics_G[:pilots], self.n)
-        return _even(np.concatenate([kept, np.arange(pilots, group.scored)]))
-
-    def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
-        stages, metrics = group.stages_G.tolist(), group.metrics_G
-        kept = [g for g in chosen[0].tolist() if stages[g] == 0]
-        left = [g for g in range(group.scored) if stages[g] == 0 and g not in kept]
-        later = [g for g in range(group.scored) if stages[g] > 0]
-        return {
-            "n different pilots, or all": len(set(kept)) == len(kept) == min(self.n, len(kept) + len(left)),
-            "all rollouts of later stages, once": [g for g in chosen[0].tolist() if stages[g] > 0] == later,
-            "each with weight 1": set(chosen[1].tolist()) <= {1.0},
-        } | (MaxVariance(self.n).best(metrics[kept], metrics[left]) if left else {})
-
-
-@dataclass(frozen=True, slots=True)
-class ShortestAndLongest(RowRule):
-    """The K shortest and the L longest rollouts by true token length; what was truncated only where nothing else is left.
-
-    Where a stop rule sampled the late ones (`stops.SampledTail`), it is the K shortest of those that had ended by then, with
-    weight 1, and each late one that was kept, with the inverse of the probability with which it was, whichever is longer:
-
-        E[Σ_kept f_i / q_i] = Σ_late f_i
-
-    over all late rollouts that would not fail nor be truncated, whatever f. For that, one that was kept and failed, or was
-    truncated, is left out and nothing takes its place or its weight: the group then has fewer rows. Where no more than L
-    were running q is 1, and nothing was stopped. Where the rule stopped all that ran, none stands for them. Where it was
-    never asked, since all ended at once, none is late, and the L longest are taken, with weight 1.
-
-    DARTS, arXiv 2605.30859, whose released code takes the last to finish for the longest; weights by Horvitz and Thompson,
-    Journal of the American Statistical Association 47, 1952.
-
-    Attributes:
-        shortest: K, at least 1.
-        longest: L, 0 or more.
-    """
-
-    shortest: int
-    longest: int
-
-    def __post_init__(self) -> None:
-        at_least("shortest", self.shortest, 1)
-        at_least("longest", self.longest, 0)
-
-    @property
-    def rows(self) -> int:
-        """K + L."""
-        return self.shortest + self.longest
-
-    @property
-    def traits(self) -> RowTraits:
-        return RowTraits(reads=("tokens_G", "truncated_G"), rows=self.rows, longest=self.longest)
-
-    def _split(self, group: GroupView) -> tuple[int, int]:
-        """K and L of a group: where fewer are its longest, more are its shortest."""
-        longest = self.longest if group.longest is None else group.longest
-        return self.rows - longest, longest
-
-    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
-        done_G, kept = group.in_order, group.kept
-        shortest, longest = self._split(group)
-        early = [g for g in range(len(done_G)) if done_G[g].rollout not in kept]
-        # Truncated last, then by length, then by id.
-        early.sort(key=lambda g: (done_G[g].truncated, done_G[g].tokens))
-        if kept or group.cancelled:
-            tail = [g for g in range(len(done_G)) if done_G[g].rollout in kept and not done_G[g].truncated]
-        else:
-            whole = sum(not done.truncated for done in done_G)
-            tail = early[whole - longest : whole] if whole >= self.rows else early[shortest : self.rows]
-        chosen_M = np.array(sorted(early[:shortest] + tail), np.int64)
-        return chosen_M, 1 / group.kept_G[chosen_M]
-
-    def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
-        kept, weights = chosen[0].tolist(), chosen[1].tolist()
-        longest = self.longest if group.longest is None else group.longest
-        late = [rollout in group.kept for rollout in group.rollouts_G.tolist()]
-        lengths, truncated = group.tokens_G.tolist(), group.truncated_G.tolist()
-        probability = [group.kept.get(rollout, 1.0) for rollout in group.rollouts_G[chosen[0]].tolist()]
-        own = {
-            "the weight of each is the inverse of the probability with which it was kept": all(
-                abs(weight * chance - 1) < 1e-9 for weight, chance in zip(weights, probability, strict=True)
-            )
-        }
-        if group.kept or group.cancelled:
-            early = sorted(lengths[g] for g in range(group.scored) if not late[g] and not truncated[g])
-            taken = sorted(lengths[g] for g in kept if not late[g] and not truncated[g])
-            return own | {
-                "every late one that was kept and not truncated, and no other late one": (
-                    {g for g in kept if late[g]} == {g for g in range(group.scored) if late[g] and not truncated[g]}
-                ),
-                "the K shortest of those that had ended by then": taken == early[: self.rows - longest],
-            }
-        whole = sorted(lengths[g] for g in range(group.scored) if not truncated[g])
-        kept_whole = sorted(lengths[g] for g in kept if not truncated[g])
-        enough = len(whole) >= self.rows
-        return own | {
-            "K + L rollouts, or all": len(kept) == len(set(kept)) == min(self.rows, group.scored),
-            "the K shortest and the L longest that were not truncated": (
-                not enough or kept_whole == whole[: self.rows - longest] + whole[len(whole) - longest :]
-            ),
-            "a truncated one only where all others are kept": enough or kept_whole == whole,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class LongestBySize(ShortestAndLongest):
-    """As `ShortestAndLongest`, with fewer longest rollouts where a group has more rollouts to choose from.
-
-        L_i = min(L, max(0, ⌊(2 (K + L) - M_i) / 2⌋)),   K_i = K + L - L_i
-
-    M_i are the rollouts that are ordered for the group, with those of an earlier stage that are there. So the prompts whose
-    lengths vary most, which get the most rollouts, are trained on their shortest alone. The released code of DARTS, which
-    has 16 for 2 (K + L).
-    """
-
-    def longest_of(self, groups: Sequence[GroupView], sizes: Sequence[int], view: View) -> Sequence[int]:
-        return [
-            min(self.longest, max(0, (2 * self.rows - size - group.scored) // 2))
-            for group, size in zip(groups, sizes, strict=True)
-        ]
-
-    def longest_promises(
-        self, made: Sequence[int], groups: Sequence[GroupView], sizes: Sequence[int], view: View
-    ) -> dict[str, bool]:
-        size_G = np.array([size + group.scored for group, size in zip(groups, sizes, strict=True)])
-        longest_G = np.asarray(made)
-        free_G = 2 * self.rows - size_G  # rollouts below twice the rows: each two allow one longest
-        return {
-            "two rollouts fewer than twice the rows for each longest": bool(
-                ((longest_G == 0) | (2 * longest_G <= free_G)).all()
-            ),
-            "L where that allows it, else as many as it allows": bool(
-                ((longest_G == self.longest) | (2 * longest_G + 2 > free_G)).all()
-            ),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class LongestByRecord(ShortestAndLongest):
-    """As `ShortestAndLongest`, without a longest rollout for prompts that are solved and whose lengths vary.
-
-        L_i = 0 where s_i >= solved and σ_i >= mean σ, else L;   K_i = K + L - L_i
-
-    s_i is the prompt's success rate in its visits so far, σ_i the running deviation of its lengths, and the mean is over the
-    groups that are ordered together, of those that have one: of a group ordered alone its success decides. DARTS, by its
-    paper, has the shortest alone for saturated prompts; that those are the solved ones whose lengths vary is ours.
-
-    Attributes:
-        solved: in (0, 1].
-
-    Raises:
-        ValueError: a number out of its range.
-    """
-
-    solved: float
-
-    def __post_init__(self) -> None:
-        ShortestAndLongest.__post_init__(self)
-        if not 0 < self.solved <= 1:
-            raise ValueError(f"solved must be a success rate in (0, 1], got {self.solved!r}")
-
-    @property
-    def traits(self) -> RowTraits:
-        return RowTraits(reads=("tokens_G", "truncated_G"), reads_rate=True, rows=self.rows, longest=self.longest)
-
-    def longest_of(self, groups: Sequence[GroupView], sizes: Sequence[int], view: View) -> Sequence[int]:
-        prompts = [group.prompt for group in groups]
-        std_G = view.statistics.length_std_N[prompts].astype(np.float64)
-        known_G = ~np.isnan(std_G)
-        if not known_G.any():
-            return [self.longest] * len(groups)
-        varies_G = np.where(known_G, std_G, -np.inf) >= std_G[known_G].mean() * (1 - 1e-9)
-        attempts_G, successes_G = view.statistics.attempts_N[prompts], view.statistics.successes_N[prompts]
-        solved_G = (attempts_G > 0) & (successes_G >= self.solved * attempts_G)
-        return np.where(varies_G & solved_G, 0, self.longest).tolist()
-
-    def longest_promises(
-        self, made: Sequence[int], groups: Sequence[GroupView], sizes: Sequence[int], view: View
-    ) -> dict[str, bool]:
-        records = [view.statistics.record(group.prompt) for group in groups]
-        known = [record.length_std for record in records if record.length_std == record.length_std]
-        mean = sum(known) / max(1, len(known))
-        saturated = [
-            record.attempts > 0
-            and record.successes / record.attempts >= self.solved
-            and record.length_std >= mean * (1 - 1e-6)
-            for record in records
-        ]
-        return {
-            "no longest of a solved prompt whose lengths vary more than the mean one's, and L of any other": list(made)
-            == [0 if each else self.longest for each in saturated]
         }

@@ -16,7 +16,8 @@ from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Done
 from rollalloc.drivers.trl.generation import Generator
-from rollalloc.rules import judges, prompts, rows
+from rollalloc.recipes.pilot_commit import Band
+from rollalloc.rules import prompts, rows
 
 pytestmark = pytest.mark.e2e
 
@@ -255,7 +256,7 @@ def test_after_an_error_the_same_trainer_resumes_exactly(place, tmp_path):
 
 RULES = {
     "draw": (prompts.Shuffled, "pick"),
-    "judge": (judges.Band, "__call__"),
+    "judge": (Band, "__call__"),
     "rows": (rows.Everything, "__call__"),
 }
 

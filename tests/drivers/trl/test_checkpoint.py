@@ -21,7 +21,7 @@ from trl import GRPOTrainer
 from rollalloc import recipes
 from rollalloc.drivers.trl.callback import load, newest_whole, numbered, read
 from rollalloc.drivers.trl.checks import steps_per_batch
-from rollalloc.rules import prompts
+from rollalloc.recipes.mopps import Posterior
 
 pytestmark = pytest.mark.e2e
 
@@ -326,7 +326,7 @@ def test_what_reward_functions_logged_of_held_pilots_is_there_again(tmp_path):
 
 def test_another_recipe_goes_on_where_that_is_accepted(caplog, tmp_path):
     saved_at_3(tmp_path)
-    other = replace(tiny_trl.RECIPES["pilot_commit"], prompts=prompts.Posterior())
+    other = replace(tiny_trl.RECIPES["pilot_commit"], prompts=Posterior())
     given = {"dataset": DISTINCT, "max_steps": 6}
     with pytest.raises(ValueError, match=r"recipe.prompts.*accept_recipe=True"):
         tiny_trl.trainer(tmp_path, other, **given).train(resume_from_checkpoint=True)

@@ -23,7 +23,7 @@ from rollalloc.drivers.trl.checks import (
     rows_per_group,
 )
 from rollalloc.named import RECIPES
-from rollalloc.rules.prompts import Posterior
+from rollalloc.recipes.mopps import Posterior
 
 CHAT = Dataset.from_dict({"prompt": [[{"role": "user", "content": "k1"}]] * 8})
 

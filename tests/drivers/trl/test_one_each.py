@@ -21,7 +21,8 @@ from rollalloc.data.features import own_features
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.keys import keyed
-from rollalloc.rules import advantages, predictions
+from rollalloc.recipes.foresight import Foresight
+from rollalloc.rules import advantages
 
 
 class Watched(AllocatedGRPOTrainer):
@@ -51,7 +52,7 @@ def test_foresight_credits_each_row_against_what_was_predicted_and_shaped_reward
     monkeypatch, tmp_path
 ):
     expected: dict[int, list[Drawn]] = {}
-    pick = predictions.Foresight.pick
+    pick = Foresight.pick
 
     def recorded(self: Any, memory: Any, k: int, *others: Any) -> Any:
         drawn = pick(self, memory, k, *others)
@@ -59,7 +60,7 @@ def test_foresight_credits_each_row_against_what_was_predicted_and_shaped_reward
             expected.setdefault(each.prompt, []).append(each)
         return drawn
 
-    monkeypatch.setattr(predictions.Foresight, "pick", recorded)
+    monkeypatch.setattr(Foresight, "pick", recorded)
     monkeypatch.setattr(tiny_trl, "AllocatedGRPOTrainer", Watched)
     for reward, more in ((tiny_trl.starts_right, {}), ([shaped, right], {"metric": "right"})):
         expected.clear()

@@ -15,10 +15,11 @@ from rollalloc import recipes  # noqa: E402
 from rollalloc.drivers.verl.check import checked  # noqa: E402
 from rollalloc.drivers.verl.check import composed as of_command  # noqa: E402
 from rollalloc.drivers.verl.settings import read_settings  # noqa: E402
-from rollalloc.rules.intake import EveryRound, KeepInFlight  # noqa: E402
+from rollalloc.recipes.darts import Priced  # noqa: E402
+from rollalloc.recipes.pilot_commit import EveryRound, SubsampledPilots  # noqa: E402
+from rollalloc.rules.intake import KeepInFlight  # noqa: E402
 from rollalloc.rules.prompts import AsOffered  # noqa: E402
-from rollalloc.rules.rows import MaxVariance, SubsampledPilots  # noqa: E402
-from rollalloc.rules.sizes import Priced  # noqa: E402
+from rollalloc.rules.rows import MaxVariance  # noqa: E402
 
 FOLDER = Path(__file__).parents[3] / "recipes" / "verl"
 PODS = ["pods_gsm8k", "pods_gsm8k_8gpu", "pods_math"]

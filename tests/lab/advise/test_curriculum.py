@@ -16,7 +16,7 @@ from rollalloc.data.prompts import load_prompts
 from rollalloc.lab.advise.curriculum import check_export, curriculum_of, weights_of, write_curriculum
 from rollalloc.lab.advise.rates import fit_rates
 from rollalloc.lab.waste.readers import read_log
-from rollalloc.rules.predictions import Foresight
+from rollalloc.recipes.foresight import Foresight
 
 MIXES = ("variance", "uniform", "gaussian:0.5,0.15", "foresight")
 ROW = {"key": "mine/1", "rate": 0.5, "weight": 1.0}

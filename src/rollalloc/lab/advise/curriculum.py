@@ -35,7 +35,7 @@ from rollalloc.files.claims import claim_files, refuse_foreign_files
 from rollalloc.lab.advise.predictability import LEAST_PROMPTS, predicted_rates
 from rollalloc.lab.advise.rates import Floats, Ints, RateMixture
 from rollalloc.lab.waste.groups import NOT_SAID, Groups
-from rollalloc.rules.predictions import Foresight
+from rollalloc.recipes.foresight import Foresight
 
 MIXES = "variance, uniform, gaussian:MEAN,DEVIATION or foresight"
 _POOLS = {"hard": 0.25, "normal": 0.75, "easy": 1.0}  # prime-rl's defaults: the largest rate of each
@@ -88,7 +88,7 @@ def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Flo
     """The chance with which each prompt is to be drawn, shape (P,), sum 1.
 
         variance: w ∝ E[p(1 − p)];  gaussian:μ,σ: w ∝ E[exp(−(p − μ)² / 2σ²)], both over the posterior of p;
-        uniform: of ten bins of E[p] each that has prompts is drawn as often;  foresight: as `rules.predictions.Foresight`
+        uniform: of ten bins of E[p] each that has prompts is drawn as often;  foresight: as `foresight.Foresight`
         draws by E[p], ∝ .9 p(1 − p)³ + .1 uniformly
 
     Args:

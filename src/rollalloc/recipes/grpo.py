@@ -1,4 +1,4 @@
-"""Group baselines: n rollouts per prompt, each against the others of its prompt."""
+"""GRPO, Dr. GRPO and RLOO: n rollouts per prompt, each against the others of its prompt."""
 
 from __future__ import annotations
 
@@ -45,26 +45,6 @@ def grpo(
     )
 
 
-def batches_ahead(groups: int, gen_groups: int | None) -> int:
-    """Prompts generated at a time: as said, or those of three batches.
-
-    Raises:
-        ValueError: fewer than 1.
-    """
-    if gen_groups is None:
-        at_least("groups", groups, 1)
-        return 3 * groups
-    at_least("gen_groups", gen_groups, 1)
-    return gen_groups
-
-
-def replay_of(rows: int, staleness: int) -> Replay | None:
-    """Rows that did better than expected, as often as they are young enough; None for none."""
-    at_least("replay", rows, 0)
-    at_least("replay_staleness", staleness, 1)
-    return Replay(rows=rows, max_staleness=staleness) if rows else None
-
-
 @sized
 def dr_grpo(groups: int = 16, n: int = 4) -> Recipe:
     """Dr. GRPO: n rollouts per prompt, each against the group's mean, not divided by its deviation. arXiv 2503.20783.
@@ -90,3 +70,23 @@ def rloo(groups: int = 16, n: int = 4) -> Recipe:
     """
     at_least("n", n, 2, "a rollout alone has no others")
     return replace(grpo(groups, n), advantage=advantages.OverGroup(advantages.rloo))
+
+
+def batches_ahead(groups: int, gen_groups: int | None) -> int:
+    """Prompts generated at a time: as said, or those of three batches.
+
+    Raises:
+        ValueError: fewer than 1.
+    """
+    if gen_groups is None:
+        at_least("groups", groups, 1)
+        return 3 * groups
+    at_least("gen_groups", gen_groups, 1)
+    return gen_groups
+
+
+def replay_of(rows: int, staleness: int) -> Replay | None:
+    """Rows that did better than expected, as often as they are young enough; None for none."""
+    at_least("replay", rows, 0)
+    at_least("replay_staleness", staleness, 1)
+    return Replay(rows=rows, max_staleness=staleness) if rows else None

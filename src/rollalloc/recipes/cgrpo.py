@@ -1,0 +1,200 @@
+"""C-GRPO: growing numbers of rollouts until a success comes as early as a conformal bound says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil, inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.group import GroupView
+from rollalloc.core.packing import naturals
+from rollalloc.core.recipe import Recipe, Stage, at_least
+from rollalloc.core.rule import (
+    Act,
+    JudgeRule,
+    JudgeTraits,
+    Memory,
+    PromptRule,
+    PromptTraits,
+    Verdict,
+    View,
+)
+from rollalloc.core.table import PromptTable
+from rollalloc.recipes.grpo import grpo
+from rollalloc.recipes.racing import increments
+from rollalloc.recipes.shapes import sized
+from rollalloc.rules import advantages, judges, promote, sizes
+from rollalloc.rules.judges import SUCCESS_ABOVE, TINY
+from rollalloc.rules.prompts import Shuffled
+
+
+@sized
+def cgrpo(
+    groups: int = 16,
+    sizes_S: tuple[int, ...] = (2, 4, 8, 16, 32),
+    delta: float | None = None,
+    visits: int = 200,
+    deviation: advantages.Deviation | None = None,
+) -> Recipe:
+    """C-GRPO: growing numbers of rollouts, until a success comes as early as a conformal bound says. trl-cgrpo 0.2.0.
+
+        a prompt stops at k rollouts where its first success, at place j, has  j / k ≤ q̂_k
+        q̂_k: the ⌈(n + 1)(1 - delta)⌉-th smallest j / k of the last n visits, 1 where there was no success among the first k
+
+    Its score "first_success". The one by answers ("aps") needs their text, which no rule sees.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        sizes_S: rollouts a prompt has after each stage, growing; two stages at least.
+        delta: in (0, 1); None: the share of visits without a success, plus 0.05.
+        visits: n at most, at least 1.
+        deviation: as for `grpo`.
+    """
+    more = increments(sizes_S)
+    if len(more) < 2:
+        raise ValueError(f"sizes_S must have two numbers of rollouts at least, to stop at the first, got {sizes_S}")
+    last = len(more) - 1
+    stages = tuple(
+        Stage(
+            f"to {sizes_S[at]}",
+            sizes.Fixed(size),
+            Resolved(delta) if at < last else judges.Complete(),
+            None,
+            promote.Oldest(),
+        )
+        for at, size in enumerate(more)
+    )
+    return replace(grpo(groups, sizes_S[-1], deviation), stages=stages, prompts=FirstSuccesses(visits))
+
+
+def first_success(metrics_G: NDArray[np.float64]) -> int:
+    """The place of the first success, from 1; 0 where there is none."""
+    won = np.flatnonzero(metrics_G > SUCCESS_ABOVE)
+    return int(won[0]) + 1 if won.size else 0
+
+
+def conformal_place(places: Sequence[int], delta: float | None) -> float:
+    """The place within which the first success comes in all but a share `delta` of visits like these.
+
+    Split conformal prediction: of n visits the ⌈(n + 1)(1 - delta)⌉-th smallest place, or the largest, where those without
+    a success are at infinity. C-GRPO's thresholds for its score "first_success", place / k, in one number for all k.
+
+    Args:
+        places: of the first success in each visit, from 1; 0 where there was none.
+        delta: in (0, 1); None: the share of visits without a success, plus 0.05, kept in [0.05, 0.95].
+
+    Returns:
+        Infinity of no visits.
+    """
+    count = len(places)
+    if not count:
+        return inf
+    if delta is None:
+        delta = min(max(places.count(0) / count + 0.05, 0.05), 0.95)
+    at = min(max(ceil((count + 1) * (1 - delta) - TINY), 1), count)
+    return sorted(place or inf for place in places)[at - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved(JudgeRule):
+    """Train on a complete group that has as early a success as was to be expected; until then it goes on.
+
+        j ≤ q,  j: the place of its first success,  q: `conformal_place` of the last visits
+
+    The places are those that the prompt rule keeps (`FirstSuccesses`); under another one any success is enough.
+    C-GRPO's stop under its score "first_success"; see PAPERS.md.
+
+    Attributes:
+        delta: share of prompts whose first success may come later, in (0, 1); None: by the share without one.
+
+    Raises:
+        ValueError: a delta outside (0, 1).
+    """
+
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ValueError(f"delta must be in (0, 1), or None, got {self.delta!r}")
+
+    @property
+    def traits(self) -> JudgeTraits:
+        return JudgeTraits(reads=("metrics_G",), reads_rate=True, waits_for_all=True)
+
+    def __call__(self, group: GroupView, view: View) -> Verdict | None:
+        if group.unfinished:
+            return None
+        place, expected = first_success(group.metrics_G), conformal_place(view.memory.get("places", []), self.delta)
+        return Verdict(Act.TRAIN if 0 < place <= expected else Act.NEXT)
+
+    def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
+        """By the scores: 1 of visits without a success among their first k, else its place over k."""
+        places, k = view.memory.get("places", []), max(1, group.scored)
+        scores = sorted([place / k if 0 < place <= k else 1.0 for place in places])
+        delta = self.delta
+        if delta is None and places:
+            delta = min(max(sum(place == 0 for place in places) / len(places) + 0.05, 0.05), 0.95)
+        at = min(len(scores), max(1, ceil((len(scores) + 1) * (1 - (delta or 0.0)) - TINY)))
+        threshold = scores[at - 1] if scores else 1.0
+        won = [g + 1 for g, metric in enumerate(group.metrics_G.tolist()) if metric > SUCCESS_ABOVE]
+        return {
+            "it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0),
+            "just the groups whose score is within the threshold are trained on, the others go on": (
+                verdict is None or (verdict.act is Act.TRAIN) == bool(won and won[0] / k <= threshold)
+            ),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSuccesses(PromptRule):
+    """Every prompt once an epoch, in random order; where the first success came is kept of the last visits.
+
+    What `Resolved` is calibrated by. A visit that was stopped at its first success says as much as one that was not.
+
+    Attributes:
+        visits: kept, at least 1.
+        order: draws the prompts.
+
+    Raises:
+        ValueError: a number of visits below 1.
+    """
+
+    visits: int = 200
+    order: Shuffled = field(default_factory=Shuffled)
+
+    def __post_init__(self) -> None:
+        at_least("visits", self.visits, 1)
+
+    @property
+    def traits(self) -> PromptTraits:
+        return PromptTraits(reads_rate=True, reads=("metrics_G",))
+
+    def init(self, table: PromptTable) -> Memory:
+        return self.order.init(table) | {"places": []}
+
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[int]:
+        return self.order.pick(memory, k, free_N, view, rng)
+
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
+        if group.scored:
+            memory["places"] = [*memory["places"], first_success(group.metrics_G)][-self.visits :]
+
+    def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
+        """The memory for another data set: a new order, and the same visits."""
+        return self.init(table) | {"places": memory["places"]}
+
+    def check(self, memory: Memory, table: PromptTable) -> None:
+        """Refuse a saved memory that is none of this rule."""
+        naturals(memory["places"], "places")
+
+    def promises(
+        self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
+        return self.order.promises(picked, before, k, free_N, view) | {
+            "no more visits are kept than said": len(before["places"]) <= self.visits
+        }

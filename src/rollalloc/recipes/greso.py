@@ -1,0 +1,251 @@
+"""GRESO: prompts that taught nothing when last visited are mostly passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.group import GroupView
+from rollalloc.core.packing import natural
+from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.core.rule import IntakeRule, Memory, PromptRule, PromptTraits, View
+from rollalloc.core.table import PromptTable
+from rollalloc.recipes.dapo import dapo
+from rollalloc.recipes.grpo import batches_ahead
+from rollalloc.recipes.shapes import sized
+from rollalloc.rules import advantages
+
+
+@sized
+def greso(
+    groups: int = 16,
+    n: int = 4,
+    gen_groups: int | None = None,
+    zero_share: float = 0.25,
+    max_candidates: int | None = None,
+    deviation: advantages.Deviation | None = None,
+) -> Recipe:
+    """GRESO: DAPO that passes over prompts which taught nothing when last visited, before any rollout. arXiv 2506.02177.
+
+        drawn at its turn with probability max(p^z, 0.01);  z: its last visits in a row that were all solved, or all failed
+
+    and, once it is known how many prompts teach, as many are generated at a time as should fill the batch, with a quarter to
+    spare.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts per prompt, at least 2.
+        gen_groups: prompts generated at a time at most, at least 1; None: three times `groups`.
+        zero_share: share of prompts without variance that is aimed at, by adapting p, in (0, 1).
+        max_candidates: as for `dapo`.
+        deviation: as for `grpo`.
+    """
+    gen_groups = batches_ahead(groups, gen_groups)
+    return replace(
+        dapo(groups, n, gen_groups, max_candidates=max_candidates, deviation=deviation),
+        prompts=Selective(zero_share),
+        intake=Estimated(gen_groups),
+    )
+
+
+_WITHIN = (0.05, 0.95)  # where GRESO keeps its probabilities
+
+
+_LONGEST_RUN = 100  # visits in a row that are counted: whatever p, the chance has its floor long before
+
+
+@dataclass(frozen=True, slots=True)
+class Selective(PromptRule):
+    """Each prompt once an epoch at most; one that taught nothing is passed over, the likelier the oftener in a row it did.
+
+        drawn at its turn with probability max(p^z, least);  z: its last visits in a row whose metrics were all alike
+        p: one for prompts that were solved, one for those that failed
+
+    After each batch, from the second epoch on, p ← p - step where of the groups rolled out for it at least the share
+    `zero_share` / 3 was solved, or 2/3 `zero_share` failed; else p + step. A visit that went otherwise than the one before
+    begins a new z; one with fewer than two scores changes nothing. A prompt that was passed over has its next turn in the
+    next epoch. Where a whole pass would draw none, one is drawn, in proportion to these probabilities.
+
+    GRESO, arXiv 2506.02177; see PAPERS.md.
+
+    Attributes:
+        zero_share: share of groups without variance that is aimed at, in (0, 1).
+        start: both p at first, in [0.05, 0.95], where they stay.
+        step: 0 or more.
+        least: probability with which any prompt is drawn, in (0, 1].
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    zero_share: float = 0.25
+    start: float = 0.5
+    step: float = 0.01
+    least: float = 0.01
+
+    def __post_init__(self) -> None:
+        low, high = _WITHIN
+        if not (0 < self.zero_share < 1 and low <= self.start <= high and self.step >= 0 and 0 < self.least <= 1):
+            raise ValueError(
+                f"expected zero_share in (0, 1), start in [{low}, {high}], step of 0 or more and least in (0, 1], got {self}"
+            )
+
+    @property
+    def traits(self) -> PromptTraits:
+        return PromptTraits(reads_rate=True, reads=("metrics_G",))
+
+    def init(self, table: PromptTable) -> Memory:
+        return {
+            "order": np.arange(len(table), dtype=np.int32), "cursor": len(table), "pass": -1,
+            "run_N": np.zeros(len(table), np.int8),  # z, below 0 where the visits failed
+            "p_solved": self.start, "p_failed": self.start,
+            "version": 0, "solved": 0, "failed": 0, "mixed": 0,  # groups that ended since that version
+        }  # fmt: skip
+
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[int]:
+        self._count_from(memory, view)
+        order, begins = memory["order"], memory["cursor"] == memory["order"].size
+        if begins and memory["pass"] == view.epoch:
+            return []
+        if begins:
+            rng.shuffle(order)
+            memory |= {"cursor": 0, "pass": view.epoch}
+        picked: list[int] = []
+        cursor = memory["cursor"]
+        while len(picked) < k and cursor < order.size:
+            block = order[cursor : cursor + 4 * (k - len(picked)) + 64]
+            drawn = free_N[block] & (rng.random(block.size) < self.chances(memory, block))
+            at = np.flatnonzero(drawn)[: k - len(picked)]
+            picked += block[at].tolist()
+            cursor += int(at[-1]) + 1 if len(picked) == k else block.size
+        memory["cursor"] = cursor
+        return picked if picked or not begins else self._one(memory, free_N, rng)
+
+    def chances(self, memory: Memory, prompts_K: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+        """The probability with which each of these prompts is drawn at its turn, shape (K,)."""
+        run_K = memory["run_N"][prompts_K].astype(np.float64)
+        p_K = np.where(run_K > 0, memory["p_solved"], memory["p_failed"])
+        return np.maximum(p_K ** np.abs(run_K), self.least)
+
+    def _one(self, memory: Memory, free_N: NDArray[np.bool_], rng: np.random.Generator) -> list[int]:
+        free = np.flatnonzero(free_N)
+        if not free.size:
+            return []
+        chance_K = self.chances(memory, free)
+        return [int(rng.choice(free, p=chance_K / chance_K.sum()))]
+
+    def _count_from(self, memory: Memory, view: View) -> None:
+        """Where the weights are new: adapt both p to the groups of the batch before, and begin to count anew."""
+        if view.version == memory["version"]:
+            return
+        count = memory["solved"] + memory["failed"] + memory["mixed"]
+        if count and view.epoch > 0:
+            for fate, share in (("solved", 1 / 3), ("failed", 2 / 3)):
+                too_many = memory[fate] / count >= share * self.zero_share
+                p = memory[f"p_{fate}"] + (-self.step if too_many else self.step)
+                memory[f"p_{fate}"] = min(max(p, _WITHIN[0]), _WITHIN[1])
+        memory |= {"version": view.version, "solved": 0, "failed": 0, "mixed": 0}
+
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
+        if group.scored < 2:
+            return
+        self._count_from(memory, view)
+        run_N, prompt, metrics_G = memory["run_N"], group.prompt, group.metrics_G
+        run = int(run_N[prompt])
+        if (metrics_G != metrics_G[0]).any():
+            run, fate = 0, "mixed"
+        elif metrics_G[0] > 0.5:
+            run, fate = min(max(run, 0) + 1, _LONGEST_RUN), "solved"
+        else:
+            run, fate = max(min(run, 0) - 1, -_LONGEST_RUN), "failed"
+        run_N[prompt] = run
+        memory[fate] += 1
+
+    def check(self, memory: Memory, table: PromptTable) -> None:
+        """Refuse a saved memory that is none of this rule."""
+        for name in ("cursor", "version", "solved", "failed", "mixed"):
+            natural(memory[name], name)
+        natural(memory["pass"] + 1, "pass")
+        low, high = _WITHIN
+        if memory["cursor"] > len(table) or not all(low <= memory[name] <= high for name in ("p_solved", "p_failed")):
+            raise ValueError(
+                f"expected a cursor up to {len(table)} and chances in [{low}, {high}]; the state is corrupt"
+            )
+
+    def promises(
+        self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
+        order, cursor = before["order"].tolist(), before["cursor"]
+        new = {prompt for prompt in order if free_N[prompt] and not before["run_N"][prompt]}
+        begins = cursor == len(order)
+        over = begins and before["pass"] == view.epoch
+        if not begins:  # the turns of this call, up to the last one drawn
+            turns = order[cursor:] if len(picked) < k else order[cursor : order.index(picked[-1]) + 1]
+            new &= set(turns)
+        return {
+            "none is drawn before the next epoch where the pass is over": not over or not picked,
+            "a pass draws at least one where one is free": over or not begins or bool(picked) or not free_N.any(),
+            "what taught something when last visited is never passed over": (
+                over or (begins and len(picked) == k) or new <= set(picked)
+            ),
+        }
+
+
+def without_variance(memory: Memory, version: int) -> int:
+    """Groups that ended without variance since that version, as far as the prompt rule counts them."""
+    return memory["solved"] + memory["failed"] if memory.get("version") == version and "mixed" in memory else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated(IntakeRule):
+    """As many groups in the first stage as should fill the batch, while those further on do not suffice; at most `groups`.
+
+        spare · need / (1 - share),  share: of the groups that ended since the last update, those without variance
+
+    Before any of them had variance it is `groups`, and so it is under a prompt rule that does not count them
+    (`Selective` does). GRESO's adaptive batch, arXiv 2506.02177.
+
+    Attributes:
+        groups: at least 1.
+        spare: above 0 and finite.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    groups: int
+    spare: float = 1.25
+
+    def __post_init__(self) -> None:
+        at_least("groups", self.groups, 1)
+        if not 0 < self.spare < inf:
+            raise ValueError(f"spare must be above 0 and finite, got {self.spare!r}")
+
+    def __call__(self, view: View, memory: Memory) -> int:
+        if view.on_the_way - view.running_S[0] >= view.need:
+            return 0
+        met, without = view.held_S[-1], without_variance(memory, view.version)
+        enough = ceil(self.spare * view.need * (met + without) / met) if met else self.groups
+        return max(0, min(self.groups, enough) - view.running_S[0])
+
+    def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
+        met, without = view.held_S[-1], without_variance(memory, view.version)
+        share = without / (met + without) if met else 0.0
+        running = view.running_S[0] + opened
+        later = sum(view.running_S[1:]) + sum(view.held_S[:-1])
+        expected, wanted = running * (1 - share), self.spare * view.need
+        return {
+            "none is opened where those further on suffice": opened == 0 or later < view.need,
+            "no more than `groups` run in the first stage": opened == 0 or running <= self.groups,
+            "what runs should fill the batch, as far as `groups` allow": (
+                later >= view.need or running >= self.groups or (met > 0 and expected >= wanted - 1e-9)
+            ),
+            "no group more is opened than that takes": opened == 0 or not met or expected - (1 - share) < wanted + 1e-9,
+        }

@@ -1,0 +1,228 @@
+"""Knapsack RL: more rollouts for the prompts where they are worth most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heapreplace
+from math import inf, log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.group import GroupView
+from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.core.rule import (
+    Drawn,
+    Memory,
+    PromptRule,
+    PromptTraits,
+    SizeRule,
+    Traits,
+    View,
+)
+from rollalloc.core.table import PromptTable
+from rollalloc.recipes.grpo import grpo
+from rollalloc.recipes.shapes import sized
+from rollalloc.rules import advantages
+from rollalloc.rules.prompts import Shuffled
+
+
+@sized
+def knapsack(
+    groups: int = 16,
+    n: int = 4,
+    least: int = 2,
+    most: int = 128,
+    deviation: advantages.Deviation | None = None,
+) -> Recipe:
+    """Knapsack RL: GRPO with n rollouts per prompt on average, most where they are worth most. arXiv 2509.25849.
+
+        maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²;  p: the prompt's success rate at its last visit
+
+    Mixed with a method that expects a success rate of each prompt, `foresight` or `spo`, it allocates by that.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts per prompt on average, at least `least`; in its first visit exactly so many.
+        least: rollouts per prompt at least, 1 or more; what solved ones get.
+        most: rollouts per prompt at most, at least n.
+        deviation: as for `grpo`.
+    """
+    size = Knapsack(n, least, most)
+    base = grpo(groups, n, deviation)
+    return replace(base, stages=(replace(base.stages[0], size=size),), prompts=LastVisit())
+
+
+@dataclass(frozen=True, slots=True)
+class Knapsack(SizeRule):
+    """More rollouts where they are worth most, the same number in all.
+
+        maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²  over whole N in [least, most], for the prompts with 0 < p < 1
+
+    p is the success rate that the prompt rule expects (`group.predicted`); the first factor is the probability that both
+    outcomes are seen. The value is concave in N, so giving one rollout after the other to the group that gains most is
+    optimal. A prompt of which nothing is expected gets `mean_n`, one with p = 0 or p = 1 `least`. Where more are left
+    beyond the least than show both outcomes of each contested prompt with probability `sure`, Σ min(most, log(1 - sure) /
+    log max(p, 1 - p)), the rest goes to the prompts with p = 0, evenly.
+
+    Knapsack RL, arXiv 2509.25849; see PAPERS.md.
+
+    Attributes:
+        mean_n: rollouts per group on average, in [least, most].
+        least: rollouts per group at least, 1 or more.
+        most: rollouts per group at most.
+        sure: in (0, 1).
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    mean_n: int
+    least: int = 2
+    most: int = 128
+    sure: float = 0.9
+
+    def __post_init__(self) -> None:
+        at_least("least", self.least, 1)
+        at_least("mean_n", self.mean_n, self.least, "the least of a group")
+        at_least("most", self.most, self.mean_n, "the mean of all groups")
+        if not 0 < self.sure < 1:
+            raise ValueError(f"sure must be in (0, 1), got {self.sure!r}")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads_rate=True)
+
+    def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
+        predictions = [group.predicted for group in groups]
+        sizes = [self.mean_n if predicted is None else self.least for predicted in predictions]
+        spare = self.mean_n * len(groups) - sum(sizes)
+        contested = [g for g, predicted in enumerate(predictions) if predicted is not None and 0 < predicted < 1]
+        failed = [g for g, predicted in enumerate(predictions) if predicted == 0]
+        beyond = max(0, spare - self._wanted(predictions)) if failed else 0
+        spare -= beyond
+        spare += self._evenly(sizes, failed, beyond)
+        spare = self._where_most_is_gained(sizes, contested, predictions, spare)
+        self._evenly(sizes, range(len(groups)), spare)
+        return sizes
+
+    def _wanted(self, predictions: Sequence[float | None]) -> int:
+        """Rollouts that show both outcomes of the contested prompts, most likely."""
+        rates = [
+            max(predicted, 1 - predicted) for predicted in predictions if predicted is not None and 0 < predicted < 1
+        ]
+        return sum(int(min(self.most, log(1 - self.sure) / log(rate))) if rate < 1 else self.most for rate in rates)
+
+    def _where_most_is_gained(
+        self, sizes: list[int], contested: Sequence[int], predictions: Sequence[float | None], spare: int
+    ) -> int:
+        """Give the contested groups one rollout after the other; returns how many none of them could take."""
+        gains = [(-_gain(predictions[g] or 0.0, sizes[g]) if sizes[g] < self.most else inf, g) for g in contested]
+        heapify(gains)
+        while spare and gains and gains[0][0] < inf:
+            g = gains[0][1]
+            sizes[g] += 1
+            spare -= 1
+            heapreplace(gains, (-_gain(predictions[g] or 0.0, sizes[g]) if sizes[g] < self.most else inf, g))
+        return spare
+
+    def _evenly(self, sizes: list[int], among: Sequence[int], spare: int) -> int:
+        """Give the smallest of these groups one rollout after the other; returns how many none of them could take."""
+        order = [(sizes[g], g) for g in among if sizes[g] < self.most]
+        heapify(order)
+        while spare and order and order[0][0] < self.most:
+            size, g = order[0]
+            sizes[g] = size + 1
+            spare -= 1
+            heapreplace(order, (size + 1, g))
+        return spare
+
+    def promises(
+        self, sizes: Sequence[int], groups: Sequence[GroupView], view: View, memory: Memory
+    ) -> dict[str, bool]:
+        rate_G = np.array([np.nan if group.predicted is None else group.predicted for group in groups])
+        size_G = np.asarray(sizes, np.int64)
+        contested_G, failed_G, solved_G = (rate_G > 0) & (rate_G < 1), rate_G == 0, rate_G == 1
+        gain_G = np.where(size_G < self.most, _values(rate_G, size_G + 1) - _values(rate_G, size_G), -inf)[contested_G]
+        loss_G = np.where(size_G > self.least, _values(rate_G, size_G) - _values(rate_G, size_G - 1), inf)[contested_G]
+        spare = int(np.where(np.isnan(rate_G), 0, self.mean_n - self.least).sum())
+        full = bool((size_G[contested_G] == self.most).all())
+        beyond = int((size_G[failed_G] - self.least).sum())
+        return {
+            "`mean_n` rollouts per group on average, each from `least` to `most`": bool(
+                size_G.sum() == self.mean_n * len(groups) and ((size_G >= self.least) & (size_G <= self.most)).all()
+            ),
+            "no rollout of a contested prompt would be worth more at another": not contested_G.any()
+            or bool(gain_G.max() <= loss_G.min() + 1e-12),
+            "where nothing is known, the mean at least": bool((size_G[np.isnan(rate_G)] >= self.mean_n).all()),
+            "a solved prompt has more than the least only where no other could take it": (
+                not (size_G[solved_G] > self.least).any() or (full and bool((size_G[failed_G] == self.most).all()))
+            ),
+            "a failed prompt has what the contested ones do not need": (
+                not failed_G.any()
+                or full
+                or beyond
+                == min(
+                    max(0, spare - self._wanted(rate_G[contested_G].tolist())),
+                    failed_G.sum() * (self.most - self.least),
+                )
+            ),
+        }
+
+
+def _gain(p: float, n: int) -> float:
+    """What one rollout more than n is worth at a prompt of success rate p."""
+    return (p**n * (1 - p) + (1 - p) ** n * p) * p * (1 - p) ** 2
+
+
+def _values(rate_G: NDArray[np.float64], size_G: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What so many rollouts are worth at prompts of these success rates, shape (G,)."""
+    return (1 - rate_G**size_G - (1 - rate_G) ** size_G) * rate_G * (1 - rate_G) ** 2
+
+
+_UNKNOWN = -1.0  # the rate of a prompt of which nothing is known
+
+
+@dataclass(frozen=True, slots=True)
+class LastVisit(PromptRule):
+    """Every prompt once an epoch, in random order; its mean metric at its last visit is what is expected of it.
+
+    Nothing before the first visit, but for the table's prior; a visit without a score changes nothing. What Knapsack RL
+    allocates by, arXiv 2509.25849.
+
+    Attributes:
+        order: draws the prompts.
+    """
+
+    order: Shuffled = field(default_factory=Shuffled)
+
+    @property
+    def traits(self) -> PromptTraits:
+        return PromptTraits(reads_rate=True, reads=("metrics_G",))
+
+    def init(self, table: PromptTable) -> Memory:
+        prior_N = np.full(len(table), np.nan) if table.prior_N is None else np.asarray(table.prior_N)
+        return self.order.init(table) | {"rate_N": np.where(np.isnan(prior_N), _UNKNOWN, prior_N).astype(np.float32)}
+
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[Drawn]:
+        picked = self.order.pick(memory, k, free_N, view, rng)
+        rates: list[float] = memory["rate_N"][picked].tolist()
+        return [Drawn(prompt, None if rate < 0 else rate) for prompt, rate in zip(picked, rates, strict=True)]
+
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
+        if group.scored:
+            memory["rate_N"][group.prompt] = min(max(float(group.metrics_G.mean()), 0.0), 1.0)
+
+    def promises(
+        self, picked: Sequence[Drawn], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
+        expected = [float(before["rate_N"][each.prompt]) for each in picked]
+        return self.order.promises([each.prompt for each in picked], before, k, free_N, view) | {
+            "what is expected of each is how its last visit went, and nothing before the first": all(
+                rate < 0 if each.predicted is None else abs(each.predicted - rate) < 1e-6
+                for each, rate in zip(picked, expected, strict=True)
+            )
+        }

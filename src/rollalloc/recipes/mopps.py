@@ -1,0 +1,125 @@
+"""MoPPS: prompts whose success rate lies near one half, by a posterior of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.group import GroupView
+from rollalloc.core.prompt_pool import NOW
+from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.core.rule import Memory, PromptRule, PromptTraits, View
+from rollalloc.core.table import PromptTable
+from rollalloc.recipes.grpo import grpo
+from rollalloc.recipes.shapes import sized
+from rollalloc.rules import judges
+from rollalloc.rules.prompts import prior_counts, prior_rate, some_free
+
+
+@sized
+def mopps(groups: int = 16, n: int = 4, target: float = 0.5, decay: float = 0.5, pool: int = 8) -> Recipe:
+    """MoPPS: prompts whose success rate, drawn from what is known of each, lies nearest to a target. arXiv 2507.04632.
+
+        rate ~ Beta(α, β);  after s successes in n rollouts  α ← λα + (1 - λ)α₀ + s,  β ← λβ + (1 - λ)β₀ + n - s
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts per prompt, at least 1.
+        target: the success rate looked for, in (0, 1).
+        decay: λ in [0, 1]; the past fades by it at every visit.
+        pool: candidates for each prompt drawn, at random, at least 1.
+    """
+    base = grpo(groups, n)
+    return replace(
+        base,
+        stages=(replace(base.stages[0], judge=judges.Complete(NOW)),),
+        prompts=Posterior(target=target, decay=decay, pool=pool),
+    )
+
+
+# A posterior of so many rollouts is sure of its means; a promise tries it on data sets of at most so many prompts.
+_SURE, _MOST_SURE = 1e7, 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Posterior(PromptRule):
+    """Thompson sampling from a Beta posterior over each prompt's success rate, nearest to a target first.
+
+    After a visit with s successes in n rollouts: α ← λα + (1 - λ)α₀ + s, β likewise with n - s. A draw takes the k whose
+    sampled rates lie nearest to `target`, out of `pool`·k random free prompts. α₀ and β₀ are the table's prior rate, where
+    known, with the weight of `prior_weight` rollouts. MoPPS, arXiv 2507.04632; see PAPERS.md.
+
+    Attributes:
+        target: in (0, 1).
+        decay: λ in [0, 1]; the past fades by it at every visit.
+        pool: candidates for each prompt drawn, at least 1.
+        prior_weight: above 0.
+    """
+
+    target: float = 0.5
+    decay: float = 0.5
+    pool: int = 16
+    prior_weight: float = 2.0
+
+    def __post_init__(self) -> None:
+        at_least("pool", self.pool, 1)
+        if not (0 < self.target < 1 and 0 <= self.decay <= 1 and self.prior_weight > 0):
+            raise ValueError(f"expected target in (0, 1), decay in [0, 1] and prior_weight above 0, got {self}")
+
+    @property
+    def traits(self) -> PromptTraits:
+        return PromptTraits(reads_rate=True, reads=("metrics_G",))
+
+    def init(self, table: PromptTable) -> Memory:
+        hits_N, misses_N = prior_counts(table, self.prior_weight)
+        # Never a prior of exactly 0 or 1, from which no evidence could move it.
+        least_N = 0.02 * (hits_N + misses_N)
+        return {
+            "hits_N": (least_N + 0.96 * hits_N).astype(np.float32),
+            "misses_N": (least_N + 0.96 * misses_N).astype(np.float32),
+        }
+
+    def _prior_hits(self, prior: Any) -> Any:
+        """α₀ of prompts of these prior rates: never 0 or all, from which no evidence could move it."""
+        return (0.02 + 0.96 * prior) * self.prior_weight
+
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[int]:
+        pool = some_free(free_N, self.pool * k, rng)
+        rate = rng.beta(memory["hits_N"][pool], memory["misses_N"][pool])
+        return pool[np.argsort(np.abs(rate - self.target), kind="stable")[:k]].tolist()
+
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
+        if not group.metrics_G.size:
+            return
+        hits_N, misses_N, prompt = memory["hits_N"], memory["misses_N"], group.prompt
+        successes = float(group.metrics_G.sum())
+        hits_0 = self._prior_hits(prior_rate(view.table, prompt))
+        before, fresh = self.decay, 1 - self.decay
+        hits_N[prompt] = before * hits_N[prompt] + fresh * hits_0 + max(0.0, successes)
+        missed = max(0.0, group.metrics_G.size - successes)
+        misses_N[prompt] = before * misses_N[prompt] + fresh * (self.prior_weight - hits_0) + missed
+
+    def promises(
+        self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
+        free = np.flatnonzero(free_N)
+        promised = {"as many as asked, or all that are free": len(picked) == min(k, free.size)}
+        if free.size > _MOST_SURE or len(picked) == free.size:
+            return promised
+        # A posterior that is sure of its means draws just those: with all free prompts in the pool, the nearest must come.
+        sure = {name: before[name].astype(np.float64) * _SURE for name in ("hits_N", "misses_N")}
+        every = replace(self, pool=free.size)
+        nearest = every.pick(sure, k, free_N, view, np.random.Generator(np.random.Philox(0)))
+        off_N = np.abs(before["hits_N"] / (before["hits_N"] + before["misses_N"]) - self.target)
+        left = np.setdiff1d(free, nearest)
+        return promised | {
+            "where it is sure, none is drawn that is farther from the target than one left": bool(
+                not left.size or off_N[list(nearest)].max() <= off_N[left].min() + 0.01
+            )
+        }

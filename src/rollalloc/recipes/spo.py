@@ -1,0 +1,136 @@
+"""SPO: a tracked success rate of each prompt is its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.group import GroupView
+from rollalloc.core.prompt_pool import NOW
+from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.core.rule import Drawn, Memory, PromptRule, PromptTraits, View
+from rollalloc.core.table import PromptTable
+from rollalloc.recipes.grpo import grpo
+from rollalloc.recipes.shapes import sized
+from rollalloc.rules import advantages, judges
+from rollalloc.rules.prompts import prior_counts, rises, some_free, without_replacement
+
+
+@sized
+def spo(groups: int = 32, n: int = 1, half_way: float = 0.06, spread: float = 0.05) -> Recipe:
+    """SPO: each prompt's tracked success rate is its baseline, advantages are normalised over the batch. arXiv 2509.13232.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts per prompt, at least 1.
+        half_way: how far, in nats per token, the weights move until half of a prompt's record is forgotten; above 0.
+        spread: share of every prompt in the draw ∝ √(v(1 - v)) + spread; above 0.
+    """
+    base = grpo(groups, n)
+    return replace(
+        base,
+        stages=(replace(base.stages[0], judge=judges.Complete(NOW)),),
+        prompts=Tracker(half_way=half_way, spread=spread),
+        advantage=advantages.AgainstBaseline(),
+        over_batch=advantages.BatchNormalised(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tracker(PromptRule):
+    """A success rate tracked for each prompt, forgotten as the weights move, and prompts drawn where it is least certain.
+
+        v = α / (α + β);  after a rollout of metric r:  α ← ρα + r,  β ← ρβ + 1 - r
+        ρ = 2^(-D / half_way), kept in [least, most];  D: how far the weights moved since the prompt's last visit
+        drawn with probability ∝ √(v(1 - v)) + spread
+
+    SPO, arXiv 2509.13232: its "KL-adaptive value tracker" and prioritised sampling. Before its first visit α + β is
+    1 / (1 - least), with the table's prior for v, or 1/2, and what it counts for beside (`prior_counts`): the paper rolls
+    every prompt out first. Where `Updated` never
+    told how far the weights moved, ρ is `least`. Nothing moves between the rollouts of a visit: ρ is `most` from the
+    second on. v is expected of the metric and of the reward alike, as in the paper, where both are one number.
+
+    Attributes:
+        half_way: divergence, in nats per token, at which half is forgotten; above 0.
+        least: lowest ρ, in (0, 1).
+        most: highest ρ, in [least, 1).
+        spread: share of every prompt in the draw, above 0.
+        pool: candidates for each prompt drawn, at least 1.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    half_way: float = 0.06
+    least: float = 0.875
+    most: float = 0.96
+    spread: float = 0.05
+    pool: int = 16
+
+    def __post_init__(self) -> None:
+        at_least("pool", self.pool, 1)
+        if not (0 < self.half_way < inf and 0 < self.least <= self.most < 1 and 0 < self.spread < inf):
+            raise ValueError(f"expected half_way and spread above 0 and 0 < least <= most < 1, got {self}")
+
+    @property
+    def traits(self) -> PromptTraits:
+        return PromptTraits(predicts=True, reads_rate=True, reads_kl=True, reads=("metrics_G",))
+
+    def init(self, table: PromptTable) -> Memory:
+        hits_N, misses_N = prior_counts(table, 1 / (1 - self.least))
+        return {
+            "hits_N": hits_N.astype(np.float32),
+            "misses_N": misses_N.astype(np.float32),
+            "kl_N": np.zeros(len(table), np.float32),
+        }
+
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[Drawn]:
+        pool = some_free(free_N, self.pool * k, rng)
+        rate_K = self._rates(memory, pool)
+        chance_K = np.sqrt(rate_K * (1 - rate_K)) + self.spread
+        at = without_replacement(chance_K, k, rng)
+        odds_K = chance_K / chance_K.sum() * chance_K.size
+        return [Drawn(int(pool[i]), float(rate_K[i]), float(rate_K[i]), float(odds_K[i])) for i in at]
+
+    @staticmethod
+    def _rates(memory: Memory, prompts_K: NDArray[np.int64]) -> NDArray[np.float64]:
+        hits_K, misses_K = memory["hits_N"][prompts_K], memory["misses_N"][prompts_K]
+        return (hits_K / (hits_K + misses_K)).astype(np.float64)
+
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
+        if not group.scored:  # what the weights moved since the last visit is still to be forgotten
+            return
+        prompt, hits_N, misses_N = group.prompt, memory["hits_N"], memory["misses_N"]
+        moved = max(0.0, view.kl_sum - float(memory["kl_N"][prompt]))  # which was rounded, up perhaps
+        memory["kl_N"][prompt] = view.kl_sum
+        kept = min(self.most, max(self.least, 2 ** (-moved / self.half_way))) if view.kl_sum else self.least
+        for metric in np.clip(group.metrics_G, 0, 1).tolist():
+            hits_N[prompt] = kept * hits_N[prompt] + metric
+            misses_N[prompt] = kept * misses_N[prompt] + 1 - metric
+            kept = self.most
+
+    def promises(
+        self, picked: Sequence[Drawn], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
+        free = int(np.count_nonzero(free_N))
+        return {
+            "as many as asked, or all that are free": len(picked) == min(k, free),
+            "each is expected to do as its record says": all(
+                abs((each.predicted or 0.0) - before["hits_N"][each.prompt] / _weight(before, each.prompt)) < 1e-6
+                and each.baseline == each.predicted
+                for each in picked
+            ),
+            "the less certain it is, the likelier it is drawn": rises(
+                picked, [-abs((each.predicted or 0.0) - 0.5) for each in picked]
+            ),
+        }
+
+
+def _weight(memory: Memory, prompt: int) -> float:
+    return float(memory["hits_N"][prompt]) + float(memory["misses_N"][prompt])

@@ -1,0 +1,255 @@
+"""VCRL: groups whose metrics vary enough are trained on, and their prompts come again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from statistics import pvariance
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollalloc.core.group import GroupView
+from rollalloc.core.packing import naturals
+from rollalloc.core.prompt_pool import NOW
+from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.core.rule import (
+    Act,
+    JudgeRule,
+    JudgeTraits,
+    Memory,
+    PromptRule,
+    PromptTraits,
+    Verdict,
+    View,
+)
+from rollalloc.core.table import PromptTable
+from rollalloc.recipes.grpo import grpo
+from rollalloc.recipes.shapes import sized
+from rollalloc.rules import advantages
+from rollalloc.rules.judges import TINY, mixed
+from rollalloc.rules.prompts import Shuffled
+
+
+@sized
+def vcrl(
+    groups: int = 16,
+    n: int = 4,
+    kappa: float = 0.8,
+    kappa_first: float = 0.3,
+    first: int = 20,
+    replays: int = 2,
+    max_candidates: int | None = None,
+    deviation: advantages.Deviation | None = None,
+) -> Recipe:
+    """VCRL: groups whose metrics vary enough are trained on, prompts that did so replace the others. arXiv 2509.19803.
+
+        trained on where  G Σ (m_i - mean)² / (⌊G/2⌋ ⌈G/2⌉) ≥ kappa
+
+    The prompts that replace them are rolled out anew.
+
+    Args:
+        groups: prompts in a batch, at least 1.
+        n: rollouts per prompt, at least 2.
+        kappa: in (0, 1].
+        kappa_first: instead, in the first `first` updates of the weights, in (0, 1].
+        first: 0 or more.
+        replays: times that a prompt replaces another one after it was trained on, at least 1.
+        max_candidates: as for `dapo`.
+        deviation: as for `grpo`.
+    """
+    at_least("n", n, 2, "one rollout does not vary")
+    base = grpo(groups, n, deviation)
+    return replace(
+        base,
+        stages=(replace(base.stages[0], judge=Varied(kappa, kappa_first, first)),),
+        prompts=Banked(replays),
+        max_candidates=max_candidates,
+    )
+
+
+def relative_variance(metrics_G: NDArray[np.float64]) -> float:
+    """The variance of metrics in [0, 1], as a share of the largest that so many can have.
+
+        G Σ (m_i - mean)² / (⌊G/2⌋ ⌈G/2⌉);  of k ones and G - k zeros  k (G - k) / (⌊G/2⌋ ⌈G/2⌉)
+
+    VCRL's p, arXiv 2509.19803. 0 of fewer than two.
+    """
+    count = metrics_G.size
+    if count < 2:
+        return 0.0
+    over_G = metrics_G - metrics_G.mean()
+    return count * float(over_G @ over_G) / ((count // 2) * (count - count // 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Varied(JudgeRule):
+    """Train on a complete group whose metrics vary enough, drop it otherwise; VCRL, arXiv 2509.19803.
+
+        relative_variance ≥ `kappa`, or `kappa_first` in the first `first` updates of the weights
+
+    Its prompt may be drawn again at once, either way.
+
+    Attributes:
+        kappa: in (0, 1]; of 4 rollouts 1 right one gives 0.75, of 8 two give 0.75 and three 0.94.
+        kappa_first: in (0, 1].
+        first: 0 or more.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    kappa: float = 0.8
+    kappa_first: float = 0.3
+    first: int = 20
+
+    def __post_init__(self) -> None:
+        at_least("first", self.first, 0)
+        if not (0 < self.kappa <= 1 and 0 < self.kappa_first <= 1):
+            raise ValueError(f"kappa and kappa_first must be in (0, 1], got {self.kappa} and {self.kappa_first}")
+
+    @property
+    def traits(self) -> JudgeTraits:
+        return JudgeTraits(reads=("metrics_G",), reads_rate=True, waits_for_all=True, after_failure=NOW)
+
+    def __call__(self, group: GroupView, view: View) -> Verdict | None:
+        if group.unfinished:
+            return None
+        varies = relative_variance(group.metrics_G)
+        if varies >= (self.kappa_first if view.version < self.first else self.kappa) - TINY:
+            return Verdict(Act.TRAIN, until=NOW)
+        return Verdict(Act.DROP, "out_of_band/low_variance" if mixed(group) else "zero_variance", NOW)
+
+    def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
+        metrics, count = group.metrics_G.tolist(), group.scored
+        most = pvariance([0.0] * (count // 2) + [1.0] * (count - count // 2)) if count > 1 else 1.0
+        share = pvariance(metrics) / most if count > 1 else 0.0
+        least = self.kappa_first if view.version < self.first else self.kappa
+        return {
+            "it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0),
+            "just the groups that vary enough are trained on": (
+                verdict is None or abs(share - least) < 1e-6 or (verdict.act is Act.TRAIN) == (share > least)
+            ),
+            "its prompt may be drawn again at once": verdict is None or verdict.until == NOW,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Banked(PromptRule):
+    """New prompts first; what lacks to the batch then comes from a bank of those whose metrics varied most.
+
+    Since the last update of the weights as many prompts as a batch has groups are new ones, each once a pass, in random
+    order; any further ones those of the bank of highest priority, and where it has none, new ones. A prompt that was trained
+    on enters the bank with its relative variance for priority P, afterwards P ← momentum · P + (1 - momentum) · its relative
+    variance. It leaves when a visit of it was dropped, when it was drawn from the bank `replays` times, or where there are
+    `capacity` of higher priority. VCRL, arXiv 2509.19803; see PAPERS.md.
+
+    Attributes:
+        replays: draws of a prompt from the bank, at least 1.
+        momentum: in [0, 1).
+        capacity: prompts in the bank, at least 1.
+        order: draws the new ones.
+
+    Raises:
+        ValueError: a number out of its range.
+    """
+
+    replays: int = 2
+    momentum: float = 0.9
+    capacity: int = 1024
+    order: Shuffled = field(default_factory=Shuffled)
+
+    def __post_init__(self) -> None:
+        at_least("replays", self.replays, 1)
+        at_least("capacity", self.capacity, 1)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}")
+
+    @property
+    def traits(self) -> PromptTraits:
+        return PromptTraits(reads_rate=True, reads=("metrics_G",))
+
+    def init(self, table: PromptTable) -> Memory:
+        # Of each prompt of the bank [prompt, priority, draws left]; `new`: those drawn since the `version`.
+        return self.order.init(table) | {"bank": [], "version": 0, "new": 0}
+
+    def pick(
+        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
+    ) -> Sequence[int]:
+        if view.version != memory["version"]:
+            memory |= {"version": view.version, "new": 0}
+        memory["bank"] = [entry for entry in memory["bank"] if _is_trained(view, entry[0])]
+        again = self._best(memory, k - max(0, view.groups - memory["new"]), free_N)
+        for entry in again:
+            entry[2] -= 1
+        drawn = [entry[0] for entry in again]
+        new = self.order.beside(drawn, memory, k - len(drawn), free_N, rng)
+        memory["new"] += len(new)
+        return drawn + new
+
+    @staticmethod
+    def _best(memory: Memory, count: int, free_N: NDArray[np.bool_]) -> list[list[Any]]:
+        """At most `count` entries of the bank that may be drawn, the highest priority first."""
+        there = [entry for entry in memory["bank"] if entry[2] > 0 and free_N[entry[0]]]
+        return sorted(there, key=lambda entry: (-entry[1], entry[0]))[: max(0, count)]
+
+    def observe(self, memory: Memory, group: GroupView, view: View) -> None:
+        varies, bank = relative_variance(group.metrics_G), memory["bank"]
+        if group.scored < 2:
+            return
+        entry = next((entry for entry in bank if entry[0] == group.prompt), None)
+        if entry is not None and entry[2] > 0:
+            entry[1] = self.momentum * entry[1] + (1 - self.momentum) * varies
+        elif entry is not None:
+            bank.remove(entry)
+        elif varies > 0:
+            bank.append([group.prompt, varies, self.replays])
+            if len(bank) > self.capacity:
+                bank.remove(min(bank, key=lambda entry: (entry[1], -entry[0])))
+
+    def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
+        """The memory for another data set: a new order, and the bank's prompts where they are now."""
+        target = {int(old): new for new, old in enumerate(source_N.tolist()) if old >= 0}
+        bank = [[target[prompt], priority, left] for prompt, priority, left in memory["bank"] if prompt in target]
+        return self.init(table) | {"bank": bank} | {name: memory[name] for name in ("version", "new")}
+
+    def check(self, memory: Memory, table: PromptTable) -> None:
+        """Refuse a saved memory that is none of this rule."""
+        bank = memory["bank"]
+        naturals([memory["version"], memory["new"], *(left for _, _, left in bank)], "bank")
+        prompts = naturals([prompt for prompt, _, _ in bank], "bank")
+        known = isinstance(bank, list) and max(prompts, default=0) < len(table) and len(set(prompts)) == len(prompts)
+        if not known or not all(0 <= priority <= 1 + 1e-9 for _, priority, _ in bank):
+            raise ValueError(
+                f"bank: expected each of {len(table)} prompts at most once, with a priority in [0, 1]; the state is corrupt"
+            )
+
+    def promises(
+        self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+    ) -> dict[str, bool]:
+        new = before["new"] if before["version"] == view.version else 0
+        free = [e for e in before["bank"] if e[2] > 0 and free_N[e[0]] and _is_trained(view, e[0])]
+        again = min(len(free), max(0, k - max(0, view.groups - new)))
+        priority = {entry[0]: entry[1] for entry in free}
+        drawn = [priority.get(prompt, -1.0) for prompt in picked[:again]]
+        left = sorted((p for prompt, p in priority.items() if prompt not in picked[:again]), reverse=True)
+        turns = before["order"][int(before["cursors"][0]) :].tolist()
+        turns = [prompt for prompt in turns if free_N[prompt] and prompt not in picked[:again]][: k - again]
+        return {
+            "as many as asked, or all that are free": len(picked) == min(k, int(np.count_nonzero(free_N))),
+            "beyond a batch of new prompts it draws from the bank, while that has one": min(drawn, default=0.0) >= 0,
+            "the others are the next new ones": set(turns) <= set(picked),
+            "none of the bank has a higher priority than one that is drawn": not left
+            or not drawn
+            or left[0] <= min(drawn),
+            "a prompt is drawn from the bank `replays` times at most": all(
+                e[2] <= self.replays for e in before["bank"]
+            ),
+        }
+
+
+def _is_trained(view: View, prompt: int) -> bool:
+    """Whether its last visit was good enough to be trained on."""
+    statistics = view.statistics
+    return statistics.fates[int(statistics.fate_N[prompt])] in ("trained", "surplus", "stale")
