@@ -40,8 +40,10 @@ def furnish(folder: Path) -> None:
     for name in ("path/to/model", "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B", "runs/smollm2"):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    for name in ("train.parquet", "test.parquet", "runs/chat/filter/train.parquet", "runs/chat/filter/heldout.parquet"):
-        write_rows(folder / name, ROWS)
+    for name, rows in {"train": ROWS[:120], "test": ROWS[120:]}.items():
+        write_rows(folder / f"{name}.parquet", rows)
+    for name, rows in {"train": ROWS[:120], "heldout": ROWS[120:]}.items():
+        write_rows(folder / "runs" / "chat" / "filter" / f"{name}.parquet", rows)
     write_rows(folder / "gsm8k.jsonl", [{"question": f"{n} + 1", "answer": f"#### {n + 1}"} for n in range(3)])
     write_rows(folder / "trl.parquet", [{"prompt": f"{n} + 1", "solution": str(n + 1)} for n in range(3)])
     for name in ("my_package/rewards.py", "my_reward.py"):

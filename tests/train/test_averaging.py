@@ -59,8 +59,8 @@ def test_a_run_samples_from_evaluates_and_keeps_the_mean(trainer_of, tmp_path):
         torch.testing.assert_close(saved, here[name].detach())
 
 
-def test_checkpoints_that_say_nothing_of_it_are_of_runs_without():
-    assert "averaging" not in Settings(sampling=Sampling(3), averaging=0).identity()
+def test_it_is_part_of_what_a_resumed_run_must_have_in_common():
+    assert Settings(sampling=Sampling(3), averaging=0).identity()["averaging"] == 0
     assert Settings(sampling=Sampling(3)).identity()["averaging"] == 640
 
 

@@ -169,7 +169,9 @@ def test_a_batch_of_prompts_that_are_gone_is_not_trained(run_of, tmp_path):
     Hanging.hangs = 2  # the evaluation before an update, so that a batch waits for it
     with pytest.raises(Stopped):
         run_of(tmp_path, scorer=Hanging(starts_with_an_image)).run()
-    with pytest.raises(ValueError, match="1 new, 40 kept by key, and a batch of the old ones is still to be trained"):
+    with pytest.raises(
+        ValueError, match="1 new, 40 kept by key, and a batch of the old prompts is still to be trained"
+    ):
         run_of(tmp_path, prompts=41).resume(accept_data=True)
 
 

@@ -18,7 +18,19 @@ import numpy as np
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Batch
 from rollalloc.core.teaching import WINDOW
-from rollalloc.runs.values import AGES, AMOUNT, COUNT, COUNTS, FIGURES, LENGTHS, MEASURED, NUMBER, TEXT, Field
+from rollalloc.runs.values import (
+    AGES,
+    AMOUNT,
+    COUNT,
+    COUNTS,
+    FIGURES,
+    KNOWN_FIGURES,
+    LENGTHS,
+    MEASURED,
+    NUMBER,
+    TEXT,
+    Field,
+)
 
 PREFIX = "rollalloc"
 
@@ -146,7 +158,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("at", "rollouts", "the point of the grid of `--eval-every`; null: the final weights", _EVAL, COUNT),
         Metric("accuracy", "0 to 1", "held out; null where no sample has a score", _EVAL, NUMBER),
         Metric("standard_error", "0 to 1", "of the accuracy, over prompts; 0 where it is exact", _EVAL, AMOUNT),
-        Metric("breadth/k", "attempts", "per prompt", _EVAL, FIGURES),
+        Metric("breadth/k", "attempts", "per prompt", _EVAL, KNOWN_FIGURES),
         Metric("breadth/pass_at_k", "metric", "best of k attempts, mean over prompts", ("eval", "TRL")),
         Metric("breadth/full_marks", "share", "of attempts with full marks", ("eval", "TRL")),
         Metric("breadth/distinct_right", "answers", "different right ones of k attempts", ("eval", "TRL")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -143,6 +144,16 @@ def _figures(value: Any) -> dict[str, float]:
     return {name[:_NAME]: number(each) for name, each in value.items() if each is not None}
 
 
+def _known_figures(value: Any) -> dict[str, float]:
+    """The finite numbers of an object; what is none, or no object at all, is left out."""
+    named = list(value.items())[:_NAMES] if isinstance(value, dict) else []
+    known: dict[str, float] = {}
+    for name, each in named:
+        with suppress(ValueError, TypeError, OverflowError):
+            known[name[:_NAME]] = number(each)
+    return known
+
+
 def _ages(value: Any) -> dict[int, int]:
     return {count(int(age)): rows for age, rows in _counts(value).items()}
 
@@ -164,5 +175,6 @@ MEASURED = Field("a number", _measured)
 TEXT = Field("text", lambda value: _text(value)[:_TEXT])
 COUNTS = Field(f"whole numbers from 0 under at most {_NAMES} names", _counts)
 FIGURES = Field(f"finite numbers, or null, under at most {_NAMES} names", _figures)
+KNOWN_FIGURES = Field("an object", _known_figures)
 AGES = Field("rows by a whole number of updates", _ages)
 LENGTHS = Field(f"an object of count, truncated and {len(QUANTILES)} quantiles", _lengths)
