@@ -1,8 +1,9 @@
-"""The one stateful class: told what happened, asked what to do.
+"""The one stateful class of the core: a driver tells it what happened and asks it what to do.
 
-It is a front door. A group's way is `lifecycle`'s, what is ordered is decided in `decisions`, batches are made in `batches`,
-why a run ends is in `endings`, and `saving` turns it all into data; the state that they share is a `Run`. A call costs in
-proportion to the groups it touches, never to the number of prompts.
+This class only dispatches. `lifecycle` takes a group from its draw to its end, `decisions` decides what to order,
+`batches` makes the batches, `endings` explains why a run ends, and `saving` turns the state into plain data. The state
+that they share is a `Run`. The cost of a call grows with the number of groups it touches, and not with the number of
+prompts.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from rollalloc.core.teaching import Teaching
 
 
 class Allocator:
-    """Decides, from what it is told, which rollouts to generate, to stop, to release and to train on.
+    """Decides which rollouts to generate, stop, release and train on.
 
     Its state is a function of the recipe, the seed and the events told so far.
 
     Args:
-        recipe: what to do.
+        recipe: the method to follow.
         prompts: the data set, as a `PromptTable` or as a number of prompts.
         seed: 0 or more.
 
     Raises:
-        TypeError: what is no recipe.
-        ValueError: more groups in a batch than there are prompts, or a negative seed.
+        TypeError: `recipe` is not a recipe.
+        ValueError: the recipe trains on more groups per batch than there are prompts, or the seed is negative.
     """
 
     def __init__(self, recipe: Recipe, prompts: int | PromptTable, seed: int) -> None:
@@ -66,15 +67,15 @@ class Allocator:
     # ------------------------------------------------------------------------------------------ what a driver calls
 
     def tell(self, events: Iterable[Event]) -> None:
-        """Take what happened.
+        """Take note of what happened.
 
         Args:
             events: in the order in which they happened.
 
         Raises:
-            EventError: an event for a rollout that is unknown or already over, a number that is not finite or not
-                possible, a version that goes back. The events before it were taken.
-            MetricError: a metric outside [0, 1] under a recipe whose rules take it for a success rate.
+            EventError: an event names a rollout that is unknown or already over, contains a number that is not finite
+                or not possible, or has a version that goes back. The events before it were taken.
+            MetricError: a metric is outside [0, 1] and a rule of the recipe reads it as a success rate.
         """
         run, on_done = self._run, lifecycle.on_done
         for number, event in enumerate(events):
@@ -100,29 +101,30 @@ class Allocator:
                 raise EventError(f"expected an event of rollalloc.core.events, got {type(event).__name__}")
 
     def ask(self, capacity: int | None = None) -> Actions:
-        """What to do now. Each action is handed out once.
+        """Return what to do now. Each action is handed out once.
 
         Args:
-            capacity: rollouts that may be started now; None: any number. Too few give fewer or split orders.
+            capacity: number of rollouts that can be started now. None: any number. With too little capacity, fewer
+                orders are handed out, or parts of orders; the rest follows later.
 
         Raises:
-            NoProgress: nothing to do, nothing running, and nothing left to be told that would change it.
+            NoProgress: there is nothing to do, nothing is running, and no event could change that.
             RuleError: a rule of the recipe broke its contract.
         """
         if capacity is not None and capacity < 0:
             raise ValueError(f"capacity must be 0 or more rollouts, or None for no limit, got {capacity}")
         run, flight, budgets = self._run, self._run.flight, self._run.budgets
         if run.settled and flight.owner and not (flight.touched or run.cancel or run.release):
-            if not budgets.owed:  # most asks of a driver that tells each completion by itself
+            if not budgets.owed:  # fast path: most asks of an asynchronous driver
                 return NOTHING
-            if not budgets.limited:  # nearly all others: a slot became free
+            if not budgets.limited:  # second fast path: only a slot became free
                 return Actions(decisions.hand_out(run, capacity))
         if flight.touched:
             lifecycle.stop_early(run)
         if budgets.limited and budgets.overdrawn():
             lifecycle.withhold(run)
         batch, orders = None, ()
-        if not (run.settled and flight.owner):  # else nothing changed since the last decision, which still holds
+        if not (run.settled and flight.owner):  # otherwise nothing changed and the last decision still holds
             batch = None if run.settled else batches.full_batch(run)
             if batch is None and run.finished is None:
                 halt = decisions.decide(run)
@@ -131,7 +133,7 @@ class Allocator:
         if budgets.owed and batch is None and run.finished is None:
             orders = decisions.hand_out(run, capacity)
         cancel = release = ()
-        if run.cancel:  # a rollout may have ended between the decision to stop it and now
+        if run.cancel:  # leave out rollouts that ended after the decision to stop them
             cancel = tuple(rollout for rollout in run.cancel if rollout in flight.stopped)
             run.cancel = []
         if run.release:
@@ -139,7 +141,7 @@ class Allocator:
         return Actions(orders, cancel, release, batch, run.finished)
 
     def _resolve(self, halt: Halt | None) -> Batch | None:
-        """Nothing is running and nothing was decided: a short batch, a fresh round, the end of the run, or an error."""
+        """Nothing runs and nothing was decided: make a short batch, begin a new round, end the run, or raise."""
         run = self._run
         if halt is not None and halt.ends is Ends.NOTHING:
             raise NoProgress(halt.why)
@@ -149,7 +151,7 @@ class Allocator:
                 return batch
             raise NoProgress(f"{run.recipe.stages[-1].promote!r} promotes no group although nothing is running")
         if halt is not None and halt.ends is Ends.BATCH:
-            run.budgets.batch_opened = 0  # what was paid stays paid: the batch's budget holds
+            run.budgets.batch_opened = 0  # only the count of candidates restarts; the batch's budget still counts
             halt = decisions.decide(run)
             if not run.idle():
                 return None
@@ -161,7 +163,10 @@ class Allocator:
         return None
 
     def outstanding(self) -> Actions:
-        """After a load: orders in flight, cancellations without a terminal event, the batch not yet trained."""
+        """After a load: return the orders in flight, the cancellations without a terminal event and the untrained batch.
+
+        A driver that restarts calls it once, to learn what is still to be done.
+        """
         run = self._run
         orders = [
             Order(group.id, group.prompt, stage, rollouts)
@@ -173,7 +178,7 @@ class Allocator:
         return Actions(tuple(orders), cancel, (), run.batch, run.finished)
 
     def wanted(self) -> int:
-        """Prompts that a loader should offer now; 0 for a recipe that draws its own."""
+        """Number of prompts that a data loader should offer now; 0 if the recipe draws its own prompts."""
         run, rule = self._run, self._run.loader
         if rule is None or rule.ended(run.memory):
             return 0
@@ -183,9 +188,10 @@ class Allocator:
         return max(0, groups - len(run.drawn) - rule.waiting(run.memory))
 
     def due_epoch(self) -> int | None:
-        """The first epoch in which a prompt may be drawn: a loader that has gone beyond it has not offered that prompt.
+        """The first epoch in which a prompt may be drawn, or None if every prompt is in flight, waits for a version or is
+        out.
 
-        None where every prompt is in flight, waits for a version or is never drawn again.
+        A loader whose epoch is already later than this did not offer that prompt.
         """
         return self._run.pool.due_epoch()
 
@@ -193,7 +199,7 @@ class Allocator:
 
     @property
     def recipe(self) -> Recipe:
-        """What it does."""
+        """The recipe."""
         return self._run.recipe
 
     @property
@@ -203,12 +209,12 @@ class Allocator:
 
     @property
     def seed(self) -> int:
-        """Of every draw."""
+        """The seed of every random draw."""
         return self._run.seed
 
     @property
     def version(self) -> int:
-        """Of the weights, as last told."""
+        """Version of the weights, from the last `Updated`."""
         return self._run.version
 
     @property
@@ -218,7 +224,7 @@ class Allocator:
 
     @property
     def batch(self) -> Batch | None:
-        """The batch handed out and not yet trained."""
+        """The batch that was handed out and not trained yet, or None."""
         return self._run.batch
 
     @property
@@ -228,53 +234,57 @@ class Allocator:
 
     @property
     def tokens_paid(self) -> int:
-        """Tokens of the rollouts that ended."""
+        """Tokens of all rollouts that have ended."""
         return self._run.budgets.tokens
 
     @property
     def epoch(self) -> int:
-        """Passes over the prompts begun, from 0."""
+        """Number of the current pass over the prompts, from 0."""
         return self._run.pool.epoch
 
     def prompt_figures(self) -> dict[str, float]:
-        """What the prompt rule says of itself, such as how good its predictions were; empty where it says nothing."""
+        """Numbers that the prompt rule reports, such as how good its predictions were; may be empty."""
         return dict(self._run.recipe.prompts.figures(self._run.memory))
 
     def quarantined(self) -> list[int]:
-        """The prompts that are not drawn again because their rollouts always failed."""
+        """The prompts that are no longer drawn because their rollouts always failed."""
         return self._run.statistics.with_fate(QUARANTINED)
 
     def away(self) -> dict[str, int]:
-        """Prompts `evicted` and `quarantined` now, and visits so far to prompts that had been evicted (`revived`)."""
+        """Numbers of prompts that are now `evicted` and `quarantined`, and of visits so far to evicted prompts
+        (`revived`).
+        """
         pool = self._run.pool
         return {"evicted": pool.evicted(), "revived": pool.revived, "quarantined": len(self.quarantined())}
 
     def few_prompts(self) -> str | None:
-        """The line to be said after a batch was made where few prompts are left to draw; None: there is none to be said."""
+        """A warning to log after a batch if few prompts are left to draw, or None."""
         return endings.few_prompts(self._run) if self._run.pool.speaks else None
 
     @property
     def replayed(self) -> int:
-        """Rows that were trained on again, over all batches; `accounts` has each rollout once."""
+        """Rows that were trained on again, summed over all batches. `accounts` counts each rollout only once."""
         return self._run.replayed
 
     def accounts(self) -> dict[str, int]:
-        """Rollouts paid, by cause; the sum is what was ordered."""
+        """Number of rollouts by what became of them. The values sum to the number of rollouts ordered."""
         accounts = self._run.accounts
         return accounts | {"open": self.paid - sum(accounts.values())}
 
     @property
     def teaching(self) -> Teaching:
-        """Whether the last rollouts still taught; read only."""
+        """Whether recent rollouts still gave a learning signal; read only."""
         return self._run.teaching
 
     @property
     def selection(self) -> Selection:
-        """What the batch trains on beside what was sampled, until the next `Updated`; read only."""
+        """What selection changed in the current batch compared with all that was sampled, until the next `Updated`; read
+        only.
+        """
         return self._run.selection
 
     def scoreless(self) -> bool:
-        """Whether the run is over for want of scores: most rollouts failed, and none has a score, or none any more."""
+        """Whether the run ended for lack of scores: most rollouts failed, and none has a score, or has one any more."""
         why, accounts = self._run.finished, self.accounts()
         if why is None or 2 * accounts["failed"] <= self.paid:
             return False
@@ -284,23 +294,24 @@ class Allocator:
     # --------------------------------------------------------------------------------------------- saving and loading
 
     def state_dict(self) -> dict[str, Any]:
-        """The complete state as JSON holds it: arrays as {dtype, shape, base64}."""
+        """Return the complete state as JSON data. Arrays are stored as {dtype, shape, base64}."""
         return saving.dump(self._run)
 
     def load_state_dict(
         self, state: dict[str, Any], *, accept_recipe: bool = False, remap: ArrayLike | str | None = None
     ) -> None:
-        """Go on from a saved state: all of it or, on an error, none.
+        """Continue from a saved state. If an error is raised, this allocator is unchanged.
 
         Args:
-            state: what `state_dict` gave, also after a passage through JSON.
-            accept_recipe: go on under this allocator's recipe although the state was saved under another.
-            remap: for a data set that changed: "keys" to find each prompt by its key, or shape (N,), for each prompt its
-                index in the saved data set, -1 where it is new. Groups in flight of prompts that are gone are dropped.
+            state: the result of `state_dict`, also after a round trip through JSON.
+            accept_recipe: continue under this allocator's recipe although another recipe saved the state.
+            remap: for a data set that has changed. "keys" finds each prompt by its key. An array of shape (N,) gives
+                for each prompt its index in the saved data set, -1 for a new prompt. Groups in flight whose prompts are
+                gone are dropped.
 
         Raises:
-            ValueError: another schema, keys missing or unknown, another recipe, seed or data set, values that no run can
-                have; says where and names the difference.
+            ValueError: the state has another schema, missing or unknown keys, another recipe, seed or data set, or
+                impossible values. The message names the place and the difference.
         """
         run = saving.load(state, self.recipe, self.table, self.seed, accept_recipe, remap)
         same_recipe = not any(saving.differences(state["recipe"], self.recipe.description))

@@ -1,11 +1,12 @@
-"""What comes into the core and what goes out: values without logic, which nobody changes.
+"""The messages between a driver and the core: what the driver tells, and what the core answers.
 
-What comes in are frozen dataclasses; what goes out by the thousand are named tuples, which are cheaper to make.
-
-A driver *tells* the core `Done`, `Failed`, `Cancelled`, `Updated` (and `Offered` where a framework's own
-loader draws the prompts) and *asks* it for `Actions`. Everything is an id or a number: text, tensors and token
-log-probabilities stay with the driver, as the payload of a rollout, until the core names that rollout in
+A driver *tells* the core `Done`, `Failed`, `Cancelled` and `Updated` (and `Offered`, if a framework's own data loader
+picks the prompts). It *asks* the core for `Actions`. Messages contain only ids and numbers. Texts, tensors and token
+log-probabilities are the payload of a rollout: the driver keeps them until the core lists that rollout in
 `Actions.release`.
+
+Events are frozen dataclasses. Orders and rows are created by the thousand, so they are named tuples, which are cheaper
+to create.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import NamedTuple
 
 from rollalloc.core.latency import Curve
 
-LARGEST = 1e30  # of rewards and metrics: squares and differences of such stay within what trains, float32 included
-LARGEST_WHOLE = 2**31 - 1  # of lengths and versions: sums of such stay within what is kept of each prompt
-FARTHEST = 1e3  # nats per token that an update counts for: beyond it nothing is left of the policy before
+LARGEST = 1e30  # largest reward or metric; advantages computed from such rewards still fit into float32
+LARGEST_WHOLE = 2**31 - 1  # largest length or version; their sums still fit into the per-prompt statistics
+FARTHEST = 1e3  # nats per token; a larger KL divergence of one update is counted as this value
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +26,18 @@ class Done:
     """A rollout was generated and scored.
 
     Attributes:
-        rollout: the id that an `Order` gave.
-        reward: what training uses (after shaping); within ±`LARGEST`.
-        metric: what selection looks at, such as 1 for right and 0 for wrong; within ±`LARGEST`, and in [0, 1] under a
-            recipe whose rules take it for a success rate (`Recipe.rate_readers`).
-        tokens: generated tokens, in [0, `LARGEST_WHOLE`].
-        version: version of the weights at the rollout's first token, at most the version last told by `Updated`.
-        last_version: version at its last token; `version` when None.
-        truncated: True where generation hit the length limit.
-        uncertainty: sum over its tokens of (1 - π)², π the probability with which each was sampled, at least 0: about the
-            squared norm of ∇ log π of the rollout, up to a factor that all share. None where it is unknown.
+        rollout: the id from its `Order`.
+        reward: the number that training uses, after any shaping; within ±`LARGEST`.
+        metric: the number that selection uses, such as 1 for right and 0 for wrong; within ±`LARGEST`. It must be in
+            [0, 1] if a rule of the recipe reads it as a success rate (`Recipe.rate_readers`).
+        tokens: number of generated tokens, in [0, `LARGEST_WHOLE`].
+        version: version of the weights that sampled the rollout's first token; at most the version of the last
+            `Updated`.
+        last_version: version of the weights that sampled its last token. None means the same as `version`.
+        truncated: True if generation stopped at the length limit.
+        uncertainty: Σ (1 - π)² over its tokens, where π is the probability with which each token was sampled; 0 or
+            more. It approximates the squared norm of the rollout's ∇ log π, up to a factor that is the same for all
+            rollouts. None if unknown.
     """
 
     rollout: int
@@ -49,12 +52,14 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A rollout that has no score: its engine died, its verifier timed out. Unscored is not wrong.
+    """A rollout ended without a score, for example because its engine died or its verifier timed out.
+
+    A rollout without a score is not a wrong answer: it counts neither as a success nor as a failure of its prompt.
 
     Attributes:
-        rollout: the id that an `Order` gave.
-        reason: for the driver's log; the core does not read it.
-        tokens: generated tokens that were paid all the same.
+        rollout: the id from its `Order`.
+        reason: text for the driver's log; the core does not read it.
+        tokens: tokens that were generated, and therefore paid for.
     """
 
     rollout: int
@@ -64,11 +69,11 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The terminal event of a rollout that `Actions.cancel` named (or that the driver had to abort).
+    """The driver stopped a rollout, because `Actions.cancel` listed it or because the driver had to abort it.
 
     Attributes:
-        rollout: the id that an `Order` gave.
-        tokens: tokens generated before it stopped.
+        rollout: the id from its `Order`.
+        tokens: tokens that were generated before it stopped.
     """
 
     rollout: int
@@ -77,14 +82,15 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """The weights changed: the outstanding batch was trained.
+    """The trainer trained on the outstanding batch, so the weights changed.
 
     Attributes:
-        version: must exceed every version told before, at most `LARGEST_WHOLE`.
-        approx_kl: how far this update moved the policy, the divergence of the one before from the one after, in nats
-            per token; 0 or more, of which more than `FARTHEST` counts as that. None: not measured.
-        latency: how fast the engine decodes now, (rollouts decoded at once, seconds for a token of each), rollouts growing
-            and seconds not falling; holds until another is told. None: as before.
+        version: version of the new weights; larger than every version told before, at most `LARGEST_WHOLE`.
+        approx_kl: KL divergence of the policy before this update from the policy after it, in nats per token; 0 or
+            more. Values above `FARTHEST` count as `FARTHEST`. None if it was not measured.
+        latency: decoding speed of the engine, as points (rollouts decoded at once, seconds per token of each). Rollouts
+            must increase and seconds must not decrease. It stays in force until another curve is told; None changes
+            nothing.
     """
 
     version: int
@@ -94,7 +100,12 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A framework's own loader hands prompts over, in its order; for recipes whose prompt rule is `as_offered`."""
+    """A framework's own data loader hands over prompts, in its order. Only for recipes whose prompt rule is `AsOffered`.
+
+    Attributes:
+        prompts: indices of the prompts. An empty tuple says that the loader has no more prompts.
+        epoch: the loader's pass over the data, from 0.
+    """
 
     prompts: tuple[int, ...]
     epoch: int
@@ -104,13 +115,13 @@ Event = Done | Failed | Cancelled | Updated | Offered
 
 
 class Order(NamedTuple):
-    """Generate these rollouts of one prompt.
+    """A request to generate these rollouts of one prompt.
 
     Attributes:
-        group: id of the group they belong to; one visit of one prompt.
+        group: id of the group that the rollouts belong to. A group is one visit of one prompt.
         prompt: index of the prompt, in [0, number of prompts).
-        stage: index of the recipe's stage that ordered them.
-        rollouts: new rollout ids, never used before.
+        stage: index of the recipe's stage that ordered the rollouts.
+        rollouts: ids of the new rollouts. An id is never used twice.
     """
 
     group: int
@@ -123,13 +134,14 @@ class Row(NamedTuple):
     """One rollout to train on.
 
     Attributes:
-        rollout: its id; the driver holds the payload.
+        rollout: its id; the driver has its payload.
         prompt: index of its prompt.
         group: id of its group.
-        advantage: the recipe's advantage.
-        weight: multiplies the row's loss. Importance ratios are the driver's, from log-probabilities.
-        version: version of the weights at the rollout's first token.
-        replays: batches before this one in which it was trained on.
+        advantage: its advantage, computed by the recipe.
+        weight: factor on the row's loss. It does not contain importance ratios; the driver computes those from
+            log-probabilities.
+        version: version of the weights that sampled the rollout's first token.
+        replays: number of earlier batches that trained on this rollout.
     """
 
     rollout: int
@@ -143,12 +155,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Train on these rows, then tell `Updated`.
+    """Rows to train on. After training, the driver must tell `Updated`.
 
     Attributes:
-        rows: in order of group, then of rollout id; those that are replayed come last.
-        version: the core's version when the batch was made; a row's staleness is `version - row.version`.
-        short_because: None for a full batch, else why it has fewer groups than the recipe asks for.
+        rows: sorted by group, then by rollout id; replayed rows come last.
+        version: version of the weights when the batch was made. The staleness of a row is `version - row.version`.
+        short_because: None for a full batch; otherwise the reason why it has fewer groups than the recipe wants.
     """
 
     rows: tuple[Row, ...]
@@ -157,14 +169,14 @@ class Batch:
 
 
 class Actions(NamedTuple):
-    """What to do now; each action is handed out once.
+    """What the driver should do now. Each action is handed out once.
 
     Attributes:
         generate: orders to start.
-        cancel: rollouts to stop; each still owes its terminal event.
-        release: rollouts whose payload may be freed.
+        cancel: rollouts to stop. The driver must still tell a terminal event for each of them.
+        release: rollouts whose payload the driver may free.
         batch: rows to train on, or None.
-        finished: why the run is over, or None.
+        finished: the reason why the run is over, or None.
     """
 
     generate: tuple[Order, ...] = ()
@@ -174,4 +186,4 @@ class Actions(NamedTuple):
     finished: str | None = None
 
 
-NOTHING = Actions()  # the answer to most asks of a driver that tells each completion by itself
+NOTHING = Actions()  # shared instance: most asks of an asynchronous driver, which tells each completion, get it

@@ -1,4 +1,4 @@
-"""A recipe: a frozen value that says which prompts get how many rollouts, which are stopped, and which are trained on."""
+"""A recipe is a frozen value: which prompts get how many rollouts, which are stopped and which are trained on."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ from rollalloc.core.rule import (
     StopRule,
 )
 
-_MOST_FAILURES = 255  # the statistics counts no further
+_MOST_FAILURES = 255  # the statistics count up to here, in one byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Rows of earlier batches that are trained on again, beside the fresh ones.
+    """Train again on rows of earlier batches, in addition to the new rows.
 
     Attributes:
-        rows: replayed in a batch, at most; at least 1.
-        times: a rollout is replayed at most so often, at least 1: with its first time it is trained 1 + `times` times.
-            None: as often as it is young enough.
-        max_staleness: a rollout is replayed while `version - its first-token version` is at most this, at least 1.
-        above: only rows whose advantage is above this are kept for replay: 0 for what did better than expected,
-            -inf for all.
+        rows: replayed rows in a batch, at most; at least 1.
+        times: how often a rollout is replayed, at most; at least 1. Counting its first batch, it is trained on at most
+            1 + `times` times. None: only `max_staleness` limits it.
+        max_staleness: a rollout is replayed while `version - its first-token version` is at most this number; at least
+            1.
+        above: only rows with an advantage above this number are kept for replay. 0 keeps rows that did better than
+            expected, -inf keeps all.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number is out of its range.
     """
 
     rows: int
@@ -56,11 +57,11 @@ class Replay:
             raise ValueError("above must be a number, got nan")
 
     def takes(self, row: Row, version: int) -> bool:
-        """Whether a row that was trained may be trained on again under weights of that version.
+        """Return whether a row that was trained may be trained again under the weights of that version.
 
         Args:
-            row: as it was trained last.
-            version: of the weights of the batch that it would be in.
+            row: the row as it was last trained.
+            version: version of the weights of the batch that would contain it.
         """
         young = version - row.version <= self.max_staleness
         return young and (self.times is None or row.replays < self.times) and row.advantage > self.above
@@ -68,17 +69,20 @@ class Replay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Limits that are never exceeded, not by one rollout; in tokens, by no more than what was running. None: no limit.
+    """Limits of a run; None means no limit.
+
+    Limits on rollouts are never exceeded. Limits on tokens are exceeded at most by the rollouts that were running when
+    the limit was reached.
 
     Attributes:
         run_rollouts: rollouts ordered in the whole run.
-        run_tokens: generated tokens in the whole run.
-        batch_rollouts: rollouts ordered between two batches. A batch they do not fill is short; where they give no group to
-            train on at all, the run is finished.
-        batch_tokens: generated tokens between two batches, likewise.
+        run_tokens: tokens generated in the whole run.
+        batch_rollouts: rollouts ordered between two batches. If they do not fill the batch, it is short; if not even
+            one group can be trained on, the run is finished.
+        batch_tokens: tokens generated between two batches, with the same consequences.
 
     Raises:
-        ValueError: a limit below 1.
+        ValueError: a limit is below 1.
     """
 
     run_rollouts: int | None = None
@@ -95,14 +99,14 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step of a group's way.
+    """One stage that each group goes through.
 
     Attributes:
-        name: for reports, e.g. "pilot".
-        size: rollouts for each group that enters it.
-        judge: what becomes of a group whose results come in.
-        stop: which rollouts to cancel; None: nothing is stopped early.
-        promote: which of the groups that passed it go on, into the next stage or, after the last, into a batch.
+        name: for reports, such as "pilot".
+        size: number of rollouts for each group that enters the stage.
+        judge: what happens to a group as its results arrive.
+        stop: which rollouts to cancel. None: no rollout is stopped early.
+        promote: which of the groups that passed go on, to the next stage or, after the last stage, into a batch.
     """
 
     name: str
@@ -122,31 +126,32 @@ class Stage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A whole method as one value: comparable, with a readable repr and a fingerprint.
+    """A whole method as one value, which can be compared, printed and fingerprinted.
 
-    Closed: what one field says no other one copies. Rules read it from the `View`, so that a recipe with a field replaced is
-    the recipe that would have been made so.
+    No field copies another one: rules read the recipe's numbers from the `View`. Therefore `dataclasses.replace(recipe,
+    max_staleness=0)` equals the recipe that was constructed with `max_staleness=0`.
 
     Attributes:
         groups: groups in a full batch, at least 1.
-        stages: at least one; a group goes through them in order.
+        stages: the stages that a group goes through, in order; at least one.
         prompts: which prompts are drawn.
         intake: how many groups are opened.
         rows: which scored rollouts of a group are trained on.
-        advantage: their advantages.
-        max_staleness: a rollout is trained while `version - its first-token version` is at most this, 0 or more.
-        max_candidates: groups opened for one batch at most; None: no limit. Then the batch is short; where not one group is
-            ready, the count begins anew.
+        advantage: the advantages of these rows.
+        max_staleness: a rollout is trained on while `version - its first-token version` is at most this number, 0 or
+            more.
+        max_candidates: groups opened for one batch, at most. After that the batch is short; if no group at all is
+            ready, the count starts again. None: no limit.
         budget: limits on rollouts and tokens.
-        quarantine_after: a prompt is not drawn again after so many visits in a row that gave no score because rollouts
-            failed, in [1, 255]; None: it is tried for ever.
-        over_batch: what the whole batch makes of the advantages; None: nothing.
-        replay: rows of earlier batches that are trained on again; None: none.
+        quarantine_after: a prompt is no longer drawn after this many visits in a row without any score because rollouts
+            failed, in [1, 255]. None: it is always tried again.
+        over_batch: a change of the advantages over the whole batch. None: no change.
+        replay: training again on rows of earlier batches. None: no replay.
 
     Raises:
-        TypeError: what is no rule of its place, or one that no checkpoint could name.
-        ValueError: a number out of its range, those included that the row rule says of itself, or a rule that reads how many
-            rows a group has where no rule says it.
+        TypeError: a slot holds something that is not a rule of that slot, or a rule that a checkpoint cannot name.
+        ValueError: a number is out of its range, also one in a row rule's traits; or a rule reads how many rows a group
+            has and the row rule does not declare it.
     """
 
     groups: int
@@ -181,13 +186,13 @@ class Recipe:
         if self.over_batch is not None:
             _refuse_other(self.over_batch, BatchRule, "over_batch")
         self._check_rows()
-        _ = self.description  # a rule that cannot be described fails here, not at the first checkpoint
+        _ = self.description  # raises now, and not at the first checkpoint, if a rule cannot be described
 
     def _check_rows(self) -> None:
-        """What the row rule says of itself, and whether it says what others read.
+        """Check the traits of the row rule, and that it declares the numbers that other rules read.
 
         Raises:
-            ValueError: it says no possible number, or nothing where a rule reads it.
+            ValueError: a declared number is impossible, or a number that another rule reads is not declared.
         """
         rows, longest = self.group_rows, self.rows.traits.longest
         if rows is not None:
@@ -202,15 +207,15 @@ class Recipe:
             )
 
     def replace(self, *, stage: str | None = None, **changes: Any) -> Recipe:
-        """The recipe with other rules or numbers, those of its stage (`size`, `judge`, `stop`, `promote`) included.
+        """Return the recipe with other rules or numbers, also those of its stage: `size`, `judge`, `stop`, `promote`.
 
         Args:
-            stage: name of the stage that these are of, where the recipe has several.
-            changes: fields of the recipe or of the stage by name, and what they are to be.
+            stage: name of the stage to change; required if the recipe has several stages.
+            changes: new values for fields of the recipe or of the stage, by field name.
 
         Raises:
-            TypeError: a name that neither has.
-            ValueError: several stages and no name of one of them; values that no recipe can have.
+            TypeError: neither the recipe nor the stage has a field of that name.
+            ValueError: the recipe has several stages and `stage` does not name one of them, or a value is not allowed.
         """
         known = [field.name for field in fields(Stage)[1:]]
         own = {name: value for name, value in changes.items() if name not in known}
@@ -230,62 +235,64 @@ class Recipe:
 
     @property
     def trains_older_rows(self) -> bool:
-        """Whether a batch may have rows sampled from weights before its own: held ones, or replayed ones."""
+        """Whether a batch may contain rows sampled by older weights, because groups wait or rows are replayed."""
         return self.max_staleness > 0 or self.replay is not None
 
     @cached_property
     def description(self) -> Any:
-        """The recipe as nested plain data; two recipes are the same when these are equal."""
+        """The recipe as nested plain data. Two recipes are the same if their descriptions are equal."""
         return describe(self)
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
-        """Every rule: the recipe's own, then those of its stages."""
+        """Every rule: first the recipe's own rules, then those of its stages."""
         own = (self.prompts, self.intake, self.rows, self.advantage, self.over_batch)
         staged = [rule for each in self.stages for rule in (each.size, each.judge, each.stop, each.promote)]
         return tuple(rule for rule in (*own, *staged) if rule is not None)
 
     @cached_property
     def rate_readers(self) -> tuple[str, ...]:
-        """The rules, as text, that take the metric for a success rate: they decide well for metrics in [0, 1] only."""
+        """The rules, as text, that read the metric as a success rate. They need metrics in [0, 1]."""
         return tuple(repr(rule) for rule in self.rules if rule.traits.reads_rate)
 
     @cached_property
     def group_rows(self) -> int | None:
-        """Rows of each group that are trained on at most, as the row rule says; None where it does not say."""
+        """Rows of each group that are trained on, at most, from the row rule's traits; None if it does not declare a
+        number.
+        """
         return self.rows.traits.rows
 
     @property
     def reads_features(self) -> bool:
-        """Whether the prompt rule looks at the table's features."""
+        """Whether the prompt rule uses the table's features."""
         return self.prompts.traits.reads_features
 
     @property
     def reads_kl(self) -> bool:
-        """Whether the prompt rule wants to be told, by `Updated`, how far the weights moved."""
+        """Whether the prompt rule needs `Updated.approx_kl`."""
         return self.prompts.traits.reads_kl
 
     @property
     def reads_uncertainty(self) -> bool:
-        """Whether a rule decides by how uncertain rollouts were, so that `Done` should say it."""
+        """Whether a rule uses `Done.uncertainty`."""
         return any("uncertainties_G" in (rule.traits.reads or ()) for rule in self.rules)
 
     @property
     def reads_latency(self) -> bool:
-        """Whether a size rule wants to be told, by `Updated`, how fast the engine decodes."""
+        """Whether a size rule needs `Updated.latency`."""
         return any(rule.traits.reads_latency for rule in self.rules)
 
     @property
     def stopping(self) -> tuple[int, ...]:
-        """Stages, by their number, whose rollouts may be stopped before they end."""
+        """Indices of the stages whose rollouts may be stopped before they end."""
         return tuple(at for at, stage in enumerate(self.stages) if stage.stop is not None)
 
 
 def refuse_other(recipe: Any) -> None:
-    """Refuse what is no recipe.
+    """Check that this is a recipe.
 
     Raises:
-        TypeError: says what was expected and what came.
+        TypeError: it is not; the message says what was expected and what came.
     """
     if isinstance(recipe, Recipe):
         return
@@ -298,10 +305,10 @@ def refuse_other(recipe: Any) -> None:
 
 
 def refuse_unmeasured(recipe: Recipe, engine: str) -> None:
-    """Refuse a recipe that wants to be told how fast an engine decodes which does not measure that.
+    """Refuse a recipe that needs the decoding speed, for an engine that does not measure it.
 
     Raises:
-        ValueError: names the rule, and what to give instead.
+        ValueError: names the rule, and says what to give instead.
     """
     for rule in recipe.rules:
         if rule.traits.reads_latency:
@@ -312,10 +319,10 @@ def refuse_unmeasured(recipe: Recipe, engine: str) -> None:
 
 
 def _refuse_other(rule: Rule, kind: type[Rule], where: str) -> None:
-    """Refuse what is no rule of its place.
+    """Check that a slot holds a rule of its base class.
 
     Raises:
-        TypeError: it does not derive from the base class; says which one that is.
+        TypeError: it does not; the message names the base class.
     """
     if not isinstance(rule, kind):
         raise TypeError(
@@ -325,10 +332,10 @@ def _refuse_other(rule: Rule, kind: type[Rule], where: str) -> None:
 
 
 def at_least(name: str, value: Any, least: int, why: str = "") -> None:
-    """Refuse a number that is not a whole one or too small.
+    """Check that a value is a whole number of at least `least`.
 
     Raises:
-        ValueError: says what was expected and what came.
+        ValueError: it is not; the message says what was expected and what came.
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         because = f" ({why})" if why else ""
@@ -336,10 +343,10 @@ def at_least(name: str, value: Any, least: int, why: str = "") -> None:
 
 
 def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
-    """Refuse a word that is none of those allowed.
+    """Check that a value is one of the allowed words.
 
     Raises:
-        ValueError: says what was expected and what came.
+        ValueError: it is not; the message says what was expected and what came.
     """
     if value not in (words := tuple(allowed)):
         raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")

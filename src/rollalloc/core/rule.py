@@ -1,8 +1,9 @@
-"""Rules: what decides at one place of a recipe. A base class for each place, and what each says of itself.
+"""Base classes of the rules. A recipe has several slots, and each slot has a base class here.
 
-A rule is a frozen dataclass derived from the base class of its place, so that a recipe with it can be compared, printed and
-found again in a checkpoint. What it decides by is in its call: groups (`GroupView`), the run (`View`), the prompt rule's
-memory. What the core must know before it asks is in its `traits`, one value, which a rule around another one hands on whole.
+A rule is a frozen dataclass derived from the base class of its slot, so that recipes can be compared, printed and named
+in a checkpoint. A rule decides only from the arguments of its call: the groups (`GroupView`), the run (`View`) and the
+prompt rule's memory. What the core must know about a rule before it calls it is in the rule's `traits`. A rule that
+wraps another rule must forward the inner rule's traits.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from rollalloc.core.prompt_pool import NEXT_EPOCH, Until
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.core.table import PromptTable
 
-Memory = dict[str, Any]  # what a prompt rule remembers: numpy arrays, numbers, strings and lists of them
+Memory = dict[str, Any]  # the state of a prompt rule: numpy arrays, numbers, strings and lists of them
 
 
 class Act(Enum):
-    """What becomes of a group after a verdict."""
+    """What happens to a group after a verdict."""
 
-    NEXT = "next"  # it waits for the next stage; rollouts still running go on
-    TRAIN = "train"  # it waits for a batch; rollouts still running are stopped
-    DROP = "drop"  # it is over; rollouts still running are stopped
+    NEXT = "next"  # the group waits for the next stage; its running rollouts continue
+    TRAIN = "train"  # the group waits for a batch; its running rollouts are cancelled
+    DROP = "drop"  # the group is over; its running rollouts are cancelled
 
 
 CAUSES = ("trained", "zero_variance", "out_of_band", "stale", "surplus", "unselected", "cancelled", "failed", "open")
@@ -44,13 +45,14 @@ class Verdict:
 
     Attributes:
         act: NEXT, TRAIN or DROP.
-        reason: for DROP the cause under which its rollouts are accounted, "zero_variance" or "out_of_band", with an
-            optional detail that only the statistics keeps, e.g. "out_of_band/solved". For the other acts a free word.
-        until: when the prompt may be drawn again, counted from the epoch in which it was drawn: `NOW`, `NEXT_EPOCH`,
-            `NEVER`, `Epochs(k)`, or an int, the version of the weights from which on.
+        reason: for DROP, the cause under which `accounts` counts the rollouts, such as "zero_variance" or
+            "out_of_band". A detail may follow a slash, such as "out_of_band/solved"; only the prompt's statistics keep
+            it. For the other acts any text.
+        until: when the prompt may be drawn again: `NOW`, `NEXT_EPOCH`, `NEVER`, `Epochs(k)` (counted from the epoch in
+            which the prompt was drawn), or an int, the first version of the weights under which it may be drawn.
 
     Raises:
-        ValueError: a DROP whose reason is not a cause.
+        ValueError: the act is DROP and the reason does not begin with a known cause.
     """
 
     act: Act
@@ -68,28 +70,34 @@ class Verdict:
 
 
 class View(NamedTuple):
-    """What a rule may know about the run, and of the recipe as a whole: no rule has a copy of what is another's.
+    """What a rule may know about the run and about the whole recipe.
+
+    Rules read the recipe's numbers from here and do not store copies of them. Therefore a recipe stays consistent when
+    one of its fields is replaced.
 
     Attributes:
-        version: of the weights, as last told.
-        epoch: passes over the prompts begun, from 0.
-        need: groups still lacking for the next batch; those still running are not counted as there.
-        held_S: groups that passed stage s and wait, shape (S,); the last entry are those ready for a batch.
-        running_S: groups in stage s with rollouts still to come, shape (S,).
-        in_flight: rollouts handed out and not over yet.
-        paid: rollouts decided since the run began; those not handed out yet are among them.
-        left: rollouts that the budgets still allow, None without a limit.
+        version: version of the weights, from the last `Updated`.
+        epoch: number of the current pass over the prompts, from 0.
+        need: groups that the next batch still lacks. Groups that are still running do not count as present.
+        held_S: groups that passed stage s and wait, shape (S,). The last entry counts the groups that are ready for a
+            batch.
+        running_S: groups in stage s that still have rollouts to come, shape (S,).
+        in_flight: rollouts that were handed out and have no terminal event yet.
+        paid: rollouts ordered since the run began, including those that are decided but not handed out yet.
+        left: rollouts that the budgets still allow; None without a limit.
         statistics: the record of every prompt; read only.
         table: the data set, with its features.
-        latency: how fast the engine decodes, as `Updated` last told; None: it never did.
-        kl_sum: what `Updated` told of the way the weights went, in all, in nats per token; 0 where it told nothing.
-        groups: in a full batch.
-        max_staleness: the recipe's.
-        rows: of each group that are trained on at most, as the recipe's row rule says; None: every scored one.
-        longest: how many of those are the longest, at most, as it says; 0 where it does not choose by length. Of each
-            group: `longest_of`, and `group.longest` once its rollouts are decided.
-        row_rule: the recipe's, which says how many of each group's are the longest; None: `longest` of each.
-        memory: the prompt rule's; read only for all others.
+        latency: decoding speed of the engine, from the last `Updated` that told one; None if none did.
+        kl_sum: sum of the `approx_kl` of all updates so far, in nats per token; 0 if none was told.
+        groups: groups in a full batch.
+        max_staleness: the recipe's `max_staleness`.
+        rows: rows of each group that are trained on, at most, from the row rule's traits. None: all scored rollouts.
+        longest: how many of those rows are taken because they are the longest, at most, from the row rule's traits; 0
+            if the row rule does not choose by length. For the number of a single group see `longest_of`, and
+            `group.longest` once the group's rollouts are decided.
+        row_rule: the recipe's row rule, which may give each group its own number of longest rows. None: `longest` for
+            every group.
+        memory: the prompt rule's memory; read only for all other rules.
     """
 
     version: int
@@ -113,11 +121,11 @@ class View(NamedTuple):
 
     @staticmethod
     def of(table: int | PromptTable = 1, **known: Any) -> View:
-        """A view made by hand, for tests and for trying a rule at the prompt; nothing has happened yet, by default.
+        """Make a view by hand, for tests and for trying out a rule. By default nothing has happened yet.
 
         Args:
-            table: the data set.
-            known: any of the attributes.
+            table: the data set, or its number of prompts.
+            known: any of the attributes; the others get the values of a new run.
         """
         table = PromptTable.of(table)
         given: dict[str, Any] = {
@@ -129,15 +137,15 @@ class View(NamedTuple):
 
     @property
     def on_the_way(self) -> int:
-        """Groups that are neither ready nor over."""
+        """Number of groups that are neither ready for a batch nor over."""
         return sum(self.running_S) + sum(self.held_S[:-1])
 
 
 def rows_of(view: View) -> int:
-    """Rows of a group that the recipe trains on, for a rule whose traits say `reads_rows`.
+    """Return how many rows of a group the recipe trains on. For rules whose traits set `reads_rows`.
 
     Raises:
-        ValueError: the view does not say; only one made by hand may not.
+        ValueError: the view does not have the number. This happens only for a view made by hand.
     """
     if view.rows is None:
         raise ValueError("the view does not say how many rows of a group are trained on; give View.of(rows=...)")
@@ -145,25 +153,25 @@ def rows_of(view: View) -> int:
 
 
 def longest_of(groups: Sequence[GroupView], sizes: Sequence[int], view: View) -> Sequence[int]:
-    """Rows of each group that would be trained on for being the longest, were so many rollouts ordered for it now."""
+    """Return, for each group, how many of its longest rollouts would be rows if these sizes were ordered for it now."""
     own = None if view.row_rule is None else view.row_rule.longest_of(groups, sizes, view)
     return [view.longest] * len(groups) if own is None else own
 
 
 def longest_in(group: GroupView, view: View) -> int:
-    """Rows of a group that are trained on for being the longest: its own number, or the recipe's."""
+    """Return how many of a group's longest rollouts become rows: the group's own number, or else the recipe's."""
     return view.longest if group.longest is None else group.longest
 
 
 class Drawn(NamedTuple):
-    """A prompt that a prompt rule drew, with what the rule expects of it. Both travel with the group, and are saved with it.
+    """A prompt that a prompt rule drew, with the rule's expectations. All of it is stored and saved with the group.
 
     Attributes:
-        prompt: its index.
-        predicted: the success rate expected of it, in [0, 1]: what its metrics should come to; None: nothing is expected.
-        baseline: the reward expected of it, finite; None: nothing is expected.
-        sampling_ratio: how many times likelier it was to be drawn, first, than if all K candidates looked at were alike:
-            K · q, above 0; 1: uniformly. None: unknown.
+        prompt: index of the prompt.
+        predicted: expected success rate, which is the expected mean metric, in [0, 1]. None: no expectation.
+        baseline: expected reward, finite. None: no expectation.
+        sampling_ratio: K · q, where q is the probability that this prompt was the first one drawn from the K
+            candidates. Above 0; 1 means a uniform draw. None: unknown.
     """
 
     prompt: int
@@ -173,13 +181,13 @@ class Drawn(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What a stop rule decided that chose at random which of a group's rollouts go on.
+    """The answer of a stop rule that chooses at random which rollouts of a group continue.
 
     Attributes:
         cancel: rollouts to stop.
-        kept: the others that it chose among -> the probability with which each was to be kept, in (0, 1]; 1 where there
-            was nothing to choose; of one that was kept before, the product of both. Stored and saved with the group; row
-            rules see it as `group.kept` and `group.kept_G`.
+        kept: maps each other rollout of the choice to the probability with which it was kept, in (0, 1]. Use 1 if there
+            was no choice, and the product of the probabilities for a rollout that was already kept once. The group
+            stores it, and row rules read it as `group.kept` and `group.kept_G`.
     """
 
     cancel: Sequence[int]
@@ -191,15 +199,17 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What every rule says of itself.
+    """What every rule declares about itself.
 
     Attributes:
-        reads: columns of a group's results that decide, of "rewards_G", "metrics_G", "tokens_G", "truncated_G" and
-            "uncertainties_G"; for a prompt rule, that it learns from. The conformance kit asks again with all others
-            changed. None: it does not say.
-        reads_rate: it takes the metric for a success rate: one outside [0, 1] is refused by a `MetricError`.
-        reads_rows: a size or stop rule, or a judge, that reads `view.rows`: the recipe's row rule must say how many.
-        reads_latency: a size rule that wants to be told, by `Updated`, how fast the engine decodes.
+        reads: the columns of a group's results that the rule uses, out of "rewards_G", "metrics_G", "tokens_G",
+            "truncated_G" and "uncertainties_G"; for a prompt rule, the columns that it learns from. The conformance kit
+            changes all other columns and expects the same decision. None: undeclared.
+        reads_rate: the rule reads the metric as a success rate. The core then refuses metrics outside [0, 1] with a
+            `MetricError`.
+        reads_rows: a size rule, stop rule or judge that reads `view.rows`. The recipe's row rule must then declare its
+            `rows`.
+        reads_latency: a size rule that needs the decoding speed from `Updated.latency`.
     """
 
     reads: tuple[str, ...] | None = None
@@ -210,12 +220,12 @@ class Traits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTraits(Traits):
-    """What a prompt rule says of itself.
+    """What a prompt rule declares about itself.
 
     Attributes:
-        reads_features: it looks at the table's features.
-        reads_kl: it wants to be told, by `Updated`, how far the weights moved.
-        predicts: it expects a success rate of each prompt, by more than how its last visit went.
+        reads_features: the rule uses the table's features.
+        reads_kl: the rule needs `Updated.approx_kl`, the distance that the weights moved.
+        predicts: the rule predicts a success rate for each prompt, from more than the prompt's last visit.
     """
 
     reads_features: bool = False
@@ -225,11 +235,12 @@ class PromptTraits(Traits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeTraits(Traits):
-    """What an intake rule says of itself.
+    """What an intake rule declares about itself.
 
     Attributes:
-        looks_ahead: where the recipe allows staleness it opens groups for a batch beyond the one in the making.
-        until_stale: it opens groups however many wait, so that only their age bounds them: `max_staleness` rounds of it.
+        looks_ahead: if the recipe allows staleness, the rule also opens groups for the batch after the current one.
+        until_stale: the rule opens groups no matter how many are waiting. Only staleness then bounds the number of
+            waiting groups: at most `max_staleness` rounds.
     """
 
     looks_ahead: bool = False
@@ -238,12 +249,14 @@ class IntakeTraits(Traits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeTraits(Traits):
-    """What a judge says of itself.
+    """What a judge declares about itself.
 
     Attributes:
-        waits_for_all: it decides on complete groups only, and is not asked before.
-        after_failure: when the prompt of a group without a score comes back, of which it is not asked.
-        reads_recent: it reads `recent_attempts` and `recent_failures` of a prompt's record, which are kept for it.
+        waits_for_all: the judge decides only about complete groups, and the core does not ask it earlier.
+        after_failure: when the prompt of a group without any score may be drawn again. The judge is not asked about
+            such groups.
+        reads_recent: the judge reads `recent_attempts` and `recent_failures` of a prompt's record. The core keeps these
+            two only for judges that read them.
     """
 
     waits_for_all: bool = False
@@ -253,10 +266,11 @@ class JudgeTraits(Traits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromoteTraits(Traits):
-    """What a promote rule says of itself.
+    """What a promote rule declares about itself.
 
     Attributes:
-        in_waves: it suits rollouts that come in waves; where they stream `recipes.streamed` puts another in its place.
+        in_waves: the rule is meant for rollouts that arrive in waves. If rollouts stream, `recipes.streamed` replaces
+            the rule.
     """
 
     in_waves: bool = False
@@ -264,11 +278,11 @@ class PromoteTraits(Traits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTraits(Traits):
-    """What a row rule says of itself; sizes and stops read both from the view.
+    """What a row rule declares about itself. Size rules and stop rules read both numbers from the view.
 
     Attributes:
-        rows: rollouts that it takes of a group at most, 1 or more; None: every scored one.
-        longest: how many of these for being the longest, at most.
+        rows: rollouts of a group that the rule takes, at most; 1 or more. None: every scored rollout.
+        longest: how many of these it takes because they are the longest, at most.
     """
 
     rows: int | None = None
@@ -279,33 +293,34 @@ class RowTraits(Traits):
 
 
 class Rule(ABC):  # noqa: B024
-    """What decides at one place of a recipe."""
+    """The base class of all rules. A rule decides one thing in a recipe."""
 
     __slots__ = ()
 
     @property
     def traits(self) -> Traits:
-        """What the core must know before it asks; one around another rule hands on that one's."""
+        """What the core must know before it calls the rule. A wrapper must forward the inner rule's traits."""
         return Traits()
 
     def promises(self, *args: Any, **kwargs: Any) -> Mapping[str, bool]:
-        """What must hold of a decision, by another way than the rule's own; the conformance kit asks for it.
+        """Check a decision of this rule by another computation than the rule's own. The conformance kit calls it.
 
         Args:
-            args: what was decided, then the arguments of the call less the random generator. For a prompt rule: what `pick`
-                gave, the memory before, `k`, `free_N` and `view`.
-            kwargs: none; rules name their arguments as they like.
+            args: the decision, then the arguments of the call without the random generator. For a prompt rule: the
+                result of `pick`, the memory before it, `k`, `free_N` and `view`.
+            kwargs: none. They are in the signature so that each rule may name its own arguments.
 
         Returns:
-            Each promise in plain words -> whether it is kept.
+            For each promise, in plain words, whether the decision keeps it.
         """
         return {}
 
 
 class PromptRule(Rule):
-    """Which prompts are drawn next, before any rollout. Its memory is data, owned and saved by the allocator.
+    """Chooses the next prompts, before any of their rollouts exist.
 
-    Arrays of the memory whose name ends in `N`, such as `hits_N` or `beliefs_EN`, have the prompts for their last axis.
+    The rule's memory is plain data; the allocator owns and saves it. Arrays whose name ends in `N`, such as `hits_N` or
+    `beliefs_EN`, have one entry for each prompt on their last axis.
     """
 
     __slots__ = ()
@@ -316,24 +331,24 @@ class PromptRule(Rule):
 
     @abstractmethod
     def init(self, table: PromptTable) -> Memory:
-        """The memory before the first draw."""
+        """Return the memory before the first draw."""
 
     @abstractmethod
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
     ) -> Sequence[int | Drawn]:
-        """At most k different prompts among the free ones; fewer say that nothing more is there in this epoch."""
+        """Return at most k different prompts that are free. Fewer than k mean that this epoch has no more prompts."""
 
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:
-        """A visit ended."""
+        """Learn from a visit that has ended, by changing `memory`."""
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
-        """The memory for another data set; arrays of names in `N` follow their prompts, all else begins anew.
+        """Return the memory for another data set. Arrays named `…N` follow their prompts; everything else starts anew.
 
         Args:
-            memory: the saved one.
-            source_N: each prompt's index in the old data set, -1 for a new one.
-            table: the other data set.
+            memory: the saved memory.
+            source_N: for each prompt its index in the old data set, -1 for a new prompt.
+            table: the new data set.
         """
         fresh = self.init(table)
         if fresh.keys() == memory.keys():
@@ -341,33 +356,35 @@ class PromptRule(Rule):
         return fresh
 
     def check(self, memory: Memory, table: PromptTable) -> None:
-        """Refuse, by any exception, a saved memory that the rule cannot have written; its arrays have their shapes."""
+        """Raise any exception if the rule cannot have written this saved memory. The shapes of its arrays are already
+        checked.
+        """
 
     def figures(self, memory: Memory) -> Mapping[str, float]:
-        """What it reports, such as how good its predictions were."""
+        """Return numbers to report, such as how good the predictions were."""
         return {}
 
 
 class OfferedPromptRule(PromptRule):
-    """A prompt rule fed by a framework's own loader through `Offered`."""
+    """A prompt rule whose prompts come from a framework's own data loader, through `Offered` events."""
 
     __slots__ = ()
 
     @abstractmethod
     def offer(self, memory: Memory, prompts: Sequence[int]) -> None:
-        """The loader hands these over, in this order."""
+        """Take the prompts that the loader hands over, in this order."""
 
     @abstractmethod
     def waiting(self, memory: Memory) -> int:
-        """Number of prompts offered and not yet drawn."""
+        """Return the number of prompts that were offered and not drawn yet."""
 
     @abstractmethod
     def ended(self, memory: Memory) -> bool:
-        """Whether the loader said, by an empty offer, that it has no more."""
+        """Return whether the loader said, by an empty offer, that it has no more prompts."""
 
 
 class IntakeRule(Rule):
-    """How many groups to open now; `memory` is the prompt rule's."""
+    """Says how many groups to open now. `memory` is the prompt rule's memory."""
 
     __slots__ = ()
 
@@ -380,7 +397,7 @@ class IntakeRule(Rule):
 
 
 class SizeRule(Rule):
-    """How many rollouts each of these groups gets in a stage, decided jointly; each at least 1."""
+    """Says how many rollouts each of these groups gets in a stage, at least 1 each. All groups are decided together."""
 
     __slots__ = ()
 
@@ -389,15 +406,17 @@ class SizeRule(Rule):
 
 
 class StopRule(Rule):
-    """Which rollouts of a group to cancel. Asked after something ended or went on, before anything new is ordered.
+    """Says which rollouts of a group to cancel.
 
-    One that chooses at random answers with a `Sample`, so that what goes on can stand for what was stopped.
+    The core asks after a rollout ended or a group entered a stage, and before it orders anything new. A rule that
+    chooses at random returns a `Sample`, so that the rollouts that continue can be weighted to represent those that
+    were stopped.
     """
 
     __slots__ = ()
 
     def least_scored(self, view: View) -> int:
-        """Scored rollouts of a group before which it is not asked; what it reads of the view must be the recipe's."""
+        """Scored rollouts that a group needs before the rule is asked. May read only the recipe's numbers in `view`."""
         return 0
 
     @abstractmethod
@@ -405,9 +424,10 @@ class StopRule(Rule):
 
 
 class JudgeRule(Rule):
-    """What becomes of a group; None: not yet. Asked after every terminal event of the group while it is in the stage.
+    """Says what happens to a group, or None if it is too early to decide.
 
-    It is not asked about a group without a score.
+    The core asks after every terminal event of the group while the group is in the stage. It does not ask about groups
+    without a score.
     """
 
     __slots__ = ()
@@ -421,7 +441,7 @@ class JudgeRule(Rule):
 
 
 class PromoteRule(Rule):
-    """Which of the groups that passed a stage go on, at most k: into the next stage or, after the last, into a batch."""
+    """Says which groups that passed a stage go on, at most k: to the next stage or, after the last, into a batch."""
 
     __slots__ = ()
 
@@ -436,7 +456,7 @@ class PromoteRule(Rule):
 
 
 class RowRule(Rule):
-    """Which scored rollouts of a group are trained on: indices into its arrays, and a loss weight for each."""
+    """Says which scored rollouts of a group become rows: their indices in the group's arrays, and their weights."""
 
     __slots__ = ()
 
@@ -445,24 +465,24 @@ class RowRule(Rule):
         return RowTraits()
 
     def longest_of(self, groups: Sequence[GroupView], sizes: Sequence[int], view: View) -> Sequence[int] | None:
-        """How many of each group's rows it takes for being the longest, from 0 to its trait `longest`.
+        """Return how many rows of each group are taken because they are the longest, from 0 to the trait `longest`.
 
-        Asked as the rollouts of these groups are decided; the groups keep it, and are saved with it.
+        The core asks when it decides the sizes of these groups. The answer is stored and saved with each group.
 
         Args:
-            groups: those that enter a stage together.
-            sizes: rollouts that each gets in that stage.
-            view: of the run.
+            groups: the groups that enter a stage together.
+            sizes: number of rollouts that each group gets in that stage.
+            view: the run.
 
         Returns:
-            One number for each group; None: the trait `longest` of all.
+            One number for each group, or None if the trait `longest` holds for all.
         """
         return None
 
     def longest_promises(
         self, made: Sequence[int], groups: Sequence[GroupView], sizes: Sequence[int], view: View
     ) -> Mapping[str, bool]:
-        """What must hold of `longest_of`, where it answers with numbers, as `promises` of the choice of rows."""
+        """Check the numbers of `longest_of`, as `promises` checks the choice of rows."""
         return {}
 
     @abstractmethod
@@ -472,7 +492,7 @@ class RowRule(Rule):
 
 
 class AdvantageRule(Rule):
-    """The advantage of each chosen rollout, shape (M,)."""
+    """Computes the advantage of each chosen rollout of a group, shape (M,)."""
 
     __slots__ = ()
 
@@ -481,10 +501,10 @@ class AdvantageRule(Rule):
 
 
 class BatchRule(Rule):
-    """What the batch as a whole makes of its groups' own advantages: a baseline or a scale over all rows.
+    """Changes the advantages of a whole batch, for example by a baseline or a scale over all its rows.
 
-    Asked once a batch, with the advantages of each group's chosen rows, shape (M,) each, the groups, in order of group, and
-    which of each one's rollouts the rows are, shape (M,).
+    The core asks once for each batch. Arguments: the advantages of each group's rows, one array of shape (M,) for each
+    group; the groups, sorted by id; and, for each group, the indices of its rows, shape (M,).
     """
 
     __slots__ = ()
