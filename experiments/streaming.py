@@ -165,7 +165,7 @@ class Task:
             eval_every=10**9,
         )
         trainer.run()
-        self.steps = list(getattr(trainer.roller, "steps", ()))
+        self.steps = list(getattr(trainer.engine, "steps", ()))
         trained = [each for each in lines if each[1]["kind"] == "batch"]
         (began, first), (ended, last) = trained[WARM - 1 :: batches]
         paid, tokens = (last[name] - first[name] for name in ("rollouts_paid", "tokens_paid"))
@@ -184,12 +184,12 @@ class Task:
 
 def clocks(trainer: Trainer) -> tuple[float, ...]:
     """Now; processor seconds of this process, and of the generator's, 0 where it has none; decoding steps, likewise."""
-    spawned = getattr(getattr(trainer.roller, "_backend", None), "_spawned", None)
+    spawned = getattr(getattr(trainer.engine, "_backend", None), "_spawned", None)
     generator = 0.0
     if spawned is not None:
         fields = Path(f"/proc/{spawned.process.pid}/stat").read_text().rpartition(")")[2].split()
         generator = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return time.perf_counter(), time.process_time(), generator, float(len(getattr(trainer.roller, "steps", ())))
+    return time.perf_counter(), time.process_time(), generator, float(len(getattr(trainer.engine, "steps", ())))
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import recipes
-from rollalloc.generate import waves as rollouts
+from rollalloc.generate import sync_engine
 from rollalloc.generate.sampler import Request, generate
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
@@ -302,7 +302,7 @@ def test_rollouts_and_evaluations_are_sampled_by_the_copy(run_of, monkeypatch, d
         used.append((of.__name__, model.dtype))
         return of(model, *rest, **more)
 
-    for module, name in ((rollouts, "stream"), (evaluation, "generate")):
+    for module, name in ((sync_engine, "stream"), (evaluation, "generate")):
         monkeypatch.setattr(module, name, partial(noted, getattr(module, name)))
     trainer = run_of(None, max_batches=2, sampling_dtype=dtype)
     trainer.run()
@@ -312,12 +312,12 @@ def test_rollouts_and_evaluations_are_sampled_by_the_copy(run_of, monkeypatch, d
 
 def first_batch(trainer):
     while (actions := trainer.allocator.ask()).batch is None:
-        trainer.roller.carry_out(actions, trainer.allocator)
+        trainer.engine.carry_out(actions, trainer.allocator)
     return actions.batch
 
 
 def first_examples(trainer):
-    examples = trainer.updater._examples(first_batch(trainer), trainer.roller.generations)
+    examples = trainer.updater._examples(first_batch(trainer), trainer.engine.generations)
     trainer.updater._judge(examples)
     return examples
 
@@ -343,7 +343,7 @@ def test_a_movement_is_measured_between_forward_passes_not_between_precisions(ru
     trainer = run_of(None, None, sampling_dtype="bfloat16", learning_rate=1e-12, recipe=recipes.raft(12), heldout=None)
     batch = first_batch(trainer)
     assert not all(row.advantage for row in batch.rows)
-    assert trainer.updater.update(batch, trainer.roller.generations, measure_kl=True)["approx_kl"] < 1e-9
+    assert trainer.updater.update(batch, trainer.engine.generations, measure_kl=True)["approx_kl"] < 1e-9
 
 
 def test_weights_that_overflow_half_precision_are_said(run_of, policy_of):

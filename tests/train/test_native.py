@@ -114,15 +114,15 @@ def test_the_learning_rate_rises_over_its_warm_up(trainer_of):
 def next_batch(trainer):
     """Roll out until the recipe gives a batch; the trainer's own loop without the update."""
     while (actions := trainer.allocator.ask()).batch is None:
-        trainer.roller.carry_out(actions, trainer.allocator)
+        trainer.engine.carry_out(actions, trainer.allocator)
     return actions.batch
 
 
 def test_behaviour_log_probs_are_kept_and_are_the_models(trainer_of):
     trainer = trainer_of(RECIPES["grpo"], sampling=Sampling(3, temperature=0.6))
     batch = next_batch(trainer)
-    assert {row.rollout for row in batch.rows} == set(trainer.roller.generations)
-    made = [trainer.roller.generations[row.rollout] for row in batch.rows]
+    assert {row.rollout for row in batch.rows} == set(trainer.engine.generations)
+    made = [trainer.engine.generations[row.rollout] for row in batch.rows]
     with torch.no_grad():
         logprobs_BT, mask_BT = completion_logprobs(
             trainer.policy.model,
@@ -148,7 +148,7 @@ def test_stopped_rollouts_save_tokens_and_training_goes_on(trainer_of, tail):
         before = weights(trainer)
         assert trainer.run().startswith("the budget of ")
         assert not torch.equal(weights(trainer), before)
-        assert trainer.roller.generations == {}
+        assert trainer.engine.generations == {}
         assert lines[-1]["version"] > 5
         ended[name] = [line for line in lines if line["kind"] != "eval"]
     for name, lines in ended.items():
@@ -174,7 +174,7 @@ def test_what_ended_in_one_step_is_scored_together(trainer_of):
 
         report = trainer.scorer.report
 
-    trainer.roller.scorer = Counting()
+    trainer.engine.scorer = Counting()
     trainer.run()
     assert len([size for size in scored if size]) <= 20 < sum(scored)
 
@@ -289,7 +289,7 @@ def test_rollouts_without_a_score_are_counted_and_never_trained(trainer_of, name
     assert sum(reasons.values()) == lines[-1]["accounts"]["failed"]
     trained = {row.prompt % 5 for batch, _ in batches for row in batch.rows}
     assert trained == {3, 4}
-    assert trainer.roller.generations == {}
+    assert trainer.engine.generations == {}
 
 
 def test_a_run_whose_last_rollouts_fail_ends_as_any_other_where_the_budget_says_so(trainer_of):
@@ -552,25 +552,25 @@ def test_a_batch_that_is_full_while_others_still_run_is_trained(trainer_of):
     trained = [batch for batch, _ in batches]
     assert all(trained.count(batch) == 1 for batch in early)
     assert len(trained) == trainer.allocator.version
-    assert trainer.roller.generations == {}
+    assert trainer.engine.generations == {}
     assert trainer.allocator.accounts()["open"] == 0
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo_carry", "pilot_commit", "darts_stopped"])
 def test_payloads_are_released(trainer_of, name):
     held = []
-    trainer = trainer_of(RECIPES[name], 600, listener=lambda _: held.append(len(trainer.roller.generations)))
+    trainer = trainer_of(RECIPES[name], 600, listener=lambda _: held.append(len(trainer.engine.generations)))
     assert trainer.run().startswith("the budget of ")
-    assert trainer.roller.generations == {}
+    assert trainer.engine.generations == {}
     assert 0 < max(held) <= 12 * 8  # a round of pilots and the groups of a batch, whatever was paid
 
 
 def test_a_run_that_stops_early_keeps_only_what_the_core_holds(trainer_of):
     trainer = trainer_of(RECIPES["pilot_commit"], max_batches=3)
     trainer.run()
-    trainer.roller.release(trainer.allocator.ask())
+    trainer.engine.release(trainer.allocator.ask())
     held = {done.rollout for group in trainer.allocator._run.flight.groups.values() for done in group.done}
-    assert set(trainer.roller.generations) == held != set()
+    assert set(trainer.engine.generations) == held != set()
 
 
 def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):

@@ -1,1 +1,1 @@
-"""The sampler, and rollouts in waves; `stream` lets them join and leave."""
+"""The sampler and the engines; `engine` has the protocol that the training loop uses."""

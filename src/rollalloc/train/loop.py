@@ -21,8 +21,8 @@ from rollalloc.core.recipe import Budget
 from rollalloc.data.features import Features
 from rollalloc.files.atomic import append_text, write_text
 from rollalloc.files.names import ALLOCATOR, CHECKPOINTS, METRICS, REWARDS
+from rollalloc.generate.engine import RolloutEngine
 from rollalloc.generate.outcomes import mostly_unscored, no_scores
-from rollalloc.generate.results import Rolls
 from rollalloc.generate.stream.backend import BackendDied
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.files import digest_of
@@ -51,7 +51,7 @@ class Loop:
     Args:
         allocator: decides.
         keys: of the prompts to train on.
-        roller: carries out its orders.
+        engine: carries out its orders.
         updater: trains.
         state: what outlives the process.
         grid: of evaluations.
@@ -72,7 +72,7 @@ class Loop:
         *,
         allocator: Allocator,
         keys: Sequence[str],
-        roller: Rolls,
+        engine: RolloutEngine,
         updater: Updates,
         state: RunState,
         grid: Grid,
@@ -86,7 +86,7 @@ class Loop:
     ) -> None:
         check_budget(settings.schedule, allocator.recipe.budget, settings.max_batches)
         self.allocator, self.keys, self.model, self.settings = allocator, keys, model, settings
-        self.roller, self.updater, self.state, self.grid = roller, updater, state, grid
+        self.engine, self.updater, self.state, self.grid = engine, updater, state, grid
         self.features, self.place, self.listener = features, place, listener
         self.folder = None if place is None else place.path
         self._growing = None if place is None else GrowingFiles(place.path)
@@ -119,7 +119,7 @@ class Loop:
         try:
             return self._run_in_place(overwrite=overwrite)
         finally:
-            self.roller.close()
+            self.engine.close()
 
     def _run_in_place(self, *, overwrite: bool) -> str:
         if self.place is None:
@@ -138,7 +138,7 @@ class Loop:
         try:
             return self._run()
         except Interrupted:
-            self.roller.drain(self.allocator)
+            self.engine.drain(self.allocator)
             self._save()
             raise self._stopped("in an evaluation after") from None
         except BackendDied as died:
@@ -164,7 +164,7 @@ class Loop:
                 # The batch's own weights come too late for the points that its rollouts went beyond.
                 before = self.allocator.paid - 1
                 if self.grid.is_due(before):
-                    self.roller.before_evaluation(self.allocator)
+                    self.engine.before_evaluation(self.allocator)
                     self._evaluate_until(before)
                 self._between()
                 self._train_on(batch)
@@ -177,13 +177,13 @@ class Loop:
     def _roll_out(self) -> str | None:
         """Have the allocator's orders carried out; says why the run is over, if it is."""
         started = time.perf_counter()
-        actions = self.roller.advance(self.allocator)
+        actions = self.engine.advance(self.allocator)
         self.counters.seconds += time.perf_counter() - started
-        self._notices.rolled_out(self.allocator, self.roller.outcomes)
+        self._notices.rolled_out(self.allocator, self.engine.outcomes)
         paid, accounts = self.allocator.paid, self.allocator.accounts()
         if actions.finished is None or 2 * accounts["failed"] <= paid:
             return actions.finished
-        why = mostly_unscored(actions.finished, self.roller.outcomes.commonest_failure())
+        why = mostly_unscored(actions.finished, self.engine.outcomes.commonest_failure())
         if self.allocator.scoreless():
             self._give_up(why)
         return why
@@ -202,7 +202,7 @@ class Loop:
         self._give_notices(what)
         figures = self.updater.update(
             batch,
-            self.roller.generations,
+            self.engine.generations,
             spent=self._share_spent(self.allocator.recipe.budget),
             measure_kl=self.allocator.recipe.reads_kl,
         )
@@ -210,9 +210,9 @@ class Loop:
         groups = len({row.group for row in batch.rows if not row.replays})
         has_signal = any(row.advantage for row in batch.rows)
         self.counters.barren_groups = 0 if has_signal else self.counters.barren_groups + groups
-        latency = self.roller.latency() if self.allocator.recipe.reads_latency else None
+        latency = self.engine.latency() if self.allocator.recipe.reads_latency else None
         self.allocator.tell([Updated(batch.version + 1, figures.get("approx_kl"), latency)])
-        self.roller.updated(self.allocator.version)
+        self.engine.updated(self.allocator.version)
         seconds = time.perf_counter() - started
         self.counters.seconds += seconds
         self.counters.made = self._spent()
@@ -222,7 +222,7 @@ class Loop:
                 "kind": "batch",
                 "batch": self.counters.batches,
                 **self.counters.made,
-                **self.roller.figures(),
+                **self.engine.figures(),
                 **what,
                 "short_because": batch.short_because,
                 "ages": {str(age): ages[age] for age in sorted(ages)},
@@ -246,7 +246,7 @@ class Loop:
         return share_spent(budget, self.settings.max_batches, self.counters.batches, self.counters.made)
 
     def _between(self) -> None:
-        self.roller.go_on(self.allocator)
+        self.engine.go_on(self.allocator)
 
     def _evaluate_until(self, rollouts: int) -> None:
         self._write_evaluations(self.grid.until(rollouts, self.allocator.version))
@@ -272,7 +272,7 @@ class Loop:
 
     def _finish(self, why: str) -> None:
         """The last evaluation and everything that is written at the end; the metrics' last line says that it all is."""
-        self.roller.drain(self.allocator)
+        self.engine.drain(self.allocator)
         self._save()
         self._evaluate_until(self.allocator.paid)
         self._write_evaluations(self.grid.last(self.allocator.version))
@@ -388,7 +388,7 @@ class Loop:
         is_due = batches is not None and self.counters.batches % batches == 0
         is_late = minutes is not None and time.monotonic() - self._saved_s >= 60 * minutes
         if self._stop.by is not None:
-            self.roller.drain(self.allocator)
+            self.engine.drain(self.allocator)
         if is_due or is_late or self._stop.by is not None:
             self._save()
         if self._stop.by is not None:
@@ -428,7 +428,7 @@ class Loop:
             "optimizer_steps": self.updater.steps,
             "version": self.allocator.version,
             "seconds": round(self.counters.seconds, 3),
-            "unscored": dict(self.roller.outcomes.unscored),
+            "unscored": dict(self.engine.outcomes.unscored),
             **self._bill(),
         }
 

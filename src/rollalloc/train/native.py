@@ -13,10 +13,10 @@ from rollalloc.core.recipe import Recipe, refuse_unmeasured
 from rollalloc.data.features import Features
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.files.names import ROLLOUTS
-from rollalloc.generate.results import Rollouts
+from rollalloc.generate.engine import LocalEngine
+from rollalloc.generate.stream.async_engine import AsyncEngine
 from rollalloc.generate.stream.begin import begin
-from rollalloc.generate.stream.streamer import Streamer
-from rollalloc.generate.waves import Roller
+from rollalloc.generate.sync_engine import SyncEngine
 from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.policy import Policy
 from rollalloc.processes.stopping import Stopped, StopRequest
@@ -71,13 +71,13 @@ class Trainer(Loop):
         )
         logged = place.path / ROLLOUTS if place is not None and settings.log_rollouts else None
         self.behaviour = Behaviour(policy, settings.sampling_dtype, plain=settings.engine == "async")
-        roller = self._rollouts(logged)
+        engine = self._engine_of_run(logged)
         updater = Updater(policy, train.tokens, settings)
-        state = NativeState(policy, train, heldout, settings, allocator, roller, updater)
+        state = NativeState(policy, train, heldout, settings, allocator, engine, updater)
         super().__init__(
             allocator=allocator,
             keys=train.prompt_set.keys,
-            roller=roller,
+            engine=engine,
             updater=updater,
             state=state,
             grid=Grid(self._measure, 0 if heldout is None else len(heldout.prompts.tokens), settings, state.counters),
@@ -91,17 +91,17 @@ class Trainer(Loop):
         )
         updater.between = self._between
 
-    roller: Rollouts
+    engine: LocalEngine
     updater: Updater
 
-    def _rollouts(self, logged: Path | None) -> Rollouts:
+    def _engine_of_run(self, logged: Path | None) -> LocalEngine:
         settings = self.settings
         shared = (self.behaviour, self.train, self.scorer, settings.sampling, settings.seed, logged)
         if settings.engine == "sync":
-            return Roller(*shared)
+            return SyncEngine(*shared)
         how = (settings.sampling, settings.streaming)
         made = begin(self.behaviour, self.train.tokens, *how, seed=settings.seed, limit_s=settings.generator_limit_s)
-        return Streamer(*shared, begin=made, streaming=settings.streaming)
+        return AsyncEngine(*shared, begin=made, streaming=settings.streaming)
 
     def _measure(self) -> Evaluation:
         assert self.heldout is not None
@@ -109,7 +109,7 @@ class Trainer(Loop):
         return evaluate(
             self.behaviour.policy(),
             self.heldout,
-            lambda prompts, made: patient(self.roller.submit(prompts, made), lambda: self._stop.by is not None),
+            lambda prompts, made: patient(self.engine.submit(prompts, made), lambda: self._stop.by is not None),
             sampling=settings.sampling,
             samples=settings.eval_samples,
             seed=settings.seed,

@@ -21,7 +21,7 @@ from rollalloc.core.packing import differences
 from rollalloc.core.saving import another
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.files.stamps import Stamp
-from rollalloc.generate.results import Rollouts, Rolls
+from rollalloc.generate.engine import LocalEngine, RolloutEngine
 from rollalloc.models.policy import Policy
 from rollalloc.models.weights import load_weights, weights_of
 from rollalloc.train import checkpoint
@@ -113,8 +113,8 @@ class RunState(ABC):
         counters: the trainer's own.
     """
 
-    def __init__(self, settings: Settings, allocator: Allocator, roller: Rolls, updater: Updates) -> None:
-        self.settings, self.allocator, self.roller, self.updater = settings, allocator, roller, updater
+    def __init__(self, settings: Settings, allocator: Allocator, engine: RolloutEngine, updater: Updates) -> None:
+        self.settings, self.allocator, self.engine, self.updater = settings, allocator, engine, updater
         self.counters = Counters()
 
     @cached_property
@@ -140,7 +140,7 @@ class RunState(ABC):
         Args:
             written: stamp of each file that grows with the run (`GrowingFiles.stamps`).
         """
-        rollouts, payloads = self.roller.state()
+        rollouts, payloads = self.engine.state()
         where, weights = self.weights()
         state = {
             "identity": self.identity,
@@ -192,7 +192,7 @@ class RunState(ABC):
         rollouts = state["rollouts"]
         if remap and "stream" in rollouts:  # rollouts in flight begin again: their prompts may be others
             rollouts = rollouts | {"stream": None}
-        self.roller.load_state(rollouts, saved.tensors["payloads"])
+        self.engine.load_state(rollouts, saved.tensors["payloads"])
         for name, value in state["counters"].items():
             setattr(self.counters, name, value)
         self.updater.steps = state["optimizer_steps"]
@@ -222,10 +222,10 @@ class NativeState(RunState):
         heldout: HeldOut | None,
         settings: Settings,
         allocator: Allocator,
-        roller: Rollouts,
+        engine: LocalEngine,
         updater: Updater,
     ) -> None:
-        super().__init__(settings, allocator, roller, updater)
+        super().__init__(settings, allocator, engine, updater)
         self.policy, self.train, self.heldout, self.updater = policy, train, heldout, updater
 
     def weights(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:

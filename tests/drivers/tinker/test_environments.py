@@ -140,7 +140,7 @@ def test_what_fails_in_an_environment_has_no_score(by_hand, trainer_of, how):
     episodes = environments([builder, Builder(1), Builder(2), Builder(3)], metric="correct")
     trainer = trainer_of(rollouts=16, episodes=episodes, remote=Remote(request_seconds=0.3))
     trainer.run()
-    [(reason, count)] = trainer.roller.outcomes.unscored.items()
+    [(reason, count)] = trainer.engine.outcomes.unscored.items()
     assert reason.startswith(FAILING[how])
     assert count == 4
     assert trainer.allocator.accounts()["failed"] == 4

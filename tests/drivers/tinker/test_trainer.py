@@ -60,7 +60,7 @@ def test_every_recipe_spends_its_budget_and_accounts_for_it(by_hand, trainer_of,
     assert sum(accounts.values()) == cloud.samples <= 150
     assert accounts["open"] == 0
     assert accounts["trained"] > 0
-    assert trainer.roller.generations == {}
+    assert trainer.engine.generations == {}
     assert lines[-1]["kind"] == "end"
     for line in lines:
         assert not undeclared((name for name, _ in paths(line)), "every line", line["kind"], "Tinker")
@@ -204,7 +204,7 @@ def test_what_was_under_way_at_a_kill_is_played_again(by_hand, trainer_of, tmp_p
     trainer.resume()
     broken_off = {rollout for order in trainer.allocator.outstanding().generate for rollout in order.rollouts}
     assert broken_off
-    assert trainer.roller.capacity() == 12 - len(broken_off)
+    assert trainer.engine.capacity() == 12 - len(broken_off)
     told = set()
     tell = trainer.allocator.tell
 
@@ -296,7 +296,7 @@ def test_a_failed_request_costs_its_rollouts_only_and_one_now_and_then_is_no_out
     trainer = trainer_of(cloud=cloud, remote=Remote(give_up_after=2))
     trainer.run()
     assert trainer.allocator.accounts()["failed"] == 4 * 19
-    assert trainer.roller.outcomes.unscored == {"sampling failed, ConnectionError: reset": 4 * 19}
+    assert trainer.engine.outcomes.unscored == {"sampling failed, ConnectionError: reset": 4 * 19}
 
 
 def test_an_outage_ends_the_run_and_not_the_prompts(by_hand, trainer_of, tmp_path):
@@ -418,7 +418,7 @@ def test_an_answer_that_cannot_be_used_has_no_score(sdk, trainer_of, how):
             trainer.run()
     else:
         trainer.run()
-    assert trainer.roller.outcomes.unscored == {reason: 4 * each}
+    assert trainer.engine.outcomes.unscored == {reason: 4 * each}
     assert trainer.allocator.accounts()["failed"] == 4 * each
 
 
@@ -521,7 +521,7 @@ def test_a_request_without_an_answer_is_given_up(by_hand, trainer_of):
     trainer = trainer_of(rollouts=32, cloud=cloud, remote=Remote(request_seconds=0.2))
     trainer.run()
     assert trainer.allocator.accounts()["failed"] == 4
-    assert list(trainer.roller.outcomes.unscored) == ["sampling failed, TimeoutError: "]
+    assert list(trainer.engine.outcomes.unscored) == ["sampling failed, TimeoutError: "]
 
 
 def test_figures_that_are_no_numbers_are_left_out(by_hand, trainer_of):

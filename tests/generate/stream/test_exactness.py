@@ -30,7 +30,7 @@ def trained(trainer, tokens=None):
     batches, train_on = [], trainer._train_on
 
     def training_on(batch):
-        batches.append([(row, trainer.roller.generations[row.rollout].tokens) for row in batch.rows])
+        batches.append([(row, trainer.engine.generations[row.rollout].tokens) for row in batch.rows])
         train_on(batch)
 
     trainer._train_on = training_on

@@ -126,24 +126,24 @@ def test_the_laws_hold_whatever_fails(trainer_of, policy, name, rollouts):
     audited = Audited(trainer.allocator.recipe, trainer.allocator.table, 0)
     trainer.allocator = trainer.state.allocator = audited
     begin = trainer._rollouts(None)._begin
-    trainer.roller._begin = lambda version: Faulty(begin(version), draw)
-    trainer.roller._wait_for_others = scorer.beat
-    take_in = trainer.roller._take_in
+    trainer.engine._begin = lambda version: Faulty(begin(version), draw)
+    trainer.engine._wait_for_others = scorer.beat
+    take_in = trainer.engine._take_in
 
     def taking_in(allocator, backend, *, wait):
         scorer.beat()
         if draw.random() < 0.003:  # a pause: everything in flight is lost, and ordered again
-            trainer.roller.close()
-            backend = trainer.roller._open(allocator)
+            trainer.engine.close()
+            backend = trainer.engine._open(allocator)
         take_in(allocator, backend, wait=wait)
 
-    trainer.roller._take_in = taking_in
+    trainer.engine._take_in = taking_in
     why = trainer.run()
     assert why.startswith("the budget of ")
     assert rollouts - 40 < audited.paid == len(audited.audit.order_of) <= rollouts
     assert not audited.audit.live
     assert audited.accounts()["open"] == 0
-    assert trainer.roller.generations == {}
+    assert trainer.engine.generations == {}
 
 
 @pytest.mark.parametrize("while_training", [False, True])
@@ -153,7 +153,7 @@ def test_a_back_end_that_is_gone_is_said_and_the_run_is_saved(trainer_of, tmp_pa
     made |= {"engine": "async", "streaming": Streaming(overlap=False)}
     recipe = replace(RECIPES["grpo"], max_staleness=1)
     trainer = trainer_of(recipe, max_batches=5, **made)
-    begin, between, training = trainer.roller._begin, trainer.updater.between, []
+    begin, between, training = trainer.engine._begin, trainer.updater.between, []
 
     class Dies(Faulty):
         def step(self, wait_s):
@@ -170,7 +170,7 @@ def test_a_back_end_that_is_gone_is_said_and_the_run_is_saved(trainer_of, tmp_pa
         between()
         training.clear()
 
-    trainer.roller._begin = lambda version: Dies(begin(version), random.Random(1))
+    trainer.engine._begin = lambda version: Dies(begin(version), random.Random(1))
     trainer.updater.between = in_update
     with pytest.raises(BackendDied, match=f"gone; a checkpoint after batch {2 + while_training} is in .*--resume"):
         trainer.run()
@@ -191,7 +191,7 @@ def test_a_back_end_that_never_generated_anything_leaves_no_checkpoint(trainer_o
     def begin(version):
         raise BackendDied("not there")
 
-    trainer.roller._begin = begin
+    trainer.engine._begin = begin
     with pytest.raises(BackendDied, match="not there; nothing was generated"):
         trainer.run()
     assert newest(tmp_path / "run") is None

@@ -1,4 +1,4 @@
-"""The streamer's rules one by one, with a back-end and a core that do as they are told."""
+"""The asynchronous engine's rules one by one, with a back-end and a core that do as they are told."""
 
 from concurrent.futures import Future
 from dataclasses import replace
@@ -72,19 +72,19 @@ class Core:
 
 @pytest.fixture
 def scripted(trainer_of):
-    """(scorer, overlap) → the streamer, its back-end, its core, and a turn in which these come back from the back-end."""
+    """(scorer, overlap) → the engine, its back-end, its core, and a turn in which these come back from the back-end."""
 
     def made(scorer=None, overlap=True):
         streams = {"engine": "async", "streaming": Streaming(overlap=overlap), "sampling": Sampling(4)}
         trainer = trainer_of(Core.recipe, scorer=scorer, **streams)
-        roller, backend, core = trainer.roller, Scripted(), Core()
-        roller._begin = lambda version: backend
+        engine, backend, core = trainer.engine, Scripted(), Core()
+        engine._begin = lambda version: backend
 
         def turn(*ended):
             backend.next = list(ended)
-            roller.go_on(core)
+            engine.go_on(core)
 
-        return roller, backend, core, turn
+        return engine, backend, core, turn
 
     return made
 
@@ -99,19 +99,19 @@ def ordered(*rollouts, prompt=3):
 
 
 def test_a_rollout_that_goes_on_over_an_update_says_so(scripted):
-    roller, backend, core, turn = scripted()
+    engine, backend, core, turn = scripted()
     core.next = ordered(1, 2)
     turn()
-    roller.updated(1)
+    engine.updated(1)
     assert (backend.loaded, backend.aborted) == ([1], [])
     turn(replace(ended(1, (5, 7, EOS)), spans=((0, 2), (1, 1))), ended(2, (7,), "length", version=1))
     turn()
     done = {event.rollout: event for event in core.told}
     assert (done[1].tokens, done[1].version, done[1].last_version, done[1].truncated) == (3, 0, 1, False)
     assert (done[2].tokens, done[2].version, done[2].last_version, done[2].truncated) == (1, 1, 1, True)
-    assert roller.generations[1].logprobs.tolist() == [-10, -11, -12]
-    assert roller.figures()["streaming"]["straddled"] == 1
-    assert {*roller._order_of, *roller._running} == set()
+    assert engine.generations[1].logprobs.tolist() == [-10, -11, -12]
+    assert engine.figures()["streaming"]["straddled"] == 1
+    assert {*engine._order_of, *engine._running} == set()
 
 
 def test_one_that_is_cancelled_while_it_is_scored_is_told_with_its_score(scripted):
@@ -149,25 +149,25 @@ def test_where_nothing_overlaps_a_score_is_waited_for(scripted):
 
 
 def test_after_a_pause_what_is_outstanding_is_begun_again_and_nothing_else_is_known(scripted):
-    roller, backend, core, turn = scripted()
+    engine, backend, core, turn = scripted()
     core.next = ordered(1, 2, 4)
     turn()
-    roller.close()
+    engine.close()
     backend.started.clear()
     core.outstanding_ = Actions(generate=(Order(0, 3, 0, (2,)),), cancel=(1,))
     turn(ended(2, (7,), "aborted"))
     assert core.told == [Cancelled(1, 0), Cancelled(2, 1)]
     assert [row.rollout for row in backend.started] == [2]
-    assert roller._order_of == {}
+    assert engine._order_of == {}
 
 
 def test_what_failed_is_told_with_its_reason_and_nothing_is_held_of_it(scripted):
-    roller, _, core, turn = scripted()
+    engine, _, core, turn = scripted()
     core.next = ordered(1)
     turn()
     turn(replace(ended(1, (7,), "failed"), reason="lost"))
     assert core.told == [Failed(1, "lost", 1)]
-    assert {*roller.generations, *roller._order_of} == set()
+    assert {*engine.generations, *engine._order_of} == set()
 
 
 def test_the_asynchronous_engine_tells_what_it_measured_where_the_recipe_wants_it(trainer_of):
@@ -176,16 +176,16 @@ def test_the_asynchronous_engine_tells_what_it_measured_where_the_recipe_wants_i
     how = {"engine": "async", "streaming": Streaming(overlap=False), "sampling": Sampling(4)}
     for recipe in (priced, recipes.darts(2, 2, 1, tail="none")):
         trainer = trainer_of(replace(recipe, max_staleness=1), max_batches=2, **how)
-        assert trainer.roller.latency() is None
-        trainer.roller.steps += [(1, 0.1)] * 63
-        assert trainer.roller.latency() is None
-        trainer.roller.steps += [(rows, 0.01 * rows) for rows in range(1, 9)] * 8 + [(0, 0.5), *[(3, 0.0)] * 500]
-        assert all(seconds > 0 for _, seconds in trainer.roller.latency())
+        assert trainer.engine.latency() is None
+        trainer.engine.steps += [(1, 0.1)] * 63
+        assert trainer.engine.latency() is None
+        trainer.engine.steps += [(rows, 0.01 * rows) for rows in range(1, 9)] * 8 + [(0, 0.5), *[(3, 0.0)] * 500]
+        assert all(seconds > 0 for _, seconds in trainer.engine.latency())
         trainer.run()
         told = trainer.allocator._run.latency
         assert (told is not None) == (recipe is priced)
-    assert [seconds for _, seconds in told or trainer.roller.latency()] == sorted(
-        s for _, s in trainer.roller.latency()
+    assert [seconds for _, seconds in told or trainer.engine.latency()] == sorted(
+        s for _, s in trainer.engine.latency()
     )
     with pytest.raises(ValueError, match="which the synchronous engine does not measure"):
         trainer_of(priced)

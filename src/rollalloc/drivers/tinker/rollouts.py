@@ -96,8 +96,8 @@ async def _cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-class RemoteRoller:
-    """Plays what an allocator orders.
+class RemoteEngine:
+    """Plays the orders of an allocator at a service (`generate.engine.RolloutEngine`).
 
     The SDK cannot abort: a rollout that is to be stopped ends by itself, is paid to its end, and is told as cancelled
     with all its tokens. Of several turns, none is begun any more.

@@ -13,7 +13,7 @@ from torch import Tensor
 from rollalloc.core.allocator import Allocator
 from rollalloc.drivers.tinker.costs import Usage
 from rollalloc.drivers.tinker.episodes import Episodes
-from rollalloc.drivers.tinker.rollouts import RemoteRoller
+from rollalloc.drivers.tinker.rollouts import RemoteEngine
 from rollalloc.drivers.tinker.service import Service
 from rollalloc.drivers.tinker.trajectories import SHAPE, unpack
 from rollalloc.drivers.tinker.update import RemoteUpdater
@@ -53,11 +53,11 @@ class RemoteState(RunState):
         heldout: Episodes | None,
         settings: Settings,
         allocator: Allocator,
-        roller: RemoteRoller,
+        engine: RemoteEngine,
         updater: RemoteUpdater,
     ) -> None:
-        super().__init__(settings, allocator, roller, updater)
-        self.service, self.episodes, self.heldout, self.remote_roller = service, episodes, heldout, roller
+        super().__init__(settings, allocator, engine, updater)
+        self.service, self.episodes, self.heldout, self.remote_engine = service, episodes, heldout, engine
         self.lost = Usage()
         self.path: str | None = None
 
@@ -85,7 +85,7 @@ class RemoteState(RunState):
         told = saved.state["tinker"]
         self.service.restore(told["path"])
         self.path, self.service.usage, self.lost = told["path"], Usage(**told["cost"]), Usage(**told["cost_lost"])
-        self.remote_roller.take_up(self.allocator.outstanding())
+        self.remote_engine.take_up(self.allocator.outstanding())
 
     def check(self, saved: Checkpoint, place: Path) -> None:
         where = str(place / "checkpoints" / str(saved.batches))

@@ -15,7 +15,7 @@ from rollalloc.core.recipe import Recipe, refuse_unmeasured
 from rollalloc.data.features import Features
 from rollalloc.drivers.tinker.costs import Prices, Usage, bill
 from rollalloc.drivers.tinker.episodes import Episodes, Wave
-from rollalloc.drivers.tinker.rollouts import Remotely, RemoteRoller
+from rollalloc.drivers.tinker.rollouts import RemoteEngine, Remotely
 from rollalloc.drivers.tinker.service import Service, begun
 from rollalloc.drivers.tinker.state import RemoteState
 from rollalloc.drivers.tinker.update import RemoteUpdater
@@ -83,15 +83,15 @@ class TinkerTrainer(Loop):
             recipe = streamed_aloud(recipe, log, ahead=service.remote.ahead)
         allocator = Allocator(recipe, train.table(blocks), settings.seed)
         logged = folder / ROLLOUTS if folder is not None and settings.log_rollouts else None
-        roller = RemoteRoller(service, train, settings.sampling, self.remotely, logged)
+        engine = RemoteEngine(service, train, settings.sampling, self.remotely, logged)
         updater = RemoteUpdater(service, settings)
-        self.remote = RemoteState(service, train, heldout, settings, allocator, roller, updater)
+        self.remote = RemoteState(service, train, heldout, settings, allocator, engine, updater)
         refuse_unmeasured(recipe, "the Tinker API")
         _warn_of(recipe)
         super().__init__(
             allocator=allocator,
             keys=train.keys,
-            roller=roller,
+            engine=engine,
             updater=updater,
             state=self.remote,
             grid=Grid(self._measure, 0 if heldout is None else len(heldout.keys), settings, self.remote.counters),

@@ -22,9 +22,9 @@ from rollalloc.data.feature_file import save_features
 from rollalloc.data.prompts import EncodedPrompts, load_prompts
 from rollalloc.files.atomic import write_text
 from rollalloc.files.names import FEATURES, PROMPTS, REWARDS, ROLLOUTS
-from rollalloc.generate.results import Scoring
+from rollalloc.generate.engine import Scoring
 from rollalloc.generate.sampler import Generation
-from rollalloc.generate.waves import Roller, in_order
+from rollalloc.generate.sync_engine import SyncEngine, in_order
 from rollalloc.lab.advise.profile_folder import ProfileFolder
 from rollalloc.lab.bench.tasks.files import Shown, unseen
 from rollalloc.models.behaviour import Behaviour
@@ -99,8 +99,8 @@ def sample_profile(
     return folder / ROLLOUTS
 
 
-class _Sampler(Roller):
-    """Rolls out orders that no allocator gave, and takes them down."""
+class _Sampler(SyncEngine):
+    """Carries out orders that no allocator gave, and records the rollouts."""
 
     def roll_out(self, orders: Sequence[Order], begun: int, place: ProfileFolder, progress: Shown) -> None:
         """Roll out all but the first `begun` of the orders, wave by wave; what a wave came to is written at its end.

@@ -1,4 +1,4 @@
-"""The asynchronous engine's rollouts: each is started, scored and told by itself, while others run."""
+"""The asynchronous engine: each rollout is started, scored and told on its own, while others run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Cancelled, Order
 from rollalloc.core.latency import Curve
-from rollalloc.generate.results import Rollouts, Scoring
+from rollalloc.generate.engine import LocalEngine, Scoring
 from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
 from rollalloc.generate.stream.backend import Backend, BackendDied, Ended, Pausable, Row, Sampled
 from rollalloc.generate.stream.pace import measured_curve
@@ -29,11 +29,11 @@ _STEPS = 10_000  # newest decoding steps that are kept
 _ENOUGH = 64  # of them for a curve
 
 
-class Streamer(Rollouts):
+class AsyncEngine(LocalEngine):
     """Generates through a back-end, with as many rollouts in flight as it has room for.
 
     Args:
-        shared: as for `Rollouts`.
+        shared: as for `LocalEngine`.
         begin: makes the back-end, for the version of the weights that the policy has then.
         streaming: what overlaps.
 
@@ -286,7 +286,7 @@ class Streamer(Rollouts):
 
 @dataclass(frozen=True)
 class _InFlight:
-    """Rollouts that are not over, with what they sampled so far, and the order of each; `cancelled` ones were stopped."""
+    """Unfinished rollouts, with the tokens sampled so far and the order of each; `cancelled` ones were stopped."""
 
     generations: tuple[Generation, ...] = ()
     orders: tuple[Order, ...] = ()

@@ -1,4 +1,4 @@
-"""Rollouts in waves: what is ordered is generated to its end before anything else happens."""
+"""The synchronous engine: all ordered rollouts are generated to their end before the allocator is asked again."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Cancelled, Order
-from rollalloc.generate.results import Rollouts, Scoring
+from rollalloc.generate.engine import LocalEngine, Scoring
 from rollalloc.generate.sampler import Generation, OnFinished, Request, stream
 from rollalloc.rewards.function import Outcome
 
 
-class Roller(Rollouts):
+class SyncEngine(LocalEngine):
     """Generates and scores what an allocator orders, wave by wave."""
 
     def advance(self, allocator: Allocator) -> Actions:

@@ -1,4 +1,4 @@
-"""What came of rollouts: scored, told to the allocator, written down, and held until they are released."""
+"""What the training loop asks of an engine, and what the engines in this process share: score, tell, log, hold."""
 
 from __future__ import annotations
 
@@ -23,41 +23,44 @@ from rollalloc.rewards.scorers import Scorer
 Scoring = tuple[list[Generation], Future[list[Outcome]]]  # what is being scored
 
 
-class Rolls(Protocol):
-    """Carries out orders, and holds what came of them.
+class RolloutEngine(Protocol):
+    """Generates and scores the rollouts that an allocator orders, and keeps them until they are released.
+
+    The training loop uses nothing else of an engine. `SyncEngine` and `AsyncEngine` generate in this process or beside
+    it; `drivers.tinker` has one that samples at a service.
 
     Attributes:
-        generations: by rollout, the payloads that the update needs and that are not released.
-        outcomes: what came of all rollouts.
+        generations: of rollouts that are scored and not released, the data that the update needs, by rollout.
+        outcomes: counts and figures of all rollouts.
     """
 
     generations: Any
     outcomes: Outcomes
 
     def advance(self, allocator: Allocator) -> Actions:
-        """Ask, and have the orders carried out; in the end there is a batch, the run is over, or there is more to ask."""
+        """Ask once or more, and carry out the orders. Returns the last actions: they may hold a batch or end the run."""
         ...
 
     def go_on(self, allocator: Allocator) -> None:
-        """Called now and then while a batch is trained: a moment to go on with what comes next."""
+        """Called now and then while a batch is trained, so that generation can go on meanwhile."""
 
     def before_evaluation(self, allocator: Allocator) -> None:
         """Called before the weights are evaluated; the run may be stopped and saved while they are."""
         self.go_on(allocator)
 
     def updated(self, version: int) -> None:
-        """The weights changed, as the allocator was told."""
+        """The weights changed to this version; the allocator knows it already."""
 
     def latency(self) -> Curve | None:
-        """How fast it decodes; None where it does not measure that."""
+        """The measured seconds per decoding step by rows; None where the engine does not measure them."""
         return None
 
     def figures(self) -> dict[str, Any]:
-        """What was scored since the last call, and how."""
+        """The metrics of the rollouts scored since the last call."""
         ...
 
     def drain(self, allocator: Allocator) -> None:
-        """Let what is under way end, and tell it, where it would be paid twice."""
+        """Wait for the running rollouts and tell them, where generating them again would cost money."""
 
     def close(self) -> None:
         """The run pauses or ends."""
@@ -70,10 +73,10 @@ class Rolls(Protocol):
         """Go on from what `state` gave."""
 
 
-class Rollouts(Rolls):
-    """What an allocator orders, however it is generated: the part that is the same for every engine.
+class LocalEngine(RolloutEngine):
+    """The part that `SyncEngine` and `AsyncEngine` share: scoring, telling, logging and holding rollouts.
 
-    `behaviour` gives the policy that generates; the file `log` gets a line of JSON a rollout.
+    `behaviour` gives the policy that generates; the file `log` gets one line of JSON per rollout.
 
     Attributes:
         remedy: what an error about a metric says is to be done.

@@ -37,8 +37,8 @@ def settled(trainer):
     accounts = trainer.allocator.accounts()
     assert sum(accounts.values()) == trainer.allocator.paid
     held = {done.rollout for group in trainer.allocator._run.flight.groups.values() for done in group.done}
-    trainer.roller.release(trainer.allocator.ask(capacity=0))
-    assert set(trainer.roller.generations) == held
+    trainer.engine.release(trainer.allocator.ask(capacity=0))
+    assert set(trainer.engine.generations) == held
 
 
 def test_what_comes_next_is_generated_while_a_batch_is_trained(trainer_of):
@@ -65,16 +65,16 @@ def test_commits_go_out_when_the_pilots_decide(trainer_of):
         2, 2, 2, 8, promote="oldest"
     )  # "top_variance" waits for all pilots to choose among them
     trainer = trainer_of(recipe, max_batches=3, sampling=Sampling(20), **STREAMS)
-    beside, start = [], trainer.roller._start
+    beside, start = [], trainer.engine._start
 
     def starting(orders, backend):
         """Pilots that still run where commits begin."""
         if any(order.stage == 1 for order in orders):
-            stages = [trainer.roller._order_of[rollout].stage for rollout in trainer.roller._running]
+            stages = [trainer.engine._order_of[rollout].stage for rollout in trainer.engine._running]
             beside.append(stages.count(0))
         start(orders, backend)
 
-    trainer.roller._start = starting
+    trainer.engine._start = starting
     run(trainer)
     assert max(beside) > 0
     settled(trainer)
@@ -109,13 +109,13 @@ def test_a_run_that_is_asked_to_stop_goes_on_from_what_was_in_flight(trainer_of,
     assert in_flight
     resumed = trainer_of(AHEAD, max_batches=6, **made)
     assert resumed.resume() == 3
-    told, tell = set(), resumed.roller.tell
+    told, tell = set(), resumed.engine.tell
 
     def telling(ended, *others):
         told.update(made.rollout for made in ended)
         tell(ended, *others)
 
-    resumed.roller.tell = telling
+    resumed.engine.tell = telling
     resumed.run()
     assert in_flight <= told
     assert resumed.counters.batches == 6
@@ -196,10 +196,10 @@ def test_forward_passes_of_another_size_are_refused_where_rollouts_go_on_between
 
 def test_waiting_for_the_next_batch_before_this_one_is_trained_is_an_error(trainer_of):
     trainer = trainer_of(recipes.grpo(4, 4), max_batches=1, sampling=FEW, **STREAMS)
-    roller, allocator = trainer.roller, trainer.allocator
-    assert roller.advance(allocator).batch is not None
+    engine, allocator = trainer.engine, trainer.allocator
+    assert engine.advance(allocator).batch is not None
     with pytest.raises(RuntimeError, match="room for 6 rollouts"):
-        roller.advance(allocator)
+        engine.advance(allocator)
 
 
 def test_the_other_engine_does_not_go_on_with_it(trainer_of, tmp_path):
@@ -216,7 +216,7 @@ def test_a_generator_that_is_killed_costs_nothing_but_time(trainer_of, forked_ge
         if line["kind"] == "batch":
             lines.append(line)
             if len(lines) == 2:
-                os.kill(trainer.roller._backend._spawned.process.pid, signal.SIGKILL)
+                os.kill(trainer.engine._backend._spawned.process.pid, signal.SIGKILL)
 
     trainer.listener = listening
     trainer.run()
@@ -228,13 +228,13 @@ def test_a_generator_that_is_killed_costs_nothing_but_time(trainer_of, forked_ge
 def test_a_rollout_that_is_lost_is_not_waited_for(trainer_of):
     """Never, that is: it would be an error of ours."""
     trainer = trainer_of(AHEAD, max_batches=1, sampling=FEW, **STREAMS)
-    start, lost = trainer.roller._start, []
+    start, lost = trainer.engine._start, []
 
     def losing(orders, backend):
         lost.extend(orders)
         start(orders[1:], backend)
 
-    trainer.roller._start = losing
+    trainer.engine._start = losing
     with pytest.raises(RuntimeError, match="nothing is in flight and nothing is ordered, although there is room for 6"):
         trainer.run()
     assert lost
