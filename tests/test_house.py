@@ -48,6 +48,27 @@ def imported(source: str) -> set[str]:
     return {each for each in found if each in FLOORS}
 
 
+# Features that were measured to gain nothing, or that nobody used; dev/LOG.md has the finding of each.
+GONE = (
+    "core/lengths.py",
+    "rules/predictions.py",
+    "runs/whole.py",
+    "lab/advise/choices.py",
+    "lab/advise/evidence.py",
+    "lab/advise/outcomes.py",
+    "lab/advise/ranking.py",
+    "lab/bench/added.py",
+    "lab/report/overwriting.py",
+    "lab/waste/forecast.py",
+    "lab/waste/replay.py",
+)
+
+
+@pytest.mark.parametrize("module", GONE)
+def test_what_was_taken_out_stays_out(module):
+    assert not (ROOT / module).exists()
+
+
 def test_every_module_stands_on_a_floor():
     there = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert there - {"__init__"} == set(FLOORS)
