@@ -1,4 +1,4 @@
-"""Speed of the core, against the bars of docs/design.md: `make bench`.
+"""Speed of the core, against the bars of docs/benchmark.md: `make bench`.
 
 Machines differ, and one machine differs from minute to minute. So what the core spends on an event is stated as a
 multiple of the time that the same run takes to create that event, and each figure is the median over repeats, each beside

@@ -1,6 +1,7 @@
 """The house: imports point one way, and the floors stand in one list."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,20 @@ def test_no_import_points_up(name):
 )
 def test_an_import_is_seen_wherever_it_stands(source):
     assert imported(source) == {"cli"}
+
+
+@pytest.mark.parametrize("way", ["`rollalloc train`", "TRL", "verl"])
+def test_the_design_page_shows_a_rollouts_way_in_at_most_a_dozen_files(way):
+    page = (Path(__file__).parents[1] / "docs" / "design.md").read_text("utf-8")
+    section = page.partition(f"\n**{way}**\n")[2].partition("\n**")[0].partition("\n## ")[0]
+    files = re.findall(r"`([\w/]+\.py)`", section)
+    assert 8 <= len(files) <= 12
+    assert len(set(files)) == len(files)
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
+def test_the_design_page_names_the_packages_in_the_order_of_imports():
+    page = (Path(__file__).parents[1] / "docs" / "design.md").read_text("utf-8")
+    tree = re.search(r"```\nsrc/rollalloc/\n(.*?)```", page, re.DOTALL)
+    assert tree is not None
+    assert tuple(re.findall(r"^  (\w+)", tree[1], re.MULTILINE)) == FLOORS

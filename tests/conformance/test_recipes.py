@@ -58,7 +58,7 @@ def test_law_6_the_same_actions_under_any_hash_seed():
 
 
 def test_the_prompt_rule_of_the_documentation_keeps_every_law():
-    (code,) = re.findall(r"```python\n(@dataclass.*?)```", (ROOT / "docs/design.md").read_text("utf-8"), re.DOTALL)
+    (code,) = re.findall(r"```python\n(@dataclass.*?)```", (ROOT / "docs/protocol.md").read_text("utf-8"), re.DOTALL)
     names = {
         "dataclass": dataclass,
         "np": np,
