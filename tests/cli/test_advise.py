@@ -104,7 +104,7 @@ def test_a_curriculum_is_exported_and_is_a_file_of_prompts(call, own, tmp_path):
         ((*ADVISE[1:], "--format", "trl"), "--format: means nothing for a profile"),
         (("--task", "sort", "--reward", "a.py:f"), "--reward: a task has its own"),
         (("--model", "model"), "--model needs --prompts and --reward"),
-        ((*ADVISE[1:], "--mix", "uniform"), "--mix: says how a curriculum is drawn; give --export"),
+        ((*ADVISE[1:], "--mix", "uniform"), "--mix: sets the sampling weights of --export; give --export"),
         ((*ADVISE[1:], "--export", "a.csv"), "ends in .parquet"),
         (
             (*ADVISE[1:], "--export", "prompts.parquet"),

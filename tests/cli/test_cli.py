@@ -396,7 +396,7 @@ def test_a_mistake_in_a_comparison_is_one_message(call, own, tmp_path, arguments
 def test_a_comparison_without_heldout_prompts_is_refused(call, tmp_path):
     code, output = call("compare", *OWN, *SHORT, "--out", tmp_path / "out")
     assert code == 2
-    assert "--heldout: without prompts to evaluate on nothing tells the recipes apart" in said(output)
+    assert "--heldout: recipes are compared by held-out accuracy" in said(output)
     assert not (tmp_path / "out").exists()
 
 

@@ -128,7 +128,7 @@ def test_watch_waits_for_a_run_and_ctrl_c_leaves(tmp_path, monkeypatch, capsys):
 def test_watch_of_a_folder_that_is_not_there_says_so(rollalloc, tmp_path):
     code, _, said = rollalloc("watch", tmp_path / "rum")
     assert code == 2
-    assert "there is no such folder; check the name, or wait for it to be made (--wait)" in said
+    assert "there is no such folder; check the name, or wait until it exists (--wait)" in said
 
 
 def test_board_says_its_address_serves_and_ctrl_c_leaves(tmp_path):

@@ -1,4 +1,4 @@
-"""`rollalloc advise`: which recipe and how many rollouts a prompt for a model and its prompts, from a log of both."""
+"""`rollalloc advise`: recommend a recipe and a number of rollouts per prompt for a model and its prompts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rollalloc.lab.advise.verdict import Choice, Verdict
     from rollalloc.lab.waste.groups import Log
 
-_MOST = 1_000_000  # rollouts of a batch: a typing error must not be pasted
+_MOST = 1_000_000  # rollouts per batch, at most: catches a slip of the finger before it is pasted
 
 
 @with_fields(Asked)
@@ -32,26 +32,32 @@ def advise(
     path: Annotated[
         str | None,
         typer.Argument(
-            help="A file, a folder or a glob of rollout logs; without one a profile is sampled.", metavar="LOG"
+            help="Rollout logs: a file, a folder or a glob. Without one, a profile is sampled.", metavar="LOG"
         ),
     ] = None,
     present: Annotated[
         str | None,
         typer.Option(
-            help="What you train with now, e.g. grpo:n=8,groups=16; by default what the log has, or TRL's grpo:n=8."
+            help="What you train with now, e.g. grpo:n=8,groups=16 (default: read from the log, or grpo:n=8, TRL's)."
         ),
     ] = None,
     framework: Annotated[
-        str | None, typer.Option(help="To paste into: rollalloc, trl or verl; by default what the log is of.")
+        str | None,
+        typer.Option(help="Framework of the settings to paste: rollalloc, trl or verl (default: the log's)."),
     ] = None,
-    from_step: Annotated[int | None, typer.Option(help="Leave out what was logged before this step.")] = None,
+    from_step: Annotated[int | None, typer.Option(help="Ignore rollouts logged before this step.")] = None,
     gpus: Annotated[
-        int, typer.Option(help="Of the cluster on which stopping and running ahead are simulated.", min=2, max=10_000)
+        int,
+        typer.Option(
+            help="GPUs of the cluster on which early stopping and asynchronous generation are simulated.",
+            min=2,
+            max=10_000,
+        ),
     ] = 8,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Say which recipe and how many rollouts a prompt, by a log, or by a profile of a model that is sampled first."""
+    """Recommend a recipe and rollouts per prompt, from a log, or from a profile of a model that is sampled first."""
     from rollalloc.lab.advise.pasting import FRAMEWORKS, check_framework
     from rollalloc.lab.advise.profile import profile_of
     from rollalloc.lab.advise.profile_folder import is_profile, refuse_changed, refuse_unfinished
@@ -92,10 +98,10 @@ def advise(
 
 
 def _choice(text: str) -> Choice:
-    """The setting that is trained with, as --present says it.
+    """Parse --present, the setting that is trained with now.
 
     Raises:
-        ValueError: not of that form, or a recipe that there is not.
+        ValueError: wrong form, or an unknown recipe.
     """
     from rollalloc.lab.advise.verdict import BATCH, Choice
     from rollalloc.named import RECIPES
@@ -115,12 +121,12 @@ def _choice(text: str) -> Choice:
         raise ValueError(f"--present: expected one of {', '.join(RECIPES)}, got {recipe!r}")
     n = counts[0]
     if recipe == "grpo" and n < 2:
-        raise ValueError(f"--present: expected GRPO's groups, of 2 rollouts at least, got n = {n}; e.g. grpo:n=8")
+        raise ValueError(f"--present: GRPO needs at least 2 rollouts per group, got n = {n}; e.g. grpo:n=8")
     return Choice(recipe, counts[1] if "groups" in given else max(1, round(BATCH / n)), n)
 
 
 def _pastes(verdict: Verdict, framework: str, asked: Asked) -> list[str]:
-    """What to paste for the choice, and what changes with it; nothing where it is what one has, or too early to tell."""
+    """Configuration to paste for the recommended setting, and what it changes; empty if nothing changes."""
     from rollalloc.lab.advise.pasting import changes, pasted
     from rollalloc.train.description import Source
 
@@ -134,10 +140,10 @@ def _pastes(verdict: Verdict, framework: str, asked: Asked) -> list[str]:
 
 
 def _features(at: str, log: Log) -> NDArray[np.float32] | None:
-    """Features that lie beside the log, as a profile that was sampled has them; None where there are none.
+    """Features from the file that a sampled profile keeps beside its log, (P, D); None if there is none.
 
     Raises:
-        ValueError: a file of them that is corrupt, or without some of the log's prompts.
+        ValueError: the file is corrupt, or lacks some of the log's prompts.
     """
     from rollalloc.data.feature_file import read_features
     from rollalloc.files.names import FEATURES

@@ -1,4 +1,4 @@
-"""The command line. A user's mistake is one message and exit code 2; `ROLLALLOC_DEBUG=1` shows where it was raised."""
+"""The `rollalloc` command. A user's mistake prints one message and exits with 2; `ROLLALLOC_DEBUG=1` adds the traceback."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ app = typer.Typer(
 )
 for command in (train, compare, bench, features, model, report, watch, board, advise, waste, verify_resume, recipes):
     app.command()(with_numbers_checked(command))
-app.command()(simulate)  # whose numbers say their own limits
+app.command()(simulate)  # its options check their own ranges
 app.add_typer(data, name="data")
 
 
@@ -48,17 +48,17 @@ def main() -> None:
     """Entry point of `rollalloc`."""
     console = Console(stderr=True)
     handler = RichHandler(console=console, show_path=False)
-    handler.addFilter(lambda record: not record.name.startswith("huggingface_hub"))  # which writes its lines by itself
+    handler.addFilter(lambda record: not record.name.startswith("huggingface_hub"))  # it prints its own messages
     logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    sys.path.append(os.getcwd())  # where a user's module:function lies; a console script does not search it by itself
+    sys.path.append(os.getcwd())  # to import a user's module:function; console scripts leave the working folder out
     if os.environ.get("ROLLALLOC_DEBUG"):
         app()
     try:
         app()
     except _MISTAKES as error:
-        said = Text("error: ", "bold red")  # in one piece, or it would be wrapped as if nothing stood before it
+        said = Text("error: ", "bold red")  # one Text object, so that wrapping counts the prefix
         console.print(said.append(visible(f"{type(error).__name__}: {error}"), "not bold default"))
         sys.exit(2)
 

@@ -1,4 +1,4 @@
-"""`rollalloc bench`: the leaderboard, a table of methods × tasks in two tracks."""
+"""`rollalloc bench`: run the leaderboard, which compares methods on tasks in two tracks."""
 
 from __future__ import annotations
 
@@ -17,39 +17,37 @@ if TYPE_CHECKING:
     from rollalloc.lab.bench.leaderboard import Progress
     from rollalloc.lab.bench.plan import Plan
 
-_LINE_EVERY_S = 60.0  # between two lines on how it goes, where there is no terminal
+_LINE_EVERY_S = 60.0  # between two lines of progress when there is no terminal
 _EXIT_UNFINISHED = 1
 _TIER, _TASKS = "ci", Path("runs/tasks")
 
 
 def bench(
-    tier: Annotated[str, typer.Option(help="smoke, ci (minutes), full (hours) or ladder (a day).")] = _TIER,
-    tasks: Annotated[str, typer.Option(help="Comma-separated tasks of the tier (default: all).")] = "",
+    tier: Annotated[str, typer.Option(help="Size: smoke, ci (minutes), full (hours) or ladder (a day).")] = _TIER,
+    tasks: Annotated[str, typer.Option(help="Comma-separated tasks of the tier (default: all of them).")] = "",
     recipes: Annotated[
-        str, typer.Option(help="Comma-separated recipes of this package, grpo among them (default: the tier's).")
+        str, typer.Option(help="Comma-separated built-in recipes; must include grpo (default: the tier's).")
     ] = "",
     recipe: Annotated[
-        list[str] | None, typer.Option(help="Recipe of your own besides, module:function; repeatable.")
+        list[str] | None, typer.Option(help="Also run your own recipe, module:function; repeatable.")
     ] = None,
     track: Annotated[
-        list[str] | None, typer.Option(help="Track: defaults or tuned; repeatable (default: both).")
+        list[str] | None, typer.Option(help="Settings to run with: defaults or tuned; repeatable (default: both).")
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder of the leaderboard; finished runs in it are reused.", parser=folder)
+        Path, typer.Option(help="Folder of the leaderboard; its finished runs are reused.", parser=folder)
     ] = Path("runs/bench"),
     task_folder: Annotated[
-        Path, typer.Option(help="Folder in which built-in tasks are made and kept.", parser=folder)
+        Path, typer.Option(help="Folder where built-in tasks are created and kept.", parser=folder)
     ] = _TASKS,
-    processes: Annotated[int | None, typer.Option(help="Runs at a time (default: one per core).", min=1)] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Say what would be run, and for how long; run and write nothing.")
-    ] = False,
+    processes: Annotated[int | None, typer.Option(help="Parallel runs (default: one per core).", min=1)] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only print what would run and how long it takes.")] = False,
     table: Annotated[
         Path | None,
-        typer.Option(help="Rewrite page and table of this leaderboard's folder; run nothing.", parser=place),
+        typer.Option(help="Only write the page and table of the leaderboard in this folder again.", parser=place),
     ] = None,
 ) -> None:
-    """Run every method on every task, by its defaults and tuned, and write page and table of what each paid."""
+    """Run every method on every task, with default and tuned settings, and write a page and a table of the costs."""
     from rollalloc.lab.bench.plan import make_plan, refuse_another  # torch takes seconds to import, `--help` should not
 
     console = Console(stderr=True)
@@ -83,7 +81,7 @@ def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int)
         leave(console, str(stopped), stopped.by)
     except KeyboardInterrupt:
         leave(console, "left at once; the same command goes on from the newest checkpoint of each run", SIGINT)
-    except Failed:  # what is finished is shown, although a run failed
+    except Failed:  # show what is finished, although a run failed
         _written(console, out)
         raise
     if _written(console, out):
@@ -91,7 +89,7 @@ def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int)
 
 
 def _written(console: Console, out: Path) -> int:
-    """Write the page and the table; returns how many final runs are missing."""
+    """Write the page and the table; returns the number of final runs that are missing."""
     from rollalloc.lab.bench.plan import PAGE, TABLE
     from rollalloc.lab.report.leaderboard import write_leaderboard
 
@@ -102,7 +100,7 @@ def _written(console: Console, out: Path) -> int:
 
 
 def described(plan: Plan, cores: int) -> str:
-    """What a plan would run, and how long that takes."""
+    """What a plan would run, and roughly how long that takes."""
     from rollalloc.lab.bench.search import search_rollouts
     from rollalloc.lab.bench.tiers import RATES, TIERS
 
@@ -135,24 +133,24 @@ def _hours(hours: float) -> str:
 
 def _names(option: str, text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    if text and not names:  # it would mean all
+    if text and not names:  # an empty list would mean all
         raise ValueError(f"{option}: expected names between commas, got {text!r}; leave it out for all")
     return names
 
 
 class Shown(Bar):
-    """Shows how a leaderboard goes."""
+    """Shows the progress of a leaderboard."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console, "preparing", _LINE_EVERY_S)
 
     def show(self, progress: Progress) -> None:
-        """Take how far it is."""
+        """Show the newest progress."""
         self.update(progress_line(progress, self.time_left(progress.share)), progress.share)
 
 
 def progress_line(progress: Progress, left: str) -> str:
-    """How far it is, what it has cost so far, and how long it still takes."""
+    """Runs finished, rollouts and process time so far, time left, and the runs at work."""
     figures = (
         f"{progress.over:,} of {progress.runs:,} runs",
         f"{progress.rollouts:,} rollouts",

@@ -1,4 +1,4 @@
-"""`rollalloc board`: all runs of a folder on a local page while they train."""
+"""`rollalloc board`: follow all runs of a folder on a local web page while they train."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rollalloc.cli.progress import say
 
 
 def board(
-    folder: Annotated[Path, typer.Argument(help="Folder of runs or comparisons.", parser=folder_of_runs)] = Path(
+    folder: Annotated[Path, typer.Argument(help="Folder with runs or comparisons.", parser=folder_of_runs)] = Path(
         "runs"
     ),
-    port: Annotated[int, typer.Option(help="Port of the page (0: a free one).", min=0, max=65535)] = 0,
+    port: Annotated[int, typer.Option(help="Port to listen on (0: any free port).", min=0, max=65535)] = 0,
 ) -> None:
-    """Serve a page that follows the runs; to this machine only, read-only, until Ctrl-C."""
+    """Serve a local, read-only web page that shows all runs of a folder while they train; stop it with Ctrl-C."""
     from rollalloc.lab.report.board import HOST, serve  # matplotlib takes a second to import, `--help` should not
 
     console = Console(stderr=True)

@@ -1,4 +1,4 @@
-"""`rollalloc compare`: several recipes, seeds and tasks, a process a run, a table and a page."""
+"""`rollalloc compare`: train under several recipes, one process per run, and write a table and a page."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from rollalloc.cli.progress import Standings, leave, result_console, say, staged
 if TYPE_CHECKING:
     from rollalloc.lab.bench.summary import Interval, Summary
 
-_WIDE = 110  # columns of a terminal that the whole table fits
-_MEANS = {  # of what the last evaluations found, where a heading does not say it all
+_WIDE = 110  # terminal columns that the whole table needs
+_MEANS = {  # explains headings of the last evaluations' table
     "right_pairs_differ": "differ: the chance that two right answers to a prompt do.",
     "distinct_right": "distinct: different right answers of those attempts.",
     "entropy": "entropy: of the next token, in nats.",
 }
-_ENDS = {"rollouts": 15, "ratio": 11}  # columns of an interval's ends, e.g. [12,130–13,684]
+_ENDS = {"rollouts": 15, "ratio": 11}  # columns that an interval takes, e.g. [12,130–13,684]
 
 
 @with_fields(Given)
@@ -52,21 +52,21 @@ def compare(
     recipes: Annotated[
         str, typer.Option(help="Comma-separated recipes, each NAME or LABEL=NAME.")
     ] = "grpo,reinforce,foresight",
-    seeds: Annotated[str, typer.Option(help="Comma-separated seeds, each run by every recipe.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds; every recipe runs with each.")] = "0,1,2",
     set_: LabelledParameters = None,
     matched: Annotated[
         str | None,
-        typer.Option(help="groups=G,n=N: the same groups and rollouts per group for every recipe."),
+        typer.Option(help="groups=G,n=N: every recipe gets the same number of groups and of rollouts per group."),
     ] = None,
     out: Annotated[
         Path,
-        output("Folder of the comparison; finished runs in it are reused, begun ones go on.", parser=folder),
+        output("Folder of the comparison; finished runs in it are reused, unfinished ones continue.", parser=folder),
     ] = Path("runs/compare"),
     overwrite: Annotated[
-        bool, output("Remove what other runs wrote in the folders of these, and nothing else.", "--overwrite")
+        bool, output("Delete other runs' files in this comparison's folders first, and nothing else.", "--overwrite")
     ] = False,
-    processes: Annotated[int | None, typer.Option(help="Runs at a time (default: one per core).", min=1)] = None,
-    checkpoint_every: Annotated[int, output("Batches between two checkpoints of a run.")] = 100,
+    processes: Annotated[int | None, typer.Option(help="Parallel runs (default: one per core).", min=1)] = None,
+    checkpoint_every: Annotated[int, output("Batches between two checkpoints.")] = 100,
     checkpoint_minutes: CheckpointMinutes = 10.0,
 ) -> None:
     """Train under several recipes, and show what each paid for the same accuracy."""
@@ -93,11 +93,11 @@ def compare(
         ]
         if not all(run.source.heldout is not None for run in runs):
             raise ValueError(
-                "--heldout: without prompts to evaluate on nothing tells the recipes apart; give them, or train each by "
+                "--heldout: recipes are compared by held-out accuracy; give prompts to evaluate on, or train each by "
                 "itself (rollalloc train)"
             )
         runs = [replace(run, settings=replace(run.settings, **saving)) for run in runs]
-        check_places(runs, out)  # said before a task is made, which may take minutes
+        check_places(runs, out)  # before tasks are created, which may take minutes
         with staged() as shown:
             runs = [made(run, given.tasks, shown) for run in runs]
         check_runs(runs, out)
@@ -111,7 +111,7 @@ def compare(
         leave(console, str(stopped), stopped.by)
     except KeyboardInterrupt:
         leave(console, "left at once; the same command goes on from the newest checkpoint of each run", SIGINT)
-    except RuntimeError:  # what is finished is shown, although a run failed
+    except RuntimeError:  # show what is finished, although a run failed
         _show(console, out)
         raise
     _show(console, out)
@@ -119,7 +119,7 @@ def compare(
 
 
 def _show(console: Console, out: Path) -> None:
-    """Write the tables to standard output, and where everything is to `console`."""
+    """Print the tables to standard output, and the places of results and report to `console`."""
     from rollalloc.lab.bench.compare import RESULTS
     from rollalloc.lab.bench.summary import summaries
     from rollalloc.lab.report.page import write_page
@@ -138,7 +138,11 @@ def _show(console: Console, out: Path) -> None:
 
 
 def cost_table(summary: Summary, *, wide: bool = True) -> Table:
-    """What each recipe paid until the target, against the baseline; `wide`: with the ratios of all costs, 110 columns."""
+    """What each recipe paid until the target, against the baseline.
+
+    Args:
+        wide: also show the ratios of tokens, seconds and steps; needs 110 columns.
+    """
     others = ("tokens", "seconds", "steps") if wide else ()
     target, recipes = summary.target, summary.recipes
     exact = all(recipe.standard_error == 0 for recipe in recipes)
@@ -174,7 +178,7 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
 
 
 def last_table(summary: Summary) -> Table:
-    """What the last evaluations found, without columns where nothing was evaluated: what is cheaper may cost these."""
+    """Results of the last evaluations, for what was measured: a cheaper recipe may have lost on these."""
     shown = summary.last
     means = [meaning for name, meaning in _MEANS.items() if name in shown]
     table = _titled_table("at the last evaluation", " ".join(["interquartile means over seeds.", *means]))
@@ -194,7 +198,7 @@ def _titled_table(title: str, caption: str) -> Table:
 
 
 def said(interval: Interval | None, form: str, *, point_only: bool = False) -> str:
-    """An interval in words: its point and its ends, or its values where it has none."""
+    """An interval as text: its point and ends, or its single values where it has no ends."""
     if interval is None:
         return ""
     point = f"{interval.bound}{interval.point:{form}}"

@@ -1,4 +1,4 @@
-"""`rollalloc data`: public sets, and tasks made here, as files to train and evaluate on."""
+"""`rollalloc data`: write public data sets and built-in tasks as files to train and evaluate on."""
 
 from __future__ import annotations
 
@@ -31,24 +31,25 @@ def prepare(
             "olympiadbench; aime24x32, aime25x32, amc23x32: each question 32 times."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the files.", parser=folder)] = Path("data"),
+    out: Annotated[Path, typer.Option(help="Folder to write to.", parser=folder)] = Path("data"),
     from_local: Annotated[
-        Path | None, typer.Option(help="Folder with the sets' own files, where there is no hub.", parser=place)
+        Path | None,
+        typer.Option(help="Read the data sets' original files from this folder instead of the hub.", parser=place),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Make files again that are there.")] = False,
-    ngram: Annotated[int, typer.Option(help="Words that overlapping questions share.")] = 13,
+    force: Annotated[bool, typer.Option("--force", help="Write files again that already exist.")] = False,
+    ngram: Annotated[int, typer.Option(help="Questions overlap if they share this many words in a row.")] = 13,
     split: Annotated[
         list[str] | None,
         typer.Option(
-            help="SET=NAME: the split to take from a local folder whose files do not say theirs, or SET=all; repeatable."
+            help="SET=NAME: split to read from a local folder whose file names do not show it, or SET=all; repeatable."
         ),
     ] = None,
     no_system: Annotated[
         bool,
-        typer.Option("--no-system", help="Write no system messages, for models whose chat template refuses them."),
+        typer.Option("--no-system", help="Leave out system messages, for models whose chat template refuses them."),
     ] = False,
 ) -> None:
-    """Write public sets as parquet in verl's schema, and count what training and evaluation sets share."""
+    """Write public data sets as Parquet in verl's schema, and count questions shared by training and evaluation sets."""
     from rollalloc.data.prepare import prepare as carry_out
 
     console = Console(stderr=True)
@@ -72,19 +73,19 @@ def prepare(
 def chat(
     tasks: Annotated[
         list[str],
-        typer.Argument(help="sums, products, gcd, letters, filter, stories; or all."),
+        typer.Argument(help="sums, products, gcd, letters, filter, stories, or all."),
     ],
-    out: Annotated[Path, typer.Option(help="Folder in which each task gets one of its own.", parser=folder)] = Path(
+    out: Annotated[Path, typer.Option(help="Folder to write to; each task gets a subfolder.", parser=folder)] = Path(
         "data/chat"
     ),
 ) -> None:
-    """Write tasks for a small chat model, made here: of reasoning-gym, and word problems by templates."""
+    """Write small tasks that a small chat model can learn, from reasoning-gym and from templates of word problems."""
     from rollalloc.lab.bench.tasks.chat import CHAT_TASKS, REWARD
     from rollalloc.lab.bench.tasks.chat import prepare as make
 
     names = list(CHAT_TASKS) if tasks == ["all"] else list(dict.fromkeys(tasks))
     if unknown := [name for name in names if name not in CHAT_TASKS]:
-        raise ValueError(f"unknown task {unknown[0]!r}; there are {', '.join(CHAT_TASKS)}, and all")
+        raise ValueError(f"unknown task {unknown[0]!r}; choose from {', '.join(CHAT_TASKS)}, or all")
     table = Table(caption=f"--reward {REWARD}", caption_justify="left")
     for heading in ("folder", "what is asked", "train", "heldout", "--max-new-tokens"):
         table.add_column(heading)
@@ -98,11 +99,11 @@ def chat(
 
 @data.command()
 def ladder(
-    out: Annotated[Path, typer.Option(help="Folder of train.parquet and heldout.parquet.", parser=folder)] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for train.parquet and heldout.parquet.", parser=folder)] = Path(
         "data/ladder"
     ),
 ) -> None:
-    """Write the ladder's mixture, made here: six families of questions for models of any size."""
+    """Write the ladder's prompts: six families of generated questions, for models of any size."""
     from rollalloc.lab.bench.tasks.ladder import FAMILIES, Mixture, questions
 
     made, mixture = questions(out), Mixture()
@@ -115,22 +116,25 @@ def ladder(
 @data.command()
 def convert(
     file: Annotated[
-        Path, typer.Argument(help="Parquet, JSON, JSONL, CSV or TSV with a question and an answer a row.", parser=place)
+        Path,
+        typer.Argument(
+            help="Parquet, JSON, JSONL, CSV or TSV file with one question and answer per row.", parser=place
+        ),
     ],
-    question: Annotated[str, typer.Option(help="Column of the question: text, or messages.")],
+    question: Annotated[str, typer.Option(help="Column of the question, text or chat messages.")],
     answer: Annotated[
-        str, typer.Option(help="Column of the answer: its last \\boxed{...}, else what follows ####, else all of it.")
+        str, typer.Option(help="Column of the answer: its last \\boxed{...}, else the text after ####, else all of it.")
     ],
-    out: Annotated[Path, typer.Option(help="File to write, .parquet or .jsonl; a new one.", parser=place)],
-    system: Annotated[str | None, typer.Option(help="Text of a system message before each question.")] = None,
+    out: Annotated[Path, typer.Option(help="New file to write, .parquet or .jsonl.", parser=place)],
+    system: Annotated[str | None, typer.Option(help="System message to put before each question.")] = None,
     source: Annotated[
-        str | None, typer.Option(help="What the reward is told as data_source; FILE's name by default.")
+        str | None, typer.Option(help="data_source passed to the reward function (default: FILE's name).")
     ] = None,
     prefill: Annotated[
-        bool, typer.Option("--prefill", help="Let the model continue an assistant's message that ends the messages.")
+        bool, typer.Option("--prefill", help="If the last message is the assistant's, let the model continue it.")
     ] = False,
 ) -> None:
-    """Write questions and answers of any columns, such as TRL's or GSM8K's, in verl's schema."""
+    """Convert a file with any question and answer columns, such as TRL's or GSM8K's, to verl's schema."""
     from rollalloc.data.convert import convert as carry_out
 
     made = carry_out(file, out, question=question, answer=answer, system=system, source=source, prefill=prefill)

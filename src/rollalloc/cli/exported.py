@@ -1,4 +1,4 @@
-"""The curriculum that `rollalloc advise` writes beside its verdict, where it is asked for."""
+"""`rollalloc advise --export`: write a curriculum, which weights each prompt by its success rate."""
 
 from __future__ import annotations
 
@@ -23,28 +23,34 @@ _USUAL_MIX = "variance"
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """Where a curriculum goes, and how it is drawn, as the command line says it."""
+    """Options that say where a curriculum is written and how its prompts are weighted."""
 
     export: Annotated[
         Path | None,
-        output("Parquet file of a curriculum: each prompt's rate, and how often to draw it.", parser=place),
+        output(
+            "Write a curriculum to this Parquet file: each prompt's success rate and sampling weight.", parser=place
+        ),
     ] = None
-    mix: Annotated[str, output("With --export: draw by variance, uniform, gaussian:MEAN,DEVIATION or foresight.")] = (
+    mix: Annotated[str, output("Weights for --export: variance, uniform, gaussian:MEAN,DEVIATION or foresight.")] = (
         _USUAL_MIX
     )
 
     def check_export(self, log: Path | None) -> None:
-        """Refuse what cannot be exported, before anything is read or sampled; `log`: what the curriculum is made from.
+        """Refuse an impossible export before anything is read or sampled.
+
+        Args:
+            log: file or folder that the curriculum is computed from; None where it is not known yet.
 
         Raises:
-            ValueError, FileExistsError: as `curriculum.check_export`; a mix of nothing.
+            ValueError: --mix without --export, or as `curriculum.check_export`.
+            FileExistsError: as `curriculum.check_export`.
         """
         from rollalloc.lab.advise.curriculum import check_export
 
         if self.export is not None:
             check_export(self.export, self.mix, log)
         elif self.mix != _USUAL_MIX:
-            raise ValueError("--mix: says how a curriculum is drawn; give --export FILE as well, or take it out")
+            raise ValueError("--mix: sets the sampling weights of --export; give --export FILE too, or leave --mix out")
 
     def write_export(
         self,
@@ -56,15 +62,15 @@ class Exported:
         from_step: int | None,
         seed: int,
     ) -> None:
-        """Write the curriculum, where one is asked for.
+        """Write the curriculum if --export was given.
 
         Args:
-            at: the log's place; rows of the prompts may be beside it.
-            log: what was read.
-            profile: of that log.
-            features_PD: numbers of each of its prompts; None: the log's own.
-            from_step: as for `profile_of`.
-            seed: of the folds in which rates are predicted.
+            at: file or folder of the log; a prompts file beside it supplies the prompts' rows.
+            log: the rollouts that were read from it.
+            profile: profile of that log.
+            features_PD: features of each prompt, (P, D) float32; None: use the log's own.
+            from_step: ignore rollouts logged before this step, as for `profile_of`.
+            seed: of the cross-validation folds in which success rates are predicted.
         """
         from rollalloc.lab.advise.curriculum import curriculum_of, write_curriculum
         from rollalloc.lab.advise.profile_folder import prompts_beside

@@ -1,4 +1,4 @@
-"""`rollalloc features`: what the initial model makes of each prompt, in a file, for methods that predict success."""
+"""`rollalloc features`: compute the prompt features from which some recipes predict success."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
 
 def features(
     model: Annotated[
-        str, typer.Option(help="Causal language model, by name or folder: the one that training begins with.")
+        str, typer.Option(help="Causal language model, by name or folder: the one that training starts from.")
     ],
     prompts: Annotated[
         list[Path], typer.Option(help="Prompts, Parquet or JSONL in verl's schema; repeatable.", parser=source)
     ],
-    out: Annotated[Path, typer.Option(help="File to write, which ends in .safetensors.")],
-    width: Annotated[int, typer.Option(help="Maximum columns of a block.")] = 256,
-    seed: Annotated[int, typer.Option(help="Seed of the projection and the hash.")] = 0,
+    out: Annotated[Path, typer.Option(help="File to write, ending in .safetensors.")],
+    width: Annotated[int, typer.Option(help="Maximum number of columns per block of features.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the random projection and of the hash.")] = 0,
     device: Annotated[
         str | None, typer.Option(help="Device: cpu, cuda, ... (default: a GPU where there is one).")
     ] = None,
     batch_tokens: Annotated[
-        int, typer.Option(help="Tokens per forward pass, or one prompt; fewer need less memory.")
+        int, typer.Option(help="Tokens per forward pass (at least one prompt); fewer need less memory.")
     ] = 4096,
     drop_overlong: Annotated[
         bool, typer.Option("--drop-overlong", help="Leave out prompts that do not fit the model.")
     ] = False,
     chat_template_args: Annotated[
-        str | None, typer.Option(help="Arguments of the chat template as a JSON object, those of training.")
+        str | None, typer.Option(help="Arguments of the chat template as a JSON object; the same as in training.")
     ] = None,
     tokens_only: Annotated[
         bool,
-        typer.Option("--tokens-only", help="Load only the tokenizer: a bag of tokens and lengths, no hidden states."),
+        typer.Option("--tokens-only", help="Load only the tokenizer: token counts and lengths, no hidden states."),
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace features that are there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
-    """Compute features of prompts once, from the initial model, for predicting which of them succeed."""
+    """Compute features of each prompt with the initial model, for recipes that predict success rates."""
     from rollalloc.cli.sources import model_name  # torch takes seconds to import, `--help` should not
     from rollalloc.core.recipe import at_least
     from rollalloc.data.encoding import template_arguments
@@ -61,7 +61,7 @@ def features(
     refuse_place(out, overwrite=overwrite)
     if tokens_only and (device is not None or batch_tokens != BATCH_TOKENS or drop_overlong):
         raise ValueError(
-            "--device, --batch-tokens, --drop-overlong: --tokens-only loads no model; take them out, or it"
+            "--device, --batch-tokens, --drop-overlong: --tokens-only loads no model; leave these or it out"
         )
     usable_device(device)
     template_args = template_arguments(chat_template_args)

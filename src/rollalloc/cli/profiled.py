@@ -1,4 +1,4 @@
-"""A profile as tables of a terminal."""
+"""Tables that show a profile in the terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAID = "95% interval"
 
 
 def show_profile(console: Console, profile: Profile) -> None:
-    """Print a profile as tables and its notes."""
+    """Print a profile's tables, then its notes."""
     console.print(_rates(profile))
     if profile.predictability is not None:
         console.print(_predictability(profile.predictability))

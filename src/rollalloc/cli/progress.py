@@ -1,4 +1,4 @@
-"""What a command shows while it works: a bar or a table in a terminal, else a line now and then."""
+"""Progress of a command: a bar or a live table in a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ if TYPE_CHECKING:
     from rollalloc.runs.recorded import RecordedRun
     from rollalloc.train.description import Run
 
-_FILE_WIDTH = 120  # columns of what is written to a file
-_WIDE = 110  # columns that a bar beside the figures needs
-_EVERY_S = 1.0  # between two lines, where there is no terminal
-_STAGE_S, _PATIENCE_S = 15.0, 3.0  # the same of what is made beforehand, and before the first
-_STANDINGS_S = 60.0  # the same of runs that have not ended
+_FILE_WIDTH = 120  # columns when output goes to a file
+_WIDE = 110  # columns that bar and figures need
+_EVERY_S = 1.0  # between two lines when there is no terminal
+_STAGE_S, _PATIENCE_S = 15.0, 3.0  # between two lines of a stage, and before its first
+_STANDINGS_S = 60.0  # between two lines on all runs of a comparison
 _PROSE = ("task", "recipe", "wasted on")
-_OPTIONAL = ("wasted on", "taught", "left, at most")  # columns that a narrow terminal does without
+_OPTIONAL = ("wasted on", "taught", "left, at most")  # columns that a narrow terminal leaves out
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Write a sentence; names of folders, and what others wrote, may hold what would act on the terminal."""
+    """Print a sentence. Control characters and markup in it, which other people's names may contain, are made harmless."""
     console.print(visible(text), style=style or None, markup=False, emoji=False, highlight=False)
 
 
 def result_console() -> Console:
-    """Standard output, for what a command was called for; a file or a pipe gets lines as long as a wide terminal's."""
+    """Standard output for a command's result; without a terminal, lines are as long as a wide terminal's."""
     console = Console()
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_FILE_WIDTH)
 
 
 def leave(console: Console, message: str, by: signal.Signals) -> NoReturn:
-    """Say why, and end as a process that the signal ended.
+    """Print why the command stops, and exit with the code of a process that this signal ended.
 
     Raises:
         typer.Exit: always.
@@ -65,19 +65,19 @@ def leave(console: Console, message: str, by: signal.Signals) -> NoReturn:
 
 
 def took(began: float) -> str:
-    """How long a command took since that moment of `time.monotonic`, and on what, as a README may quote it."""
+    """How long a command took since that moment of `time.monotonic`, and on what machine."""
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
     return f"this took {minutes} min {seconds} s, with {os.cpu_count()} cores ({platform.machine()})"
 
 
 class TimeLeft:
-    """How long until something is done, at the pace since it was first looked at."""
+    """Estimates the time left from the pace since the first call."""
 
     def __init__(self) -> None:
-        self._began: tuple[float, float] | None = None  # when, and the share that was done then
+        self._began: tuple[float, float] | None = None  # time of the first call, and the share done then
 
     def __call__(self, share: float) -> str:
-        """In minutes and seconds, for the share that is done; empty where it is not known yet, or done."""
+        """Time left in h:mm:ss, given the share that is done; empty if unknown, or if all is done."""
         now = time.monotonic()
         since, before = self._began = self._began or (now, share)
         if share <= before or share >= 1:
@@ -88,31 +88,31 @@ class TimeLeft:
 
 
 class Lines:
-    """Text where there is no terminal, as it comes. A reader that is gone ends nothing."""
+    """Prints lines where there is no terminal. If a pipe's reader goes away, printing stops and the command goes on."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._last, self._gone = console, float("-inf"), False
 
     def say(self, text: str, *, every_s: float = 0.0) -> None:
-        """Write a line, unless the one before is younger than that."""
+        """Print a line, unless the last one is less than `every_s` seconds old."""
         now = time.monotonic()
         if self._gone or now - self._last < every_s:
             return
         self._last = now
         try:
             self._console.print(visible(text), markup=False, emoji=False, highlight=False, soft_wrap=True)
-        except (OSError, SystemExit):  # rich leaves where a pipe is broken
+        except (OSError, SystemExit):  # rich exits the process on a broken pipe
             self._gone = True
 
 
 class Bar:
-    """How far some work is.
+    """A progress bar.
 
     Args:
-        console: where to.
+        console: where to draw it.
         text: beside the bar at the start.
-        every_s: between two lines, where there is no terminal.
-        endless: it is not known when it is done.
+        every_s: seconds between two lines when there is no terminal.
+        endless: the end is not known, so no share and no time left are shown.
     """
 
     def __init__(self, console: Console, text: str, every_s: float, *, endless: bool = False) -> None:
@@ -136,7 +136,7 @@ class Bar:
             self._bar.stop()
 
     def update(self, text: str, share: float, *, is_last: bool = False) -> None:
-        """Show the text, and the share that is done; what is last is no line of its own."""
+        """Show the text and the share that is done, in [0, 1]; without a terminal, a last update prints no line."""
         if self._lines is None:
             self._bar.update(self._task, completed=share, description=text)
         elif not is_last:
@@ -144,7 +144,7 @@ class Bar:
 
 
 class RunProgress(Bar):
-    """Rollouts paid of those allowed, with the latest figures and the time left; `max_rollouts` None: no limit."""
+    """Rollouts paid so far, with the latest figures and the time left; no time left if `max_rollouts` is None."""
 
     def __init__(self, console: Console, max_rollouts: int | None) -> None:
         super().__init__(console, "starting", _EVERY_S, endless=max_rollouts is None)
@@ -152,7 +152,7 @@ class RunProgress(Bar):
         self._figures: dict[str, str] = {}
 
     def show(self, line: dict[str, Any]) -> None:
-        """Take a line of the metrics."""
+        """Show a line of the metrics."""
         if line["kind"] == "eval" and line["accuracy"] is not None:
             self._figures["accuracy"] = f"held-out {line['accuracy']:.3f}"
         if line["kind"] == "batch" and line["reward_mean"] is not None:
@@ -166,7 +166,7 @@ class RunProgress(Bar):
 
 
 def paid_for(run: RecordedRun) -> Table:
-    """Where a run's rollouts went."""
+    """Table of a run's rollouts by cause."""
     table = Table()
     table.add_column("rollouts paid")
     table.add_column("", justify="right")
@@ -183,9 +183,9 @@ def paid_for(run: RecordedRun) -> Table:
 
 @contextmanager
 def staged() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each stage of some work, on stderr, which vanish when all is done: (what, how much is done, of how much).
+    """Show a bar on stderr for each stage of a command; yields the callback (stage, number done, number in all).
 
-    Where there is no terminal it is a line now and then, with the time left.
+    The bars vanish at the end. Without a terminal, it prints a line now and then, with the time left.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -210,14 +210,14 @@ def _stages_in_lines(lines: Lines) -> Callable[[str, int, int], None]:
 
     def shown(what: str, done: int, of: int) -> None:
         time_left = left.setdefault(what, TimeLeft())(done / max(of, 1))
-        if time.monotonic() - began > _PATIENCE_S:  # what is quick says nothing
+        if time.monotonic() - began > _PATIENCE_S:  # quick stages print nothing
             lines.say(f"{what}: {done:,} of {of:,}" + (f" · {time_left} left" if time_left else ""), every_s=_STAGE_S)
 
     return shown
 
 
 class Standings:
-    """Shows where the runs of a comparison stand, a row for each task and recipe."""
+    """Shows the progress of a comparison, one row for each task and recipe."""
 
     def __init__(self, console: Console) -> None:
         self._lines = None if console.is_terminal else Lines(console)
@@ -236,7 +236,7 @@ class Standings:
                 self._live.stop()
 
     def show(self, standings: Sequence[tuple[Run, RecordedRun]]) -> None:
-        """Take where each run stands."""
+        """Show the newest state of each run."""
         if self._lines is not None:
             self._say(self._lines, standings)
         if self._live is not None:
@@ -260,7 +260,7 @@ class Standings:
         }
 
     def _time_left(self, row: tuple[str, str], runs: Sequence[RecordedRun]) -> str:
-        """Time until the budgets of a row's runs are spent, at its pace so far."""
+        """Time until the runs of a row have spent their budgets, at their pace so far."""
         from rollalloc.lab.bench.compare import share_done
 
         known = [share for run in runs if (share := share_done(run)) is not None]
@@ -271,7 +271,7 @@ class Standings:
         return left or ("" if share == 1 else "–")
 
     def _say(self, lines: Lines, standings: Sequence[tuple[Run, RecordedRun]]) -> None:
-        """A line for each run that has ended since the last call, and now and then one on all."""
+        """Print a line for each run that has ended since the last call, and now and then one for all."""
         ended = {
             " on ".join(filter(None, (f"{run.name} with seed {run.settings.seed}", run.task))): one
             for run, one in standings
@@ -287,7 +287,7 @@ class Standings:
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> Fitting:
-    """Rows of tasks and recipes by column, as far as the terminal has room; one task is the title."""
+    """A table of tasks and recipes as wide as the terminal allows; a single task becomes the title."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     if len(tasks) > 1:
         return Fitting(rows, prose=_PROSE, optional=_OPTIONAL)
@@ -296,7 +296,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> Fitting:
 
 
 def uses(accounts: Sequence[Mapping[str, int]], *, grouped: bool = True) -> tuple[str, str]:
-    """The share of rollouts that taught, where they are compared within groups, and the two largest causes of waste."""
+    """The share of rollouts that taught (n/a for recipes without groups), and the two largest causes of waste."""
     total = {cause: sum(one.get(cause, 0) for one in accounts) for cause in {c for one in accounts for c in one}}
     paid = sum(total.values())
     if not paid:

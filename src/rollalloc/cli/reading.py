@@ -1,4 +1,4 @@
-"""What the commands share that read a log of rollouts: how it is read, and how shares are shown."""
+"""Options for reading logs of rollouts, and tables of shares, for the commands that need them."""
 
 from __future__ import annotations
 
@@ -20,41 +20,42 @@ if TYPE_CHECKING:
     from rollalloc.lab.waste.readers import Options
     from rollalloc.lab.waste.shares import Share
 
-LogPath = Annotated[str, typer.Argument(help="A file, a folder or a glob of rollout logs.", metavar="LOG")]
+LogPath = Annotated[str, typer.Argument(help="Rollout logs: a file, a folder or a glob.", metavar="LOG")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How logs of rollouts are read, as the command line says it."""
+    """Options that say how a log of rollouts is read."""
 
     format: Annotated[
-        str | None, typer.Option(help="trl, verl, prime-rl or rollalloc; by default told from the files.")
+        str | None, typer.Option(help="Format: trl, verl, prime-rl or rollalloc (default: detect it from the files).")
     ] = None
     threshold: Annotated[
-        float | None, typer.Option(help="Rewards of at least this are right, all others wrong; for graded rewards.")
+        float | None,
+        typer.Option(help="For graded rewards: a reward of at least this counts as right, any other as wrong."),
     ] = None
     reward: Annotated[
         str | None,
-        typer.Option(help="The field or column that holds the reward; several, comma-separated, are added up."),
+        typer.Option(help="Field or column of the reward; the sum of several, comma-separated."),
     ] = None
     weights: Annotated[
-        str | None, typer.Option(help="TRL's reward_weights, comma-separated, in the order of its columns.")
+        str | None, typer.Option(help="TRL's reward_weights, comma-separated, in the order of the reward columns.")
     ] = None
-    group_size: Annotated[int | None, typer.Option(help="TRL's num_generations, where rows do not tell it.")] = None
+    group_size: Annotated[int | None, typer.Option(help="TRL's num_generations, if the log does not show it.")] = None
     rows: Annotated[
-        str | None, typer.Option(help="training (default) leaves out rows of evaluations; all counts them.")
+        str | None, typer.Option(help="training: ignore evaluation rows; all: count them too (default: training).")
     ] = None
 
     def read(self, path: str | Path, shown: Callable[[str, int, int], None]) -> Log:
-        """The log under a path.
+        """Read a log.
 
         Args:
             path: a file, folder or glob.
-            shown: told of each file that is read: (what, how many before it, how many there are).
+            shown: progress callback, called for each file with ("reading", files read before it, number of files).
 
         Raises:
             FileNotFoundError: nothing there.
-            ValueError: options that mean nothing, or files that have no usable rollout.
+            ValueError: options that do not apply to this log, or no usable rollout in the files.
         """
         from rollalloc.lab.waste.readers import read_log
 
@@ -67,7 +68,7 @@ class Reading:
         return Options(self.reward, _numbers(self.weights), self.group_size, self.rows)
 
     def check(self, *, from_step: int | None, seed: int) -> None:
-        """Refuse options that mean nothing, before a file is read.
+        """Refuse invalid options before a file is read.
 
         Raises:
             ValueError: names the option.
@@ -81,7 +82,7 @@ class Reading:
 
 
 def table(headings: tuple[str, ...]) -> Table:
-    """An empty table whose first column is text and whose others are figures."""
+    """An empty table whose first column is left-aligned text and whose other columns are right-aligned numbers."""
     made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings):
         made.add_column(heading, justify="right" if number else "left", no_wrap=True)
@@ -89,7 +90,7 @@ def table(headings: tuple[str, ...]) -> Table:
 
 
 def points(sentences: Iterable[str]) -> Table:
-    """Sentences as a list."""
+    """Sentences as a bulleted list."""
     made = Table.grid(padding=(0, 1))
     for sentence in sentences:
         made.add_row("-", Text(sentence))
@@ -97,7 +98,7 @@ def points(sentences: Iterable[str]) -> Table:
 
 
 def interval(share: Share) -> str:
-    """The interval of a share as percentages."""
+    """A share's 95% interval in percent."""
     return "too few prompts" if share.interval is None else "{:.1%} – {:.1%}".format(*share.interval)
 
 
@@ -106,7 +107,7 @@ def _numbers(text: str | None) -> tuple[float, ...] | None:
 
 
 def plain(value: Any) -> Any:
-    """Plain data as JSON takes it, which has no infinity."""
+    """A value as JSON can hold it: tuples become lists, infinity and NaN become null."""
     if isinstance(value, dict):
         return {key: plain(held) for key, held in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""`rollalloc recipes`: what there is to choose from, and what the parameters of one mean."""
+"""`rollalloc recipes`: list the recipes, and explain the parameters of one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from rich.table import Table
 def recipes(
     name: Annotated[
         str | None,
-        typer.Argument(
-            help="A recipe to explain, with each of its parameters; NAME+NAME for a mixture.", metavar="NAME"
-        ),
+        typer.Argument(help="Recipe to explain; NAME+NAME for a mixture of two.", metavar="NAME"),
     ] = None,
 ) -> None:
-    """List the recipes and what each does; of one by name, what its parameters mean and their defaults."""
+    """List the recipes and what each does, or explain the parameters of one and their defaults."""
     if name is None:
         _list_all()
     else:
@@ -62,9 +60,9 @@ def _explain(name: str) -> None:
 
 
 def explained_parameters(function: Any) -> Mapping[str, str]:
-    """What the section `Args:` of a recipe function's docstring says of each parameter, on one line; nothing without one.
+    """One line for each parameter, from `Args:` in a recipe function's docstring; empty without that section.
 
-    Where it only says "as for `other`", what the recipe of that name says of the same parameter.
+    Where the docstring only refers to another recipe ("as for `other`"), the other recipe's explanation is returned.
     """
     from rollalloc.named import RECIPES
 
@@ -91,5 +89,5 @@ def _summary(function: Any) -> str:
 
 
 def _before_arguments(function: Any) -> str:
-    """What a docstring says before its sections."""
+    """The part of a docstring before its sections."""
     return re.split(r"^(?:Args|Raises|Returns):$", inspect.getdoc(function) or "", flags=re.MULTILINE)[0].strip()

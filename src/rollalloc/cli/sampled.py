@@ -1,4 +1,4 @@
-"""Where `rollalloc advise` has its rollouts from: a log that exists, or a profile that it samples first."""
+"""The rollouts that `rollalloc advise` judges: an existing log, or a profile that it samples first."""
 
 from __future__ import annotations
 
@@ -19,36 +19,35 @@ if TYPE_CHECKING:
     from rollalloc.train.description import Run
 
 _PANEL = "Sampling a profile"
-_OF_LOGS = ("format", "weights", "group_size", "rows")  # options on how a log is read that is not ours
+_OF_LOGS = ("format", "weights", "group_size", "rows")  # options for reading other frameworks' logs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Reading, Sampled, Exported):
-    """How a log is read, or of what model on which prompts a profile is sampled, as the command line says it."""
+    """Options that say how a log is read, or which model is sampled on which prompts."""
 
     reward: Annotated[
         str | None,
         typer.Option(
-            help="Of a log, the fields or columns of the reward, comma-separated; with --model, the reward function, "
+            help="With a log: its reward fields or columns, comma-separated. With --model: the reward function, "
             "package.module:function or file.py:function, called as verl's compute_score."
         ),
     ] = None
-    sample_prompts: Annotated[
-        int | None, titled("Prompts to draw, or all where there are fewer (default: 256).", _PANEL)
-    ] = None
-    sample_n: Annotated[int | None, titled("Rollouts of each prompt (default: 4).", _PANEL)] = None
+    sample_prompts: Annotated[int | None, titled("Prompts to sample, at most (default: 256).", _PANEL)] = None
+    sample_n: Annotated[int | None, titled("Rollouts per prompt (default: 4).", _PANEL)] = None
     out: Annotated[
-        Path | None, output("Folder of the profile; one that was begun goes on (default: in runs/).", parser=folder)
+        Path | None,
+        output("Folder of the profile; an unfinished one continues (default: a new folder in runs/).", parser=folder),
     ] = None
     overwrite: Annotated[
-        bool, output("Remove what another profile wrote in the folder, and nothing else.", "--overwrite")
+        bool, output("Delete another profile's files in the folder first, and nothing else.", "--overwrite")
     ] = False
 
     def log(self, path: str | None, seed: int) -> tuple[str, Reading]:
-        """A log, and how it is read: the one under the path, or where there is none one that is sampled.
+        """The log to judge, and how to read it; without a path, one is sampled first.
 
         Raises:
-            ValueError: neither a log nor a model, or both; options that mean nothing with it; what `sample_profile` raises.
+            ValueError: neither a log nor a model, or both; options that do not apply; what `sample_profile` raises.
         """
         useless = [
             name for name in (_OF_LOGS if path is None else _OF_SAMPLING) if getattr(self, name) != getattr(Asked, name)
@@ -67,7 +66,7 @@ class Asked(Reading, Sampled, Exported):
         return str(self._profile(seed)), replace(self, reward=None)
 
     def _profile(self, seed: int) -> Path:
-        """The log of a profile, sampled, or gone on with, in its folder."""
+        """Sample a profile, or continue one, and return its folder."""
         from rollalloc.cli.sources import run_of
         from rollalloc.lab.advise.sampling import sample_profile
         from rollalloc.lab.bench.presets import made
@@ -75,7 +74,7 @@ class Asked(Reading, Sampled, Exported):
 
         console = Console(stderr=True)
         given = Given(**{each.name: getattr(self, each.name) for each in fields(Sampled)})
-        run = run_of(given, "reinforce", {}, seed)  # of which only the source and the sampling count
+        run = run_of(given, "reinforce", {}, seed)  # only its source and sampling settings are used
         if self.task:
             one_thread()
         place = self.out or Path("runs") / f"profile-{_name(run)}-{seed}"
@@ -95,5 +94,5 @@ _OF_SAMPLING = tuple(each.name for each in fields(Asked) if each.name not in _OF
 
 
 def _name(run: Run) -> str:
-    """What a profile's folder is called after: its task, or the last part of its model's name."""
+    """A profile folder's name: the task, or the last part of the model's name."""
     return run.task.replace("/", "-") or Path(run.source.model).resolve().name

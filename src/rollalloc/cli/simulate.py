@@ -1,4 +1,4 @@
-"""`rollalloc simulate`: what recipes would cost on a cluster, in seconds and GPU-seconds."""
+"""`rollalloc simulate`: estimate what recipes would cost on a cluster, in seconds and GPU-seconds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rollalloc.lab.simulate.result import Priced
     from rollalloc.lab.simulate.workload import Workload
 
-# The values of a simulation that are options under their own names, and what each kind of them is about.
+# Classes whose fields become options of the same name, and the help panel for each.
 _PANELS: Mapping[type, str] = {
     Cluster: "Cluster",
     Hardware: "Cluster",
@@ -62,7 +62,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "stopped": ("stopped", ",.0f"),
     "tokens": ("tokens", ",.0f"),
 }
-# Columns that a narrow terminal does without, the first ones first.
+# Columns that a narrow terminal leaves out, in this order.
 _OPTIONAL = (
     ("tokens",),
     ("rows", "stopped"),
@@ -81,7 +81,7 @@ Given = Mapping[type, Mapping[str, Any]]
 
 
 def _with_values(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a `Given`, as one with an option for each field of these that says what it is."""
+    """A command whose first parameter is a `Given`, with an option for each documented field of the `_PANELS` classes."""
     named = {kind: [each for each in fields(kind) if "says" in each.metadata] for kind in _PANELS}
     return with_options(
         command,
@@ -109,33 +109,40 @@ def _with_values(command: Callable[..., None]) -> Callable[..., None]:
 def simulate(
     given: Given,
     recipes: Annotated[
-        str, typer.Option(help="Comma-separated recipes, each NAME or LABEL=NAME; ratios are against the first.")
+        str, typer.Option(help="Comma-separated recipes, each NAME or LABEL=NAME; the first is the baseline.")
     ] = "grpo,darts,pilot_commit",
     set_: LabelledParameters = None,
     matched: Annotated[
-        str, typer.Option(help="groups=G,n=N: the shape that recipes have where --set says nothing.")
+        str, typer.Option(help="groups=G,n=N: groups per batch and rollouts per group, unless --set changes them.")
     ] = "groups=128,n=8",
     gpus: Annotated[str, typer.Option(help="Comma-separated numbers of GPUs.")] = "8,64,512",
-    seeds: Annotated[str, typer.Option(help="Comma-separated seeds; an interval from five on.")] = "0,1,2,3,4",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds; five or more give an interval.")] = "0,1,2,3,4",
     staleness: Annotated[
         int | None,
-        typer.Option(help="max_staleness of all recipes; by default their own, at least 1 where async.", max=1_000_000),
+        typer.Option(
+            help="max_staleness of every recipe (default: its own, and at least 1 if asynchronous).", max=1_000_000
+        ),
     ] = None,
     latency: Annotated[
         Path | None,
         typer.Option(
-            help="Seconds per token by concurrency, CSV or JSON; by default arithmetic for --model on --gpu.",
+            help="CSV or JSON of seconds per token by concurrency (default: estimated for --model on --gpu).",
             parser=source,
         ),
     ] = None,
     log: Annotated[
-        Path | None, typer.Option(help="rollouts.jsonl of a run: its lengths and successes, by prompt.", parser=source)
+        Path | None,
+        typer.Option(help="Use the lengths and successes, by prompt, in this rollouts.jsonl of a run.", parser=source),
     ] = None,
-    fit: Annotated[bool, typer.Option("--fit", help="Of --log take distributions fitted to it.")] = False,
-    prompts: Annotated[int | None, typer.Option(help="In the data set; 8192, or with --log those logged.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Everything as JSON.")] = False,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Sample from distributions fitted to --log, not from its rollouts.")
+    ] = False,
+    prompts: Annotated[
+        int | None, typer.Option(help="Prompts in the data set (default: 8192, or those in --log).")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Cost recipes on a cluster that is simulated, under the real allocator; docs/simulate.md says what is not modelled."""
+    """Estimate by simulation, with the real allocator, what recipes cost on a cluster; docs/simulate.md lists its limits."""
     named = named_recipes(recipes.split(","))
     workload = _workload(given, log, fit, prompts)
     scenarios = _scenarios(given, _different("--gpus", gpus, 1), latency, workload)
@@ -269,7 +276,7 @@ def _streaming_notes(scenario: Scenario, recipes: Mapping[str, Recipe], stalenes
 
 
 def _notes(scenario: Scenario, priced: Sequence[Priced]) -> list[str]:
-    """What a reader should know, each a sentence."""
+    """Sentences on the assumptions, and on what went wrong."""
     workload = scenario.workload.describe()
     holds = (
         f"{scenario.room:,.0f} tokens of context fit"

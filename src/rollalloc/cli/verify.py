@@ -1,4 +1,4 @@
-"""`rollalloc verify-resume`: is this run, killed and resumed, the same run?"""
+"""`rollalloc verify-resume`: check that a run that is killed and resumed gives the same result as an unbroken one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from rollalloc.cli.progress import say
 
 
 def verify_resume(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, as `rollalloc train` wrote it.", parser=folder_of_runs)],
-    batches: Annotated[int, typer.Option(help="Batches to train, at least 2; the run is killed half-way.", min=2)] = 6,
+    run: Annotated[Path, typer.Argument(help="Folder of a run that `rollalloc train` wrote.", parser=folder_of_runs)],
+    batches: Annotated[
+        int, typer.Option(help="Batches to train, at least 2; the second run is killed half-way.", min=2)
+    ] = 6,
 ) -> None:
-    """Train a run's first batches once unbroken and once killed and resumed; exit code 1 where they differ."""
+    """Check that resuming is exact: train a few batches unbroken, then killed and resumed; exit code 1 if they differ."""
     from rollalloc.train.description import Run  # torch takes seconds to import, `--help` should not
     from rollalloc.train.verify import first_difference
 

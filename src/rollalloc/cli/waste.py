@@ -1,4 +1,4 @@
-"""`rollalloc waste`: what the rollouts of a run taught, from its logs."""
+"""`rollalloc waste`: which rollouts in a training log carried no gradient, and why."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _CAUSES = {
 def waste(
     reading: Reading,
     path: LogPath,
-    from_step: Annotated[int | None, typer.Option(help="Leave out what was logged before this step.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the resampling for intervals.")] = 0,
+    from_step: Annotated[int | None, typer.Option(help="Ignore rollouts logged before this step.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap for the intervals.")] = 0,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Say which rollouts of a run taught nothing, and why."""
+    """Count the rollouts in a training log that taught nothing, by cause: all right, all wrong, truncated, unscored."""
     from rollalloc.lab.waste.finding import find, sentence
 
     console = Console()

@@ -1,4 +1,4 @@
-"""`rollalloc watch`: a run, or a comparison, in the terminal while it trains."""
+"""`rollalloc watch`: follow a run or a comparison in the terminal while it trains."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from rollalloc.runs.recorded import RecordedRun
 
 _LOOK_S = 1.0
-_LINE_EVERY_S = 60.0  # between two lines, where there is no terminal
+_LINE_EVERY_S = 60.0  # between two lines when there is no terminal
 
 
 def watch(
     folder: Annotated[Path, typer.Argument(help="Folder of a run or of a comparison.", parser=folder_of_runs)],
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for a folder that is not there yet.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the folder exists.")] = False,
 ) -> None:
-    """Show progress, accuracy, waste and prompts while a run trains; leaves when it ends, or with Ctrl-C.
+    """Show progress, accuracy, waste and prompts of a run while it trains; ends with the run, or with Ctrl-C.
 
-    Where there is no terminal it is a line a minute, and all of it at the end.
+    Without a terminal, it prints one line a minute, and the whole view at the end.
     """
     from rollalloc.cli.progress import Lines
     from rollalloc.files.text import visible
@@ -38,7 +38,7 @@ def watch(
 
     if not wait and not folder.exists():
         raise FileNotFoundError(
-            ENOENT, "there is no such folder; check the name, or wait for it to be made (--wait)", str(folder)
+            ENOENT, "there is no such folder; check the name, or wait until it exists (--wait)", str(folder)
         )
     reader, console = Reader(), Console()
     lines = None if console.is_terminal else Lines(console)
@@ -62,7 +62,7 @@ def watch(
 
 
 def _line(runs: Sequence[RecordedRun]) -> str:
-    """Where the runs are and what of them cannot be read, in a line."""
+    """Progress of the runs, and what of them cannot be read, in one line."""
     from rollalloc.lab.report.wording import damage
 
     ended = sum(run.why is not None for run in runs)

@@ -148,7 +148,7 @@ def test_a_log_that_cannot_be_used_is_one_message_and_exit_code_2(call, tmp_path
         (("--present", "grpo:n=true"), "--present: expected a recipe"),
         (("--present", "grpo:n=8.0"), "--present: expected a recipe"),
         (("--present", "grop:n=4"), "--present: expected one of grpo, "),
-        (("--present", "grpo"), "--present: expected GRPO's groups, of 2 rollouts at least, got n = 1"),
+        (("--present", "grpo"), "--present: GRPO needs at least 2 rollouts per group, got n = 1"),
         (("--framework", "slime"), "--framework: expected one of rollalloc, trl, verl"),
         (("--seed", "-1"), "--seed"),
     ],
