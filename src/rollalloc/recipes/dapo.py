@@ -1,4 +1,12 @@
-"""DAPO's dynamic sampling: generate until enough groups have rewards that differ."""
+"""DAPO's dynamic sampling, arXiv 2503.14476: generate until enough groups have rewards that differ.
+
+For runs in which many groups are all right or all wrong: every batch is full of groups that give a learning signal, at
+the price of the rollouts that are thrown away.
+
+Only the choice of groups is here. The paper's asymmetric clipping and its average over tokens are settings of the
+trainer. Unlike the paper, surplus groups may be carried into the next batch, and a batch that runs out of candidates is
+short and says why.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +28,19 @@ def dapo(
     max_candidates: int | None = None,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """DAPO's dynamic sampling: keep generating until `groups` groups have rewards that differ. arXiv 2503.14476.
+    """DAPO's dynamic sampling: generate until `groups` groups have rewards that differ. arXiv 2503.14476.
+
+    1. Keep `gen_groups` prompts in generation, with n rollouts each.
+    2. When all rollouts of a group have ended, keep the group if its metrics differ, and drop it otherwise.
+    3. When `groups` groups are kept, train on them with GRPO's advantages. `surplus` says what happens to more.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
-        gen_groups: prompts generated at a time, at least 1; None: three times `groups`.
-        surplus: what becomes of more such groups than needed: "discard" as published, or "carry" into the next batch.
-        max_candidates: prompts tried for one batch at most; then it is short. None: no limit.
+        gen_groups: prompts that are generated at a time, at least 1. None: three times `groups`.
+        surplus: what happens to groups that are kept beyond the batch: "discard" them, as published, or "carry" them
+            into the next batch.
+        max_candidates: prompts that are tried for one batch, at most; after that the batch is short. None: no limit.
         deviation: as for `grpo`.
     """
     at_least("n", n, 2, "the rewards of one rollout cannot differ")

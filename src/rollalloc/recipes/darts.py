@@ -1,4 +1,19 @@
-"""DARTS: redundant rollouts, of which the shortest and the longest are trained on and the rest are stopped."""
+"""DARTS, arXiv 2605.30859: generate spare rollouts, train on the shortest and the longest, and stop the rest.
+
+For runs in which a batch waits for a few long rollouts. The recipe function comes first; then the rules for sizes
+(`Redundant`, `Priced`), rows (`ShortestAndLongest` and its variants) and stops (`SampledTail`, `ShortestOnly`).
+
+How this differs from the paper and its released code:
+
+- The longest rollouts are those with the most tokens; the released code takes those that finish last.
+- Any running rollout may still become the longest, so with L ≥ 1 nothing can be stopped without a change of the method.
+  `tail` chooses: let all end ("exact"), train on a weighted random sample of the late ones ("sampled"), or train on the
+  shortest only ("none").
+- Truncated rollouts become rows only if too few others exist.
+- Some parts of the released code are off by default: `least`, `normalise` and `longest_by="size"`.
+
+PAPERS.md has the full list.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +49,7 @@ from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages
 from rollalloc.rules.rows import Chosen
 
-MOST_FACTOR = (
-    1024  # rollouts for each one trained on: far beyond any use, and the sizes of a batch are found in seconds
-)
+MOST_FACTOR = 1024  # largest ratio of rollouts to rows: beyond any use, and sizes are still computed within seconds
 
 
 @sized
@@ -55,41 +68,49 @@ def darts(
     longest_by: Literal["all", "size", "record"] = "all",
     price: float | None = None,
 ) -> Recipe:
-    """DARTS: redundant rollouts, train on the shortest and the longest, stop what is not needed. arXiv 2605.30859.
+    """DARTS: generate spare rollouts, train on the shortest and the longest, stop the rest. arXiv 2605.30859.
+
+    1. Decide how many rollouts each prompt of the batch gets: more than K + L, and most for prompts whose lengths vary
+       most (`max_redundancy`, `least`, `normalise`; with `latency` also the total number).
+    2. Generate. Stop rollouts that are not needed, as `tail` says.
+    3. Choose the K shortest and the L longest rollouts of each group as its rows.
+    4. Compute GRPO's advantages over the chosen rows.
 
     Args:
         groups: prompts in a batch, at least 1.
         shortest: K, at least 1.
         longest: L, 0 or more. K + L rollouts of each group are trained on.
-        max_redundancy: rollouts for each one trained on, at most; half of the redundancy is given on average, most to
-            prompts whose lengths vary most. In [1, 1024].
-        tail: "exact" lets every rollout end, since any that runs may become the longest. "sampled" keeps L random ones of
-            those running once K ended, stops the rest, and weights each of the L by the inverse of that probability: the
-            longest are no longer sought, a random late one stands for all late ones. "none", for prompts that are nearly
-            solved, trains on the K + L shortest and stops the rest as soon as they are there: only short answers are learned
-            from.
+        max_redundancy: the largest ratio of generated to trained rollouts of a prompt, in [1, 1024]. The average ratio
+            is half way between 1 and this.
+        tail: what to do with the rollouts that still run when K have ended. "exact" lets all of them end, because any
+            may become the longest. "sampled" keeps L random ones, stops the rest, and weights each of the L by the
+            inverse of its probability to be kept; so it trains on random late rollouts instead of the longest. "none"
+            trains on the K + L shortest and stops the rest as soon as those have ended; use it only for prompts that
+            are nearly solved, because only short answers are learned from.
         deviation: as for `grpo`.
-        latency: seconds for a token by how many rollouts are decoded at once, (1, 0.002), (64, 0.004), ...: how many
-            rollouts there are in all is then what makes generation shortest; see `Priced`. Seconds that fall are
-            refused. "measured": those that the engine measures of itself, which the native trainer's asynchronous one
-            does; half the redundancy until it has. None: half the redundancy.
-        solved: with tail="sampled", prompts that succeeded so often in the visits before, or of which a method that this is
-            mixed with expects it before the first, have no tail, but for `share` of their visits, which stand for all; in
-            (0, 1]. None: all have one. With longest_by="record" the rate from which a prompt has none, whatever the tail.
-        share: in (0, 1].
-        least: rollouts of each group at least, in [K + L, (1 + max_redundancy) / 2 · (K + L)]; released: 10 for 8 rows.
-            None: K + L.
-        normalise: compare how lengths vary by (σ - min) / (max - min) of the groups ordered together, as released, not in
-            tokens.
-        longest_by: L is the number of "all" prompts; or "size" gives a prompt fewer, none in the end, the more rollouts it
-            has, and as many more of the shortest, `LongestBySize`, as released; "record" gives none to prompts that
-            succeeded so often as `solved` says and whose lengths vary more than others', `LongestByRecord`. A group
-            without a longest is stopped once its rows are there, under tail="exact" too.
-        price: with latency, what a batch's seconds count against the worth of more rollouts to choose from, above 0:
-            `Priced`'s λ. None: seconds alone count.
+        latency: decoding speed, as points (rollouts decoded at once, seconds per token): (1, 0.002), (64, 0.004), ...
+            Seconds must not decrease. The total number of rollouts is then the one that makes generation shortest, see
+            `Priced`. "measured": use the speed that the engine measures, which only the native trainer's asynchronous
+            engine does; until then, and with None, the average ratio of `max_redundancy` holds.
+        solved: success rate in (0, 1] from which a prompt is treated as solved. With tail="sampled", a solved prompt
+            keeps no late rollouts in most of its visits; in the share `share` of its visits it keeps them, with weights
+            that make up for the others. The rate is that of the prompt's earlier visits or, before the first, the
+            prediction of the method that this one is mixed with. With longest_by="record", solved prompts may have no
+            longest rows, whatever the tail. None: no prompt is treated as solved.
+        share: share of the visits of solved prompts that keep late rollouts, in (0, 1].
+        least: rollouts of each group, at least; in [K + L, (1 + max_redundancy) / 2 · (K + L)]. The released code has
+            10 for 8 rows. None: K + L.
+        normalise: True: compare how much lengths vary by (σ - min) / (max - min) over the groups ordered together, as
+            the released code does. False: compare σ in tokens.
+        longest_by: how many of a prompt's rows are its longest rollouts. "all": L for every prompt. "size": fewer, and
+            as many more of the shortest, for prompts with more rollouts, as the released code does (`LongestBySize`).
+            "record": none for prompts that are `solved` and whose lengths vary more than average (`LongestByRecord`). A
+            group without longest rows is stopped once it has its rows, also under tail="exact".
+        price: only with latency: how much a batch's seconds count against the benefit of more rollouts to choose from;
+            above 0, λ of `Priced`. None: only seconds count.
 
     Raises:
-        ValueError: a value out of its range, or two that do not go together.
+        ValueError: a value is out of its range, or two values contradict each other.
     """
     at_least("shortest", shortest, 1)
     at_least("longest", longest, 0)
@@ -134,14 +155,14 @@ def darts(
 
 
 def _stop(tail: str, solved: float | None, share: float, same_longest: bool) -> StopRule | None:
-    """What is stopped of a group, by its tail; of one without a longest all that is not needed, in any case."""
+    """The stop rule for this tail, or for groups that have no longest rows; None if no rollout may be stopped."""
     if tail != "exact":
         return SampledTail(solved, share)
     return None if same_longest else ShortestOnly()
 
 
 def _ends(shortest: int, longest: int, longest_by: str, solved: float | None) -> RowRule:
-    """The shortest and the longest, with as many of these as all groups have, or each by itself."""
+    """The row rule: the shortest and the longest, with L longest rows for all groups or a number for each."""
     if longest_by == "size":
         return LongestBySize(shortest, longest)
     if longest_by == "record" and solved is not None:
@@ -150,7 +171,7 @@ def _ends(shortest: int, longest: int, longest_by: str, solved: float | None) ->
 
 
 def _check_floor(least: int, rows: int, mean_factor: float) -> None:
-    """Refuse a floor of a group's rollouts that is none, or leaves nothing to be given by need."""
+    """Check that `least` is at least the number of rows, and not above the average size of a group."""
     at_least("least", least, rows, f"{rows} rollouts of each group are trained on")
     if least > mean_factor * rows:
         raise ValueError(
@@ -161,21 +182,24 @@ def _check_floor(least: int, rows: int, mean_factor: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Redundant(SizeRule):
-    """More rollouts than are trained on, most where lengths vary most.
+    """Give each group more rollouts than it trains on, and most to groups whose lengths vary most.
 
-    Minimises Σ σ_i / M_i subject to Σ M_i = mean_factor · rows · groups and least ≤ M_i ≤ max_factor · rows, where σ_i is
-    the running standard deviation of prompt i's lengths and rows is how many of a group the recipe trains on. The objective
-    is separable and convex, so giving one rollout after the other to the group that gains most, σ / (M (M + 1)), is
-    optimal. A prompt without a record gets the mean σ.
+        minimise Σ σ_i / M_i   subject to  Σ M_i = mean_factor · rows · groups  and  least ≤ M_i ≤ max_factor · rows
 
-    DARTS, arXiv 2605.30859; its released code has least = 10 for 8 rows, and normalises.
+    M_i is the size of group i, σ_i the running standard deviation of its prompt's lengths, and rows the number of
+    rollouts of a group that the recipe trains on. A prompt without a record gets the mean σ. The objective is separable
+    and convex. Therefore it is optimal to give one rollout at a time to the group that gains most, which is the one
+    with the largest σ / (M (M + 1)).
+
+    DARTS, arXiv 2605.30859. The released code has least = 10 for 8 rows, and normalises.
 
     Attributes:
-        mean_factor: rollouts for each row on average, in [1, max_factor].
-        max_factor: rollouts for each row at most, up to 1024.
-        least: rollouts of a group at least, where that is more than the rows; what is above `max_factor` counts as that.
-        normalise: σ is (σ - min) / (max - min) of the groups that are ordered together, so that the prompt whose lengths
-            vary least gets no more than `least`; False: σ is in tokens.
+        mean_factor: average number of rollouts for each row, in [1, max_factor].
+        max_factor: largest number of rollouts for each row, up to 1024.
+        least: rollouts of a group, at least. It counts only between the number of rows and `max_factor` times that
+            number.
+        normalise: True: use (σ - min) / (max - min) over the groups that are ordered together, so that the prompt whose
+            lengths vary least gets no more than `least`. False: use σ in tokens.
     """
 
     mean_factor: float
@@ -195,18 +219,18 @@ class Redundant(SizeRule):
         return Traits(reads_rows=True)
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
-        # Of one group nothing need be known: all that is to spare is its own.
+        # A single group gets all spare rollouts, so its deviation does not matter.
         return self.spread(np.ones(1) if len(groups) == 1 else _deviations(groups, view), rows_of(view))
 
     def spread(self, std_G: NDArray[np.float64], rows: int) -> list[int]:
-        """The same, of groups whose lengths have these deviations, in tokens, and of which so many rows are trained on."""
+        """Return the sizes for groups with these standard deviations of lengths, in tokens, and this number of rows."""
         groups, least, most = len(std_G), self._least(rows), _most(rows, self.max_factor)
         spare = max(0, min(round(self.mean_factor * rows * groups), most * groups) - least * groups)
         if groups == 1:
             return [least + spare]
         if self.normalise and np.ptp(std_G) > 0:
             std_G = (std_G - std_G.min()) / np.ptp(std_G)
-        std_G = np.maximum(std_G, 1e-9 * max(1.0, float(std_G.max())))  # equal lengths: the spare rollouts go round
+        std_G = np.maximum(std_G, 1e-9 * max(1.0, float(std_G.max())))  # if all are 0, spare rollouts are spread evenly
         sizes = [least] * groups
         gains = [(-std / (least * (least + 1)), g) for g, std in enumerate(std_G.tolist())]
         heapify(gains)
@@ -218,7 +242,7 @@ class Redundant(SizeRule):
         return sizes
 
     def _least(self, rows: int) -> int:
-        """The floor of each size."""
+        """The smallest size of a group."""
         return min(max(rows, self.least), _most(rows, self.max_factor))
 
     def promises(
@@ -231,8 +255,8 @@ class Redundant(SizeRule):
             std_G = np.interp(std_G, (std_G.min(), std_G.max()), (0.0, 1.0))
         most = _most(rows, self.max_factor)
         floor = most if self.least > most else max(self.least, rows)
-        gain_G = np.where(size_G < most, std_G / (size_G * (size_G + 1)), -np.inf)  # of one rollout more
-        loss_G = np.where(size_G > floor, std_G / (size_G * np.maximum(1, size_G - 1)), np.inf)  # of one less
+        gain_G = np.where(size_G < most, std_G / (size_G * (size_G + 1)), -np.inf)  # gain by one more rollout
+        loss_G = np.where(size_G > floor, std_G / (size_G * np.maximum(1, size_G - 1)), np.inf)  # loss by one less
         mean = min(round(self.mean_factor * rows * size_G.size), most * size_G.size)
         return {
             "`mean_factor` rollouts for each row on average, or the floor": size_G.sum()
@@ -247,12 +271,12 @@ class Redundant(SizeRule):
 
 
 def _most(rows: int, factor: float) -> int:
-    """So many times the rows; 1.15 * 100, in floating point a little less, is 115."""
+    """The largest size of a group. Floating point puts 1.15 * 100 below 115; the small addend makes it count as 115."""
     return int(factor * rows + 1e-9)
 
 
 def _deviations(groups: Sequence[GroupView], view: View) -> NDArray[np.float64]:
-    """The deviation of each prompt's lengths in tokens, shape (G,); the others' mean, or 1, where it has no record."""
+    """Standard deviation of each prompt's lengths in tokens, shape (G,). Without a record: the others' mean, or 1."""
     std_G = view.statistics.length_std_N[[group.prompt for group in groups]].astype(np.float64)
     known = std_G[~np.isnan(std_G)]
     std_G[np.isnan(std_G)] = known.mean() if known.size else 1.0
@@ -261,36 +285,40 @@ def _deviations(groups: Sequence[GroupView], view: View) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class Priced(SizeRule):
-    """As `Redundant`, with the total number of rollouts that makes a batch's generation shortest, or pays best.
+    """Like `Redundant`, but also choose the total number of rollouts: the one that makes generation shortest, or pays
+    best.
 
-        T = Σ_j (e_(j) - e_(j-1)) · t(R - j + 1),   E = 1 - Σ (σ_i / M_i) / Σ (σ_i / least)
+        T = Σ_j (e_(j) - e_(j-1)) · t(R - j + 1)            seconds that the batch takes
+        E = 1 - Σ (σ_i / M_i) / Σ (σ_i / least)             benefit of having more rollouts to choose from
         minimise T,  or with a price maximise E - price · T / T_0
 
-    e_(1) ≤ … ≤ e_(R) are the tokens after which the batch's R rollouts end, and t(c) the seconds for a token while c
-    rollouts are decoded, linear between the points of `latency` and proportional beyond the last one, where rollouts wait.
-    The M_i rollouts of group i are taken to have the lengths μ_i + σ_i z_m, z_m being the normal quantile of
-    (m - 3/8) / (M_i + 1/4), with the running mean and deviation of its prompt's lengths, or the mean ones of the other
-    prompts before its first visit. Once the K shortest have ended, L of the others go on, evenly spaced in length as a
-    random choice of them is on average, and the rest are stopped. T_0 is T with the fewest rollouts; E is then 0, and grows
-    with the choice that more rollouts give.
+    e_(1) ≤ … ≤ e_(R) are the tokens after which the batch's R rollouts end. t(c) is the number of seconds per token
+    while c rollouts are decoded: linear between the points of `latency`, and proportional to c beyond the last point,
+    where rollouts wait for a slot. T_0 is T with the fewest rollouts, where E is 0.
 
-    All totals are tried, each with three floors of a group's size: the least, the mean, and half way. Before any prompt has
-    a record, or before the engine has measured its latency, half of the redundancy is given.
+    Lengths are predicted from each prompt's record. The M_i rollouts of group i are taken to have the lengths μ_i + σ_i
+    z_m, where z_m is the normal quantile of (m - 3/8) / (M_i + 1/4), and μ_i and σ_i are the running mean and standard
+    deviation of the prompt's lengths. A prompt without a record gets the mean of the other prompts. After the K
+    shortest have ended, L of the others continue, evenly spaced in length, and the rest are stopped.
 
-    DARTS, arXiv 2605.30859: T is the paper's sum, and the total is where the derivative of E - λT is 0 (λ is the price).
-    That E is the sum which `Redundant` minimises, and that both are shares, are ours; normal quantiles by Blom, Statistical
-    Estimates and Transformed Beta-Variables, 1958.
+    All totals are tried, each with three floors of a group's size: `least`, the mean, and half way between. Until a
+    prompt has a record and a latency is known, the average ratio of `Redundant` holds, half way between 1 and
+    `max_factor`.
+
+    DARTS, arXiv 2605.30859: T is the paper's sum, and the paper's total is where the derivative of E - λT is 0; λ is
+    the price. To use the objective of `Redundant` as E, and to make E and T relative, is ours. Normal quantiles: Blom,
+    Statistical Estimates and Transformed Beta-Variables, 1958.
 
     Attributes:
-        max_factor: rollouts for each row at most, in [1, 1024].
-        latency: (rollouts, seconds for a token of each) points, rollouts growing, seconds not falling; at least one. None:
-            what the engine measures of itself and tells by `Updated`.
-        price: λ, above 0; None: T alone counts.
+        max_factor: largest number of rollouts for each row, in [1, 1024].
+        latency: points (rollouts decoded at once, seconds per token of each), at least one. Rollouts must increase,
+            seconds must not decrease. None: the engine's own measurement, told by `Updated`.
+        price: λ, above 0. None: only T counts.
         least: as for `Redundant`.
-        normalise: as for `Redundant`; E is in tokens all the same.
+        normalise: as for `Redundant`. E always uses σ in tokens.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number is out of its range.
     """
 
     max_factor: float
@@ -332,9 +360,7 @@ class Priced(SizeRule):
             [seconds(curve, ends(mean_G, std_G, sizes, longest_of(groups, sizes, view), rows)) for sizes in tried]
         )
         if self.price is not None:
-            left = np.array(
-                [(std_G / sizes).sum() for sizes in tried]
-            )  # the first has the fewest rollouts of each group
+            left = np.array([(std_G / sizes).sum() for sizes in tried])  # the first candidate has the fewest rollouts
             costs = self.price * costs / costs[0] + left / max(left[0], 1e-300)
         return tried[int(np.argmin(costs))]
 
@@ -362,13 +388,13 @@ def ends(
         late = size - shortest
         kept = ((np.arange(min(tail, late)) + 0.5) * late / max(1, min(tail, late))).astype(int) + shortest
         stopped = np.setdiff1d(np.arange(shortest, size), kept)
-        lengths_M[stopped] = lengths_M[shortest - 1]  # when the K-th ended
+        lengths_M[stopped] = lengths_M[shortest - 1]  # they are stopped when the K-th shortest ends
         all_ends.append(lengths_M)
     return np.sort(np.concatenate(all_ends))
 
 
 def seconds(curve: Curve, ends_R: NDArray[np.float64]) -> float:
-    """T of `Priced`: the seconds of a batch whose rollouts end after so many tokens, ascending."""
+    """T of `Priced`: seconds that a batch takes whose rollouts end after these numbers of tokens, ascending."""
     running_R = np.arange(ends_R.size, 0, -1)
     rollouts, seconds_each = np.array(curve).T
     each_R = np.interp(running_R, rollouts, seconds_each) * np.maximum(1.0, running_R / rollouts[-1])
@@ -377,26 +403,31 @@ def seconds(curve: Curve, ends_R: NDArray[np.float64]) -> float:
 
 @cache
 def _normal_scores(count: int) -> NDArray[np.float64]:
-    """The expected order statistics of so many draws from the standard normal law, by Blom's formula."""
+    """Expected order statistics of `count` draws from the standard normal distribution, by Blom's formula."""
     return np.array([NormalDist().inv_cdf((m - 0.375) / (count + 0.25)) for m in range(1, count + 1)])
 
 
 @dataclass(frozen=True, slots=True)
 class ShortestAndLongest(RowRule):
-    """The K shortest and the L longest rollouts by true token length; what was truncated only where nothing else is left.
+    """Take the K shortest and the L longest rollouts by number of tokens; truncated ones only for lack of others.
 
-    Where a stop rule sampled the late ones (`SampledTail`), it is the K shortest of those that had ended by then, with
-    weight 1, and each late one that was kept, with the inverse of the probability with which it was, whichever is longer:
+    If a stop rule sampled the late rollouts (`SampledTail`), there are no longest rollouts to choose. The rows are
+    then:
+
+    - the K shortest of the rollouts that had ended when the rule sampled, with weight 1;
+    - each late rollout that was kept, with weight 1 / q, where q is the probability with which it was kept.
+
+    These weights make sums over late rollouts unbiased, for any function f of a rollout:
 
         E[Σ_kept f_i / q_i] = Σ_late f_i
 
-    over all late rollouts that would not fail nor be truncated, whatever f. For that, one that was kept and failed, or was
-    truncated, is left out and nothing takes its place or its weight: the group then has fewer rows. Where no more than L
-    were running q is 1, and nothing was stopped. Where the rule stopped all that ran, none stands for them. Where it was
-    never asked, since all ended at once, none is late, and the L longest are taken, with weight 1.
+    A kept rollout that fails or is truncated is left out, without a substitute and without passing on its weight, so
+    the group has fewer rows; the sum is then over the late rollouts that would neither fail nor be truncated. If no
+    more than L rollouts were running, q is 1 and nothing was stopped. If the rule stopped all that ran, only the K
+    shortest remain. If all rollouts ended before the rule was asked, the L longest are taken, with weight 1.
 
-    DARTS, arXiv 2605.30859, whose released code takes the last to finish for the longest; weights by Horvitz and Thompson,
-    Journal of the American Statistical Association 47, 1952.
+    DARTS, arXiv 2605.30859; its released code takes those that finish last for the longest. Weights: Horvitz and
+    Thompson, Journal of the American Statistical Association 47, 1952.
 
     Attributes:
         shortest: K, at least 1.
@@ -420,7 +451,7 @@ class ShortestAndLongest(RowRule):
         return RowTraits(reads=("tokens_G", "truncated_G"), rows=self.rows, longest=self.longest)
 
     def _split(self, group: GroupView) -> tuple[int, int]:
-        """K and L of a group: where fewer are its longest, more are its shortest."""
+        """K and L of this group. A group with fewer longest rows has as many more of the shortest."""
         longest = self.longest if group.longest is None else group.longest
         return self.rows - longest, longest
 
@@ -428,7 +459,7 @@ class ShortestAndLongest(RowRule):
         done_G, kept = group.in_order, group.kept
         shortest, longest = self._split(group)
         early = [g for g in range(len(done_G)) if done_G[g].rollout not in kept]
-        # Truncated last, then by length, then by id.
+        # Sort by: not truncated first, then length, then id.
         early.sort(key=lambda g: (done_G[g].truncated, done_G[g].tokens))
         if kept or group.cancelled:
             tail = [g for g in range(len(done_G)) if done_G[g].rollout in kept and not done_G[g].truncated]
@@ -472,13 +503,13 @@ class ShortestAndLongest(RowRule):
 
 @dataclass(frozen=True, slots=True)
 class LongestBySize(ShortestAndLongest):
-    """As `ShortestAndLongest`, with fewer longest rollouts where a group has more rollouts to choose from.
+    """Like `ShortestAndLongest`, with fewer longest rows for groups that have more rollouts.
 
         L_i = min(L, max(0, ⌊(2 (K + L) - M_i) / 2⌋)),   K_i = K + L - L_i
 
-    M_i are the rollouts that are ordered for the group, with those of an earlier stage that are there. So the prompts whose
-    lengths vary most, which get the most rollouts, are trained on their shortest alone. The released code of DARTS, which
-    has 16 for 2 (K + L).
+    M_i is the number of rollouts that are ordered for the group, plus those of its earlier stages that have a score.
+    Prompts whose lengths vary most get the most rollouts; they are therefore trained on their shortest rollouts alone.
+    This is what the released code of DARTS does, with 16 for 2 (K + L).
     """
 
     def longest_of(self, groups: Sequence[GroupView], sizes: Sequence[int], view: View) -> Sequence[int]:
@@ -492,7 +523,7 @@ class LongestBySize(ShortestAndLongest):
     ) -> dict[str, bool]:
         size_G = np.array([size + group.scored for group, size in zip(groups, sizes, strict=True)])
         longest_G = np.asarray(made)
-        free_G = 2 * self.rows - size_G  # rollouts below twice the rows: each two allow one longest
+        free_G = 2 * self.rows - size_G  # every two rollouts below twice the rows allow one longest row
         return {
             "two rollouts fewer than twice the rows for each longest": bool(
                 ((longest_G == 0) | (2 * longest_G <= free_G)).all()
@@ -505,19 +536,22 @@ class LongestBySize(ShortestAndLongest):
 
 @dataclass(frozen=True, slots=True)
 class LongestByRecord(ShortestAndLongest):
-    """As `ShortestAndLongest`, without a longest rollout for prompts that are solved and whose lengths vary.
+    """Like `ShortestAndLongest`, but without longest rows for prompts that are solved and whose lengths vary much.
 
-        L_i = 0 where s_i >= solved and σ_i >= mean σ, else L;   K_i = K + L - L_i
+        L_i = 0 if s_i ≥ solved and σ_i ≥ mean σ, otherwise L;   K_i = K + L - L_i
 
-    s_i is the prompt's success rate in its visits so far, σ_i the running deviation of its lengths, and the mean is over the
-    groups that are ordered together, of those that have one: of a group ordered alone its success decides. DARTS, by its
-    paper, has the shortest alone for saturated prompts; that those are the solved ones whose lengths vary is ours.
+    s_i is the prompt's success rate over its visits so far, and σ_i the running standard deviation of its lengths. The
+    mean is over the groups that are ordered together and have a σ. For a group that is ordered alone, only its success
+    rate decides.
+
+    In the paper, DARTS trains on the shortest alone for saturated prompts. Which prompts are saturated is defined by
+    us.
 
     Attributes:
-        solved: in (0, 1].
+        solved: success rate from which a prompt is solved, in (0, 1].
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number is out of its range.
     """
 
     solved: float
@@ -562,23 +596,24 @@ class LongestByRecord(ShortestAndLongest):
 
 @dataclass(frozen=True, slots=True)
 class SampledTail(StopRule):
-    """Once K rollouts are there that were not truncated, keep L random ones of those running, stop the rest.
+    """Once K rollouts have ended without truncation, keep L random ones of those still running and stop the rest.
 
-    K + L are the rows that the recipe's row rule takes of a group, L those that it takes of this one for being the longest.
-    Each of the r that run goes on with probability L / r, or 1 where no more than L run, and the group keeps that with it.
-    With L = 0 nothing is kept. With L ≥ 1 the longest rollouts are replaced by a random sample of the late ones: no rollout
-    can be known to be the longest while others run.
+    K + L is the number of rows of a group, and L the number of its longest rows; both come from the row rule. If r
+    rollouts are running, each is kept with probability L / r, or 1 if r ≤ L. The group stores this probability, and
+    `ShortestAndLongest` weights the rows by its inverse. With L = 0 all running rollouts are stopped. With L ≥ 1 a
+    random sample of late rollouts takes the place of the longest ones, because no rollout is known to be the longest
+    while others run.
 
-    A prompt whose earlier visits succeeded at a rate of `solved` at least, or of which so much is expected
-    (`group.predicted`) where it has none, has no tail, but for a share `share` of its visits, by a draw of its own: there
-    each goes on with probability `share` · L / r, so that the few stand for all.
+    A solved prompt keeps late rollouts only in a random share `share` of its visits. There each running rollout is kept
+    with probability `share` · L / r, so that these visits stand for all. A prompt is solved if its earlier visits had a
+    success rate of at least `solved` or, without earlier visits, if `group.predicted` is at least `solved`.
 
     Attributes:
-        solved: in (0, 1]; None: every prompt has its tail.
+        solved: in (0, 1]. None: no prompt is treated as solved.
         share: in (0, 1].
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number is out of its range.
     """
 
     solved: float | None = None
@@ -593,7 +628,7 @@ class SampledTail(StopRule):
             )
 
     def least_scored(self, view: View) -> int:
-        """K where L is largest: scored rollouts before which nothing is stopped."""
+        """K for the largest L: no rollout is stopped before this many have a score."""
         return rows_of(view) - view.longest
 
     @property
@@ -601,12 +636,12 @@ class SampledTail(StopRule):
         return Traits(reads=("truncated_G",), reads_rate=self.solved is not None, reads_rows=True)
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int] | Sample:
-        # Only this stage's own rollouts count: pilots that are there before it begins would stop it at once.
+        # `group.whole` counts only this stage's rollouts. Counting the pilots would stop the stage as it begins.
         tail = longest_in(group, view)
         if not group.unfinished or group.whole < rows_of(view) - tail:
             return ()
         running = sorted(group.running)
-        # A group of which some were kept has its sample already; looking again would thin it out.
+        # The sample of a group is drawn once. Drawing again would thin it out.
         if not group.kept.keys().isdisjoint(running):
             return ()
         share = 1.0
@@ -623,7 +658,7 @@ class SampledTail(StopRule):
         )
 
     def _is_solved(self, group: GroupView) -> bool:
-        """By the visits before this one, or what was expected of it: neither changes while the group runs."""
+        """Decide by earlier visits or by the prediction: neither changes while the group runs."""
         if self.solved is None:
             return False
         record, predicted = group.record, group.predicted
@@ -657,10 +692,12 @@ class SampledTail(StopRule):
 
 @dataclass(frozen=True, slots=True)
 class ShortestOnly(StopRule):
-    """Stop a group of which no row is to be the longest once its rows are there that were not truncated; let others run."""
+    """Stop a group that has no longest rows as soon as enough of its rollouts ended without truncation. Leave others
+    alone.
+    """
 
     def least_scored(self, view: View) -> int:
-        """The rows of a group: scored rollouts before which nothing is stopped."""
+        """The number of rows of a group: no rollout is stopped before this many have a score."""
         return rows_of(view)
 
     @property

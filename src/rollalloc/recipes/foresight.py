@@ -1,4 +1,10 @@
-"""Foresight: the success rate of a prompt is predicted before any rollout is paid for."""
+"""Foresight: predict the success rate of each prompt before paying for a rollout of it.
+
+For runs with many prompts: one rollout of each prompt is compared with a prediction instead of with other rollouts, so
+every rollout teaches, and prompts are drawn where the prediction says that there is much to learn.
+
+This method is ours; docs/foresight.md explains it and has its results.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +39,28 @@ def foresight(
     replay: int = 0,
     replay_staleness: int = 12,
 ) -> Recipe:
-    """Foresight: each prompt's success rate is predicted before it is paid for; it is the baseline, and says what to draw.
+    """Foresight: predict each prompt's success rate, draw prompts by it and use it as the baseline. docs/foresight.md.
 
-        prompts drawn ∝ p̂(1 - p̂)^exponent, `floor` of them uniformly;  A = r - b(p̂), times neg where that is below 0
+        probability to draw a prompt  ∝  (1 - floor) · p̂(1 - p̂)^exponent + floor · uniform
+        A = r - b(p̂),  multiplied by neg if it is negative
 
-    Ours; see docs/foresight.md. What the predictor knows are the table's features, each prompt's own record, and the mean.
+    1. Predict the success rate p̂ of candidate prompts from the table's features, from their earlier rollouts and from
+       the mean of all rollouts.
+    2. Draw `groups` prompts by the probability above, and generate n rollouts of each.
+    3. Subtract from each reward the reward b(p̂) that was expected. Multiply negative advantages by `neg`.
+    4. Train on all rollouts, and learn from their metrics to predict better.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
-        exponent: the larger, the more hard prompts; None: drawn uniformly, once an epoch, only the baseline is predicted.
+        exponent: 0 or more; larger values draw harder prompts. None: draw uniformly, each prompt once an epoch; the
+            prediction is then only the baseline.
         neg: as for `reinforce`.
-        floor: share of uniform draws, in [0, 1].
-        once: no prompt is drawn a second time before all were; False: each may come again at once.
-        replay: rows of earlier batches, of rollouts that did better than expected, trained on again in each batch, at most.
-        replay_staleness: updates of the weights after which they are not, at least 1.
+        floor: share of the draws that is uniform, in [0, 1].
+        once: True: draw no prompt twice in an epoch. False: a prompt may be drawn again as soon as its visit has ended.
+        replay: rows of earlier batches to train on again in each batch, at most; 0 or more. Only rollouts that did
+            better than expected are replayed.
+        replay_staleness: a rollout is replayed until it is older than this many updates of the weights, at least 1.
     """
     base = grpo(groups, n, replay=replay, replay_staleness=replay_staleness)
     return replace(
@@ -59,29 +72,30 @@ def foresight(
     )
 
 
-_LEAST_RATE = 0.01  # a rate is not believed to be nearer to 0 or 1 than this where it decides what is drawn
+_LEAST_RATE = 0.01  # predicted rates are clipped to [0.01, 0.99] before they decide what is drawn
 
 
 @dataclass(frozen=True, slots=True)
 class Foresight(PromptRule):
-    """A success rate predicted for each prompt before a rollout of it is paid for, and prompts drawn where one teaches most.
+    """Predict a success rate for each candidate prompt, and draw prompts by the prediction.
 
-        drawn with probability ∝ (1 - floor) · p̂(1 - p̂)^exponent + floor · uniform, without replacement
-        baseline  b = c + s · p̂,  c and s the least of Σ (r_i - c - s · m_i)² + c² + (s - 1)² over all rollouts so far
+        probability of a draw  ∝  (1 - floor) · p̂(1 - p̂)^exponent + floor · uniform, without replacement
+        baseline  b = c + s · p̂;  c and s minimise Σ (r_i - c - s · m_i)² + c² + (s - 1)² over all rollouts so far
 
-    p̂ is `Predictor`'s: from the table's features, each prompt's own record and the running mean. Where there are no
-    features, prompts without a record are all expected to do as well as the mean.
+    p̂ comes from `Predictor`, which reads the table's features, each prompt's own record and the running mean. Without
+    features, the prediction for a prompt without a record is the running mean. b translates a predicted metric m into a
+    predicted reward r; it equals p̂ if rewards and metrics are the same.
 
     Attributes:
-        exponent: 1 favours prompts of much variance, more of it hard ones; None: every prompt is as likely, and only
-            the baseline is predicted.
+        exponent: 0 or more. 1 draws prompts by the variance of their outcomes, larger values draw harder prompts. None:
+            all prompts are equally likely, and the prediction is only the baseline.
         floor: share of the draws that is uniform, in [0, 1].
-        pool: candidates for each prompt drawn, at least 1; only for them a rate is predicted.
-        warm: rollouts before which every prompt is as likely, 0 or more.
-        predictor: predicts.
+        pool: candidates for each prompt that is drawn, at least 1. Rates are predicted only for the candidates.
+        warm: all prompts are equally likely until this many rollouts have been scored, 0 or more.
+        predictor: predicts the success rates.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: a value is out of its range.
     """
 
     exponent: float | None = 3.0
@@ -101,7 +115,7 @@ class Foresight(PromptRule):
         return PromptTraits(predicts=True, reads_rate=True, reads_features=True, reads=("rewards_G", "metrics_G"))
 
     def init(self, table: PromptTable) -> Memory:
-        # Sums over all rollouts for the line from metric m to what reward r has beyond it: 1, m, m², r - m, m(r - m).
+        # Sums over all rollouts of 1, m, m², r - m and m(r - m), for the regression of r - m on the metric m.
         made = self.predictor.init(len(table), table.widths, table.prior_N)
         return made | {"line": [0.0] * 5}
 
@@ -125,12 +139,12 @@ class Foresight(PromptRule):
         ]
 
     def chances(self, belief_K: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The probability of drawing each candidate first, shape (K,), sum 1."""
+        """The probability with which each candidate is drawn first, shape (K,), sum 1."""
         if self.exponent is None:
             return _uniform(belief_K.size)
         rate_K = np.clip(belief_K, _LEAST_RATE, 1 - _LEAST_RATE)
         log_K = np.log(rate_K) + self.exponent * np.log1p(-rate_K)
-        score_K = np.exp(log_K - log_K.max())  # however large the exponent, the best has 1
+        score_K = np.exp(log_K - log_K.max())  # the best candidate scores 1 even if the exponent is large
         share_K = (1 - self.floor) * score_K / score_K.sum() + self.floor / belief_K.size
         return np.maximum(share_K, np.finfo(np.float64).tiny)
 
@@ -139,18 +153,18 @@ class Foresight(PromptRule):
             return
         metrics_G, over_G = group.metrics_G, group.rewards_G - group.metrics_G
         hits = min(max(float(metrics_G.sum()), 0.0), float(group.scored))
-        predicted = group.predicted  # another rule's, where the recipe was changed meanwhile, may be 0 or 1
+        predicted = group.predicted  # may be exactly 0 or 1 if another rule predicted it before the recipe was changed
         predicted = None if predicted is None else min(max(predicted, quality.LEAST), 1 - quality.LEAST)
         self.predictor.observe(memory, group.prompt, predicted, hits, group.scored)
         sums = (group.scored, metrics_G.sum(), metrics_G @ metrics_G, over_G.sum(), metrics_G @ over_G)
         memory["line"] = [before + float(more) for before, more in zip(memory["line"], sums, strict=True)]
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
-        """The memory for another data set; features of the same names and widths must be made by the same means."""
+        """Return the memory for another data set. Features of equal name and width must be computed in the same way."""
         return self.predictor.remap(memory, source_N, table.widths, table.prior_N)
 
     def figures(self, memory: Memory) -> dict[str, float]:
-        """What the predictions were worth, see `Predictor.figures`."""
+        """Return how good the predictions were, see `Predictor.figures`."""
         return self.predictor.figures(memory)
 
     def promises(
@@ -182,7 +196,7 @@ def _score(predicted: float, exponent: float) -> float:
 
 
 def _line(sums: Sequence[float]) -> tuple[float, float]:
-    """Offset and slope of reward over metric: the identity, and what least squares, drawn to it, find beyond it."""
+    """Return offset and slope of the regression of reward on metric, which is drawn towards the identity."""
     count, of_m, of_mm, of_d, of_md = sums
     weight = count + 1.0
     slope = (weight * of_md - of_m * of_d) / (weight * (of_mm + 1.0) - of_m * of_m)

@@ -1,4 +1,11 @@
-"""GRPO, Dr. GRPO and RLOO: n rollouts per prompt, each against the others of its prompt."""
+"""GRPO, Dr. GRPO and RLOO: n rollouts per prompt, each compared with the others of its prompt.
+
+These are the baselines. Every other recipe starts from `grpo` and replaces some of its rules.
+
+GRPO is of arXiv 2402.03300, Dr. GRPO of 2503.20783, RLOO of 2402.14740. The recipes contain the choice of rollouts and
+the advantages. How the loss is averaged and the KL term are settings of the trainer. PAPERS.md says by which standard
+deviation each trainer divides.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +15,7 @@ from rollalloc.core.recipe import Budget, Recipe, Replay, Stage, at_least
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes
 
-QUARANTINE_AFTER = 3  # one visit without a score may be an outage, three are the prompt's own fault
+QUARANTINE_AFTER = 3  # one visit without any score may be an outage; after three the prompt itself is the cause
 
 
 @sized
@@ -19,16 +26,23 @@ def grpo(
     replay: int = 0,
     replay_staleness: int = 12,
 ) -> Recipe:
-    """GRPO: n rollouts for each of `groups` prompts, all trained on. The baseline.
+    """GRPO: n rollouts for each of `groups` prompts, all trained on. The baseline. arXiv 2402.03300.
+
+        A_i = (r_i - mean of the group) / standard deviation of the group
+
+    1. Draw `groups` prompts, in random order and each once an epoch.
+    2. Generate n rollouts of each prompt.
+    3. Train on all rollouts that have a score, with the advantage above.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
-        deviation: what advantages are divided by: the "population"'s standard deviation of the group's rewards, or the
-            "sample"'s. None: that of what trains: the population's in rollalloc's own trainer, the sample's in TRL and verl.
-        replay: rows of earlier batches, of rollouts that did better than their group, trained on again in each batch, at
-            most.
-        replay_staleness: updates of the weights after which they are not, at least 1.
+        deviation: which standard deviation of the group's rewards divides the advantages: "population" or "sample".
+            None: the one of the framework that trains: "population" in rollalloc's own trainer, "sample" in TRL and
+            verl.
+        replay: rows of earlier batches to train on again in each batch, at most; 0 or more. Only rollouts that did
+            better than their group are replayed.
+        replay_staleness: a rollout is replayed until it is older than this many updates of the weights, at least 1.
     """
     return Recipe(
         groups=groups,
@@ -47,10 +61,12 @@ def grpo(
 
 @sized
 def dr_grpo(groups: int = 16, n: int = 4) -> Recipe:
-    """Dr. GRPO: n rollouts per prompt, each against the group's mean, not divided by its deviation. arXiv 2503.20783.
+    """Dr. GRPO: GRPO whose advantages are not divided by the group's deviation. arXiv 2503.20783.
 
-    The paper's other half, a loss that is not divided by a rollout's length, is the trainer's: `aggregation="dr_grpo"`
-    (`loss_type="dr_grpo"` in TRL).
+        A_i = r_i - mean of the group
+
+    The paper also changes the loss, which it does not divide by a rollout's length. That is a setting of the trainer:
+    `aggregation="dr_grpo"`, or `loss_type="dr_grpo"` in TRL.
 
     Args:
         groups: prompts in a batch, at least 1.
@@ -62,7 +78,9 @@ def dr_grpo(groups: int = 16, n: int = 4) -> Recipe:
 
 @sized
 def rloo(groups: int = 16, n: int = 4) -> Recipe:
-    """RLOO: n rollouts per prompt, each against the mean of the others of its prompt. arXiv 2402.14740.
+    """RLOO: n rollouts per prompt, each compared with the mean of the others of its prompt. arXiv 2402.14740.
+
+        A_i = r_i - mean of r_j over the other rollouts j ≠ i of the prompt
 
     Args:
         groups: prompts in a batch, at least 1.
@@ -73,10 +91,10 @@ def rloo(groups: int = 16, n: int = 4) -> Recipe:
 
 
 def batches_ahead(groups: int, gen_groups: int | None) -> int:
-    """Prompts generated at a time: as said, or those of three batches.
+    """Return the number of prompts to generate at a time: `gen_groups`, or three times `groups` if it is None.
 
     Raises:
-        ValueError: fewer than 1.
+        ValueError: the number is below 1.
     """
     if gen_groups is None:
         at_least("groups", groups, 1)
@@ -86,7 +104,7 @@ def batches_ahead(groups: int, gen_groups: int | None) -> int:
 
 
 def replay_of(rows: int, staleness: int) -> Replay | None:
-    """Rows that did better than expected, as often as they are young enough; None for none."""
+    """Replay of rows that did better than expected, until they are too old; None if `rows` is 0."""
     at_least("replay", rows, 0)
     at_least("replay_staleness", staleness, 1)
     return Replay(rows=rows, max_staleness=staleness) if rows else None

@@ -1,4 +1,20 @@
-"""Pilot-Commit: a few pilot rollouts estimate each prompt, the rest goes to prompts with reward variance."""
+"""Pilot-Commit, arXiv 2605.26606: a few pilot rollouts estimate each prompt; useful prompts get the remaining rollouts.
+
+For runs in which many prompts are too easy or too hard. A group whose rewards are all alike teaches nothing; the pilots
+find such prompts at a fraction of a full group's cost.
+
+How this differs from the paper and its released code:
+
+- A prompt is evicted as solved only if all its visits together show it with a given confidence, and it is tried again
+  after some epochs. In the paper one visit decides, for ever.
+- No new pilots are generated while enough prompts wait for this batch and the next. `pilots="every_round"` is the
+  published schedule.
+- Groups that would be too old after the next update go first. If rollouts stream, the oldest groups go first, because
+  the highest variance is known only when all pilots have ended.
+- Selection reads the metric and training reads the reward, and commits update a prompt's record too.
+
+PAPERS.md has the full list.
+"""
 
 from __future__ import annotations
 
@@ -65,37 +81,48 @@ def pilot_commit(
     confidence: float | None = 0.95,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """Pilot-Commit: a few pilots estimate each prompt, the rest goes to prompts with variance. arXiv 2605.26606.
+    """Pilot-Commit: pilot rollouts find prompts with reward variance, which get the other rollouts. arXiv 2605.26606.
 
-    Pilots and commits of a prompt train as one group of n_pilot + n_commit. Where staleness is allowed, the pilots for the
-    next batch are generated together with the commits for this one.
+    1. Draw `gen_groups` prompts and generate `n_pilot` rollouts of each.
+    2. Judge each prompt by the mean metric of its pilots. In the window [p_lower, 1 - p_upper] it passes. Outside it is
+       dropped until the next epoch. A solved prompt is evicted for `reprobe_every` epochs.
+    3. Up to `groups` of the prompts that passed get `n_commit` more rollouts, in the order of `promote`. The others
+       wait until their pilots are older than `max_staleness`.
+    4. Train on pilots and commits of a prompt as one GRPO group of n_pilot + n_commit rollouts.
+
+    If `max_staleness` is at least 1, the pilots for the next batch are generated together with the commits for this
+    one.
 
     Args:
         groups: prompts in a batch, at least 1.
-        n_pilot: rollouts that estimate a prompt, at least 1.
-        n_commit: rollouts for a prompt in the window, at least 1.
-        gen_groups: prompts piloted at a time, at least 1; None: three times `groups`.
-        p_lower: pilot means below it are deferred to the next epoch.
-        p_upper: pilot means above 1 - p_upper are skipped until the next epoch.
-        p_solve: a prompt is evicted whose pilots' mean is at least this and whose success rate is, with `confidence`, by all
-            its rollouts so far; above 1 none is evicted. Published: 1.0, with confidence=None and reprobe_every=None.
-        max_staleness: updates of the weights after which a pilot is too old to train on.
-        promote: which prompts in the window get commits when there are more than needed: "top_variance", "random", "oldest"
-            or "most_recent", by their pilots. The newest first let the others grow old until their pilots are stale. None:
-            "top_variance" in waves; where rollouts stream "oldest", since the highest is known only when all pilots are in.
-        pilots: "as_needed": none while those that passed suffice for this batch and the next; "every_round": gen_groups new
-            prompts beside the commits of each round, as published, and the next round when all of it is over.
-        n_effective: pilots of a prompt that are trained on, those of largest variance, in [1, n_pilot]; advantages are then
-            over the rows that are. None: all.
-        max_candidates: prompts piloted for one batch at most; then it is short. None: no limit.
-        reprobe_every: epochs after which an evicted prompt is piloted again, at least 1; None: never.
-        confidence: of the lower bound on a prompt's success rate, in (0, 1), `surely_at_least`: .9 at .95 takes 29
-            rollouts that are all right, of which one weighs half after every 64 later ones of its prompt. None: the pilots
-            of one visit decide, of which two out of two are all right for every fourth prompt of rate .5.
+        n_pilot: pilot rollouts of each prompt, at least 1.
+        n_commit: further rollouts of each prompt that passes, at least 1.
+        gen_groups: prompts that are piloted at a time, at least 1. None: three times `groups`.
+        p_lower: a prompt with a pilot mean below this waits for the next epoch.
+        p_upper: a prompt with a pilot mean above 1 - p_upper waits for the next epoch.
+        p_solve: success rate from which a prompt counts as solved and is evicted. Its pilots' mean must reach it, and
+            all its rollouts so far must show it with `confidence`. Above 1 nothing is evicted. Published: 1.0, with
+            confidence=None and reprobe_every=None.
+        max_staleness: a rollout is too old to train on after more updates of the weights than this.
+        promote: order in which prompts that passed get commits, judged by their pilots: "top_variance", "random",
+            "oldest" or "most_recent". With "most_recent", other prompts may wait until their pilots are too old. None:
+            "top_variance" if rollouts arrive in waves; "oldest" if they stream, because the highest variance is known
+            only when all pilots have ended.
+        pilots: "as_needed": no new pilots while the prompts that passed suffice for this batch and the next.
+            "every_round": as published, gen_groups new prompts beside the commits of each round; the next round begins
+            when all rollouts of this one have ended.
+        n_effective: pilots of each prompt to train on, in [1, n_pilot]: the subset whose rewards have the largest
+            variance. Advantages are then computed over the rows that are trained on. None: all pilots.
+        max_candidates: prompts that are piloted for one batch, at most; after that the batch is short. None: no limit.
+        reprobe_every: epochs after which an evicted prompt is piloted again, at least 1. None: never.
+        confidence: confidence with which `surely_at_least` must show that the success rate is p_solve or more, in (0,
+            1). For p_solve=0.9 and confidence 0.95 it takes 29 rollouts that are all right. A rollout counts half after
+            64 later ones of the same prompt. None: the pilots of one visit decide. Two pilots out of two are then all
+            right for every fourth prompt with a success rate of 0.5.
         deviation: as for `grpo`.
 
     Raises:
-        ValueError: a number out of its range, or an empty window.
+        ValueError: a number is out of its range, or the window is empty.
     """
     at_least("n_pilot", n_pilot, 1, "a prompt without pilots has no estimate")
     at_least("n_commit", n_commit, 1)
@@ -123,27 +150,29 @@ def pilot_commit(
     )
 
 
-ROUNDING = 1e-3  # of counts that are kept in float16
+ROUNDING = 1e-3  # rounding error of counts, which are stored as float16
 
 
 def surely_at_least(rate: float, attempts: float, failures: float, confidence: float) -> bool:
-    """Whether so few failures show, with that confidence, that the success rate is at least `rate`.
+    """Whether these attempts show, with this confidence, that the success rate is at least `rate`.
 
-        Σ_{k=0}^{f} C(n, k) (1 - rate)^k rate^(n - k) ≤ 1 - confidence
+        Σ_{k=0}^{f} C(n, k) (1 - rate)^k rate^(n - k) ≤ 1 - confidence      f failures in n attempts
 
-    for f failures in n attempts. That is: the exact one-sided lower bound of Clopper and Pearson (1934), the
-    (1 - confidence)-quantile of Beta(n - f, f + 1), is at least `rate`. Without a failure it is rate^n ≤ 1 - confidence: a
-    rate of .9 takes 29 attempts at .95. Counts that are no whole numbers, as of graded metrics or of weighted attempts, are
-    rounded against it.
+    The sum is the probability of so few failures if the success rate were exactly `rate`. In other words, the exact
+    one-sided lower bound of Clopper and Pearson (1934), the (1 - confidence)-quantile of Beta(n - f, f + 1), is at
+    least `rate`. Without a failure the condition is rate^n ≤ 1 - confidence, so a rate of 0.9 takes 29 attempts at
+    0.95.
+
+    Graded metrics and weighted attempts give fractional counts. Attempts are then rounded down and failures up.
 
     Args:
-        rate: in (0, 1), or above, which nothing shows.
+        rate: above 0. No number of attempts can show a rate of 1 or more.
         attempts: 0 or more.
         failures: in [0, attempts].
         confidence: in (0, 1).
     """
     count, failures = floor(attempts + ROUNDING), ceil(failures - ROUNDING)
-    if failures > count * (1 - rate):  # fewer successes than the rate itself gives on average
+    if failures > count * (1 - rate):  # fewer successes than a prompt of this rate has on average
         return False
     logs = (log(rate), log(1 - rate), lgamma(count + 1))
     tail = sum(
@@ -155,26 +184,27 @@ def surely_at_least(rate: float, attempts: float, failures: float, confidence: f
 
 @dataclass(frozen=True, slots=True)
 class Band(JudgeRule):
-    """Keep a complete group whose mean metric lies in a window; Pilot-Commit's pilot stage, arXiv 2605.26606.
+    """The judge of the pilot stage: a complete group passes if its mean metric lies in a window. arXiv 2605.26606.
 
-    Solved: evicted, to be probed again after `reprobe_every` epochs, if ever. Else, mean > 1 - p_upper or mean < p_lower:
-    back in the next epoch. Otherwise it goes on.
+    1. If the prompt is solved, drop the group and evict the prompt for `reprobe_every` epochs, or for ever.
+    2. Otherwise, if mean > 1 - p_upper or mean < p_lower, drop the group; its prompt comes back in the next epoch.
+    3. Otherwise the group goes on to the next stage.
 
-    A prompt is solved where this visit's mean is at least p_solve and, with a `confidence`, all visits together show that
-    its rate is (`surely_at_least`), of which an attempt weighs half after every `HALF_LIFE` later ones: old successes stay
-    evidence, and failures of a policy that has learnt since do not stand against the prompt for ever. The confidence is that
-    of one look; a prompt is looked at once a visit.
+    A prompt is solved if the mean of this visit is at least p_solve and, with a `confidence`, all its visits together
+    show that its success rate is (`surely_at_least`). In that count an attempt weighs half after every `HALF_LIFE`
+    later attempts. So failures of the untrained policy do not count against a prompt for ever. A prompt is tested again
+    at each visit, and the confidence is that of a single test.
 
     Attributes:
-        p_lower: in [0, 1].
+        p_lower: lower end of the window, in [0, 1].
         p_upper: distance of the window's upper end from 1, in [0, 1].
-        p_solve: above 0; above 1 evicts nothing.
-        reprobe_every: epochs, at least 1; None: an evicted prompt stays evicted.
-        confidence: in (0, 1), with a p_solve below 1; None: this visit's mean alone decides, as published.
+        p_solve: success rate of a solved prompt, above 0. Above 1 nothing is evicted.
+        reprobe_every: epochs until an evicted prompt is tried again, at least 1. None: it stays evicted.
+        confidence: in (0, 1). None: the mean of this visit alone decides, as published.
 
     Raises:
-        ValueError: a number out of its range, a window that is empty (p_lower > 1 - p_upper), or a confidence that a rate is
-            1, which no number of rollouts gives.
+        ValueError: a number is out of its range, the window is empty (p_lower > 1 - p_upper), or p_solve is 1 with a
+            confidence: no number of rollouts shows a success rate of 1.
     """
 
     p_lower: float
@@ -236,7 +266,7 @@ class Band(JudgeRule):
         mean = fmean(group.metrics_G.tolist())
         inside = self.p_lower - TINY <= mean <= 1 - self.p_upper + TINY
         solved = self._solved_promised(group, mean)
-        if solved is None:  # too near to the limit to be told apart by numerical integration
+        if solved is None:  # too close to the limit for numerical integration
             return {"it decides just when all rollouts ended": not group.unfinished}
         away = NEXT_EPOCH if not solved else NEVER if self.reprobe_every is None else Epochs(self.reprobe_every)
         return {
@@ -248,7 +278,7 @@ class Band(JudgeRule):
         }
 
     def _solved_promised(self, group: GroupView, mean: float) -> bool | None:
-        """Whether the prompt is solved, by integrating the density of Beta(s, n - s + 1); None: too near to tell."""
+        """Whether the prompt is solved, by integrating the density of Beta(s, n - s + 1); None if too close to call."""
         if mean < self.p_solve - TINY or self.confidence is None or self.p_solve > 1:
             return mean >= self.p_solve - TINY
         attempts, failures = _recent(group)
@@ -263,7 +293,7 @@ class Band(JudgeRule):
 
 
 def _recent(group: GroupView) -> tuple[float, float]:
-    """Attempts and failures of a prompt in all its visits, this one included, an older attempt weighing less."""
+    """Attempts and failures of a prompt over all its visits, including this one. Older attempts weigh less."""
     record, scored = group.record, group.scored
     attempts = aged(record.recent_attempts, scored) + scored
     return attempts, aged(record.recent_failures, scored) + scored - float(group.metrics_G.sum())
@@ -271,13 +301,13 @@ def _recent(group: GroupView) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class EveryRound(IntakeRule):
-    """`groups` new groups in every round, however many wait further on; Pilot-Commit's published schedule, arXiv 2605.26606.
+    """Open `groups` new groups in every round, however many wait: Pilot-Commit's published schedule, arXiv 2605.26606.
 
-    A round begins when everything handed out is over, also where rollouts could stream. What waits is thrown away when it is
-    too old, which bounds what is held.
+    A round begins when all rollouts that were handed out have ended, even if the engine could stream them. Waiting
+    groups are thrown away when they are too old, and this alone bounds their number.
 
     Attributes:
-        groups: at least 1.
+        groups: new groups in a round, at least 1.
     """
 
     groups: int
@@ -290,7 +320,7 @@ class EveryRound(IntakeRule):
         return IntakeTraits(looks_ahead=True, until_stale=True)
 
     def __call__(self, view: View, memory: Memory) -> int:
-        # Groups that go on in this round were decided before, and are not handed out yet.
+        # Groups that are promoted in this round are decided already but not handed out, so they are not in flight.
         return 0 if view.in_flight or view.running_S[0] else self.groups
 
     def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
@@ -300,12 +330,13 @@ class EveryRound(IntakeRule):
 
 @dataclass(frozen=True, slots=True)
 class SubsampledPilots(RowRule):
-    """The n pilots whose metrics have the largest variance, and every rollout of later stages, with weight 1.
+    """Take the n pilots whose metrics have the largest variance, and every rollout of later stages, all with weight 1.
 
-    Pilot-Commit's `n_effective`, arXiv 2605.26606: all pilots, the first stage's rollouts, say what a prompt's rate is.
+    This is Pilot-Commit's `n_effective`, arXiv 2605.26606. All pilots, which are the rollouts of the first stage, still
+    count for the estimate of the prompt's success rate.
 
     Attributes:
-        n: at least 1; all of them where failures left n or fewer.
+        n: pilots to take, at least 1. All pilots are taken if failures left n or fewer.
     """
 
     n: int
@@ -318,7 +349,7 @@ class SubsampledPilots(RowRule):
         return RowTraits(reads=("metrics_G",))
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
-        pilots = int((group.stages_G == 0).sum())  # they come first, in order of id
+        pilots = int((group.stages_G == 0).sum())  # pilots have the lowest ids, so they come first
         if pilots <= self.n:
             return even(np.arange(group.scored))
         kept = max_variance_subset(group.metrics_G[:pilots], self.n)

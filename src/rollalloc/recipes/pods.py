@@ -1,4 +1,10 @@
-"""PODS: many rollouts, of which those with the largest reward variance are trained on."""
+"""PODS, arXiv 2504.13818: generate many rollouts of each prompt, and train on those with the largest reward variance.
+
+For runs in which an update costs more than generation: the update sees m rows of a prompt instead of n.
+
+The best subset is found exactly, in O(n log n), from the variances of all splits into lowest and highest rewards. The
+paper's runs are in recipes/verl.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +24,21 @@ def pods(
     m: int | None = None,
     rule: Literal["max_variance", "max_reward", "random", "percentile"] = "max_variance",
 ) -> Recipe:
-    """PODS: roll out n, train on the m of largest reward variance, statistics after the choice. arXiv 2504.13818.
+    """PODS: generate n rollouts, train on the m with the largest reward variance. arXiv 2504.13818.
+
+    1. Generate n rollouts of each prompt.
+    2. Choose m of them by `rule`. For "max_variance" these are some of the highest and some of the lowest rewards.
+    3. Compute GRPO's advantages from the mean and the deviation of the m chosen rewards.
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts per prompt; None: four times m, or 16.
-        m: rollouts trained on, in [1, n]; None: a quarter of n.
-        rule: which m: "max_variance", or one of those that the paper compares it with, "max_reward", "random" and
-            "percentile". Under "max_reward" a prompt with m or more right answers of n teaches nothing.
+        n: rollouts per prompt. None: four times m, or 16 if m is None too.
+        m: rollouts of each prompt to train on, in [1, n]. None: a quarter of n.
+        rule: which m: "max_variance", or one that the paper compares it with: "max_reward", "random" or "percentile".
+            With "max_reward" a prompt with m or more right answers gives no learning signal.
 
     Raises:
-        ValueError: m out of its range, or a rule that there is not.
+        ValueError: m is out of its range, or the rule is unknown.
     """
     if m is not None:
         at_least("m", m, 1)

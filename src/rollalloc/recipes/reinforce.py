@@ -1,4 +1,11 @@
-"""REINFORCE and RAFT: one rollout for each of many prompts."""
+"""REINFORCE and RAFT: one rollout for each of many prompts, instead of a group for each of a few.
+
+For runs with many prompts: no rollout is spent on a baseline for its own prompt.
+
+REINFORCE is of Williams (1992), whose baseline is a running mean of rewards; our default is the mean of the batch's
+other rollouts. A weight `neg` below 1 for failures is ours. RAFT is of arXiv 2304.06767, in the form of 2504.11343: the
+papers sample several rollouts of a prompt and keep the right ones, ours weights each rollout by its reward.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +36,24 @@ def reinforce(
     replay: int = 0,
     replay_staleness: int = 12,
 ) -> Recipe:
-    """REINFORCE: one rollout for each of many prompts, and one baseline for all of them. The plainest estimator there is.
+    """REINFORCE: one rollout for each of many prompts, and one baseline for the whole batch. Williams 1992.
 
-        A = r - b, times neg where that is below 0
+        A = r - b,  multiplied by neg if it is negative
 
-    Williams 1992. At the price of `grpo(groups // n, n)` it sees n times as many prompts, and no rollout is spent on a
-    baseline of its prompt's own.
+    1. Draw `groups` prompts, in random order and each once an epoch, and generate n rollouts of each.
+    2. Subtract the baseline b from each reward. Multiply negative advantages by `neg`.
+    3. Train on all rollouts.
+
+    At the same number of rollouts as `grpo(groups // n, n)`, a batch has n times as many prompts.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
-        baseline: "batch": the mean reward of the batch's other rollouts; "running": the mean of all rewards so far, the
-            newest counting most, and the batch's where a prompt was drawn before the first reward.
-        neg: weight of what did worse than the baseline, 0 or more; None: what makes the update vary least, by how uncertain
-            successes and failures were (`advantages.variance_ratio`). At 1 runs fell below where they began.
+        baseline: "batch": the mean reward of the batch's other rollouts. "running": a running mean of all rewards so
+            far, in which new rewards weigh most; prompts that were drawn before the first reward use "batch".
+        neg: weight of rollouts that did worse than the baseline, 0 or more. None: the weight that minimises the
+            variance of the update, from the uncertainty of successes and failures (`advantages.variance_ratio`). At 1,
+            runs ended below the pass rate at which they began.
         replay: as for `foresight`.
         replay_staleness: as for `foresight`.
     """
@@ -54,7 +65,7 @@ def reinforce(
 
 @sized
 def raft(groups: int = 32, n: int = 1) -> Recipe:
-    """RAFT: only what was rewarded is learned from, A = max(r, 0). arXiv 2304.06767, as in 2504.11343.
+    """RAFT: learn only from rewarded rollouts, A = max(r, 0). arXiv 2304.06767, as in 2504.11343.
 
     Args:
         groups: prompts in a batch, at least 1.
@@ -65,18 +76,18 @@ def raft(groups: int = 32, n: int = 1) -> Recipe:
 
 @dataclass(frozen=True, slots=True)
 class RunningMean(PromptRule):
-    """Every prompt once an epoch, in random order; the baseline of each is the running mean of all rewards.
+    """Draw every prompt once an epoch, in random order. The baseline is the running mean of all rewards.
 
-        b = Σ w_i r_i / Σ w_i,  w_i = 2^(-rollouts since / half_life)
+        b = Σ w_i r_i / Σ w_i,  w_i = 2^(-number of rollouts after i / half_life)
 
-    REINFORCE's oldest baseline (Williams 1992). None before the first reward.
+    This is REINFORCE's oldest baseline (Williams 1992). Prompts drawn before the first reward get no baseline.
 
     Attributes:
-        half_life: rollouts after which a reward counts half, above 0.
-        order: draws the prompts.
+        half_life: number of rollouts after which a reward weighs half, above 0.
+        order: the rule that draws the prompts.
 
     Raises:
-        ValueError: a half-life that is not above 0.
+        ValueError: the half-life is not above 0, or not finite.
     """
 
     half_life: float = 500.0
@@ -105,7 +116,7 @@ class RunningMean(PromptRule):
         memory["reward_count"] = kept * memory["reward_count"] + group.scored
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
-        """The memory for another data set: a new order, and the same mean."""
+        """Return the memory for another data set: a new order of the prompts, and the same mean."""
         return self.init(table) | {name: memory[name] for name in ("reward_sum", "reward_count")}
 
     def promises(
