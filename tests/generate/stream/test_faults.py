@@ -125,7 +125,7 @@ def test_the_laws_hold_whatever_fails(trainer_of, policy, name, rollouts):
     trainer.settings = replace(trainer.settings, streaming=Streaming(overlap=False))  # of the back-end only
     audited = Audited(trainer.allocator.recipe, trainer.allocator.table, 0)
     trainer.allocator = trainer.state.allocator = audited
-    begin = trainer._rollouts(None)._begin
+    begin = trainer._engine_of_run(None)._begin
     trainer.engine._begin = lambda version: Faulty(begin(version), draw)
     trainer.engine._wait_for_others = scorer.beat
     take_in = trainer.engine._take_in
