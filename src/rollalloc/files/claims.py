@@ -3,7 +3,8 @@
 `FOLDER/.rollalloc/` holds, for each kind of writer, a manifest of the names that it claims there, and a lock. All that
 rollalloc writes follows the same three rules:
 
-1. A folder is taken only if it is empty, or if this kind of writer has been there before (`Claims.refuse_taken`).
+1. A folder is taken only if it is empty, or if this kind of writer has been there before (`Claims.refuse_taken`). A
+   comparison also takes a folder that holds nothing but runs and reports of ours.
 2. A name is claimed before the file is written, and only where nothing has that name (`Claims.add`).
 3. `--overwrite` and later writers replace and remove claimed names only (`Claims.remove`).
 """
@@ -68,8 +69,13 @@ class Claims:
     def _manifest(self) -> Path:
         return self.folder / HIDDEN / f"{self.kind}-manifest.json"
 
-    def refuse_taken(self, remedy: str = "give a new or empty folder (--out)") -> None:
+    def refuse_taken(self, remedy: str = "give a new or empty folder (--out)", *, beside: str = "") -> None:
         """Refuse a folder in which something stands and in which no writer of this kind has been.
+
+        Args:
+            remedy: what to do.
+            beside: a kind of writer whose folders, with single files of ours, may stand in it already: a comparison goes on
+                beside the runs of `train`.
 
         Raises:
             FileExistsError: names what is in the folder, and whose it looks to be.
@@ -85,6 +91,9 @@ class Claims:
         if os.path.lexists(self._manifest) or os.path.lexists(_lock_file(self.folder, self.kind)):
             return
         names = [name for name in os.listdir(self.folder) if name not in _NOBODYS]
+        if beside:
+            files = _of_file(self.folder / HIDDEN).names()
+            names = [name for name in names if name not in files and not _holds_only(self.folder / name, beside)]
         owner = next((owner for pattern, owner in _OWNERS if fnmatch.filter(names, pattern)), "")
         refuse(self.folder, names, remedy, f"it looks like {owner}" if owner else "")
 
@@ -142,6 +151,16 @@ class Claims:
                 remove_empty(path)
             else:
                 path.unlink(missing_ok=True)
+
+
+def _holds_only(folder: Path, kind: str, depth: int = 1) -> bool:
+    """Whether a folder is of that kind of writer, or has only such folders in it, as that of a comparison's task has."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    if os.path.lexists(_lock_file(folder, kind)) or os.path.lexists(Claims(folder, kind)._manifest):
+        return True
+    names = [name for name in os.listdir(folder) if name not in _NOBODYS]
+    return bool(names) and depth > 0 and all(_holds_only(folder / name, kind, depth - 1) for name in names)
 
 
 def claim_files(paths: Iterable[Path]) -> None:

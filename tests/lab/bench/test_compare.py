@@ -14,15 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.files.claims import InUse, Lock
+from rollalloc.files.claims import InUse, Lock, claim_files
 from rollalloc.lab.bench import pool
-from rollalloc.lab.bench.compare import compare, is_finished, result_of, share_done, standing
+from rollalloc.lab.bench.compare import check_places, compare, is_finished, result_of, share_done, standing
 from rollalloc.lab.bench.pool import Job, _Worker
 from rollalloc.processes.stopping import Stopped
 from rollalloc.runs.reader import newest_line, read_metrics
 from rollalloc.train.checkpoint import newest
 from rollalloc.train.description import Source, digests_of
 from rollalloc.train.execution import execute
+from rollalloc.train.folder import RunFolder
 
 DOCUMENTED = {
     *("recipe", "seed", "reached", "rollouts_to_target", "rollouts_paid", "accounts", "tokens_paid", "seconds"),
@@ -229,6 +230,27 @@ def test_what_was_begun_as_another_run_is_refused_or_overwritten(run_of, tmp_pat
     assert not (tmp_path / "grpo-4").exists()  # it is said before any run begins
     [result] = compare([run], tmp_path, overwrite=True)
     assert result["rollouts_paid"] == 96
+
+
+def test_a_comparison_stands_beside_runs_of_train_and_their_report_but_not_beside_anything_else(run_of, tmp_path):
+    """Runs that `train` wrote, by themselves or by task, and a report's page do not make the folder somebody else's."""
+    for place in (tmp_path / "grpo-3", tmp_path / "sum" / "grpo-4"):
+        with RunFolder(place) as folder:
+            folder.begin()
+    claim_files([tmp_path / "report.html"])
+    (tmp_path / "report.html").write_text("<p>")
+    check_places([run_of()], tmp_path)
+    (tmp_path / "sum" / "thesis.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"holds sum, which .* rollalloc did not write"):
+        check_places([run_of()], tmp_path)
+    (tmp_path / "sum" / "thesis.txt").rename(tmp_path / "thesis.txt")
+    with pytest.raises(FileExistsError, match=r"holds thesis\.txt, which"):
+        compare([run_of()], tmp_path)
+    (tmp_path / "thesis.txt").unlink()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "elsewhere").symlink_to(tmp_path / "grpo-3")
+    with pytest.raises(FileExistsError, match="holds elsewhere, empty, which"):
+        compare([run_of()], tmp_path)
 
 
 def test_results_that_no_comparison_wrote_are_not_overwritten(run_of, tmp_path):

@@ -56,7 +56,7 @@ def compare(
         Failed: a run failed, or its process died; the others were finished first, and their results are written.
     """
     at_once = processes_at_once(processes)
-    Claims(folder, "comparison").refuse_taken()
+    Claims(folder, "comparison").refuse_taken(beside="run")
     places = {folder_of(run, folder): run for run in runs}
     if len(places) < len(runs):
         names = [folder_of(run, folder).name for run in runs]
@@ -97,7 +97,7 @@ def check_places(runs: Sequence[Run], folder: Path) -> None:
         InUse: something else writes there now.
     """
     claims = Claims(folder, "comparison")
-    claims.refuse_taken()
+    claims.refuse_taken(beside="run")
     refuse(folder, claims.foreign([RESULTS]), _REMEDY)
     for run in runs:
         with RunFolder(folder_of(run, folder)) as place:
