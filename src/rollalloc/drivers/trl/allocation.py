@@ -1,7 +1,7 @@
-"""From one batch of a recipe to the next: what the core orders is generated, scored and told, on every process alike.
+"""Produces one batch after another: generates and scores the rollouts that the core orders, and reports them to the core.
 
-Each process runs the same core and generates and scores its share of the rollouts; then all of them know all results, so
-that all of them decide the same.
+Every process runs its own copy of the core. Each generates and scores a share of the rollouts; then they exchange results
+and report all of them to their cores in the same order, so that every copy makes the same decisions.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ from rollalloc.rules.advantages import GRPO, settled
 
 log = logging.getLogger(__name__)
 
-TRLS_GRPO = GRPO(ddof=1, eps=1e-4)  # what stock TRL divides by with scale_rewards="group"
+TRLS_GRPO = GRPO(ddof=1, eps=1e-4)  # the normalization of stock TRL with scale_rewards="group"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """What the driver keeps of a rollout until the core releases it.
+    """The data of a rollout that the driver keeps until the core releases it.
 
     Attributes:
-        prompt: index in the data set.
-        prompt_tokens: its token ids.
-        made: the completion, with its behaviour log-probabilities.
-        scores_F: by reward function.
-        logged: what reward functions logged for the completions table.
-        said: prompt and completion as reward functions got them, text or messages.
-        own: True at each token that the model generated, False at those of tools' answers; None: all are the model's.
+        prompt: index of the prompt in the data set.
+        prompt_tokens: token ids of the prompt.
+        made: the completion, with its log-probabilities under the weights that sampled it.
+        scores_F: score of each reward function; None where it gave none.
+        logged: values that reward functions logged for the table of completions, by column.
+        said: the prompt and the completion as reward functions got them: text or messages.
+        own: for each completion token, True if the model generated it and False if it is part of a tool's answer. None: the
+            model generated all of them.
     """
 
     prompt: int
@@ -61,30 +62,36 @@ class Rollout:
 
     @property
     def length(self) -> int:
-        """Tokens that the model generated."""
+        """Number of tokens that the model generated; tools' answers are not counted."""
         return len(self.made.tokens) if self.own is None else sum(self.own)
 
 
-_Scored = tuple[list[Rollout], dict[str, list[float]]]  # and what reward functions logged as metrics
+_Scored = tuple[list[Rollout], dict[str, list[float]]]  # rollouts, and the metrics that reward functions logged
 
 
 class Allocation:
-    """A recipe at work in a TRL trainer.
+    """The state of a recipe in a TRL trainer: the core, and the data of the rollouts that it still needs.
 
     Args:
-        recipe: what to do; advantages that leave the deviation open get TRL's.
+        recipe: the recipe. If its advantage rule leaves the normalization open, it gets TRL's (`TRLS_GRPO`).
         dataset: TRL's training data, one row per prompt.
         rewards: scores completions.
-        seed: of prompts and sampling.
-        key: column of unique keys, by which prompts are found again in another data set; None: the prompt itself.
-        features: of the prompts, by block; or what makes them, when the first batch is due.
+        seed: seeds the draw of prompts and the sampling.
+        key: data set column of unique keys, by which a resumed run finds its prompts in a changed data set. None: prompts
+            are matched by their content.
+        features: the prompts' features by block, or a function that computes them; it is called before the first batch.
 
     Attributes:
-        made: features that were made here, and are saved with the run; None: none, or not yet.
-        movement: measures how far each batch moves the weights; None: nobody asks.
+        made: the features that such a function returned, which are saved with the run. None before, or without one.
+        movement: measures how far each batch moves the weights. None if the recipe does not use it.
+        rollouts: the rollouts that the core has not released, by id.
+        finished: why the recipe ended; None while it runs.
+        generated: rollouts generated since the last batch, whether trained on or not.
+        logged: metrics that reward functions logged since the last batch.
+        failed: number of rollouts without a score since the last batch.
 
     Raises:
-        ValueError: more groups in a batch than there are prompts, or a key column that does not tell the rows apart.
+        ValueError: a batch has more groups than there are prompts, or the key column has duplicates.
     """
 
     def __init__(
@@ -107,23 +114,24 @@ class Allocation:
         self.dataset, self.rewards, self.key = dataset, rewards, key
         self.rollouts: dict[int, Rollout] = {}
         self.finished: str | None = None
-        self.generated: list[Rollout] = []  # since the last batch, trained on, stopped or neither
-        self.logged: dict[str, list[float]] = {}  # by reward functions, since the last batch
-        self.failed = 0  # rollouts without a score since the last batch
+        self.generated: list[Rollout] = []
+        self.logged: dict[str, list[float]] = {}
+        self.failed = 0
 
     def next_batch(self, trainer: Any, generate: Generator) -> Batch | None:
-        """Generate until the core returns a batch; None where the run is over, and `finished` says why.
+        """Generate until the core returns a batch. Returns None if the run is over; `finished` then says why.
 
         Raises:
-            NoScores: it is over for want of scores.
+            NoScores: the run is over because no rollout could be scored.
         """
         self.generated, self.logged, self.failed, self.finished = [], {}, 0, None
         self.prepare()
-        actions = self.allocator.outstanding()  # what an error or Ctrl-C broke off is generated again
+        actions = self.allocator.outstanding()  # includes rollouts that an error or Ctrl-C interrupted
         while True:
             if actions.generate or actions.cancel:
                 self._roll_out(trainer, generate, actions)
-            # A batch may have been returned while rollouts still ran, or never have been trained.
+            # Read the batch from the core, not from `actions`: it may have been formed while rollouts were still running
+            # (`_ask` during streaming), or an interrupted step may never have trained it.
             if batch := self.allocator.batch:
                 if self.movement is not None:
                     self.movement.begin(batch, self.rollouts_of(batch.rows))
@@ -136,7 +144,10 @@ class Allocation:
             actions = self._ask()
 
     def prepare(self, saved: Blocks | None = None) -> None:
-        """Before anything is drawn: make the features that are to be made, or take those that were saved."""
+        """Compute the features, or take the saved ones, before the first prompt is drawn.
+
+        Does nothing if the trainer was given features or none, or if they exist already and `saved` is None.
+        """
         if self._make_features is None or (self.made is not None and saved is None):
             return
         made, core = self._make_features() if saved is None else saved, self.allocator
@@ -146,17 +157,17 @@ class Allocation:
 
     @cached_property
     def keys(self) -> dict[str, Any]:
-        """What finds the prompts again, made for the first checkpoint: a long data set takes its time."""
+        """The keys by which a resumed run finds its prompts. Computed on first use, since a long data set takes time."""
         return keyed(self.dataset, self.key).state_dict()
 
     def trained(self) -> None:
-        """The optimizer went over the outstanding batch: the weights have a new version."""
+        """Report to the core that the outstanding batch was trained, so that the weights have a new version."""
         if batch := self.allocator.batch:
             moved = None if self.movement is None else self.movement.end()
             self._tell([Updated(batch.version + 1, moved)])
 
     def rollouts_of(self, rows: Iterable[Row]) -> list[Rollout]:
-        """What is kept of the rollouts of these rows."""
+        """The rollouts of these rows, in order."""
         return [self.rollouts[row.rollout] for row in rows]
 
     # ---------------------------------------------------------------------------------------------------------- rollouts
@@ -165,7 +176,7 @@ class Allocation:
         with uninterrupted():
             actions = self.allocator.ask(capacity)
             for rollout in actions.release:
-                self.rollouts.pop(rollout, None)  # a rollout without a score has none
+                self.rollouts.pop(rollout, None)  # rollouts without a score were never kept
         return actions
 
     def _tell(self, events: Sequence[Event]) -> None:
@@ -173,10 +184,10 @@ class Allocation:
             tell(self.allocator, events, self.rewards.remedy)
 
     def _roll_out(self, trainer: Any, generate: Generator, actions: Actions) -> None:
-        """Generate and score what is ordered and tell the core; every process tells the same.
+        """Generate and score the ordered rollouts and report them to the core.
 
-        Where a stage has a stop rule and the generator can stop rollouts, those that end are told at once, and the core is
-        asked what to stop before generation goes on.
+        If the stage has a stop rule and the generator can stop rollouts, each finished rollout is reported at once, and the
+        core says which of the others to stop before generation continues.
         """
         self._tell([Cancelled(rollout, 0) for rollout in actions.cancel])
         processes, me = trainer.accelerator.num_processes, trainer.accelerator.process_index
@@ -207,9 +218,9 @@ class Allocation:
         def on_finished(ended: list[Generation]) -> tuple[int, ...]:
             nonlocal running
             running -= len(ended)
-            with torch.inference_mode(False):  # reward functions are the user's and may compute what they like
+            with torch.inference_mode(False):  # the user's reward functions may need gradients
                 self._take([scored(ended)])
-            return self._ask(capacity=0).cancel if running else ()  # where nothing runs, the loop asks next
+            return self._ask(capacity=0).cancel if running else ()  # after the last rollout, `next_batch` asks
 
         if generate.can_stop and any(order.stage in self.allocator.recipe.stopping for order in actions.generate):
             generate.stream(requests, on_finished)
@@ -217,7 +228,7 @@ class Allocation:
             self._take(by_all(lambda: scored(generate(requests))))
 
     def _take(self, shares: Sequence[_Scored]) -> None:
-        """Tell the core what ended in every process."""
+        """Report the finished rollouts of all processes to the core, ordered by id."""
         for _, figures in shares:
             for name, values in figures.items():
                 self.logged.setdefault(name, []).extend(values)
@@ -231,9 +242,12 @@ class Allocation:
         played: Sequence[Played],
         figures: dict[str, list[float]],
     ) -> _Scored:
-        """With their scores, and what reward functions logged, beside other figures; what was stopped has no scores."""
+        """Score rollouts. Returns them, and `figures` joined with the metrics that reward functions logged.
+
+        Stopped rollouts get no scores.
+        """
         of = [prompt_of[each.made.rollout] for each in played]
-        if not played or played[0].made.cancelled:  # those are handed over by themselves
+        if not played or played[0].made.cancelled:  # the sampler never mixes stopped rollouts with finished ones
             return [
                 Rollout(at, each.prompt_tokens, each.made, []) for at, each in zip(of, played, strict=True)
             ], figures
@@ -259,7 +273,7 @@ class Allocation:
         ], figures | scored.figures
 
     def _kept(self, rollout: Rollout) -> Event:
-        """Keep a rollout, unless it has no score, and say what happened to it."""
+        """Keep a rollout if it has a score, and return the event that reports it to the core."""
         made, tokens = rollout.made, rollout.length
         self.generated.append(rollout)
         outcome = self.rewards.unscored if made.cancelled else self.rewards.outcome(rollout.scores_F)
@@ -274,13 +288,13 @@ class Allocation:
 
 
 def idle_rollout(eos_ids: Tokens) -> Rollout:
-    """Something for the model to read where there is nothing to train on."""
+    """A placeholder of one token, for a forward pass where there is nothing to train on."""
     end = eos_ids[:1]
     return Rollout(0, end, Generation(-1, end, np.zeros(1, np.float32), truncated=False), [])
 
 
 def _share(orders: Sequence[Order], process: int, processes: int) -> list[Order]:
-    """The rollouts that a process generates: neighbours, so that those of a prompt share a prefill."""
+    """The orders of one process. Its share is contiguous, so that rollouts of one prompt can share a prefill."""
     flat = [(order, rollout) for order in orders for rollout in order.rollouts]
     bounds = np.linspace(0, len(flat), processes + 1).astype(int)
     return [order._replace(rollouts=(rollout,)) for order, rollout in flat[bounds[process] : bounds[process + 1]]]

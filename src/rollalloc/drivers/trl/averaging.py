@@ -1,4 +1,4 @@
-"""Averaged weights under TRL: what generates, is evaluated and is saved is the running mean of what is trained."""
+"""Averaged weights under TRL: generates, evaluates and saves with a moving average of the trained weights."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from rollalloc.train.checkpoint import TRAINED
 
 
 class AveragedWeights(TrainerCallback):
-    """The running mean of a trainer's weights, as rollalloc's own trainer has it (`rollalloc.train.averaging`).
+    """A moving average of a trainer's weights, as in rollalloc's own trainer (`rollalloc.train.averaging`).
 
-    While gradients are taken the model has the weights that are trained; `sampling` lets it have the mean, which it also has
-    when training is over. A checkpoint's model is the mean; the folder `rollalloc` in it has the weights that are trained.
+    During a training step the model has the trained weights. Within `sampling`, and after training, it has the average. A
+    checkpoint's model has the average; the trained weights are saved in the checkpoint's folder `rollalloc`.
 
     Args:
-        trainer: the trainer, on every process with the whole model.
-        window: rows that the mean spans, at most, 0 or more; 0: the model's weights are what they are.
+        trainer: TRL's trainer. Every process must have the whole model.
+        window: the average spans at most this many rows, at least 0; 0 turns averaging off.
 
     Attributes:
         window: as given.
 
     Raises:
-        ValueError: a window out of its range, a model of which each process has a part, or one that is not in float32.
+        ValueError: `window` is negative, the model is sharded, or its weights are not in float32.
     """
 
     def __init__(self, trainer: Any, window: int) -> None:
@@ -52,12 +52,12 @@ class AveragedWeights(TrainerCallback):
                 "model in float32 (model_init_kwargs={'dtype': 'float32'}) and let bf16=True compute in half precision"
             )
         self.window, self._trainer = window, trainer
-        self._other: list[Tensor] = []  # the mean while the model has the trained weights, and the other way round
-        self._has_mean = False  # whether the model has the mean
+        self._other: list[Tensor] = []  # the average while the model has the trained weights, and vice versa
+        self._has_mean = False  # whether the model has the average
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Within it the model has the weights that sample; after it, whatever was raised, those that it had before."""
+        """A context in which the model has the averaged weights. Afterwards it has those it had before, even on an error."""
         had_mean = self._has_mean
         try:
             self._give(mean=True)
@@ -66,11 +66,11 @@ class AveragedWeights(TrainerCallback):
             self._give(mean=had_mean)
 
     def begin(self, saved: Mapping[str, Tensor] | None) -> None:
-        """Training begins: let the model have the weights that are trained.
+        """Give the model the trained weights when training begins.
 
         Args:
-            saved: those of the checkpoint that is resumed from, whose mean the model has; None: training starts, or goes on
-                after `train` ended or was broken off.
+            saved: the trained weights of the checkpoint that the run resumes from; the model has its average at this point.
+                None: the run does not resume from a checkpoint.
         """
         if saved is not None:
             with uninterrupted():
@@ -81,14 +81,14 @@ class AveragedWeights(TrainerCallback):
         self._give(mean=False)
 
     def check(self, saved: Mapping[str, Tensor] | None, place: Path) -> None:
-        """Refuse a checkpoint that cannot be gone on from.
+        """Raise an error if the run cannot resume from a checkpoint.
 
         Args:
-            saved: its weights that are trained; None: it has none.
-            place: its folder.
+            saved: the trained weights in the checkpoint; None if it was saved without averaging.
+            place: folder of the checkpoint.
 
         Raises:
-            ValueError: it has such weights and the run averages none, or the other way round, or they are of another model.
+            ValueError: only one of checkpoint and run uses averaging, or the weights belong to another model.
         """
         if (saved is not None) != bool(self.window):
             was = "without averaging" if saved is None else "with averaging"
@@ -99,7 +99,7 @@ class AveragedWeights(TrainerCallback):
             check_weights(self._model, saved, f"{place}: {TRAINED} weights")
 
     def to_save(self) -> dict[str, Tensor] | None:
-        """The weights that are trained, for a checkpoint; None where none are averaged."""
+        """The trained weights, for a checkpoint; None without averaging."""
         return weights_of(self._model) if self.window else None
 
     @property
@@ -113,12 +113,12 @@ class AveragedWeights(TrainerCallback):
         return [parameter.detach().clone() for parameter in self._parameters()]
 
     def _give(self, *, mean: bool) -> None:
-        """Let the model have the mean or what is trained: all tensors or, if anything is raised, none."""
+        """Swap the averaged and the trained weights if needed. On an error no tensor is swapped."""
         if not self._other or mean == self._has_mean:
             return
         parameters = self._parameters()
         before = [parameter.data for parameter in parameters]
-        with uninterrupted():  # a signal's exception is raised at its end, when the swap is whole
+        with uninterrupted():  # signals are handled after the swap is complete
             try:
                 for parameter, tensor in zip(parameters, self._other, strict=True):
                     parameter.data = tensor

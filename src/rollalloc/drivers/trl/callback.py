@@ -1,4 +1,4 @@
-"""Checkpoints, and the places in the trainer's loop where the core has to be told something."""
+"""Saves and restores the recipe's state with TRL's checkpoints, and reports trained batches to the core."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from rollalloc.train import checkpoint
 
 log = logging.getLogger(__name__)
 
-_FOLDER = "rollalloc"  # within a checkpoint of the trainer
+_FOLDER = "rollalloc"  # the folder inside each of the trainer's checkpoints
 _STATE = ("generations", "prompts", "scores", "logged", "said", "own", "prompt_tokens")
-_FEATURES = (
-    "features"  # those made from the model: made again, on another machine or of other weights, they would differ
-)
-_CORE = "allocator"  # its state, as compressed JSON: most of a long data set's is what it was at the beginning
+# Features computed from the model are saved, since computing them again from later weights would give other values.
+_FEATURES = "features"
+_CORE = "allocator"  # the core's state as JSON; compressed, since most records of a long data set are still empty
 
 
 class AllocationCallback(TrainerCallback):
-    """Saves an allocation with the trainer's checkpoints and loads it when the trainer resumes.
+    """Saves the recipe's state in the trainer's checkpoints, and loads it when the trainer resumes.
 
     Attributes:
-        allocation: the recipe at work.
-        averaged: the running mean of the weights.
-        accept_recipe: resume under this recipe although the checkpoint was saved under another.
-        accept_data: resume although prompts of the checkpoint's data set are gone.
-        notices: say when most of the last rollouts taught nothing.
-        resume_from: the checkpoint that the trainer is about to resume from; None: the one of that step in its folder.
+        allocation: the recipe's state.
+        averaged: the averaged weights.
+        accept_recipe: resume even if the checkpoint was saved under another recipe.
+        accept_data: resume even if prompts of the checkpoint are missing from the data set.
+        notices: log a warning when most of the recent rollouts had no effect on training.
+        resume_from: the checkpoint that the trainer is about to resume from. None: the one of the trainer's current step in
+            its output folder.
     """
 
     def __init__(
@@ -61,11 +61,14 @@ class AllocationCallback(TrainerCallback):
         self.allocation, self.averaged = allocation, averaged
         self.accept_recipe, self.accept_data, self.notices = accept_recipe, accept_data, notices
         self.resume_from: Path | None = None
-        self._began = False  # whether the optimizer began a step on the outstanding batch
+        self._began = False  # whether the optimizer has begun a step on the outstanding batch
         self._watch: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, optimizer: Any, **_: Any) -> None:
-        """Load what the trainer resumes from, or count a batch as trained within which the last training ended."""
+        """Load the checkpoint that the trainer resumes from.
+
+        Without one, if the previous `train` stopped between the optimizer steps of a batch, that batch counts as trained.
+        """
         check_saving(args, state)
         if state.global_step:
             self._resume(self.resume_from or checkpoint_of(args, state))
@@ -84,25 +87,32 @@ class AllocationCallback(TrainerCallback):
         self.averaged.begin(saved.tensors.get(checkpoint.TRAINED))
 
     def _watch_steps(self, optimizer: Any) -> None:
-        """Hear of steps from the optimizer itself: a callback before ours may raise, and ours is not called then."""
+        """Register a hook with the optimizer that notes each step.
+
+        A callback would not do: if another callback raises first, ours is not called.
+        """
         if self._watch is not None:
             self._watch.remove()
         optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        if isinstance(optimizer, Optimizer):  # DeepSpeed's is none
+        if isinstance(optimizer, Optimizer):  # DeepSpeed's optimizer has no hooks; `on_optimizer_step` serves it
             self._watch = optimizer.register_step_pre_hook(self._step_begins)
 
     def _step_begins(self, *_: Any) -> None:
         self._began = True
 
     def resume(self, given: str | bool | None, output_dir: Any) -> str | bool | None:
-        """What the trainer is to resume from, which is remembered.
+        """Find the checkpoint to resume from, and remember it for `on_train_begin`.
 
         Args:
-            given: to `train`; True: the newest whole checkpoint or, if a run was killed within its first one, none.
+            given: `resume_from_checkpoint`, as given to `train`. True: the newest complete checkpoint, or none if the run
+                was killed while it saved its first one.
             output_dir: the trainer's.
 
+        Returns:
+            What TRL's `train` is to be given.
+
         Raises:
-            FileNotFoundError: a checkpoint without a state of rollalloc.
+            FileNotFoundError: the checkpoint is incomplete or has no state of rollalloc.
         """
         if given is True and (places := numbered(str(output_dir))):
             whole = newest_whole(places)
@@ -124,7 +134,8 @@ class AllocationCallback(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         if self.allocation.finished:
-            model.zero_grad(set_to_none=True)  # there is no batch: the optimizer must not even decay its moments
+            # There is no batch. Without gradients the optimizer leaves the weights and its moments alone.
+            model.zero_grad(set_to_none=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.allocation.finished:
@@ -138,10 +149,10 @@ class AllocationCallback(TrainerCallback):
             self._began = False
 
     def before_saving(self, args: Any, state: Any) -> None:
-        """Write the allocation's state, before the trainer writes its part of the checkpoint.
+        """Write the recipe's state before the trainer writes its part of the checkpoint.
 
-        The trainer writes `trainer_state.json` last, and only then removes older checkpoints. So a checkpoint with both is
-        whole, and a run that is killed at any moment still has one that is, unless it had none before.
+        The trainer writes `trainer_state.json` last, and removes older checkpoints only after that. So a checkpoint that has
+        both files is complete, and a run that is killed while it saves still has the checkpoint before, if there was one.
         """
         place = checkpoint_of(args, state)
         if args.should_save:
@@ -158,14 +169,14 @@ class AllocationCallback(TrainerCallback):
 
 
 def numbered(output_dir: Path | str) -> list[Path]:
-    """The trainer's checkpoints, the newest first."""
+    """The trainer's checkpoints, newest first."""
     return sorted(
         (place for place in Path(output_dir).glob("checkpoint-*") if _step(place) >= 0), key=_step, reverse=True
     )
 
 
 def newest_whole(places: Sequence[Path]) -> Path | None:
-    """The first of these checkpoints that is whole; None where none is. Those before it are named in warnings."""
+    """The first complete checkpoint of `places`, or None. Logs a warning for each incomplete one before it."""
     whole = next((place for place in places if _has_state(place) and not killed_within(place)), None)
     for place in places[: places.index(whole)] if whole else ():
         log.warning(
@@ -177,7 +188,10 @@ def newest_whole(places: Sequence[Path]) -> Path | None:
 
 
 def killed_within(place: Path) -> bool:
-    """Whether a run was killed while it saved this checkpoint: the trainer's own state, the last file, is not whole."""
+    """Whether the run was killed while it saved this checkpoint.
+
+    It was if our folder exists but `trainer_state.json`, which is written last, is missing or cut off.
+    """
     if not (place / _FOLDER).is_dir():
         return False
     try:
@@ -188,10 +202,10 @@ def killed_within(place: Path) -> bool:
 
 
 def refuse_without_state(place: Path) -> None:
-    """Refuse a checkpoint that no recipe can go on from.
+    """Raise an error if the recipe's state cannot be restored from a checkpoint.
 
     Raises:
-        FileNotFoundError: says what is missing, and what to do.
+        FileNotFoundError: the checkpoint is incomplete or has no state of rollalloc; says what to do.
     """
     if killed_within(place):
         raise FileNotFoundError(
@@ -209,22 +223,22 @@ def _has_state(place: Path) -> bool:
 
 
 def _clear(place: Path) -> None:
-    """Take away what another run left in a checkpoint of this step: with parts of this run's it would pass for whole."""
+    """Remove what an earlier run left in this folder. Mixed with files of this run it would look complete."""
     (place / TRAINER_STATE_NAME).unlink(missing_ok=True)
     if (place / _FOLDER).is_dir():
         checkpoint.remove_all(place / _FOLDER)
 
 
 def save(allocation: Allocation, place: Path, trained: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Write an allocation, held rollouts included, into a checkpoint of the trainer, as safetensors and JSON.
+    """Write the recipe's state and the rollouts it still needs into a checkpoint, as safetensors and JSON.
 
     Args:
-        allocation: to be saved.
-        place: of the checkpoint.
-        trained: weights that are trained, where the checkpoint's model is their mean.
+        allocation: the state to save.
+        place: folder of the checkpoint.
+        trained: the trained weights, if the checkpoint's model has the averaged ones. None without averaging.
 
     Raises:
-        OSError: it could not be written.
+        OSError: a file could not be written.
     """
     held = list(allocation.rollouts.values())
     described, tensors = pack_generations([rollout.made for rollout in held])
@@ -249,11 +263,11 @@ def save(allocation: Allocation, place: Path, trained: Mapping[str, torch.Tensor
 
 
 def read(place: Path) -> checkpoint.Checkpoint:
-    """What `save` wrote into a checkpoint of the trainer.
+    """Read what `save` wrote into a checkpoint.
 
     Raises:
         FileNotFoundError: the checkpoint has no state of rollalloc.
-        ValueError: a file in it is missing or was changed; names it.
+        ValueError: a file is missing or was changed; names it.
     """
     refuse_without_state(place)
     try:
@@ -265,19 +279,20 @@ def read(place: Path) -> checkpoint.Checkpoint:
 def load(
     allocation: Allocation, saved: checkpoint.Checkpoint, place: Path, *, accept_recipe: bool, accept_data: bool
 ) -> None:
-    """Let an allocation go on from a checkpoint of the trainer.
+    """Restore the recipe's state from a checkpoint.
 
-    Prompts are found again by their keys, whatever their order; how many are new or gone is logged.
+    Prompts are matched by their keys, so the data set may have another order. If it changed, the log says how many prompts
+    are new or missing.
 
     Args:
-        allocation: to go on.
-        saved: what `read` gave.
-        place: of the checkpoint.
-        accept_recipe: although it was saved under another recipe.
-        accept_data: although prompts of it are gone; what is known of them is dropped, their rollouts too.
+        allocation: the state to restore into.
+        saved: what `read` returned.
+        place: folder of the checkpoint.
+        accept_recipe: load even if it was saved under another recipe.
+        accept_data: load even if prompts are missing from the data set; their records and rollouts are dropped.
 
     Raises:
-        ValueError: it is of another recipe, seed or data set; names the difference.
+        ValueError: the recipe, the seed or the data set differs; names the difference.
     """
     exact_keys(saved.state, _STATE, "rollalloc's state")
     core = json.loads(zlib.decompress(saved.tensors[_CORE]["json"].numpy().tobytes()))
@@ -299,7 +314,7 @@ def load(
 
 
 def _check_run(allocation: Allocation, core: Mapping[str, Any], place: Path, accept_recipe: bool) -> None:
-    """Refuse a checkpoint of another seed or, unless that is accepted, of another recipe."""
+    """Raise an error if the checkpoint has another seed or, without `accept_recipe`, another recipe."""
     if core["seed"] != allocation.allocator.seed:
         raise ValueError(
             f"{place} was saved with seed {core['seed']}, this run has {allocation.allocator.seed}; give GRPOConfig the "
@@ -315,7 +330,7 @@ def _check_run(allocation: Allocation, core: Mapping[str, Any], place: Path, acc
 
 
 def _moved(allocation: Allocation, saved: Any, place: Path, accept_data: bool) -> NDArray[np.int64] | None:
-    """For each prompt its index in the saved data set, -1 where it is new; None where the two are the same."""
+    """For each prompt its index in the saved data set, -1 if it is new. None if both data sets have the same keys."""
     if saved == allocation.keys:
         return None
     source_N = keyed(allocation.dataset, allocation.key).source_of(saved, "keys")
@@ -333,7 +348,7 @@ def _moved(allocation: Allocation, saved: Any, place: Path, accept_data: bool) -
 
 
 def _prepare(allocation: Allocation, saved: Mapping[str, torch.Tensor] | None, *, moved: bool) -> None:
-    """Take the features that were saved; of another data set they are made again."""
+    """Take the saved features or, if the data set changed, compute them again."""
     if saved is not None and not moved:
         allocation.prepare({name: tensor.numpy() for name, tensor in saved.items()})
         return
@@ -346,11 +361,11 @@ def _prepare(allocation: Allocation, saved: Mapping[str, torch.Tensor] | None, *
 
 
 def _plain(logged: Any) -> Any:
-    """What reward functions logged or got, as JSON can hold it: NumPy's numbers as numbers, anything else as its text."""
+    """Values that reward functions logged or got, for JSON: NumPy scalars as numbers, other objects as text."""
     return json.loads(json.dumps(logged, default=lambda value: value.item() if hasattr(value, "item") else str(value)))
 
 
 def _step(place: Path) -> int:
-    """The number in a checkpoint's name; -1 where it has none, as in a copy of the user's."""
+    """The number in a checkpoint's name; -1 if the name ends otherwise, as that of a copy the user made."""
     number = place.name.rpartition("-")[2]
     return int(number) if number.isdecimal() else -1

@@ -1,4 +1,4 @@
-"""Prompts as token ids, and token ids as what reward functions get."""
+"""Encodes prompts as token ids, and decodes completions for reward functions."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from rollalloc.data.encoding import completion_text, encode_prompt
 
 Tokens = tuple[int, ...]
 
-_SEES_PROMPTS = "prefix" in inspect.signature(parse_response).parameters  # not in TRL's first versions with a parser
-# Attributes of a tokenizer that can tell the parts of a response.
+_SEES_PROMPTS = "prefix" in inspect.signature(parse_response).parameters  # False for older TRL
+# Attributes of a tokenizer that can split a response into reasoning, tool calls and content.
 _PARSERS = ("response_template", "response_schema") if _SEES_PROMPTS else ("response_schema",)
 
 
 def encode(trainer: Any, prompts: Sequence[Any], names: Sequence[str] | None = None) -> list[Tokens]:
-    """Token ids of prompts, as `rollalloc.data.encoding.encode_prompt` says, with TRL's chat template and its arguments.
+    """Encode prompts by `rollalloc.data.encoding.encode_prompt`, with TRL's chat template and its arguments.
 
-    Unlike TRL's own encoding, a text that was rendered before gets no second BOS, no text gets an EOS, and the model
-    continues a last message of the assistant.
+    Three things differ from TRL's own encoding: text that already begins with BOS gets no second one, text gets no EOS at
+    its end, and if the last message is the assistant's, the model continues it.
 
     Args:
-        trainer: TRL's.
+        trainer: TRL's trainer.
         prompts: text or messages.
-        names: of the prompts, for error messages; None: the prompts themselves.
+        names: names of the prompts for error messages. None: the prompts themselves, shortened.
 
     Raises:
-        ValueError: a prompt that cannot be encoded, or has no tokens.
+        ValueError: a prompt cannot be encoded, or has no tokens.
     """
-    if getattr(trainer, "_is_vlm", False):  # a processor wants the parts of each message told apart
+    if getattr(trainer, "_is_vlm", False):  # vision models need TRL's processor
         return [tuple(ids) for ids in GRPOTrainer._tokenize_prompts(trainer, list(prompts))[0]] if prompts else []
     arguments = {"tools": trainer.tools or None} | trainer.chat_template_kwargs
     tokenizer = _tokenizer(trainer)
@@ -50,7 +50,7 @@ def encode(trainer: Any, prompts: Sequence[Any], names: Sequence[str] | None = N
 
 
 def eos_ids(trainer: Any) -> tuple[int, ...]:
-    """Tokens that end a completion for this version of TRL: all that the model names, or the tokenizer's alone."""
+    """Ids of the tokens that end a completion. Newer TRL takes all that the model names, older TRL the tokenizer's EOS."""
     return tuple(getattr(trainer, "eos_token_ids", None) or [trainer.processing_class.eos_token_id])
 
 
@@ -60,17 +60,17 @@ def decode(
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
     tools: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Completions as reward functions get them: text, or one assistant message each where prompts are conversations.
+    """Decode completions for reward functions: text or, if prompts are conversations, a list of one assistant message.
 
-    Tokens that end a completion and padding are left out; other special tokens, such as `<answer>`, stay in the text, unless
-    the trainer has `skip_special_tokens`, as in TRL. Where the tokenizer has a template or schema of responses, a message
-    has its parts: reasoning and tool calls beside the content, which is then the answer alone.
+    Padding and tokens that end a completion are removed. Other special tokens, such as `<answer>`, are kept unless the
+    trainer has `skip_special_tokens=True`. If the tokenizer has a response template or schema, the message is split:
+    reasoning and tool calls get keys of their own, and `content` is the answer alone.
 
     Args:
-        trainer: TRL's.
-        prompts: as text or messages.
+        trainer: TRL's trainer.
+        prompts: text or messages.
         pairs: token ids of each prompt and its completion.
-        tools: those that each prompt was rendered with.
+        tools: for each prompt, the tools that it was rendered with; None without tools.
     """
     tokenizer = _tokenizer(trainer)
     talk = bool(prompts) and is_conversational({"prompt": prompts[0]})
@@ -90,9 +90,9 @@ def decode(
 
 
 def parses(trainer: Any) -> bool:
-    """Whether the tokenizer can tell the parts of a response."""
+    """Whether the tokenizer can split a response into reasoning, tool calls and content."""
     return any(getattr(_tokenizer(trainer), parser, None) is not None for parser in _PARSERS)
 
 
 def _tokenizer(trainer: Any) -> Any:
-    return getattr(trainer, "_tokenizer", trainer.processing_class)  # not in TRL's first versions
+    return getattr(trainer, "_tokenizer", trainer.processing_class)  # older TRL has no `_tokenizer`

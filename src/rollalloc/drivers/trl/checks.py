@@ -1,4 +1,4 @@
-"""What must hold before training; each error says what was expected, what came and what to do."""
+"""Checks of TRL's settings, data and model before training. Errors name what was expected, what was found and the remedy."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 
 def steps_per_batch(args: Any) -> int:
-    """Optimizer steps on each batch of the recipe, the same for every recipe.
+    """Optimizer steps on each batch of the recipe. It depends on TRL's settings alone.
 
         steps_per_generation · num_iterations / gradient_accumulation_steps
 
     Raises:
-        ValueError: it is not a whole number.
+        ValueError: the quotient is not a whole number.
     """
     passes, accumulated = args.steps_per_generation * args.num_iterations, args.gradient_accumulation_steps
     if passes % accumulated:
@@ -42,12 +42,12 @@ def steps_per_batch(args: Any) -> int:
 
 
 def checkpoint_of(args: Any, state: Any) -> Path:
-    """Where the trainer saves its step of now."""
+    """The folder in which the trainer saves its current step."""
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
 
 def rows_per_group(recipe: Recipe) -> int | None:
-    """The most rows that a group of the recipe can have in a batch; None where its rules do not say."""
+    """The largest number of rows that one group can have in a batch; None if the recipe's rules do not fix it."""
     if recipe.group_rows is not None or recipe.rows != rows.Everything():
         return recipe.group_rows
     sizes = [getattr(stage.size, "n", None) for stage in recipe.stages]
@@ -55,11 +55,11 @@ def rows_per_group(recipe: Recipe) -> int | None:
 
 
 def in_shape_of(args: Any, recipe: Recipe | str) -> Recipe:
-    """The recipe with TRL's generation batch for a batch, as far as it was made without sizes; another stays as it is.
+    """Give a recipe that was created without sizes the size of TRL's generation batch. A recipe with sizes is unchanged.
 
-        groups × rows of each = per_device_train_batch_size × processes × steps_per_generation
+        groups × rows per group = per_device_train_batch_size × processes × steps_per_generation
 
-    Rows of each are `num_generations`, or as many as the recipe's own sizes make, where it was given some.
+    Rows per group are `num_generations`, unless the recipe's own sizes determine them.
     """
     rows, n = args.generation_batch_size, args.num_generations
     made = in_shape(recipe, {}, max(1, rows // n), n)
@@ -73,7 +73,11 @@ def in_shape_of(args: Any, recipe: Recipe | str) -> Recipe:
 
 
 def check_sizes(args: Any, recipe: Recipe) -> None:
-    """Refuse settings of TRL's batch that are not the recipe's."""
+    """Raise an error if TRL's batch size or `num_generations` differs from the recipe's.
+
+    Raises:
+        ValueError: they differ; names both.
+    """
     steps_per_batch(args)
     each = rows_per_group(recipe)
     if each is None:
@@ -95,9 +99,10 @@ def check_sizes(args: Any, recipe: Recipe) -> None:
 
 
 def _check_counted(args: Any, recipe: Recipe) -> None:
-    """Refuse a `num_generations` that would pass for the rollouts of a prompt where the recipe trains on one of each.
+    """Check `num_generations` for a recipe that trains on one row per prompt.
 
-    TRL takes no 1, so the least number that it does take stands for it.
+    The right value would be 1, but TRL accepts no less than 2. So the smallest number that divides the batch stands for it;
+    any other is refused, since a user could take it for the number of rollouts per prompt.
     """
     if recipe.groups < 2:
         raise ValueError(
@@ -114,10 +119,10 @@ def _check_counted(args: Any, recipe: Recipe) -> None:
 
 
 def warn_of_passes(args: Any, recipe: Recipe, prompts: int) -> None:
-    """Warn where `num_train_epochs` stands for more passes over the data than it says.
+    """Warn if training passes over the data more often than `num_train_epochs` says.
 
-    TRL counts an epoch by `num_generations` completions of each prompt, and takes no fewer than 2; a recipe with one row per
-    prompt passes over the data so many times in that epoch.
+    TRL's epoch ends after `num_generations` completions of each prompt, and `num_generations` is at least 2. A recipe that
+    trains on one row per prompt therefore passes over the data `num_generations` times in one such epoch.
     """
     if args.max_steps > 0 or rows_per_group(recipe) != 1:
         return
@@ -137,7 +142,11 @@ def warn_of_passes(args: Any, recipe: Recipe, prompts: int) -> None:
 
 
 def check_settings(args: Any, recipe: Recipe) -> None:
-    """Refuse settings of TRL that the recipe, or the driver, would silently overrule."""
+    """Raise an error for settings of TRL that the recipe or the driver would silently override.
+
+    Raises:
+        ValueError: names the setting and the remedy.
+    """
     if args.scale_rewards not in ("group", True) or args.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
             "advantages are the recipe's, so scale_rewards and multi_objective_aggregation must be left alone, got "
@@ -158,7 +167,7 @@ def check_settings(args: Any, recipe: Recipe) -> None:
 
 
 def _check_vllm(args: Any) -> None:
-    """Refuse another importance weight between vLLM and the trainer than the driver's, a token's, truncated."""
+    """Raise an error if TRL's importance weights for vLLM were changed: the driver has its own, per token and truncated."""
     usual = {field.name: field.default for field in fields(args)}
     for name in ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max",
                  "vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap"):  # fmt: skip
@@ -171,10 +180,10 @@ def _check_vllm(args: Any) -> None:
 
 
 def in_order(recipe: Recipe, args: Any) -> Recipe:
-    """The recipe, drawing the prompts in the data set's order where TRL's settings ask for that.
+    """With `shuffle_dataset=False`, the recipe with prompts drawn in the data set's order; otherwise the recipe unchanged.
 
     Raises:
-        ValueError: they do, but the recipe has an order of its own.
+        ValueError: `shuffle_dataset=False`, but the recipe has its own rule for drawing prompts.
     """
     if args.shuffle_dataset or isinstance(recipe.prompts, InOrder):
         return recipe
@@ -187,7 +196,11 @@ def in_order(recipe: Recipe, args: Any) -> Recipe:
 
 
 def check_metric(recipe: Recipe, rewards: RewardFunctions) -> None:
-    """Refuse a weighted sum of rewards where the recipe takes the metric for a success rate: it would select wrongly."""
+    """Raise an error if the recipe reads the metric as a success rate, but the metric is a weighted sum of rewards.
+
+    Raises:
+        ValueError: says how to name a metric.
+    """
     own = sorted(weight for weight in rewards.weights if weight) == [1.0]
     if recipe.rate_readers and rewards.metric is None and not own:
         parts = " + ".join(f"{weight:g} · {name}" for weight, name in zip(rewards.weights, rewards.names, strict=True))
@@ -198,7 +211,7 @@ def check_metric(recipe: Recipe, rewards: RewardFunctions) -> None:
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
-    """Refuse what TRL's trainer takes but the driver does not serve."""
+    """Raise an error for arguments of TRL's trainer that the driver does not support."""
     if given.get("rollout_func") is not None:
         raise ValueError(
             "rollout_func is not supported under a recipe: the driver generates what the recipe orders; leave it out"
@@ -206,7 +219,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
 
 
 def check_model(model: Any, args: Any, peft_config: Any) -> None:
-    """Refuse beta above 0 with a model that TRL could not load a second time."""
+    """Raise an error if `beta` needs a reference model that TRL could not load, because the model was never saved."""
     adapter = peft_config is not None or hasattr(model, "peft_config")
     if args.beta and isinstance(model, PreTrainedModel) and not adapter and not model.config._name_or_path:
         raise ValueError(
@@ -216,7 +229,7 @@ def check_model(model: Any, args: Any, peft_config: Any) -> None:
 
 
 def check_indexed(dataset: Any) -> None:
-    """Refuse a data set of which no row can be asked for."""
+    """Raise a TypeError if the data set has no length or cannot be indexed by row number."""
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise TypeError(
             "the recipe draws the prompts, so train_dataset must be map-style (with a length, indexed by number), got "
@@ -225,12 +238,16 @@ def check_indexed(dataset: Any) -> None:
 
 
 def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> None:
-    """Refuse prompts that the driver cannot take.
+    """Raise an error for training data that the driver does not support. Only the first row is looked at.
 
     Args:
-        dataset: of a prompt per row; an environment may say the prompt instead.
+        dataset: one prompt per row. The column `prompt` may be missing if environments supply the prompts.
         tokenizer: the model's.
-        turns: what makes rollouts of several turns, "tools" or "environment_factory".
+        turns: which of "tools" and "environment_factory" the trainer was given.
+
+    Raises:
+        ValueError: the data set is empty, has images or no prompts, has a column with a reserved name, or its prompts are
+            text where conversations are needed.
     """
     if not len(dataset):
         raise ValueError("the training data set is empty; give one with a prompt per row")
@@ -255,11 +272,14 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
 
 
 def check_evaluated(dataset: Any, train: Any = None) -> None:
-    """Refuse held-out data whose columns reward functions could not see; say how much of it is in the training set.
+    """Check the held-out data's column names, and warn of held-out prompts that are also in the training set.
 
     Args:
         dataset: TRL's `eval_dataset`: one data set, several by name, or None.
         train: TRL's `train_dataset`.
+
+    Raises:
+        ValueError: a column has the name of an argument that TRL passes to reward functions.
     """
     for name, each in (dataset if isinstance(dataset, dict) else {"": dataset}).items():
         check_columns(getattr(each, "column_names", None) or (), f"eval_dataset{name and f'[{name!r}]'}")
@@ -267,7 +287,11 @@ def check_evaluated(dataset: Any, train: Any = None) -> None:
 
 
 def check_turns(trainer: Any) -> None:
-    """Refuse several turns where processes generate together: they take unequal numbers of them, and would wait for ever."""
+    """Raise an error if rollouts of several turns are generated by processes that must generate in step.
+
+    With vLLM or a sharded model each turn needs all processes. Rollouts take unequal numbers of turns, so that some
+    processes would wait forever.
+    """
     together = {
         "use_vllm": trainer.use_vllm,
         "a sharded model": trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled,
@@ -281,7 +305,7 @@ def check_turns(trainer: Any) -> None:
 
 
 def check_processes(args: Any) -> None:
-    """Say it where `accelerate launch --cpu` started a single process, as it does whatever number it is told."""
+    """Warn if `accelerate launch --cpu` started this run: it starts one process and ignores `--num_processes`."""
     if os.environ.get("ACCELERATE_USE_CPU") == "True" and args.world_size == 1:
         log.warning(
             "this is the only process: `accelerate launch --cpu` starts one, whatever --num_processes says; for N of them "
@@ -290,7 +314,7 @@ def check_processes(args: Any) -> None:
 
 
 def check_stops(recipe: Recipe, can_stop: bool) -> None:
-    """Say it where a recipe would stop rollouts and none can be."""
+    """Warn if the recipe stops rollouts but the generator cannot."""
     if not can_stop and recipe.stopping:
         log.warning(
             "the recipe stops rollouts, but here each is generated to its end and paid for: only rollalloc's sampler in a "
@@ -299,7 +323,13 @@ def check_stops(recipe: Recipe, can_stop: bool) -> None:
 
 
 def check_saving(args: Any, state: Any) -> None:
-    """Refuse to save between the optimizer steps of one batch, from where no run could be resumed exactly."""
+    """Raise an error if a checkpoint would be saved between the optimizer steps of one batch.
+
+    Such a checkpoint could not be resumed exactly.
+
+    Raises:
+        ValueError: `save_steps`, `eval_steps` or `max_steps` is not a multiple of the steps per batch.
+    """
     each = steps_per_batch(args)
     saves = {"steps": ("save_steps", state.save_steps), "best": ("eval_steps", state.eval_steps)}
     name, every = saves.get(str(getattr(args.save_strategy, "value", args.save_strategy)), ("", 0))

@@ -1,4 +1,4 @@
-"""Whether every prompt, and a completion of it, fits the model: its context and its vocabulary."""
+"""Checks that every prompt fits the model's vocabulary and, with a completion, its context."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rollalloc.drivers.trl.chats import encode
 log = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 1000
-_NAMED = 5  # rows that an error names
+_NAMED = 5  # an error names at most this many rows
 
 
 def check_prompts(trainer: Any) -> None:
-    """Refuse prompts that the model cannot read whole, or that leave too little room for a completion.
+    """Raise an error if a prompt has unknown tokens, or is too long for the model's context.
 
-    Every prompt of the training data and of held-out data that can be indexed is encoded once.
+    Every prompt of the training data, and of held-out data that can be indexed, is encoded once.
 
     Raises:
-        ValueError: a prompt that cannot be encoded, has tokens that the model does not know, or is longer than the model's
-            context less `max_completion_length`; names the rows.
+        ValueError: a prompt cannot be encoded, has tokens outside the model's vocabulary, or is longer than the model's
+            context minus `max_completion_length`; names the rows.
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
     vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -44,7 +44,7 @@ def check_prompts(trainer: Any) -> None:
 
 
 def _data(trainer: Any) -> Iterator[tuple[str, Any]]:
-    """The data sets with prompts that can be indexed, and what they are called."""
+    """The training data and all held-out data sets that can be indexed, each with its name."""
     held_out = trainer.eval_dataset
     named = held_out if isinstance(held_out, Mapping) else {"": held_out}
     yield "train_dataset", trainer.train_dataset
@@ -54,7 +54,7 @@ def _data(trainer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _blocks(dataset: Any) -> Iterator[tuple[int, list[Any]]]:
-    """The prompts in blocks, with the number of the first; none where environments make up the prompts."""
+    """The prompts in blocks, each with the row number of its first. None if environments supply the prompts."""
     if not len(dataset) or "prompt" not in dataset[0]:
         return
     for start in range(0, len(dataset), _ROWS_AT_ONCE):

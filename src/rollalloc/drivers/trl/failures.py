@@ -1,4 +1,4 @@
-"""Errors and Ctrl-C: no step of the core is left half done, and what fails in one process fails in all of them."""
+"""Handles errors and Ctrl-C: the core never stops half-way, and an error in one process stops all processes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 from accelerate.utils import gather_object
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # whose handlers may raise anywhere
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # their handlers may raise at any line
 _T = TypeVar("_T")
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Signals that come within wait until its end: nothing could go on from a core that was stopped half way."""
-    if threading.current_thread() is not threading.main_thread():  # others are not interrupted
+    """Delay SIGINT and SIGTERM until the end of the block, since a core that stops half-way through a step is unusable."""
+    if threading.current_thread() is not threading.main_thread():  # Python runs signal handlers in the main thread only
         yield
         return
     came: list[tuple[int, Any]] = []
@@ -35,11 +35,14 @@ def uninterrupted() -> Iterator[None]:
 
 
 def by_all(work: Callable[[], _T]) -> list[_T]:
-    """What each process made of its share; where one fails, all do, instead of waiting for it for ever.
+    """Run `work` in every process and gather the results. If it fails in one, it fails in all, so that none waits forever.
+
+    Returns:
+        The result of each process, in order.
 
     Raises:
-        Exception: that of `work`, where it failed here.
-        RuntimeError: it failed in another process; names it.
+        Exception: the exception of `work`, if it failed in this process.
+        RuntimeError: `work` failed in another process; names the process and its error.
     """
     made: list[_T] = []
     error: Exception | None = None

@@ -1,4 +1,4 @@
-"""What a prediction may know of the prompts: features from a file, or of the model that training begins with."""
+"""Features of the prompts, from which a recipe predicts success: read from a file, or computed with the model."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ Blocks = Mapping[str, NDArray[np.float32]]
 def features_for(
     trainer: Any, recipe: Recipe, given: Path | str | None, key: str | None
 ) -> Blocks | Callable[[], Blocks]:
-    """The features that a trainer was given, or how to make them when training begins.
+    """The features that a trainer uses, or a function that computes them when training begins.
 
     Args:
-        trainer: TRL's.
-        recipe: that the prompts are drawn by.
-        given: "model": made from the model as training begins; "auto": those where the recipe predicts, else none; None:
-            none; else a file that `rollalloc features` or `write_features` made.
-        key: column of the prompts' keys, by which a file is read; None: the prompts themselves.
+        trainer: TRL's trainer.
+        recipe: the recipe.
+        given: "model": computed with the model when training begins. "auto": "model" if the recipe predicts, otherwise
+            None. None: no features. Otherwise the path of a file that `rollalloc features` or `write_features` wrote.
+        key: column of the prompts' keys, by which a file is looked up. None: the prompts are the keys.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a file that is corrupt or lacks prompts, or a model from which none can be made.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is corrupt or lacks prompts; or features cannot be computed, because the model is sharded or
+            environments supply the prompts.
     """
     if given == AUTO:
-        there = "prompt" in trainer.train_dataset[0]  # else an environment says it
+        there = "prompt" in trainer.train_dataset[0]  # otherwise environments supply the prompts
         given = MODEL if recipe.reads_features and there else None
     if given == MODEL:
         _check_whole(trainer)
@@ -57,7 +58,7 @@ def features_for(
 
 
 def _check_whole(trainer: Any) -> None:
-    """Refuse to make features where no process has the whole model, or rows have no prompt."""
+    """Raise a ValueError if features cannot be computed: the model is sharded, or rows have no prompt."""
     if _sharded(trainer):
         raise ValueError(
             'features="model" needs the whole model in each process, but it is sharded; make a file of features once '
@@ -77,7 +78,7 @@ def _of_model(trainer: Any) -> Blocks:
     model = accelerator.unwrap_model(trainer.model_wrapped)
     made = features_of(model, tokens, pad_id=int(trainer.processing_class.pad_token_id), seed=trainer.args.seed)
     blocks: list[Any] = [made.blocks]
-    if accelerator.num_processes > 1:  # all must decide alike, and processors round differently
+    if accelerator.num_processes > 1:  # processors round differently, but all processes must make the same decisions
         broadcast_object_list(blocks)
     log.info(
         "features of %d prompts from the model: %d tokens forwarded, %.1f s",

@@ -1,4 +1,4 @@
-"""What a batch cost and where its rollouts went, under TRL's names for the metrics and under `rollalloc/`."""
+"""Metrics of a batch: TRL's own, under TRL's names, and the recipe's costs under `rollalloc/`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Figures = dict[str, float]
 
 
 def generated_figures(allocation: Allocation) -> Figures:
-    """Means over every rollout of a batch that ended, trained on or not: a filtered mean would mislead."""
+    """Metrics over all rollouts that were generated to their end, whether trained on or not.
+
+    A mean over the trained rollouts alone would mislead, since the recipe selects them.
+    """
     rewards, everything = allocation.rewards, allocation.generated
     made = [rollout for rollout in everything if not rollout.made.cancelled]
     counts: Figures = {
@@ -38,12 +41,12 @@ def generated_figures(allocation: Allocation) -> Figures:
     own = [slice(None) if rollout.own is None else np.array(rollout.own) for rollout in everything]
     logprobs_T = np.concatenate([rollout.made.logprobs[at] for rollout, at in zip(everything, own, strict=True)])
     if logprobs_T.size and not np.isnan(logprobs_T).any():
-        found["rollalloc/entropy"] = -float(logprobs_T.mean())  # in expectation; TRL's is over the rows it is given
+        found["rollalloc/entropy"] = -float(logprobs_T.mean())  # over all rollouts, not only trained rows as TRL's
     return found | counts
 
 
 def batch_figures(allocation: Allocation, batch: Batch) -> Figures:
-    """What is trained on."""
+    """Metrics of the rows that are trained on."""
     groups: dict[int, list[float]] = {}
     for row in batch.rows:
         if not row.replays:
@@ -55,12 +58,14 @@ def batch_figures(allocation: Allocation, batch: Batch) -> Figures:
 def evaluated_figures(
     rewards: RewardFunctions, scores_BF: Sequence[Sequence[Score]], completions: Sequence[Sequence[int]], each: int
 ) -> Figures:
-    """What a policy can still do in several attempts, and how much its right answers differ: `Breadth`, of an evaluation.
+    """Metrics of an evaluation: success in several attempts (pass@k), and how much a prompt's right answers differ.
 
     Args:
-        scores_BF: one a completion and function, those of a prompt together.
-        completions: their tokens; of fewer or more, as where processes share an evaluation, nothing is said of differences.
-        each: completions of a prompt.
+        rewards: the reward functions.
+        scores_BF: one score per completion and function, with a prompt's completions next to each other.
+        completions: token ids of the completions. If their number is not B, because several processes share the
+            evaluation, the metrics of differing answers are left out.
+        each: number of completions per prompt.
     """
     metrics = [np.nan if (metric := rewards.selected_by(scores_F)) is None else metric for scores_F in scores_BF]
     if not metrics or len(metrics) % each:
@@ -78,13 +83,13 @@ def evaluated_figures(
 
 
 def running_totals(allocation: Allocation) -> Figures:
-    """What the run has paid so far, and for what."""
+    """What the run has spent so far, by cause."""
     core = allocation.allocator
     return scalars(totals(core) | prediction(core) | {"held": {"rollouts": len(allocation.rollouts)}})
 
 
 def tokens_generated(made: Sequence[Rollout]) -> int:
-    """Tokens of prompts and completions, as TRL counts `num_tokens`; of a rollout that was stopped before it began, none."""
+    """Tokens of prompts and completions, as TRL counts `num_tokens`. Rollouts stopped before they began count 0."""
     return sum(len(rollout.prompt_tokens) + rollout.length for rollout in made if rollout.made.tokens)
 
 

@@ -1,4 +1,4 @@
-"""Where rollouts come from under TRL: our sampler where it applies, else TRL's own back-end."""
+"""Generates rollouts with the model of a TRL trainer: with rollalloc's sampler if it can, else with TRL's own back-end."""
 
 from __future__ import annotations
 
@@ -29,17 +29,20 @@ class Generator:
     """Generates rollouts with the model of a TRL trainer.
 
     Args:
-        trainer: the trainer.
-        use_sampler: whether rollalloc's sampler generates; None: where it applies.
-        keep_logprobs: whether each token's log-probability under the weights that sampled it will be needed.
-        tools: TRL's.
-        environment_factory: TRL's.
+        trainer: TRL's trainer.
+        use_sampler: generate with rollalloc's sampler. None: if it supports the model and the settings.
+        keep_logprobs: whether the recipe needs the log-probability of each token under the weights that sampled it.
+        tools: TRL's `tools`.
+        environment_factory: TRL's `environment_factory`.
 
     Attributes:
-        turns: plays rollouts of several turns; None where there are neither tools nor environments.
+        turns: generates rollouts of several turns; None if there are neither tools nor environments.
+        samples: whether rollalloc's sampler generates.
+        knows_logprobs: whether generations have log-probabilities; otherwise they are NaN.
+        gives_the_policys: whether these equal a forward pass of the same weights, which half precision rules out.
 
     Raises:
-        ValueError: the sampler is asked for and does not apply; says why.
+        ValueError: `use_sampler` is True, but the sampler does not support the model or a setting.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Generator:
         self.trainer = trainer
         self.samples = obstacle is None if use_sampler is None else use_sampler
         self.knows_logprobs = self.samples or trainer.use_vllm or keep_logprobs
-        # In float32 a token's log-probability when it is sampled is what a forward pass over the row gives.
+        # In float32 the sampler's log-probabilities match a forward pass over the whole row; in half precision they do not.
         half = trainer.args.bf16 or trainer.args.fp16 or trainer.model.dtype != torch.float32
         self.gives_the_policys = self.samples and not half
         self.eos_ids = eos_ids(trainer)
@@ -68,15 +71,16 @@ class Generator:
         self._synced_at: int | None = None
 
     def begin(self) -> None:
-        """Training begins, perhaps after one that was broken off: with a new batch, from the weights of now.
+        """Prepare for `train`, which may follow an interrupted one: start at a new batch and send vLLM the current weights.
 
-        TRL begins to count its steps anew, but goes on counting micro-batches, by which it asks for a batch.
+        TRL resets its count of optimizer steps itself, but not `_step`, the count of micro-batches by which it decides when
+        to ask for a new batch.
         """
         self._synced_at = None
         self.trainer._step = 0
 
     def __call__(self, requests: Sequence[Request]) -> list[Generation]:
-        """One generation a rollout, in the order requested; log-probabilities that nobody needs may be NaN."""
+        """Generate one completion per rollout, in the order requested. Log-probabilities are NaN unless `knows_logprobs`."""
         if self.samples:
             return sampler.generate(requests=requests, **self._sampler)
         prompts = [request.tokens for request in requests for _ in request.rollouts]
@@ -90,34 +94,45 @@ class Generator:
 
     @property
     def can_stop(self) -> bool:
-        """Whether rollouts can be stopped: by our sampler, where no other process would have to hear of it."""
+        """Whether rollouts can be stopped: only by our sampler, and only if no other process must be told."""
         return self.samples and self.trainer.accelerator.num_processes == 1
 
     def stream(self, requests: Sequence[Request], on_finished: OnFinished) -> None:
-        """Hand over each rollout when it ends and stop those named in return, as `rollalloc.generate.sampler.stream`."""
+        """Call `on_finished` as rollouts end, and stop those it returns; see `rollalloc.generate.sampler.stream`."""
         sampler.stream(requests=requests, on_finished=on_finished, **self._sampler)
 
     def complete(self, prompts: Sequence[Tokens]) -> tuple[list[Tokens], list[NDArray[np.float32]] | None]:
-        """A completion a prompt by TRL's own back-end, EOS included, and log-probabilities where it has them."""
+        """Generate one completion per prompt with TRL's back-end.
+
+        Returns:
+            The completions, with EOS; and their log-probabilities, or None if the back-end gives none.
+        """
         return self._vllm(prompts) if self.trainer.use_vllm else (self._by_trl(prompts), None)
 
     def filled(
         self, pairs: Sequence[tuple[Tokens, Tokens]], logprobs: list[NDArray[np.float32]] | None
     ) -> list[NDArray[np.float32]]:
-        """The log-probabilities that a back-end gave, else those of a forward pass, or NaN where nobody needs them."""
+        """The back-end's log-probabilities; without them, those of a forward pass or, if they are not needed, NaN."""
         if logprobs is not None:
             return logprobs
         return self.logprobs(pairs) if self.knows_logprobs else [_unknown(tokens) for _, tokens in pairs]
 
     def logprobs(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[NDArray[np.float32]]:
-        """Log-probability of each token of completions, given as (prompt, completion), under the weights of now."""
+        """Log-probabilities of the completions' tokens under the model's current weights.
+
+        Args:
+            pairs: token ids of (prompt, completion).
+
+        Returns:
+            For each pair an array of shape (T,), T being the number of tokens of its completion.
+        """
         model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
         return logprobs_of(self.trainer, model, pairs)
 
     def _by_trl(self, prompts: Sequence[Tokens]) -> list[Tokens]:
-        """As TRL itself generates, with `generate` or continuous batching, but that dropout is off."""
+        """Generate with transformers' `generate` or continuous batching, as TRL does, but with dropout off."""
         turn: Any = GRPOTrainer._generate_single_turn
-        several = (1,) if "num_generations" in signature(turn).parameters else ()  # not in TRL's first versions
+        several = (1,) if "num_generations" in signature(turn).parameters else ()  # older TRL has no such parameter
         at_once = max(1, len(prompts)) if _continuous(self.trainer) else self._rows_at_once
         found: list[Any] = []
         with in_eval_mode(self.trainer.model):
@@ -133,12 +148,12 @@ class Generator:
 
     @property
     def _rows_at_once(self) -> int:
-        """As many as stock TRL generates at once."""
+        """The number of rows that stock TRL generates at once."""
         return self.trainer.args.per_device_train_batch_size * self.trainer.args.steps_per_generation
 
     @property
     def _sampler(self) -> dict[str, Any]:
-        """What our sampler takes, besides what to sample."""
+        """The sampler's arguments, except for the requests."""
         trainer = self.trainer
         return {
             "model": trainer.accelerator.unwrap_model(trainer.model_wrapped),
@@ -155,13 +170,13 @@ class Generator:
         if self._synced_at != trainer.state.global_step:
             trainer.vllm_generation.sync_weights()
             self._synced_at = trainer.state.global_step
-        most = max(gather_object([len(prompts)]))  # vLLM serves all processes at once and wants as many prompts of each
+        most = max(gather_object([len(prompts)]))  # vLLM needs the same number of prompts from every process
         filled = [*prompts, *[self.eos_ids[:1]] * (most - len(prompts))]
         _, completions, logprobs, _ = trainer.vllm_generation.generate(
             prompts=[list(tokens) for tokens in filled], images=None, num_generations=1
         )
         completions, logprobs = completions[: len(prompts)], logprobs[: len(prompts)]
-        # The first of a token's log-probabilities is that of the token itself; None is one that vLLM could not give.
+        # vLLM lists several log-probabilities per token. The first is the sampled token's, or None if it has none.
         first = [[np.nan if at[0] is None else at[0] for at in logprob] for logprob in logprobs]
         return [tuple(tokens) for tokens in completions], [np.array(logprob, np.float32) for logprob in first]
 
@@ -171,7 +186,16 @@ class Generator:
 
 
 def logprobs_of(trainer: Any, model: Any, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[NDArray[np.float32]]:
-    """Log-probability of each token of completions, given as (prompt, completion), in eval mode, a micro-batch at a time."""
+    """Log-probabilities of the completions' tokens under a model in eval mode, one micro-batch at a time.
+
+    Args:
+        trainer: its temperature, padding and micro-batch size apply.
+        model: the model.
+        pairs: token ids of (prompt, completion).
+
+    Returns:
+        For each pair an array of shape (T,), T being the number of tokens of its completion.
+    """
     found: list[NDArray[np.float32]] = []
     rows = trainer.args.per_device_train_batch_size
     with evaluating(model):
@@ -190,7 +214,7 @@ def logprobs_of(trainer: Any, model: Any, pairs: Sequence[tuple[Tokens, Tokens]]
 
 
 def widened(trainer: Any, filled: tuple[Tensor, Tensor], *, side: Literal["left", "right"]) -> tuple[Tensor, Tensor]:
-    """Ids and mask, padded further on that side to TRL's `pad_to_multiple_of`."""
+    """Pad ids and mask on the given side until their width is a multiple of TRL's `pad_to_multiple_of`."""
     ids_BT, mask_BT = filled
     lacking = -ids_BT.shape[1] % (trainer.pad_to_multiple_of or 1)
     where = (lacking, 0) if side == "left" else (0, lacking)
@@ -202,12 +226,12 @@ def widened(trainer: Any, filled: tuple[Tensor, Tensor], *, side: Literal["left"
 
 
 def _obstacle_to_sampler(trainer: Any) -> str | None:
-    """What of the trainer's settings rollalloc's sampler does not know; None where it applies."""
+    """The first of the trainer's settings that rollalloc's sampler does not support; None if it supports all."""
     args = trainer.args
     obstacles = {
         "use_vllm": trainer.use_vllm,
         "continuous batching": _continuous(trainer),
-        # With these, log-probabilities of what was sampled would not be the policy's.
+        # These change the distribution that is sampled from, so that its log-probabilities would not be the policy's.
         "top_p": args.top_p < 1,
         "top_k": (args.top_k or 0) > 0,
         "min_p": args.min_p,
@@ -220,13 +244,13 @@ def _obstacle_to_sampler(trainer: Any) -> str | None:
 
 
 def _continuous(trainer: Any) -> bool:
-    """Whether TRL is to generate by continuous batching, under the setting's name of now or its first."""
+    """Whether TRL uses continuous batching. The setting was renamed, so both names are looked up."""
     names = ("use_transformers_continuous_batching", "use_transformers_paged")
     return any(getattr(trainer, name, False) for name in names)
 
 
 def _obstacle_in_model(trainer: Any) -> str | None:
-    """What of the model rollalloc's sampler does not know, said once in the log; None where it applies."""
+    """Why rollalloc's sampler does not support the model, also logged; None if it does."""
     obstacle = why_not(trainer.accelerator.unwrap_model(trainer.model))
     if obstacle:
         log.warning("TRL generates, since rollalloc's sampler does not know %s", obstacle)

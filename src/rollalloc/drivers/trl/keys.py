@@ -1,4 +1,4 @@
-"""A prompt's key, by which a resumed run finds it in another data set: what it says, or a column that the user names."""
+"""Keys of prompts, by which a resumed run finds them in a changed data set: the prompt's content or a column."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from datasets import Dataset
 from rollalloc.core.table import PromptTable
 
 log = logging.getLogger(__name__)
-pc: Any = pyarrow.compute  # its functions are made when it is imported, which no type checker sees
+pc: Any = pyarrow.compute  # its functions are generated on import, so type checkers do not know them
 
 _ROWS_AT_ONCE = 10_000
-_FIELD, _NEXT_FIELD, _NEXT_ITEM, _AGAIN = "\x1f", "\x1e", "\x1d", "\x1c"  # separators that no text has
+_FIELD, _NEXT_FIELD, _NEXT_ITEM, _AGAIN = "\x1f", "\x1e", "\x1d", "\x1c"  # separators that text does not contain
 
 
 def keyed(dataset: Any, column: str | None) -> PromptTable:
-    """The data set's prompts by key.
+    """The table of the data set's prompts, with their keys.
 
-    Without a column a prompt is its own key, or its number where environments say the prompts. The second row with the same
-    prompt is told from the first by its number, which is logged, since a re-ordering may exchange the two.
+    Without a column, the key is the prompt's content, or the row number if environments supply the prompts. Rows with the
+    same prompt also get a count in their keys. That is logged, because re-ordering the data set may exchange them.
 
     Args:
         dataset: one row per prompt.
-        column: of unique keys; None: the prompts.
+        column: name of a column of unique keys. None: the prompts are the keys.
 
     Raises:
-        ValueError: a column that is not there, or has no or the same key for several rows; names them.
+        ValueError: a row has no key, or two rows have the same key; names them.
     """
     if column is None and "prompt" not in dataset[0]:
         return PromptTable([str(row) for row in range(len(dataset))])
@@ -62,7 +62,7 @@ def keyed(dataset: Any, column: str | None) -> PromptTable:
 
 
 def check_key(dataset: Any, column: str | None) -> None:
-    """Refuse a key column that does not tell the rows apart."""
+    """Raise a ValueError if the key column does not exist, or its keys are missing or not unique."""
     if column is None:
         return
     if column not in dataset[0]:
@@ -71,7 +71,7 @@ def check_key(dataset: Any, column: str | None) -> None:
 
 
 def _texts(dataset: Any, column: str) -> Iterator[list[Any]]:
-    """The column as text, in blocks; an Arrow data set never becomes a Python object a row and field."""
+    """The column as text, in blocks. Arrow data is converted as whole columns, since Python objects would be slow."""
     if isinstance(dataset, Dataset):
         arrow: Any = cast("Any", dataset).select_columns([column]).with_format("arrow")
         for table in arrow.iter(_ROWS_AT_ONCE):
@@ -83,7 +83,10 @@ def _texts(dataset: Any, column: str) -> Iterator[list[Any]]:
 
 
 def _as_text(array: pa.Array) -> pa.Array:
-    """An array as strings, null where it is; a field that is null counts as not there, as Arrow cannot tell the two."""
+    """An array as strings; null stays null.
+
+    Null fields of a struct are skipped, because Arrow does not distinguish a field that is null from one that is missing.
+    """
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return _as_text(array.storage)

@@ -1,4 +1,4 @@
-"""How far the optimizer steps on a batch moved the policy, for recipes that forget as it moves."""
+"""Measures how far training on a batch moves the policy, for recipes whose records lose weight as it moves."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rollalloc.train.update import MEASURED
 
 
 class Movement:
-    """The divergence of the policy before a batch's steps from the one after, by the tokens of a few of its rows.
+    """Estimates the KL divergence between the policies before and after training on a batch, from a few of its rows.
 
         mean over tokens of k3 = exp(after - before) - (after - before) - 1
 
-    As rollalloc's own trainer measures it; it costs a forward pass of those rows, and two where the generator does not know
-    their log-probabilities to the last digit.
+    `before` and `after` are log-probabilities of sampled tokens. rollalloc's own trainer measures the same. It costs one
+    forward pass over these rows, or two if the generator's log-probabilities do not equal those of a forward pass.
 
     Args:
-        generate: knows the model.
+        generate: the generator, which gives access to the model.
     """
 
     def __init__(self, generate: Generator) -> None:
@@ -32,14 +32,14 @@ class Movement:
         self._before: Sequence[NDArray[np.float32]] = ()
 
     def begin(self, batch: Batch, rollouts: Sequence[Any]) -> None:
-        """A batch is about to be trained: what its rows' tokens are worth now."""
+        """Store the log-probabilities of a few of the batch's rows before it is trained."""
         fresh = [rollout for row, rollout in zip(batch.rows, rollouts, strict=True) if not row.replays]
         self._rollouts = fresh[:MEASURED]
         known = self._generate.gives_the_policys and all(row.version == batch.version for row in batch.rows)
         self._before = [each.made.logprobs for each in self._rollouts] if known else self._now()
 
     def end(self) -> float | None:
-        """It was trained: how far the policy went, in nats per token, the same in each process; None without a beginning."""
+        """After training: the estimate in nats per token, the same in every process. None if `begin` was not called."""
         if not self._rollouts:
             return None
         sums = tokens = 0.0
@@ -52,7 +52,7 @@ class Movement:
         found = [sums / tokens if tokens else 0.0]
         if (
             self._generate.trainer.accelerator.num_processes > 1
-        ):  # all must decide alike, and processors round differently
+        ):  # processors round differently, but all processes must make the same decisions
             broadcast_object_list(found)
         return found[0]
 

@@ -1,4 +1,4 @@
-"""Reward functions in TRL's signature: several with weights, async ones, models; `None` says that one has no score."""
+"""Calls reward functions in TRL's signature: plain or async functions and models, with weights. None means no score."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from rollalloc.rewards.function import Outcome, Scored, Unscored
 
 log = logging.getLogger(__name__)
 
-Score = float | None  # None: this function has no score for it
+Score = float | None  # None: the function gave this completion no score
 
-# Arguments that TRL gives every reward function; a column of such a name could not reach the function.
+# Arguments that TRL passes to every reward function. A data set column with such a name could not be passed.
 RESERVED = (
     "prompts",
     "completions",
@@ -35,19 +35,19 @@ RESERVED = (
     "log_metric",
     "environments",
 )
-_NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # TRL does not hand these to reward functions either
+_NOT_COLUMNS = ("prompt", "completion", "completion_ids")  # not passed to reward functions; TRL does the same
 _TABLE = ("step", "prompt", "completion", "advantage")  # columns of TRL's table of completions
-_METRICS = ("reward", "reward_std", "frac_reward_zero_std", "num_tokens")  # that the trainer logs
+_METRICS = ("reward", "reward_std", "frac_reward_zero_std", "num_tokens")  # metrics that the trainer logs itself
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the reward functions said of B completions.
+    """What F reward functions returned and logged for B completions.
 
     Attributes:
-        scores_BF: one score a completion and function.
-        columns: what they logged for the completions table, by name, one value a completion.
-        figures: what they logged as metrics, by name.
+        scores_BF: one score per completion and function.
+        columns: columns that they logged for the table of completions, with one value per completion.
+        figures: metrics that they logged, by name.
     """
 
     scores_BF: list[list[Score]]
@@ -57,19 +57,19 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class RewardFunctions:
-    """Reward functions of a run.
+    """The reward functions of a run.
 
     Attributes:
-        functions: `f(prompts, completions, completion_ids, **columns)` → a number or None for each completion, plain or
-            async, or models that classify sequences.
-        names: of the functions, unique.
-        weights: of the functions in the reward.
-        tokenizers: of the models; None for the others.
-        metric: name of the function that selection looks at; None: the reward.
-        template_kwargs: arguments of the chat template, by which models get conversations.
+        functions: functions `f(prompts, completions, completion_ids, **columns)`, plain or async, that return a number or
+            None per completion; or models that classify sequences.
+        names: a unique name for each function.
+        weights: each function's weight in the reward.
+        tokenizers: the tokenizer of each model; None for functions.
+        metric: name of the function whose scores the recipe selects by. None: the reward.
+        template_kwargs: arguments of the chat template that renders conversations for the models.
 
     Raises:
-        ValueError: a metric that is not among the names.
+        ValueError: `metric` is not among the names.
     """
 
     functions: Sequence[Callable[..., Any]]
@@ -97,15 +97,15 @@ class RewardFunctions:
         """Score completions.
 
         Args:
-            examples: the data set's row of each completion; its columns go to the functions.
-            completions: text, or messages where prompts are conversations.
-            completion_ids: their tokens.
+            examples: for each completion its row of the data set, whose columns are passed to the functions.
+            completions: text, or messages if prompts are conversations.
+            completion_ids: token ids of the completions.
             state: TRL's `trainer_state`.
-            environments: what each was played in; None without.
+            environments: the environment of each completion; None without environments.
 
         Raises:
-            ValueError: a column has the name of an argument that TRL gives the functions; a function did not return one
-                finite number or None for each completion; or it logged other than one value for each completion.
+            ValueError: a column has the name of an argument that TRL passes to the functions; a function did not return
+                one finite number or None per completion; or it logged a column of another length.
         """
         check_columns(examples[0], "the data set")
         columns: dict[str, list[Any]] = {}
@@ -146,12 +146,12 @@ class RewardFunctions:
         return Scores(scores_BF, columns, dict(figures))
 
     def reward(self, scores_F: Sequence[Score]) -> Score:
-        """The weighted sum of the scores there are; None where there is none."""
+        """The weighted sum of the scores that are not None; None if all are None."""
         there = [weight * score for weight, score in zip(self.weights, scores_F, strict=True) if score is not None]
         return sum(there) if there else None
 
     def outcome(self, scores_F: Sequence[Score]) -> Outcome:
-        """Reward and metric of a completion, or why it has none."""
+        """Reward and metric of a completion, or `Unscored` if either is missing."""
         reward, metric = self.reward(scores_F), self.selected_by(scores_F)
         if reward is None or metric is None:
             return self.unscored
@@ -159,12 +159,12 @@ class RewardFunctions:
 
     @property
     def unscored(self) -> Unscored:
-        """A completion without a score."""
+        """The outcome of a completion without a score."""
         return Unscored(f"no reward function ({', '.join(self.names)}) had a score for it")
 
     @property
     def remedy(self) -> str:
-        """What to do where the metric is no success rate."""
+        """What the user can do if the metric is not a success rate."""
         if self.metric is None:
             return f"The metric is the whole reward; {how_to_name_a_metric(self.names)}"
         return (
@@ -172,11 +172,11 @@ class RewardFunctions:
         )
 
     def selected_by(self, scores_F: Sequence[Score]) -> Score:
-        """What selection looks at: the score of the function that `metric` names, or the reward."""
+        """The metric, by which the recipe selects: the score of the function that `metric` names, or else the reward."""
         return self.reward(scores_F) if self.metric is None else scores_F[self.names.index(self.metric)]
 
     def _logged(self, column: str, values: list[Any], expected: int) -> list[Any]:
-        """What a function logged as a column of the completions table, checked."""
+        """Check the name and the length of a column that a function logged for the table of completions."""
         if column in (*_TABLE, *self.names):
             raise ValueError(
                 f"log_extra({column!r}, ...): the table of completions has a column of that name already "
@@ -202,7 +202,7 @@ class RewardFunctions:
             return function(**encoded.to(next(function.parameters()).device)).logits[:, 0].tolist()
 
     def _await(self, waiting: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-        """Let the async functions run side by side."""
+        """Run the async functions concurrently and return their results."""
         if not waiting:
             return []
 
@@ -213,14 +213,17 @@ class RewardFunctions:
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        """One loop for the whole run, in a thread: a client that a function keeps open belongs to it."""
+        """The event loop of the whole run, in a thread of its own.
+
+        One loop serves all calls, since a client that a function keeps open works only in the loop that opened it.
+        """
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="rollalloc-rewards", daemon=True).start()
         return loop
 
 
 def how_to_name_a_metric(names: Sequence[str]) -> str:
-    """What to do where the metric is no success rate."""
+    """Advice for an error: how to name a metric that is a success rate."""
     return (
         f"give metric=, the name of the reward function ({', '.join(names)}) that says right, 1, or wrong, 0. Where none "
         "does, add one, with the reward weight 0 so that it selects without training"
@@ -230,7 +233,7 @@ def how_to_name_a_metric(names: Sequence[str]) -> str:
 def _say_where_none_is(
     examples: Sequence[dict[str, Any]], completions: Sequence[Any], scores_BF: Sequence[Sequence[Score]]
 ) -> None:
-    """Warn, in TRL's words, of the first completion for which no function had a score."""
+    """Warn of the first completion that no function scored, in the words of TRL's own warning."""
     for example, completion, scores_F in zip(examples, completions, scores_BF, strict=True):
         if all(score is None for score in scores_F):
             log.warning(
@@ -242,14 +245,14 @@ def _say_where_none_is(
 
 
 def check_columns(columns: Iterable[str], where: str) -> None:
-    """Refuse columns that have the name of an argument which TRL gives every reward function.
+    """Raise an error if a column has the name of an argument that TRL passes to every reward function.
 
     Args:
-        columns: of a data set.
-        where: names the data set in the error.
+        columns: column names of a data set.
+        where: the data set's name, for the error.
 
     Raises:
-        ValueError: names the columns and what to do.
+        ValueError: names the columns and how to rename them.
     """
     if clashes := [name for name in columns if name in RESERVED]:
         renamed = ", ".join(f"{name!r}: 'my_{name}'" for name in clashes)
@@ -261,7 +264,11 @@ def check_columns(columns: Iterable[str], where: str) -> None:
 
 
 def _checked(name: str, scores: Any, expected: int) -> list[Score]:
-    """The scores that a reward function returned: numbers, None where it returned None or NaN."""
+    """Check what a reward function returned: one number or None per completion. NaN becomes None.
+
+    Raises:
+        ValueError: it returned something else; names the function and what it returned.
+    """
     wrong = (
         f"the reward function {name} must return a list of {expected} numbers or None, one for each completion, got "
     )
@@ -272,8 +279,8 @@ def _checked(name: str, scores: Any, expected: int) -> list[Score]:
     sized = isinstance(scores, Sized)
     try:
         length = len(scores) if sized else None
-        listed: list[Any] = list(islice(scores, expected + 1))  # an iterator may have no end
-    except TypeError:  # an array or a tensor without a dimension
+        listed: list[Any] = list(islice(scores, expected + 1))  # the iterator may be endless
+    except TypeError:  # an array or a tensor of shape ()
         raise ValueError(f"{wrong}{short(scores)}, which is a single number") from None
     if (length := len(listed) if length is None else length) != expected:
         more = "" if sized or length < expected else "or more "
@@ -298,7 +305,7 @@ def _number(score: Any, wrong: str) -> Score:
 
 
 def _remedy(score: Any) -> str:
-    """What to do about a dictionary, as verl's reward functions return."""
+    """Advice for an error about a dictionary, which verl's reward functions return; empty for other types."""
     if not isinstance(score, Mapping):
         return ""
     return (

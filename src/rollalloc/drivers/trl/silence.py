@@ -1,4 +1,4 @@
-"""Why the loss is zero: a callback for TRL's own `GRPOTrainer`, without a recipe, that reads what TRL logs."""
+"""A callback for stock `GRPOTrainer`, without a recipe, that warns when most groups have equal rewards."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ log = logging.getLogger(__name__)
 
 
 class SilenceCallback(TrainerCallback):
-    """Says once that most groups of the last rollouts have equal rewards, and again only where it got clearly worse.
+    """Warns once when most recent groups have equal rewards, so that their loss is zero; again only if it gets much worse.
 
         GRPOTrainer(..., callbacks=[SilenceCallback()])
 
-    It reads `frac_reward_zero_std` and `reward` of TRL's log. A resumed run reads the log that TRL saved, and says the same.
+    It reads `frac_reward_zero_std` and `reward` from TRL's log. A resumed run first reads the log that TRL saved, so that it
+    warns at the same steps as an uninterrupted one.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class SilenceCallback(TrainerCallback):
             )
 
     def _take(self, args: Any, state: Any, step: int, logs: Mapping[str, Any]) -> bool:
-        """Count what was logged since the line before; whether there is something to say."""
+        """Count the rollouts since the last log entry. Returns whether to warn."""
         if (share := logs.get("frac_reward_zero_std")) is None or step <= self._step:
             return False
         rollouts = (step - self._step) * _rollouts_per_step(args)
@@ -59,6 +60,6 @@ class SilenceCallback(TrainerCallback):
 
 
 def _rollouts_per_step(args: Any) -> int:
-    """Rollouts that are new to an optimizer step, on average: TRL trains on each `num_iterations` times."""
+    """New rollouts per optimizer step, on average: TRL trains on each rollout `num_iterations` times."""
     rows = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
     return max(1, rows // args.num_iterations)

@@ -1,4 +1,4 @@
-"""A batch of the core as the tensors that TRL's loss takes."""
+"""Turns a batch of the core into the tensors that TRL's loss takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rollalloc.drivers.trl.generation import Generator, logprobs_of, widened
 from rollalloc.models.likelihood import padded
 from rollalloc.train.objective import Clip
 
-# Losses that average over the rows they are given, and losses that divide by the number of tokens they are told.
+# The first average over the rows in the tensors; the second divide by `num_items_in_batch`, a number of tokens.
 _MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 _DIVIDE_BY_TOKENS = ("dapo", "cispo", "vespo")
 
@@ -28,21 +28,26 @@ _DIVIDE_BY_TOKENS = ("dapo", "cispo", "vespo")
 def training_inputs(
     trainer: Any, generate: Generator, batch: Batch | None, rollouts: Sequence[Rollout]
 ) -> dict[str, Tensor]:
-    """This process's share of a batch: as many rows as any other's, and a multiple of the micro-batches.
+    """The tensors of this process's share of a batch.
 
-    Rows without advantage have no gradient: they count in the means, but are left out unless they bear on something else
-    in the loss. What is lacking to a multiple is filled with padding, rows without a token that counts. The mean over rows
-    that some losses take is corrected for both. A row's advantage is multiplied with its weight. Where a batch has rows
-    sampled from older weights, each token's is multiplied with its truncated importance weight, too, as in rollalloc's own
-    trainer:
+    All processes get the same number of rows, a multiple of the number of micro-batches. Padding rows, in which no token
+    counts, fill up to that number. Rows with advantage 0 have no gradient from the policy loss, so they are left out unless
+    another term of the loss needs them. Losses that average over rows are corrected for both: the mean is over the whole
+    batch, left-out rows included and padding excluded.
+
+    A row's advantage is multiplied by its weight. If the batch has rows that were sampled from older weights, each token's
+    advantage is also multiplied by a truncated importance weight, as in rollalloc's own trainer:
 
         A[b, t] = advantage[b] · weight[b] · min(exp(proximal[b, t] - behaviour[b, t]), 2)
 
     Args:
-        trainer: the trainer.
-        generate: what generated the rollouts.
-        batch: of the core; None, where the run is over, gives padding only.
-        rollouts: those of its rows.
+        trainer: TRL's trainer.
+        generate: the generator of the rollouts.
+        batch: the core's batch. None if the run is over; all rows are padding then.
+        rollouts: the rollouts of its rows, in order.
+
+    Returns:
+        Tensors by the names that TRL's loss uses; B rows, prompts padded to P tokens and completions to T.
     """
     batch = batch or Batch((), 0)
     accelerator, processes = trainer.accelerator, trainer.accelerator.num_processes
@@ -53,7 +58,7 @@ def training_inputs(
     mine = needed[accelerator.process_index :: processes]
     rows, kept = [batch.rows[at] for at in mine], [rollouts[at] for at in mine]
     padding = whole // processes - len(rows)
-    filled = kept + [idle_rollout(generate.eos_ids)] * padding  # the model has to read something
+    filled = kept + [idle_rollout(generate.eos_ids)] * padding  # the model needs at least one token per row
 
     pad_id, device = generate.pad_id, accelerator.device
     prompts, completions = [each.prompt_tokens for each in filled], [each.made.tokens for each in filled]
@@ -81,7 +86,7 @@ def training_inputs(
 
 
 def needs_every_row(trainer: Any) -> bool:
-    """Whether a row without advantage bears on the loss: by a KL term, entropy, a router, or as one more to average over."""
+    """Whether rows with advantage 0 change the loss: through a KL term, entropy, a router's loss, or an unknown average."""
     return (
         trainer.loss_type not in (*_MEANS_OVER_ROWS, *_DIVIDE_BY_TOKENS)
         or trainer.beta != 0.0
@@ -105,7 +110,10 @@ def _corrections(
     advantages_B: Tensor,
     mask_BT: Tensor,
 ) -> dict[str, Tensor]:
-    """What corrects for weights, or an engine, other than those that are trained; keys alike on every process."""
+    """Tensors that correct for rollouts sampled from other weights, or by another engine, than the trained policy's.
+
+    The keys are the same on every process, even if only some of them have such rows.
+    """
     engine = trainer.use_vllm and trainer.vllm_importance_sampling_correction
     age = any(row.version < batch.version for row in batch.rows)
     several = steps_per_batch(trainer.args) > 1 or trainer.averaged.window > 0
@@ -117,7 +125,8 @@ def _corrections(
         return given
     older = {at for at, row in enumerate(rows) if row.version < batch.version}
     every = set(range(len(filled))) if engine or (several and not generate.gives_the_policys) else older
-    # Of fresh rows it is what sampled them. Sharded models are not averaged: all processes pass them as often.
+    # Averaged weights sampled the fresh rows, so those are compared with the average. Processes may then make unequal
+    # numbers of forward passes; that is safe, since averaging excludes sharded models.
     by_the_mean = every - older if trainer.averaged.window else set[int]()
     with trainer.averaged.sampling():
         proximal = dict(enumerate(behaviour)) | _by_place(generate, filled, by_the_mean)
@@ -126,7 +135,7 @@ def _corrections(
     if several:
         given["old_per_token_logps"] = proximal_BT
     if engine or age:
-        # vLLM has none for some tokens; they are not corrected.
+        # vLLM gives no log-probability (NaN) for some tokens; these get the importance weight 1.
         drift_BT = (proximal_BT - given["sampling_per_token_logps"]).nan_to_num(0.0) * _own(mask_BT, filled)
         importance_BT = drift_BT.exp().clamp(max=Clip().stale)
         if engine:
@@ -139,12 +148,12 @@ def _corrections(
 def _by_place(
     generate: Generator, filled: Sequence[Rollout], places: Collection[int]
 ) -> dict[int, NDArray[np.float32]]:
-    """Log-probabilities under the weights of now."""
+    """Log-probabilities of some rows under the model's current weights, by place in `filled`."""
     return dict(zip(sorted(places), generate.logprobs(_pairs(filled[at] for at in sorted(places))), strict=True))
 
 
 def _reference_logprobs(trainer: Any, filled: Sequence[Rollout]) -> list[NDArray[np.float32]]:
-    """Under the reference model or, where only an adapter is trained, under the model without it."""
+    """Log-probabilities under the reference model. If only an adapter is trained, that is the model without it."""
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     if trainer.ref_model is not None:
         reference, without_adapter = trainer.accelerator.unwrap_model(trainer.ref_model), nullcontext()
@@ -159,7 +168,7 @@ def _pairs(rollouts: Iterable[Rollout]) -> list[tuple[Tokens, Tokens]]:
 
 
 def _own(mask_BT: Tensor, rollouts: Sequence[Rollout]) -> Tensor:
-    """False at the tokens that tools answered, of the mask's shape."""
+    """A mask of the same shape (B, T), False at tokens of tools' answers and True elsewhere."""
     own_BT = torch.ones(mask_BT.shape, dtype=torch.bool)
     for at, rollout in enumerate(rollouts):
         if rollout.own is not None:
@@ -168,7 +177,7 @@ def _own(mask_BT: Tensor, rollouts: Sequence[Rollout]) -> Tensor:
 
 
 def _like(mask_BT: Tensor, rows: Sequence[NDArray[np.float32]]) -> Tensor:
-    """Rows of unequal length as a float32 matrix of the mask's shape, 0 beyond a row's end."""
+    """Rows of unequal length as a float32 matrix of the mask's shape (B, T), padded with 0."""
     filled_BT = torch.zeros(mask_BT.shape, dtype=torch.float32)
     for at, row_T in enumerate(rows):
         filled_BT[at, : len(row_T)] = torch.from_numpy(row_T)

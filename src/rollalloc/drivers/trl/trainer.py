@@ -1,4 +1,4 @@
-"""`GRPOTrainer` under a recipe: the recipe decides what is generated and trained on, TRL does everything else."""
+"""TRL's `GRPOTrainer` with a recipe that decides what is generated and trained on. TRL does everything else."""
 
 from __future__ import annotations
 
@@ -37,40 +37,42 @@ from rollalloc.named import signature_of
 
 
 class AllocatedGRPOTrainer(GRPOTrainer):
-    """TRL's `GRPOTrainer` under a recipe.
+    """TRL's `GRPOTrainer` with a recipe.
 
-    The recipe draws the prompts, keyed by `args.seed`, and decides how many rollouts each gets, which of them are trained on
-    and their advantages. Each checkpoint gets a folder `rollalloc`, from which `train(resume_from_checkpoint=...)` goes on.
-    Evaluation is TRL's own; it also logs `rollalloc/breadth/pass_at_k` and its kin.
+    The recipe draws the prompts (random numbers depend on `args.seed`), decides how many rollouts each prompt gets and which
+    of them are trained on, and computes their advantages. The recipe's state is saved in the folder `rollalloc` of each
+    checkpoint, and `train(resume_from_checkpoint=...)` continues from it. Evaluation is TRL's own; this class also logs
+    pass@k and related figures under `rollalloc/breadth/`.
 
-    Of TRL's private interface `_generate_and_score_completions`, `_generate_single_turn`, `_tokenize_prompts`,
-    `_save_checkpoint`, `_load_best_model` and `_calculate_rewards` are overridden, `_metrics` and `_logs` are written to,
-    and tools are called by TRL's own loop.
+    The class depends on TRL's private interface. It overrides `_generate_and_score_completions`, `_generate_single_turn`,
+    `_tokenize_prompts`, `_save_checkpoint`, `_load_best_model` and `_calculate_rewards`, and writes to `_metrics` and
+    `_logs`. TRL's own loop calls the tools.
 
     Args:
-        *positional: as for `GRPOTrainer`, like all that is not named here.
-        recipe: of rollalloc, or its name, as `rollalloc recipes` lists them. The shape of a batch is that of TRL's settings
-            where the recipe was made without `groups`, as `recipes.pilot_commit()`: `num_generations` rows of each prompt.
-        metric: name of the reward function that selection looks at; None: the weighted sum of all.
-        use_sampler: whether rollalloc's sampler generates; None: where it applies, else transformers' `generate` or, with
-            `args.use_vllm`, vLLM.
-        skip_special_tokens: leave out every special token of the tokenizer from the text that reward functions get, as TRL
-            does; False: only those that end a completion, and padding.
-        key: column of unique keys, by which a resumed run finds its prompts in another data set; None: the prompt itself.
-        features: what the recipe may know of each prompt before it is rolled out: a file (`rollalloc features`), whose keys
-            are those of `key`; "model": made from the model as training begins; None: nothing. "auto": "model" where the
-            recipe predicts (foresight), else nothing.
-        accept_recipe: resume under this recipe although the checkpoint was saved under another.
-        accept_data: resume although prompts of the checkpoint's data set are gone.
-        notices: say in the log when most of the last rollouts taught nothing.
-        averaging: rows that the running mean of the weights spans, at most, which generates, is evaluated and is saved, as
-            640 in rollalloc's own trainer; 0: none. It needs the whole model in float32 on every process, and memory for
-            one more copy of what is trained.
+        *positional: arguments of `GRPOTrainer`. Keyword arguments that are not listed here also go to `GRPOTrainer`.
+        recipe: a rollalloc recipe, or a name that `rollalloc recipes` lists. If the recipe was created without `groups`,
+            as `recipes.pilot_commit()`, the batch takes its shape from TRL's settings: `num_generations` rows per prompt.
+        metric: name of the reward function whose scores the recipe selects by. None: the weighted sum of all.
+        use_sampler: generate with rollalloc's sampler. None: use it if it supports the model and settings, otherwise use
+            transformers' `generate` or, with `args.use_vllm`, vLLM.
+        skip_special_tokens: remove all special tokens from the text that reward functions get, as TRL does. False: remove
+            only padding and the tokens that end a completion.
+        key: data set column of unique keys, by which a resumed run finds its prompts in a changed data set. None: prompts
+            are matched by their content.
+        features: what the recipe may know about a prompt before its first rollout. A path: a file made by `rollalloc
+            features`, looked up by `key`. "model": computed with the model when training begins. None: nothing. "auto":
+            "model" if the recipe predicts success rates (foresight), otherwise None.
+        accept_recipe: resume even if the checkpoint was saved under another recipe.
+        accept_data: resume even if prompts of the checkpoint are missing from the data set.
+        notices: log a warning when most of the recent rollouts had no effect on training.
+        averaging: generate, evaluate and save with an average of the weights over at most this many recent rows; 0 turns
+            it off. rollalloc's own trainer uses 640. Every process needs the whole model in float32, and memory for a
+            second copy of the trained weights.
 
     Raises:
-        FileNotFoundError: there is no such file of features.
-        TypeError: a data set that cannot be indexed, or what is neither a recipe nor a name.
-        ValueError: settings that the recipe or the driver cannot be true to; names them and the remedy.
+        FileNotFoundError: the file of features does not exist.
+        TypeError: the data set cannot be indexed, or `recipe` is neither a recipe nor a name.
+        ValueError: the recipe or the driver does not support a setting; the message names it and the remedy.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         given = inspect.signature(GRPOTrainer).bind_partial(*positional, **named).arguments
         checks.check_arguments(given)
         if isinstance(recipe, str):
-            signature_of(recipe)  # an unknown name is said before a model is loaded
+            signature_of(recipe)  # report an unknown name before the model is loaded
         else:
             refuse_other(recipe)
         checks.check_model(given.get("model"), given.get("args") or GRPOConfig, given.get("peft_config"))
@@ -135,11 +137,12 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         self._allocation_callback = AllocationCallback(
             self.allocation, self.averaged, accept_recipe=accept_recipe, accept_data=accept_data, notices=notices
         )
-        self.add_callback(self.averaged)  # first: it asks for the batch that the other one tells to be trained
+        # Averaging must come first: it reads the batch, which the other callback then reports as trained.
+        self.add_callback(self.averaged)
         self.add_callback(self._allocation_callback)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **other: Any) -> Any:
-        """As TRL's; a resumed run goes on with the allocation of that checkpoint, held rollouts included."""
+        """Train as TRL does. A resumed run also restores the recipe's state, with the rollouts it had not yet used."""
         resume = self._allocation_callback.resume(resume_from_checkpoint, self.args.output_dir)
         if not self._prompts_checked:
             check_prompts(self)
@@ -148,22 +151,22 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         return super().train(resume, *more, **other)
 
     def evaluate(self, *given: Any, **named: Any) -> Any:
-        """As TRL's, of the averaged weights where there are any."""
+        """Evaluate as TRL does, with the averaged weights if averaging is on."""
         with self.averaged.sampling():
             return super().evaluate(*given, **named)
 
     def predict(self, *given: Any, **named: Any) -> Any:
-        """As TRL's, of the averaged weights where there are any."""
+        """Predict as TRL does, with the averaged weights if averaging is on."""
         with self.averaged.sampling():
             return super().predict(*given, **named)
 
     def save_model(self, *given: Any, **named: Any) -> None:
-        """As TRL's, of the averaged weights where there are any."""
+        """Save the model as TRL does, with the averaged weights if averaging is on."""
         with self.averaged.sampling():
             super().save_model(*given, **named)
 
     def _save_checkpoint(self, *given: Any, **named: Any) -> None:
-        """As TRL's, after the allocation's state."""
+        """Save the recipe's state, then TRL's part of the checkpoint."""
         self._allocation_callback.before_saving(self.args, self.state)
         super()._save_checkpoint(*given, **named)
 
@@ -172,7 +175,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             super()._load_best_model()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch of the recipe in place of the prompts that TRL's sampler drew."""
+        """In training, ignore the prompts that TRL's sampler drew and return the recipe's next batch."""
         model: Any = self.model
         if not model.training:
             return super()._generate_and_score_completions(inputs)
@@ -186,13 +189,16 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         return training_inputs(self, self._generator, batch, rollouts)
 
     def _tokenize_prompts(self, prompts: Any) -> Any:
-        """As TRL's, but prompts are encoded as in training; by TRL's own where each has an environment's tools."""
+        """Encode prompts as in training, so that evaluation sees the same tokens.
+
+        TRL's own method handles vision models and prompts that are rendered with an environment's tools.
+        """
         if getattr(self, "_is_vlm", False) or getattr(self, "environment_factories", None) is not None:
             return super()._tokenize_prompts(prompts)
         return [list(ids) for ids in encode(self, prompts)], None, {}
 
     def _generate_single_turn(self, prompt_ids: Any, *others: Any, **more: Any) -> Any:
-        """In training TRL's loop of tools asks for turns here; they come from where the driver's rollouts come from."""
+        """In training, generate the turns of TRL's tool loop with the driver's generator."""
         model: Any = self.model
         if not model.training:
             return super()._generate_single_turn(prompt_ids, *others, **more)
@@ -200,12 +206,12 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         return [list(ids) for ids in completions], logprobs and [each.tolist() for each in logprobs]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        """Scores of an evaluation's completions, checked as those of training, gathered from all processes.
+        """Score an evaluation's completions with the checks that training uses, and gather them from all processes.
 
-        Beside TRL's figures it logs what a prompt's best completion is worth, and how much its completions differ.
+        It also logs the score of each prompt's best completion, and how much a prompt's completions differ.
         """
         rewards = self.allocation.rewards
-        if not (self.tools or parses(self)):  # TRL leaves out every special token
+        if not (self.tools or parses(self)):  # decode again: TRL has removed every special token
             completions = decode(self, prompts, [((), ids) for ids in completion_ids_list])
         rows = [row | {"prompt": prompt} for row, prompt in zip(inputs, prompts, strict=True)]
         scored = rewards(rows, completions, completion_ids_list, self.state, self.environments or None)
@@ -231,11 +237,11 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         ).items():
             metrics[name].append(value)
         for name, value in running_totals(self.allocation).items():
-            metrics[name] = [value]  # TRL logs means, and the mean of totals is none
+            metrics[name] = [value]  # TRL logs the mean of a list; for a running total only the last value is right
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
 
     def _show(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
-        """Put what is trained on into the table of completions."""
+        """Add the trained rollouts to TRL's table of completions."""
         logs = self._logs
         shown = len(logs["prompt"])
         logs["prompt"].extend(each.said[0] for each in rollouts)
@@ -243,7 +249,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         logs["advantages"].extend(row.advantage for row in batch.rows)
         for at, name in enumerate(self.reward_func_names):
             scores = [each.scores_F[at] for each in rollouts]
-            logs["rewards"][name].extend(nan if score is None else score for score in scores)  # as TRL has it
+            logs["rewards"][name].extend(nan if score is None else score for score in scores)  # TRL uses NaN too
         for column in sorted({*logs["extra"], *(column for each in rollouts for column in each.logged)}):
             if column not in logs["extra"]:
                 logs["extra"][column].extend([None] * shown)

@@ -1,4 +1,4 @@
-"""Rollouts with TRL's tools and environments: several turns of the model, and between them what a tool answered."""
+"""Rollouts with TRL's tools and environments: turns of the model, with the tools' answers between them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ import numpy as np
 from rollalloc.drivers.trl.chats import Tokens, decode
 from rollalloc.generate.sampler import Generation
 
-_NO_PROMPT = [{"role": "user", "content": ""}]  # where an environment says what the prompt is
+_NO_PROMPT = [{"role": "user", "content": ""}]  # to be completed by the environment, if the row has no prompt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """A rollout before it is scored.
+    """A generated rollout that is not scored yet.
 
     Attributes:
-        prompt: as reward functions get it: text, or messages, with what an environment said first.
-        prompt_tokens: its token ids.
-        made: the completion's tokens, those of tools' answers among them.
-        completion: as reward functions get it: text, or messages, tools' answers among them.
-        own: True at each token that the model generated, False at those of tools; None: all are the model's.
-        environment: that it was played in.
+        prompt: the prompt for reward functions: text or messages, with the environment's first observation.
+        prompt_tokens: token ids of the prompt.
+        made: the completion's tokens, including those of tools' answers.
+        completion: the completion for reward functions: text or messages, including tools' answers.
+        own: for each completion token, True if the model generated it and False if it is part of a tool's answer. None: the
+            model generated all of them.
+        environment: the environment instance of this rollout; None without environments.
     """
 
     prompt: Any
@@ -39,12 +40,12 @@ class Played:
 
 
 class Turns:
-    """TRL's tools and environments at work, for as many rollouts as the recipe orders.
+    """Generates rollouts of several turns, with TRL's tools and environments.
 
-    Calling the tools is TRL's own loop; turns come from the driver's generator.
+    TRL's own loop calls the tools; the driver's generator generates the model's turns.
 
     Args:
-        trainer: TRL's.
+        trainer: TRL's trainer.
         generate: the driver's generator.
         tools: TRL's `tools`.
         factory: TRL's `environment_factory`.
@@ -57,17 +58,17 @@ class Turns:
     def __call__(
         self, rollouts: Sequence[int], rows: Sequence[Mapping[str, Any]]
     ) -> tuple[list[Played], dict[str, Any]]:
-        """Play rollouts to their end.
+        """Generate rollouts with all their turns.
 
         Args:
-            rollouts: their ids.
-            rows: the data set's row of each.
+            rollouts: ids of the rollouts.
+            rows: for each rollout, its prompt's row of the data set.
 
         Returns:
-            Each rollout, and TRL's figures of tools, to be averaged.
+            The rollouts, and the values that TRL averages into its metrics of tool calls.
 
         Raises:
-            ValueError: a row names an environment that there is not.
+            ValueError: a row names an unknown environment.
         """
         if not rollouts:
             return [], {}
@@ -77,7 +78,7 @@ class Turns:
             prompts = [row.get("prompt", _NO_PROMPT) for row in rows]
             if self._environments is not None:
                 prompts = self._environments.begin(instances, prompts, rows)
-            talks = deepcopy(prompts)  # TRL's loop appends to them
+            talks = deepcopy(prompts)  # a copy, since TRL's tool loop appends messages
             prompt_ids, *_ = trainer._tokenize_prompts(talks)
             turns, logprobs = generate.complete([tuple(ids) for ids in prompt_ids])
             ids, logprobs = [list(tokens) for tokens in turns], logprobs and [each.tolist() for each in logprobs]
@@ -109,18 +110,22 @@ class Turns:
 
 
 class _Environments:
-    """Instances of environments, one a rollout; used again, and more are made as more are needed at once."""
+    """A pool of environment instances, one per rollout. They are reused, and created when a batch needs more."""
 
     def __init__(self, trainer: Any, factory: Any) -> None:
         self._trainer = trainer
         self._named = isinstance(factory, Mapping)
         self._factories: Mapping[Any, Any] = factory if isinstance(factory, Mapping) else {None: factory}
-        # TRL has made some to look at them.
+        # TRL has created some to read their tools; take those over.
         made = getattr(trainer, "_environment_pool", None)
         self._pool: dict[Any, list[Any]] = {None: list(trainer.environments)} if made is None else made
 
     def take(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """An instance for each row, no two the same."""
+        """A separate instance for each row.
+
+        Raises:
+            ValueError: a row names an unknown environment.
+        """
         taken: dict[Any, int] = {}
         found: list[Any] = []
         for name in self._names(rows):
@@ -134,11 +139,11 @@ class _Environments:
                 pool.append(self._factories[name]())
             taken[name] = at + 1
             found.append(pool[at])
-        self._trainer._batch_environments = self._names(rows)  # by which TRL renders and parses
+        self._trainer._batch_environments = self._names(rows)  # TRL reads it to render prompts and parse answers
         return found
 
     def begin(self, instances: Sequence[Any], prompts: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Reset each instance with its row; the prompts, with what it said at their end."""
+        """Reset each instance with its row. Returns the prompts, with the first observation appended to each."""
         begun: list[Any] = []
         for instance, prompt, row in zip(instances, prompts, rows, strict=True):
             said = instance.reset(**{key: row[key] for key in row if not (self._named and key == "environment")})
@@ -146,7 +151,7 @@ class _Environments:
         return begun
 
     def tools(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """The tools that each row's prompt is rendered with."""
+        """For each row, the tools that its prompt is rendered with."""
         known = getattr(self._trainer, "_env_tools", {})
         return [known.get(name, self._trainer.tools) for name in self._names(rows)]
 
@@ -155,7 +160,7 @@ class _Environments:
 
 
 def _with(message: Mapping[str, Any], said: Any) -> dict[str, Any]:
-    """A message with more at its end; text and lists of parts may meet."""
+    """A message with `said` appended. Each may be text or a list of parts; if either is a list, so is the result."""
     content: Any = message["content"]
     if isinstance(content, str) and isinstance(said, str):
         return {**message, "content": content + said}
@@ -167,7 +172,7 @@ def _parts(content: Any) -> list[Any]:
 
 
 def _per_rollout(tools: Sequence[Any], instances: Sequence[Any]) -> dict[str, Any]:
-    """What TRL's tool loop looks up by a rollout's number: its environment, and its tools by name, async ones apart."""
+    """Attributes of the trainer that TRL's tool loop reads, one entry per rollout: environments, sync and async tools."""
 
     def by_name(waits: bool) -> list[dict[str, Any]]:
         return [
@@ -183,14 +188,14 @@ def _per_rollout(tools: Sequence[Any], instances: Sequence[Any]) -> dict[str, An
 
 
 def _methods(instance: Any) -> list[Any]:
-    """What an environment offers as tools."""
+    """The methods that an environment offers as tools: all public ones but `reset` and `get_reward`."""
     names = [name for name, _ in inspect.getmembers(type(instance), predicate=inspect.isfunction)]
     return [getattr(instance, name) for name in names if name not in ("reset", "get_reward") and name[0] != "_"]
 
 
 @contextmanager
 def _given(trainer: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
-    """Attributes of the trainer; put back where TRL itself does not make them anew for each batch."""
+    """Set attributes of the trainer. Older TRL never resets them, so there they are restored at the end."""
     before = {name: getattr(trainer, name, None) for name in attributes}
     for name, value in attributes.items():
         setattr(trainer, name, value)

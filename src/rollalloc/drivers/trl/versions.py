@@ -1,4 +1,4 @@
-"""TRL releases that are newer than the newest one that the driver was tested with."""
+"""Warns of TRL releases that are newer than the newest one tested."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 TESTED = Version("1.16")
 
-# Settings of `GRPOConfig` up to that release, each of which is honoured, refused or warned of.
+# All settings of `GRPOConfig` up to that release. The driver honours each of them, raises an error, or warns.
 _NAMES = """
     beta cache_implementation cast_lm_head_to_fp32 chat_template_kwargs delta disable_dropout ds3_gather_for_generation
     entropy_coef entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target epsilon epsilon_high
@@ -36,11 +36,11 @@ KNOWN_SETTINGS = frozenset(_NAMES.split())
 
 
 def warn_if_newer(args: Any, installed: str | None = None) -> None:
-    """Warn of a TRL that is newer than the newest tested one, and of settings that only such a release has.
+    """Warn if TRL is newer than the newest tested release, and if settings are used that only newer releases have.
 
     Args:
         args: TRL's `GRPOConfig`.
-        installed: TRL's version; None: that of the installed package.
+        installed: TRL's version. None: that of the installed package.
     """
     installed = installed or version("trl")
     if Version(installed).release[:2] > TESTED.release[:2]:
@@ -60,7 +60,7 @@ def warn_if_newer(args: Any, installed: str | None = None) -> None:
 
 
 def _unknown(args: Any) -> dict[str, Any]:
-    """Settings that neither transformers nor a tested TRL has, where they are not their defaults."""
+    """Settings that neither transformers nor a tested TRL has, if their values are not the defaults."""
     usual = {field.name for field in fields(TrainingArguments)} | KNOWN_SETTINGS
     changed: dict[str, Any] = {}
     for field in fields(args):
