@@ -1,1 +1,1 @@
-"""What judges runs: benchmark, report, simulator, waste; nothing below imports it."""
+"""Tools that judge runs: benchmark, report, simulator, waste, advice. Nothing below this package imports it."""

@@ -1,4 +1,4 @@
-"""Several runs, a process each, and what they paid."""
+"""Carry out a comparison: one process per run, then a summary of what each run paid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rollalloc.train.folder import RunFolder
 
 RESULTS = "results.json"
 _REMEDY = "give another folder (--out), or move it away"
-Watcher = Callable[[Sequence[tuple[Run, RecordedRun]]], None]  # each run, and what its folder says of it
+Watcher = Callable[[Sequence[tuple[Run, RecordedRun]]], None]  # each run with the state read from its folder
 
 
 def compare(
@@ -33,26 +33,26 @@ def compare(
     watcher: Watcher | None = None,
     overwrite: bool = False,
 ) -> list[dict[str, Any]]:
-    """Carry out runs, a process each, and write `results.json`.
+    """Carry out runs, one process each, and write `results.json`.
 
-    A run that is finished in the folder, with the same description and on files with the same contents, is not repeated; one
-    that was begun there and has a checkpoint goes on from it.
+    A run that is already finished in the folder is not repeated, if its description and the contents of its files are the
+    same. An unfinished one continues from its checkpoint.
 
     Args:
-        runs: each with a task, name and seed that no other run has together.
+        runs: each with a distinct combination of task, name and seed.
         folder: gets a folder for each run and `results.json`.
-        processes: at a time, at least 1; one a core by default.
+        processes: runs at a time, at least 1; by default one per core.
         watcher: called about twice a second.
-        overwrite: remove what other runs wrote in the folders of these, as their manifests say.
+        overwrite: delete other runs' files, as listed in their manifests, from the folders of these.
 
     Returns:
-        What `results.json` holds: a result for each run, in order.
+        The contents of `results.json`: a result for each run, in order.
 
     Raises:
         ValueError: two runs of the same task, name and seed, or no process.
         FileExistsError: the folder holds other runs that are not to be overwritten, or files that are not ours.
         InUse: another comparison is at work in the folder.
-        Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came; the runs at work were saved, and the same call goes on with them.
+        Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came; active runs were saved, and the same call continues them.
         Failed: a run failed, or its process died; the others were finished first, and their results are written.
     """
     at_once = processes_at_once(processes)
@@ -90,22 +90,22 @@ def compare(
 
 
 def check_places(runs: Sequence[Run], folder: Path) -> None:
-    """Refuse a folder that holds what is not ours where runs would write; changes nothing.
+    """Refuse a folder with files that are not ours where runs would write; changes nothing.
 
     Raises:
-        FileExistsError: names it.
-        InUse: something else writes there now.
+        FileExistsError: names the file.
+        InUse: another process writes there now.
     """
     claims = Claims(folder, "comparison")
     claims.refuse_taken(beside="run")
     refuse(folder, claims.foreign([RESULTS]), _REMEDY)
     for run in runs:
         with RunFolder(folder_of(run, folder)) as place:
-            place.check(overwrite=True)  # runs of ours are looked at when it is known what these are trained on
+            place.check(overwrite=True)  # our own runs are compared later, once these runs' data is known
 
 
 def check_runs(runs: Sequence[Run], folder: Path) -> None:
-    """Refuse a comparison of which a run cannot be, before any is begun; what is finished in the folder is not looked at.
+    """Refuse a comparison with an impossible run before any run starts; finished runs in the folder are not checked.
 
     Raises:
         ValueError, OSError, ImportError: as `rollalloc.train.execution.check`.
@@ -117,12 +117,12 @@ def check_runs(runs: Sequence[Run], folder: Path) -> None:
 
 
 class _Listed:
-    """Runs that are given, in their order."""
+    """An agenda of given runs, in their order."""
 
     def __init__(self, todo: Mapping[Path, Run]) -> None:
         self._waiting = deque(Job(run, place) for place, run in todo.items())
         self.failures: list[Failure] = []
-        self.over: list[Job] = []  # since it was last looked at
+        self.over: list[Job] = []  # since the last check
 
     def next(self) -> Job | None:
         return self._waiting.popleft() if self._waiting else None
@@ -140,7 +140,7 @@ def _carry_out(
     overwrite: bool,
     stop: StopRequest,
 ) -> list[Failure]:
-    """Have the runs carried out until they are done or it is asked to stop; returns what failed."""
+    """Carry out the runs until all are done or a stop is requested; returns the failures."""
     agenda, read = _Listed(todo), Reader()
     known = {} if watcher is None else {place: standing(run, place, read) for place, run in places.items()}
 
@@ -155,7 +155,7 @@ def _carry_out(
 
 
 def result_of(run: Run, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a finished run paid and what its weights are worth, from its metrics; the accounts sum to `rollouts_paid`."""
+    """Costs and final accuracy of a finished run, from its metrics; the accounts sum to `rollouts_paid`."""
     curve, end = whole_curve_of(metrics), metrics[-1]
     target = run.settings.target
     cost = None if target is None else cost_to_target(curve_of(metrics), target)
@@ -182,13 +182,13 @@ def result_of(run: Run, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def is_finished(run: Run, folder: Path) -> bool:
-    """Whether the folder holds this very run, whole."""
+    """Whether the folder holds exactly this run, finished."""
     last = newest_line(folder)
     return last is not None and last["kind"] == "end" and run.is_in(folder)
 
 
 def standing(run: Run, folder: Path, read: Callable[[Path], RecordedRun] = read_run) -> RecordedRun:
-    """Where a run stands; what another run left in its folder is not its own."""
+    """A run's state; files that another run left in its folder do not count."""
     return read(folder) if run.is_described_in(folder) else RecordedRun(folder, {"max_rollouts": run.max_rollouts})
 
 

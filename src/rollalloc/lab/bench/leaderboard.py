@@ -1,4 +1,4 @@
-"""A leaderboard carried out: searches, then the final runs that they decide, a process a core, from wherever it stopped."""
+"""Carry out a leaderboard: the searches, then the final runs with the settings they chose; resumes wherever it stopped."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from rollalloc.train.folder import RunFolder
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a leaderboard is.
+    """Progress of a leaderboard.
 
-    `seconds` are those of processes, evaluation aside; `share` is of the work, as it was estimated, in [0, 1].
+    `seconds` is process time without evaluation; `share` is the share of the estimated work that is done, in [0, 1].
     """
 
     over: int
@@ -56,31 +56,31 @@ def run_leaderboard(
     base_of: BaseOf | None = None,
     stop: StopRequest | None = None,
 ) -> None:
-    """Carry out a plan, or what is left of it.
+    """Carry out a plan, or the rest of it.
 
     Args:
         plan: frozen in the folder before the first run; see `rollalloc.lab.bench.plan.freeze`.
         folder: gets a folder for each run, the plan and the settings that were found.
-        tasks: where built-in tasks are made and kept.
-        processes: at a time, at least 1; one a core by default.
+        tasks: where built-in tasks are created and kept.
+        processes: at a time, at least 1; by default one per core.
         watcher: called about twice a second.
-        base_of: (a task of the plan, `tasks`) → a run on it, of which recipe, seed and setting are replaced; None: that of a
+        base_of: (a task of the plan, `tasks`) → a run on it, whose recipe, seed and setting are replaced; None: that of a
             built-in task.
-        stop: that others may make too.
+        stop: request to stop, which the caller may also make.
 
     Raises:
         ValueError: no process; the folder has another plan.
-        FileExistsError: the folder holds files that are not ours where ours are to be.
+        FileExistsError: files that are not ours are in the way.
         InUse: another leaderboard is at work in the folder.
-        Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came; the runs at work were saved, and the same call goes on with them.
-        Failed: a run failed for another reason than its weights, which counts as a result; the others were finished first.
+        Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came; active runs were saved, and the same call continues them.
+        Failed: a run failed, other than by diverging, which counts as a result; the others were finished first.
     """
     at_once = processes_at_once(processes)
     stop = stop or StopRequest()
     Claims(folder, KIND).refuse_taken()
     with Lock(folder, KIND):
         freeze(plan, folder)
-        agenda = _Agenda(plan, folder, tasks, base_of or _base)  # may make tasks, which Ctrl-C leaves at once
+        agenda = _Agenda(plan, folder, tasks, base_of or _base)  # may create tasks, which Ctrl-C interrupts at once
         with stop.heard():
             carry_out(agenda, at_once, stop, lambda at_work: watcher and watcher(agenda.progress(at_work)))
             agenda.save_settings()
@@ -95,21 +95,21 @@ def run_leaderboard(
 
 
 def diverged_in(folder: Path) -> dict[str, str]:
-    """The runs of a leaderboard whose weights diverged: folder → what was said.
+    """The runs of a leaderboard whose weights diverged: folder → error message.
 
     Raises:
-        ValueError: the file that says so is damaged.
+        ValueError: the file that records them is damaged.
     """
     return said_to_diverge(folder / DIVERGED) if DIVERGED in Claims(folder, KIND).names() else {}
 
 
 def said_to_diverge(path: Path) -> dict[str, str]:
-    """As `diverged_in`, of the file, whoever wrote it; none where there is no file."""
+    """As `diverged_in`, for a given file; empty if there is no file."""
     if not path.exists():
         return {}
     try:
         found = json.loads(read_text(path))
-    except (ValueError, RecursionError):  # of UTF-8 and JSON
+    except (ValueError, RecursionError):  # also raised for bad UTF-8 and JSON
         found = None
     if not isinstance(found, dict):
         raise ValueError(f"{path} does not say which runs diverged; it is damaged, or another program's")
@@ -117,11 +117,11 @@ def said_to_diverge(path: Path) -> dict[str, str]:
 
 
 class _Agenda:
-    """The runs of a plan in the order of its tasks; the searches decide what becomes of the tuned track.
+    """The runs of a plan, in the order of its tasks. What the searches find decides the runs of the tuned track.
 
     Attributes:
-        failures: runs that failed, and would not if they were repeated.
-        over: runs that are over.
+        failures: failed runs that might succeed if repeated.
+        over: runs that have ended.
     """
 
     def __init__(self, plan: Plan, folder: Path, tasks: Path, base_of: BaseOf) -> None:
@@ -129,10 +129,10 @@ class _Agenda:
         self.failures: list[Failure] = []
         self.over, self._rollouts, self._seconds, self._share = 0, 0, 0.0, 0.0
         self._diverged = diverged_in(folder)
-        self._known: dict[Path, bool] = {}  # of each run that was looked at, whether it is over
+        self._known: dict[Path, bool] = {}  # folder → whether its run is over, for all runs checked so far
         self._begun: set[Path] = set()
-        self._read = Reader()  # of the runs at work
-        self._trials: dict[Path, tuple[str, str]] = {}  # of each run of a search, its task and method
+        self._read = Reader()  # reads the active runs
+        self._trials: dict[Path, tuple[str, str]] = {}  # folder of a search run → its task and method
         self._total = plan.seconds
         self._bases = {task.name: base_of(task, tasks) for task in plan.tasks}
         self._searches: dict[tuple[str, str], Search] = {}
@@ -162,7 +162,7 @@ class _Agenda:
         return Progress(self.over, self.plan.runs, paid, self._seconds, min(1.0, self._share + begun), now)
 
     def save_settings(self) -> None:
-        """Write what the searches of each task found, as `tuned/TASK.json` of this package has it."""
+        """Write the settings found for each task, in the format of this package's `tuned/TASK.json`."""
         for task in self.plan.tasks:
             found = {
                 label: self._found(label, search)
@@ -196,11 +196,11 @@ class _Agenda:
             for setting in (settings_in(self.plan, track, task, each) if track != "tuned" else ())
             for job in self._finals(track, task, each, setting)
         ]
-        # Seed by seed: where it is cut off, the methods have the same ones.
+        # Seed by seed, so that an interrupted leaderboard has the same seeds for all methods.
         self._waiting += sorted(finals, key=lambda job: job.run.settings.seed)
 
     def _tuned(self, name: str, label: str) -> list[Job]:
-        """What the tuned track has to do for a method on a task, as far as it is known, and was not said before."""
+        """The next runs of a method on a task in the tuned track that are known by now and were not returned before."""
         search = self._searches[name, label]
         if todo := search.advance(self._is_over, self._trial_of):
             self._trials |= {job.place: (name, label) for job in todo}
@@ -214,7 +214,7 @@ class _Agenda:
         return self._new([self._final(track, task, each, setting, seed) for seed in self.plan.seeds_of(track, task)])
 
     def _new(self, jobs: Sequence[Job]) -> list[Job]:
-        """Those that are not over and were not begun."""
+        """Those that are neither over nor started."""
         new = [job for job in jobs if not self._is_over(job) and job.place not in self._begun]
         self._begun |= {job.place for job in new}
         return new
@@ -230,7 +230,7 @@ class _Agenda:
         return job.place.relative_to(self.folder).as_posix()
 
     def _count(self, job: Job) -> None:
-        """A run is over: only its figures stay, for thousands of models would fill a disk."""
+        """Record that a run is over, and delete its weights: thousands of models would fill a disk."""
         with RunFolder(job.place) as place:
             place.slim()
         self._known[job.place] = True
@@ -241,11 +241,11 @@ class _Agenda:
             self._seconds += last["seconds"]
 
     def _part(self, run: Run) -> float:
-        """The share of the work that a run is."""
+        """A run's share of the estimated work."""
         return seconds_of(run.task, run.max_rollouts or 0) / self._total
 
     def _trial_of(self, job: Job) -> Trial | None:
-        """What a run of a search that is over found; None where its weights diverged."""
+        """The result of a finished search run; None if its weights diverged."""
         if self._name(job) in self._diverged or (one := ended(job.run, job.place)) is None:
             return None
         return Trial(one.curve, one.last["accuracy"] or 0.0)
@@ -253,7 +253,7 @@ class _Agenda:
     # ------------------------------------------------------------------------------------------------------------- runs
 
     def _trial(self, task: TaskPlan, each: Contestant) -> Callable[[int, int, int], Job]:
-        """(rung, setting, seed) → a run of the search; it ends at the target."""
+        """(rung, setting, seed) → a run of the search; it stops at the target."""
 
         def made(rung: int, setting: int, seed: int) -> Job:
             tuned = _tuned(each, setting)
@@ -265,7 +265,7 @@ class _Agenda:
         return made
 
     def _final(self, track: str, task: TaskPlan, each: Contestant, setting: Tuned, seed: int) -> Job:
-        """A final run; it goes beyond the target, until its budget is spent."""
+        """A final run; it does not stop at the target, but when its budget is spent."""
         run = self._run(task, each, setting, seed, target=None)
         return Job(run, folder_of(run, self.folder / track))
 
@@ -289,7 +289,7 @@ class _Agenda:
 
 
 def settings_in(plan: Plan, track: str, task: TaskPlan, each: Contestant) -> tuple[Tuned, ...]:
-    """What a method's final runs on a task may have, in a track: one setting, or those that a search chooses from."""
+    """The settings that a method's final runs on a task may have in a track: one, or all that a search chooses from."""
     if track == "tuned":
         return tuple(_tuned(each, setting) for setting in range(len(each.grid)))
     return () if each.defaults is None else (Tuned(each.defaults, plan.rate_of(task), DEFAULT_OPTIMIZER),)
@@ -300,7 +300,7 @@ def _tuned(each: Contestant, setting: int) -> Tuned:
 
 
 def _base(task: TaskPlan, tasks: Path) -> Run:
-    """A run on a task, whose files are made where they are not there; recipe, seed and setting are to be replaced."""
+    """A run on a task, whose files are created if missing; recipe, seed and setting are placeholders."""
     changes: dict[str, Any] = {"eval_every": task.eval_every, "eval_samples": task.eval_samples, "keep_checkpoints": 1}
     run = task_run(task.name, "grpo", 0, tasks, target=None, **changes)
     return replace(run, max_rollouts=task.budget)

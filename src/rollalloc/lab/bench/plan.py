@@ -1,4 +1,4 @@
-"""What a leaderboard will run, frozen in a file before the first run; a folder goes on with no other plan than its own."""
+"""The plan of a leaderboard. It is frozen in a file before the first run, and a folder only continues its own plan."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from rollalloc.lab.bench.search import Rung, search_rollouts
 from rollalloc.lab.bench.tiers import TIERS, TRACKS, Tier, seconds_of
 
 PLAN, PAGE, TABLE, DIVERGED = "plan.json", "leaderboard.html", "leaderboard.md", "diverged.json"
-KIND = "bench"  # of claims
+KIND = "bench"  # kind of a folder's manifest
 _SCHEMA = 2
-# Parts of this package that decide what a run does; commands and pages do not.
+# Parts of this package that can change a run's result; commands and pages cannot.
 _DECIDING = (
     "core",
     "rules",
@@ -52,11 +52,11 @@ _DECIDING = (
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPlan:
-    """A task of the plan: its target, budget in rollouts and grid, all fixed before the runs.
+    """A task of the plan: target, budget in rollouts and evaluation grid, all fixed before the runs.
 
-    `eval_samples` are per held-out prompt, where accuracy is sampled. `default_rate` is the learning rate of the defaults
-    track, where it is not the plan's; `seeds` how many of the plan's final seeds it takes, None: all; `rung` the digest of
-    its rung of the ladder, "" for other tasks.
+    `eval_samples` is per held-out prompt, where accuracy is sampled. `default_rate` is the learning rate in the defaults
+    track, if it differs from the plan's. `seeds` is how many of the plan's final seeds it uses; None: all. `rung` is the
+    digest of its rung of the ladder, "" for other tasks.
     """
 
     name: str
@@ -75,12 +75,12 @@ class Plan:
 
     Attributes:
         contestants: the methods.
-        search: of the tuned track, the same for every method.
+        search: rungs of the tuned track's search, the same for every method.
         default_rate: learning rate of every method on every task in the defaults track.
         seeds: of the final runs.
-        default_seeds: of those of the defaults track.
-        made_with: versions of what decides the figures, the processor, and a digest of the code.
-        frozen: the digest in the file that it was read from; "" for a plan that was made now.
+        default_seeds: how many of them the defaults track uses.
+        made_with: versions of everything that can change the figures, the processor, and a digest of the code.
+        frozen: the digest in the file that the plan was read from; "" for a new plan.
     """
 
     tier: str
@@ -102,7 +102,7 @@ class Plan:
         """The plan as plain data."""
         described = asdict(self)
         del described["frozen"]
-        # What came later is left out where it says nothing, so that older plans still hold.
+        # Newer fields are left out at their defaults, so that the digests of older plans still match.
         for task in described["tasks"]:
             for name in [name for name in ("default_rate", "seeds", "rung") if task[name] in (None, "")]:
                 del task[name]
@@ -119,11 +119,11 @@ class Plan:
 
     @property
     def seeds_by_track(self) -> dict[str, tuple[int, ...]]:
-        """The seeds of the final runs of each track, those of the task that has most."""
+        """The seeds of each track's final runs, for the task that has most."""
         return {track: max((self.seeds_of(track, task) for task in self.tasks), key=len) for track in self.tracks}
 
     def finals(self, task: TaskPlan) -> int:
-        """Final runs of a method on a task, in all tracks."""
+        """Number of final runs of a method on a task, in all tracks."""
         return sum(len(self.seeds_of(track, task)) for track in self.tracks)
 
     def rate_of(self, task: TaskPlan) -> float:
@@ -132,31 +132,31 @@ class Plan:
 
     @property
     def rollouts(self) -> int:
-        """That it may pay in all."""
+        """Rollouts that the whole plan may pay."""
         return sum(self.rollouts_of(task) for task in self.tasks)
 
     def rollouts_of(self, task: TaskPlan) -> int:
-        """That it may pay on a task."""
+        """Rollouts that the plan may pay on a task."""
         searches = search_rollouts(self.search, task.budget) if "tuned" in self.tracks else 0
         return len(self.contestants) * (searches + self.finals(task) * task.budget)
 
     @property
     def runs(self) -> int:
-        """How many it has in all."""
+        """Number of runs of the whole plan."""
         return sum(self.runs_of(task) for task in self.tasks)
 
     def runs_of(self, task: TaskPlan) -> int:
-        """How many it has on a task."""
+        """Number of runs on a task."""
         searches = sum(rung.settings * len(rung.seeds) for rung in self.search) if "tuned" in self.tracks else 0
         return len(self.contestants) * (searches + self.finals(task))
 
     @property
     def seconds(self) -> float:
-        """Of one process for the whole plan, as far as rates are known; the making of tasks is not in it."""
+        """Estimated process seconds for the whole plan, from measured rates; creating tasks is not included."""
         return sum(self.seconds_of(task) for task in self.tasks)
 
     def seconds_of(self, task: TaskPlan) -> float:
-        """Of one process for a task."""
+        """Estimated process seconds for a task."""
         return seconds_of(task.name, self.rollouts_of(task), self.runs_of(task))
 
 
@@ -174,11 +174,11 @@ def make_plan(
         tier: a key of `TIERS`.
         tasks: some of the tier's; empty: all.
         recipes: of this package; empty: the tier's.
-        own: recipes `module:function`, besides.
+        own: the user's recipes, `module:function`, in addition.
         tracks: some of the tier's; empty: all.
 
     Raises:
-        ValueError: an unknown tier, task, recipe or track, or a recipe that cannot be in a track.
+        ValueError: an unknown tier, task, recipe or track, or a recipe that cannot take part in a track.
     """
     if tier not in TIERS:
         raise ValueError(f"unknown tier {tier!r}; there are {', '.join(TIERS)}")
@@ -193,10 +193,10 @@ def make_plan(
 
 
 def plan_of_rung(rung: LadderRung, *, recipes: Sequence[str] = ()) -> Plan:
-    """The plan of one rung of the ladder, whoever wrote it: as tier `ladder` has it for those of this package.
+    """The plan of one rung of the ladder, built-in or the user's, as tier `ladder` would plan it.
 
     Args:
-        rung: as `rollalloc.lab.bench.rungs.read_rung` reads it.
+        rung: as `rollalloc.lab.bench.rungs.read_rung` returns it.
         recipes: some of the ladder's methods; empty: all.
 
     Raises:
@@ -257,7 +257,7 @@ def _planned(name: str, preset: Preset, budget: int, seeds: int | None, rung: st
 
 @cache
 def made_with() -> dict[str, str]:
-    """What decides the figures besides the plan."""
+    """Versions, processor and code: everything besides the plan that can change the figures."""
     return {
         "rollalloc": rollalloc.__version__,
         "code": _code(),
@@ -270,7 +270,7 @@ def made_with() -> dict[str, str]:
 
 
 def _code() -> str:
-    """SHA-256 over the sources that decide what a run does."""
+    """SHA-256 over the sources that can change a run's result."""
     package = Path(str(files("rollalloc")))
     places = [package / name for name in _DECIDING]
     digest = sha256()
@@ -281,7 +281,7 @@ def _code() -> str:
 
 
 def _processor() -> str:
-    """Its name: the same seeds give other figures on another kind."""
+    """The processor's name: another kind gives other figures for the same seeds."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -294,34 +294,34 @@ def _processor() -> str:
 
 
 def freeze(plan: Plan, folder: Path) -> None:
-    """Write the plan into its folder, where there is none; where there is one, it must be this.
+    """Write the plan to its folder; if the folder already has a plan, it must be the same.
 
     Raises:
         ValueError: the folder has another plan; names the differences.
-        FileExistsError: something that is not ours has one of the names that a leaderboard writes.
+        FileExistsError: a file that is not ours has a name that the leaderboard needs.
     """
     claims = Claims(folder, KIND)
     if PLAN in claims.names() and (folder / PLAN).exists():
         refuse_another(plan, folder)
         return
     claims.add([PLAN, PAGE, TABLE, DIVERGED, *(settings_file(task.name) for task in plan.tasks)])
-    plan = replace(plan, frozen="")  # one that was read elsewhere is described as it is now
+    plan = replace(plan, frozen="")  # a plan read from another file gets its digest anew
     saved = {"schema": _SCHEMA, "digest": plan.digest, "date": datetime.now(UTC).date().isoformat()}
     write_text(folder / PLAN, json.dumps(saved | {"plan": plan.described()}, indent=1))
 
 
 def place_of(track: str, task: TaskPlan, label: str, seed: int) -> str:
-    """Where a final run stands in a leaderboard's folder."""
+    """Path of a final run within a leaderboard's folder."""
     return f"{track}/{task.name.replace('/', '-')}/{label}-{seed}"
 
 
 def settings_file(task: str) -> str:
-    """Where the settings that were found for a task stand, in a leaderboard's folder."""
+    """Path of the settings found for a task, within a leaderboard's folder."""
     return f"settings/{task.replace('/', '-')}.json"
 
 
 def refuse_another(plan: Plan, folder: Path) -> None:
-    """Refuse a folder that was begun with another plan; one without a plan is nobody's yet.
+    """Refuse a folder that has another plan; a folder without a plan is free.
 
     Raises:
         ValueError: names the differences.
@@ -339,7 +339,7 @@ def refuse_another(plan: Plan, folder: Path) -> None:
 
 
 def frozen_in(folder: Path) -> tuple[Plan, str]:
-    """The plan of a folder, and the date that it was frozen on.
+    """The plan in a folder, and the date on which it was frozen.
 
     Raises:
         FileNotFoundError: there is none.
@@ -380,7 +380,7 @@ _GONE: Mapping[type[Any], tuple[str, ...]] = {Plan: ("shape",), TaskPlan: ("lear
 
 
 def _known(kind: type[Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """What a plan says by names that there are; older ones say the shape and rate of a track that is gone, too."""
+    """The fields of a saved plan that still exist; older plans also have those of a track that was removed."""
     return {name: value for name, value in saved.items() if name not in _GONE[kind]}
 
 

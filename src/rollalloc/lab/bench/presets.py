@@ -1,9 +1,10 @@
-"""Tasks ready to run: target, budget, grid of evaluations, and the settings that were found for each recipe.
+"""Presets of built-in tasks: target, budget, evaluation grid, and the tuned settings for each recipe.
 
-The settings stand in `tuned/TASK.json`, as `rollalloc.lab.bench.search` finds them: as many for every recipe, GRPO included,
-over learning rate and shape of a batch, and on the same tuning seeds, which are none of a comparison. `settings_tried` says
-how much of its grid a recipe got, and its own `budget`, where it has one, that its runs were censored earlier than the
-others'. A task that was not swept borrows those of another, and what was not swept on a task those of skills/late.
+The settings are in `tuned/TASK.json`, found by `rollalloc.lab.bench.search`. For every recipe, GRPO included, the search
+tried the same number of learning rates and batch shapes, on the same tuning seeds, which no comparison uses.
+`settings_tried` says how much of its grid a recipe got. `budget`, if present, says that its search runs were censored
+earlier than the others'. A task that was not swept borrows another task's settings; a recipe that was not swept on a task
+uses its settings for skills/late.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from rollalloc.models.dtypes import Precision
 from rollalloc.train.description import Run, Source
 from rollalloc.train.settings import Settings
 
-DEFAULT_RATE = 6e-4  # of the tasks' models, for every recipe alike, where nobody says or searched for another
-# The optimizer that the settings in `tuned/` were found with, which was the default then.
+DEFAULT_RATE = 6e-4  # learning rate of the tasks' models for every recipe, unless set or tuned
+# The default optimizer at the time when the settings in `tuned/` were found.
 TUNED_WITH: Mapping[str, Any] = MappingProxyType({"betas": (0.9, 0.999), "adaptive_clip": None, "averaging": 0})
 DEFAULT_OPTIMIZER: Mapping[str, Any] = MappingProxyType({name: getattr(Settings, name) for name in TUNED_WITH})
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """A recipe's parameters, learning rate and optimizer on a task; the optimizer's as in `Settings`."""
+    """A recipe's parameters, learning rate and optimizer on a task; optimizer fields as in `Settings`."""
 
     parameters: Mapping[str, Any]
     learning_rate: float
@@ -46,13 +47,13 @@ class Preset:
     """A task's target and budget.
 
     Attributes:
-        target: held-out accuracy to reach, on skills/graded a mean score; None: the run goes on until its budget is spent.
-        max_rollouts: what a run may pay before it is censored.
-        eval_every: rollouts paid between two points of the grid.
-        eval_samples: a held-out prompt, where it has more than one right answer.
+        target: held-out accuracy to reach (mean score on skills/graded); None: run until the budget is spent.
+        max_rollouts: rollouts after which a run is censored.
+        eval_every: rollouts between two points of the evaluation grid.
+        eval_samples: samples per held-out prompt, for tasks with more than one right answer.
         tuned_on: the task whose tuned settings are used.
-        rate: learning rate of every recipe, where nobody says or searched for another.
-        precision: that updates and exact evaluations compute in.
+        rate: learning rate of every recipe, unless set or tuned.
+        precision: of updates and exact evaluations.
     """
 
     target: float | None
@@ -65,13 +66,13 @@ class Preset:
 
 
 def preset_of_rung(rung: LadderRung) -> Preset:
-    """The preset of a rung's task."""
+    """The preset of a ladder rung's task."""
     run = rung.run
     how = {"rate": run.learning_rate, "precision": run.precision}
     return Preset(run.target, run.max_rollouts, run.eval_every, run.eval_samples, **how)
 
 
-POOLED = ("skills", "walks")  # tasks with several pools of prompts, which stand for their pool "late"
+POOLED = ("skills", "walks")  # tasks with several pools of prompts; without a pool, "late" is meant
 PRESETS = {
     "skills/balanced": Preset(0.80, 40_000, 1000),
     "skills/mixed": Preset(0.80, 60_000, 1000),
@@ -87,16 +88,16 @@ PRESETS = {
     "rg/letter_counting": Preset(0.79, 20_000, 250),
     "rg/spell_backward": Preset(0.60, 20_000, 250),
     "rg/count_bits": Preset(0.59, 20_000, 250),
-    "rg/simple_equations": Preset(0.64, 20_000, 250),  # half of the way from a sample's accuracy to pass@8
+    "rg/simple_equations": Preset(0.64, 20_000, 250),  # target half-way from the initial accuracy to pass@8
     **{rung.task: preset_of_rung(rung) for rung in RUNGS.values()},
 }
-_SWEPT_FOR_ALL = "skills/late"  # the one task that every recipe has settings for
+_SWEPT_FOR_ALL = "skills/late"  # the only task on which every recipe was tuned
 _ANY_GYM = Preset(None, 40_000, 1000)
 _UNMADE = Source(model="", prompts=(), heldout="", reward="")
 
 
 def preset_of(task: str) -> tuple[str, Preset]:
-    """The preset of a task, with its name.
+    """The preset of a task, by name.
 
     Raises:
         ValueError: no such task or pool.
@@ -112,13 +113,13 @@ def preset_of(task: str) -> tuple[str, Preset]:
 
 
 def is_built_in(name: str) -> bool:
-    """Whether a task of that name is made here."""
+    """Whether this is the name of a built-in task."""
     return name in PRESETS or name.startswith(gym.PREFIX)
 
 
 @lru_cache
 def tuned_of(task: str) -> Mapping[str, Tuned]:
-    """The settings for each recipe on a task that was swept: its own, or else those of `skills/late`."""
+    """The tuned settings of each recipe on a swept task: its own, or else those for `skills/late`."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys((_SWEPT_FOR_ALL, task)):
         file = files("rollalloc.lab.bench") / "tuned" / f"{name.replace('/', '-')}.json"
@@ -127,20 +128,20 @@ def tuned_of(task: str) -> Mapping[str, Tuned]:
 
 
 def _tuned(found: Mapping[str, Any]) -> Tuned:
-    """What a search wrote of a recipe; one that says no optimizer was made with that of `TUNED_WITH`."""
+    """Settings as a search wrote them; entries without an optimizer were found with `TUNED_WITH`."""
     said = found.get("optimizer", TUNED_WITH)
     optimizer = {**said, "betas": tuple(said["betas"])}
     return Tuned(found["parameters"], found["learning_rate"], optimizer)
 
 
 def task_source(name: str, folder: Path, shown: Shown = unseen) -> tuple[Source, int]:
-    """A task's model, prompts and reward, made in the folder unless they are there, and the tokens of a rollout."""
+    """A task's model, prompts and reward, created in the folder if missing, and the tokens that a rollout needs."""
     made = _prepare(name, folder, shown)
     return source_of(made), made.max_new_tokens
 
 
 def source_of(files: TaskFiles) -> Source:
-    """What is trained on a task's files."""
+    """A task's files as a training source."""
     return Source(
         model=str(files.model),
         prompts=(str(files.train),),
@@ -169,8 +170,8 @@ def task_run(task: str, recipe: str, seed: int, folder: Path, *, tuned: Tuned | 
     Args:
         task: "skills", "walks", "sort", "skills/POOL", "walks/POOL", "ladder/RUNG" or "rg/NAME".
         folder: where tasks are kept.
-        tuned: instead of the preset's.
-        changes: of the trainer's settings.
+        tuned: used instead of the preset's settings.
+        changes: trainer settings to change.
 
     Raises:
         ValueError: as `planned_run`.
@@ -179,11 +180,11 @@ def task_run(task: str, recipe: str, seed: int, folder: Path, *, tuned: Tuned | 
 
 
 def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None, **changes: Any) -> Run:
-    """As `task_run`, but nothing is made yet: the run has no model and no prompts, which `made` gives it.
+    """As `task_run`, but nothing is created yet: `made` adds the model and prompts to the run.
 
     Raises:
-        ValueError: an unknown task, or a recipe without tuned settings for it and none given.
-        ImportError: what the task is of is not installed.
+        ValueError: an unknown task, or a recipe without tuned settings for it when none are given.
+        ImportError: a package that the task needs is not installed.
     """
     name, preset = preset_of(task)
     if name.startswith(gym.PREFIX):
@@ -213,10 +214,10 @@ def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None
 
 
 def made(run: Run, folder: Path, shown: Shown = unseen) -> Run:
-    """A planned run with its task's model, prompts and reward, made in the folder unless they are there; others as they are.
+    """A planned run with its task's files, created in the folder if missing; runs on other data are returned unchanged.
 
     Raises:
-        ValueError: a folder that is no task, or one made with other settings.
+        ValueError: a folder that is no task, or one created with other settings.
     """
     if run.source != _UNMADE:
         return run

@@ -1,8 +1,8 @@
-"""What a comparison says, from the `run.json` and `metrics.jsonl` of its runs alone.
+"""Summarize a comparison from the `run.json` and `metrics.jsonl` of its runs.
 
-Point estimates are interquartile means: the mean of what is left when a quarter of the values, rounded down, is cut off
-at each end. Their intervals are bootstrapped over seeds. A censored run enters with what it had paid, which is a lower
-bound of its cost; then the point is a bound too, marked as such, and no interval is claimed.
+Point estimates are interquartile means: the mean after cutting off a quarter of the values, rounded down, at each end.
+Intervals are bootstrapped over seeds. A censored run counts with what it had paid, a lower bound of its cost. The point is
+then a bound too, is marked as one, and has no interval.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rollalloc.runs.reader import lines_in
 from rollalloc.runs.recorded import compares
 from rollalloc.train.description import Run
 
-FEWEST = 5  # values for which an interval is given
+FEWEST = 5  # values needed for an interval
 _RESAMPLES = 10_000
-_ALIKE = 1e-6  # a metric as near to 1 as this is full marks
-_LARGEST = 2**53  # number that a mean is taken of
-# What the last evaluation of a run says; the names after the first are of `rollalloc.train.evaluation.Breadth`.
+_ALIKE = 1e-6  # a metric within this distance of 1 is full marks
+_LARGEST = 2**53  # largest number accepted into a mean
+# Results of a run's last evaluation; all but the first are fields of `rollalloc.train.evaluation.Breadth`.
 LAST = {
     "accuracy": "accuracy",
     "full_marks": "full marks",
@@ -40,7 +40,7 @@ LAST = {
     "entropy": "entropy",
     "tokens": "tokens",
 }
-OF_GRADED = {"accuracy": "mean score", "pass_at_k": "best of {k}"}  # where scores lie between wrong and right too
+OF_GRADED = {"accuracy": "mean score", "pass_at_k": "best of {k}"}  # headings for tasks with partial marks
 Bound = Literal["", ">", "<"]
 
 
@@ -50,10 +50,10 @@ class Interval:
 
     Attributes:
         point: the interquartile mean.
-        low: lower end; None for fewer than five values, or where a run is censored.
+        low: lower end; None for fewer than five values, or if a run is censored.
         high: upper end, likewise.
-        values: one a seed, in order; a censored run's is a bound.
-        bound: ">" where the point is a lower bound, "<" where it is an upper bound, "" where it is neither.
+        values: one per seed, in order; a censored run's value is a bound.
+        bound: ">" if the point is a lower bound, "<" if an upper bound, "" if neither.
     """
 
     point: float
@@ -70,17 +70,17 @@ class RecipeSummary:
     Attributes:
         parameters: of the recipe.
         seeds: of the runs that have ended, in order.
-        reached: runs that reached the target; the others are censored.
-        costs: to the target, by `COSTS`; None where nothing was evaluated or there is no target.
-        ratios: the baseline's cost over this one's, paired by seed, by `COSTS`; above 1 this one is cheaper. None where no
-            seed has both, or bounds point both ways.
-        standard_error: the largest of its evaluations'; 0 where all are exact, None where one is not known.
-        last: what the last evaluation of each run found, by `LAST`; None where one of them does not know it.
-        k: attempts that `pass_at_k` is of; None where it is not known, or not the same in all.
+        reached: number of runs that reached the target; the others are censored.
+        costs: until the target, by `COSTS`; None if nothing was evaluated or there is no target.
+        ratios: the baseline's cost over this recipe's, paired by seed, by `COSTS`; above 1 this one is cheaper. None if no
+            seed has both, or the bounds point both ways.
+        standard_error: the largest of its evaluations; 0 if all are exact, None if one is unknown.
+        last: results of each run's last evaluation, by `LAST`; None if a run lacks the value.
+        k: number of attempts in `pass_at_k`; None if unknown, or not the same in all runs.
         accounts: cause → rollouts of all runs; they sum to `rollouts_paid`.
         folders: of the runs, in the order of the seeds.
         grouped: whether its rollouts are compared within groups.
-        at_target: as `last`, where the target was reached, over the runs that did; None where one of them does not know it.
+        at_target: like `last`, but when the target was reached, over the runs that reached it; None if one lacks the value.
     """
 
     label: str
@@ -104,9 +104,9 @@ class RecipeSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A comparison on one task, "" where the runs have none; what has not ended is `unfinished`, and in no figure.
+    """A comparison on one task ("" if the runs name none). Runs in `unfinished` enter no figure.
 
-    The ratios are to the `baseline`: "grpo", or else the first, which is the first of the recipes.
+    Ratios are to the `baseline`, the first of the recipes: "grpo" if present.
     """
 
     task: str
@@ -117,27 +117,27 @@ class Summary:
 
     @property
     def measure(self) -> str:
-        """What the target is of, in words."""
+        """What the target is measured in, in words."""
         return measure_of(self.recipes)
 
     @property
     def last(self) -> dict[str, str]:
-        """What the last evaluations say of any recipe: a name of `LAST` → the heading of a table's column."""
+        """Columns of the last evaluations' table that any recipe has: a name of `LAST` → its heading."""
         attempts = {recipe.k for recipe in self.recipes}
         k = attempts.pop() if len(attempts) == 1 else None
         return {
             name: words.format(k=k or "k")
             for name, words in (LAST if self.measure == LAST["accuracy"] else LAST | OF_GRADED).items()
             if any(recipe.last[name] is not None for recipe in self.recipes)
-            and (name, self.measure) != ("full_marks", "accuracy")  # which says it already
+            and (name, self.measure) != ("full_marks", "accuracy")  # then accuracy is the same number
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A run that is over: its evaluations on the grid, what each and the last one found, by `LAST`, and its last line.
+    """A finished run: its evaluations on the grid, the values of each and of the last one by `LAST`, and its last line.
 
-    `target` is what it is held against; `grouped`, whether its rollouts are compared within groups.
+    `target` is the accuracy it is judged by; `grouped`, whether its rollouts are compared within groups.
     """
 
     run: Run
@@ -155,7 +155,7 @@ class Ended:
 
 
 def measure_of(recipes: Iterable[RecipeSummary]) -> str:
-    """What is called accuracy, in words: "mean score" where answers with full marks are another share than it."""
+    """What to call accuracy: "mean score" if answers get partial marks, so that it differs from the share of full marks."""
     lasts = [(recipe.last["accuracy"], recipe.last["full_marks"]) for recipe in recipes]
     known = [(mean.values, full.values) for mean, full in lasts if mean is not None and full is not None]
     alike = all(np.allclose(mean, full, rtol=0, atol=_ALIKE) for mean, full in known)
@@ -163,10 +163,10 @@ def measure_of(recipes: Iterable[RecipeSummary]) -> str:
 
 
 def summaries(folder: Path) -> list[Summary]:
-    """What the comparison in a folder says, task by task.
+    """Summaries of the comparison in a folder, task by task.
 
     Raises:
-        ValueError: runs of a task with different targets, or of a label that differ in more than their seed.
+        ValueError: runs of a task have different targets, or runs of a label differ in more than their seed.
         FileNotFoundError: no run at all.
     """
     places = sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/run.json"))
@@ -176,7 +176,7 @@ def summaries(folder: Path) -> list[Summary]:
 
 
 def summaries_of(places: Sequence[Path]) -> list[Summary]:
-    """What the runs in these folders say, task by task; raises as `summaries`."""
+    """Summaries of the runs in these folders, task by task; raises as `summaries`."""
     by_task: dict[str, list[tuple[Path, Run]]] = {}
     for place in places:
         run = Run.described_in(place)
@@ -197,7 +197,7 @@ def _summary(task: str, runs: Sequence[tuple[Path, Run]]) -> Summary:
 
 
 def summaries_to(baseline: str, over: Sequence[Ended]) -> tuple[RecipeSummary, ...]:
-    """What each method of some runs of one task paid, with ratios to one of them, which comes first.
+    """What each method paid on one task, with ratios to `baseline`, which comes first.
 
     Raises:
         ValueError: runs of a label that differ in more than their seed.
@@ -212,20 +212,20 @@ def summaries_to(baseline: str, over: Sequence[Ended]) -> tuple[RecipeSummary, .
 
 
 def _rank(label: str, over: Sequence[Ended]) -> tuple[int, str]:
-    """The order of the package's recipes, then the alphabet's."""
+    """Sort key: the order of the package's recipes, then alphabetical."""
     names = list(RECIPES)
     recipe = next(one.run.recipe for one in over if one.run.name == label)
     return names.index(recipe) if recipe in names else len(names), label
 
 
 def ended(run: Run, place: Path, *, target: float | None = None, diverged: bool = False) -> Ended | None:
-    """The run of a folder; None where it has not ended. Of its metrics, which may be large, only the curve is kept.
+    """The finished run in a folder; None if it has not ended. Only the curve is kept, since metrics may be large.
 
     Args:
-        run: that the folder holds.
+        run: the run that the folder holds.
         place: the folder.
-        target: to hold it against, where it is not its own.
-        diverged: its weights did, and its metrics end there.
+        target: to judge it by, instead of its own.
+        diverged: its weights diverged, so its metrics stop there.
     """
     if not (place / METRICS).exists():
         return None
@@ -252,7 +252,7 @@ def ended(run: Run, place: Path, *, target: float | None = None, diverged: bool 
 
 
 def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """What an evaluation's line says by the names of `LAST`, and `k`; None for what it does not know, or is no number."""
+    """The values of an evaluation's line by the names of `LAST`, and `k`; None for those that are missing or not numbers."""
     found = evaluation.get("breadth")
     breadth: Mapping[str, Any] = found if isinstance(found, dict) else {}
     known = {**breadth, "accuracy": evaluation["accuracy"]}
@@ -261,12 +261,12 @@ def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    # A file's numbers may be of any size, NaN included, which is not between any two.
+    # A file's numbers may be huge or NaN; NaN fails every comparison.
     return value if type(value) in (int, float) and -_LARGEST <= value <= _LARGEST else None
 
 
 def _refuse_mixed(label: str, over: Sequence[Ended]) -> None:
-    """Runs left from before, under other settings, must not pass for further seeds."""
+    """Refuse runs left over from other settings: they must not count as further seeds."""
     first, *others = (_setup(one.run) for one in over)
     for one, other in zip(over[1:], others, strict=True):
         if found := list(differences(first, other, label)):
@@ -277,7 +277,7 @@ def _refuse_mixed(label: str, over: Sequence[Ended]) -> None:
 
 
 def _setup(run: Run) -> dict[str, Any]:
-    """What is the same for every seed of a label."""
+    """Everything about a run that all seeds of a label must share."""
     described = run.description()
     del described["settings"]["seed"]
     return {name: described[name] for name in ("recipe", "parameters", "settings")}
@@ -354,11 +354,11 @@ def _largest(errors: Iterator[float | None]) -> float | None:
 
 
 def interval(values: Sequence[float], bound: Bound = "") -> Interval:
-    """The interquartile mean of some values, with its bootstrapped 95% interval where there are five and no bound.
+    """The interquartile mean of some values; with its bootstrapped 95% interval if there are five values and no bound.
 
-    Percentiles of the bootstrap's distribution, expanded for few values: those of N(0, 1) at ±√(n/(n−1))·t, with t the
-    97.5% quantile of Student's t of n − 1 degrees of freedom (Hesterberg, The American Statistician 69, 2015). The
-    plain 2.5% and 97.5% would hold far less than 95% for five seeds.
+    The interval's ends are percentiles of the bootstrap distribution, expanded for few values: instead of 2.5% and 97.5%,
+    which cover far less than 95% with five seeds, those of N(0, 1) at ±√(n/(n−1))·t, where t is the 97.5% quantile of
+    Student's t with n − 1 degrees of freedom (Hesterberg, The American Statistician 69, 2015).
     """
     point = float(interquartile_mean(values))
     if len(values) < FEWEST or bound:
@@ -371,14 +371,14 @@ def interval(values: Sequence[float], bound: Bound = "") -> Interval:
 
 
 def interquartile_mean(values: ArrayLike) -> NDArray[np.float64]:
-    """Mean along the last axis of what is left when ⌊n/4⌋ values are cut off at each end."""
+    """Mean along the last axis after cutting off the ⌊n/4⌋ smallest and largest values."""
     sorted_N = np.sort(np.asarray(values, np.float64), axis=-1)
     cut = sorted_N.shape[-1] // 4
     return sorted_N[..., cut : sorted_N.shape[-1] - cut].mean(axis=-1)
 
 
 def _student(degrees: int) -> float:
-    """97.5% quantile of Student's t, by its expansion in 1 / degrees; off by less than 0.01 from 4 degrees on."""
+    """97.5% quantile of Student's t, by its expansion in 1 / degrees; error below 0.01 from 4 degrees on."""
     z = NormalDist().inv_cdf(0.975)
     terms = (
         (z**3 + z) / 4,

@@ -1,4 +1,4 @@
-"""The live board: all runs of a folder on a page of this machine, read-only; reports are redrawn when files change."""
+"""The live board: a local, read-only web page of all runs in a folder; reports are redrawn when files change."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from rollalloc.runs.recorded import RecordedRun, unshown
 HOST = "127.0.0.1"
 _NAMES = re.compile(
     r"(127\.0\.0\.1|localhost)(:\d+)?"
-)  # a page elsewhere must not reach the board by a name of its own
-_BYTES = 32 << 20  # of metrics read for one page: a second or two; the next page goes on
-_REFRESH_S = 3  # of the overview while a run trains
-_REFRESH_REPORT_S = 15  # of a report: its figures take seconds to draw
+)  # against DNS rebinding: other sites must not reach the board under their own host name
+_BYTES = 32 << 20  # of metrics read per page, a second or two; the next page reads on
+_REFRESH_S = 3  # seconds between reloads of the overview while a run trains
+_REFRESH_REPORT_S = 15  # the same for a report, whose figures take seconds to draw
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A comparison on the board: the address of its report, and a row of HTML for each of its runs."""
+    """A comparison on the board: the address of its report, and an HTML row for each of its runs."""
 
     address: str
     name: str
@@ -39,7 +39,7 @@ class Entry:
 
 
 class Board:
-    """The pages of the board of a folder of runs, at any depth that `comparisons` knows; it may not be there yet."""
+    """The pages for a folder of runs, at any depth that `comparisons` searches; the folder need not exist yet."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,7 +48,7 @@ class Board:
         self._lock = threading.Lock()
 
     def page(self, address: str) -> str | None:
-        """The page at an address; None where there is none. The address chooses among what was found, it is no path."""
+        """The page at an address, or None. An address is looked up among the runs found; it is never used as a path."""
         with self._lock:
             found, why = self._found()
             places = {_address(place): place for place in found}
@@ -62,7 +62,7 @@ class Board:
             return self._reports[place].page(found[place])
 
     def _found(self) -> tuple[dict[Path, list[RecordedRun]], str | None]:
-        """The runs there are now, by the folder that holds them, and why there are none where the folder cannot be read."""
+        """The current runs by the folder that holds them, and the reason if the folder cannot be read."""
         self._reader.allowance = _BYTES
         why = None
         try:
@@ -86,12 +86,12 @@ class Board:
 
 
 def _is_over(run: RecordedRun) -> bool:
-    """Sorts runs that go on before those that have ended; among these the order stays."""
+    """Sort key: running before ended; otherwise the order stays."""
     return run.why is not None
 
 
 def _row(run: RecordedRun) -> Markup:
-    """A run's row; one that cannot be drawn costs no other run its place."""
+    """A run's row; if it cannot be drawn, the row says so, and the other runs are unaffected."""
     try:
         return Markup(render("row.html.j2", run=run))
     except Exception as error:  # whatever a file holds
@@ -99,24 +99,24 @@ def _row(run: RecordedRun) -> Markup:
 
 
 class _Report:
-    """A report that is drawn beside the requests for it, for that takes seconds; meanwhile the one before is shown."""
+    """A report drawn in the background, since that takes seconds; meanwhile requests get the previous one."""
 
     _one_at_a_time = threading.Lock()  # matplotlib's style is global
 
     def __init__(self, place: Path) -> None:
         self._place = place
         self._page = render("drawing.html.j2", refresh=1, title="drawing the report")
-        self._shows: Sequence[RecordedRun] = ()  # the runs as they are, or are being, drawn
+        self._shows: Sequence[RecordedRun] = ()  # the runs in the state that is drawn, or being drawn
         self._drawing: threading.Thread | None = None
 
     def page(self, runs: Sequence[RecordedRun]) -> str:
-        """The newest page there is."""
+        """The newest finished page."""
         if unread := sum(run.unread for run in runs):
             why = f"The runs are being read, {unread / 1e6:,.0f} MB are left."
             return render("drawing.html.j2", refresh=1, title="reading the runs", why=why)
         same = len(runs) == len(self._shows) and all(map(is_, runs, self._shows))
         if not same and not (self._drawing and self._drawing.is_alive()):
-            self._shows = list(runs)  # a reader returns the same run as long as its files stay the same
+            self._shows = list(runs)  # a Reader returns the same object while the files are unchanged
             self._drawing = threading.Thread(target=self._draw, args=(self._shows,), daemon=True)
             self._drawing.start()
         return self._page
@@ -127,13 +127,13 @@ class _Report:
             try:
                 made = sections({self._place: runs}, self._place)
                 self._page = render("report.html.j2", refresh=refresh, title=title_of(made), sections=made)
-            except Exception as error:  # whatever a file holds: the board goes on and says it
+            except Exception as error:  # a file may hold anything: show the error and go on
                 why = f"{type(error).__name__}: {error}"
                 self._page = render("drawing.html.j2", refresh=_REFRESH_REPORT_S, title="no report", why=why)
 
 
 def serve(folder: Path, port: int = 0) -> ThreadingHTTPServer:
-    """A server of the board, bound to this machine and not yet running; a port of 0 takes a free one.
+    """A server of the board on this machine only, not yet started; port 0 takes a free one.
 
     Raises:
         OSError: the port is taken.
@@ -147,10 +147,10 @@ def serve(folder: Path, port: int = 0) -> ThreadingHTTPServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET and HEAD of the board's pages, nothing else."""
+    """Answers GET and HEAD for the board's pages, nothing else."""
 
     pages: Board
-    timeout = 10  # a connection that says nothing does not keep its thread
+    timeout = 10  # seconds until a silent connection gives up its thread
 
     def do_GET(self) -> None:
         if not _NAMES.fullmatch(self.headers.get("Host", "")):
@@ -184,15 +184,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            with suppress(ConnectionError):  # the reader has gone on to another page
+            with suppress(ConnectionError):  # the browser has left the page
                 self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the terminal shows the address."""
+        """Print nothing: the terminal shows the address."""
 
 
 def _address(place: Path) -> str:
-    """Stays the same when other runs begin, and says nothing of the file system."""
+    """An address that stays the same when other runs begin, and reveals nothing of the file system."""
     return f"/{sha256(str(place).encode(errors='surrogateescape')).hexdigest()[:12]}"
 
 

@@ -1,4 +1,4 @@
-"""Figures of a comparison or a run; drawn for a light ground, see `rollalloc.lab.report.svg` for the page's two grounds."""
+"""Figures of a run or a comparison, drawn for a light background; `rollalloc.lab.report.svg` adapts them to dark pages."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from rollalloc.lab.report.style import (
 )
 from rollalloc.runs.recorded import RecordedRun
 
-Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one a seed; the first is the baseline
-_WIDTH = 4.5  # inches; small, so that the letters are still read when the page is a phone's
-_NARROW = 0.085  # a part of a bar below this has no room for its figure
-_POINTS = 60  # evaluations of a run that are drawn as points
-_TICKS = 20  # of ages, each with a tick of its own
-_LINES = ("-", "--", ":")  # for more methods than there are colours
+Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one per seed; the first label is the baseline
+_WIDTH = 4.5  # inches; small, so that the text stays readable on a phone
+_NARROW = 0.085  # parts of a bar narrower than this share get no number
+_POINTS = 60  # draw a run's evaluations as points up to this number
+_TICKS = 20  # give each age its own tick up to this number
+_LINES = ("-", "--", ":")  # when there are more methods than colours
 _LOOK = {
     "font.size": 10,
     "font.family": "sans-serif",
     "text.color": INK.light,
-    "text.parse_math": False,  # a label with two dollars in it is a label
+    "text.parse_math": False,  # dollar signs in labels are not mathematics
     "axes.edgecolor": RULE.light,
     "axes.labelcolor": MUTED.light,
     "axes.titlecolor": INK.light,
@@ -70,7 +70,7 @@ _LOOK = {
 
 @contextmanager
 def look() -> Iterator[None]:
-    """The figures' style, while one is drawn or written."""
+    """The matplotlib style for drawing and saving a figure."""
     with mpl.rc_context(_LOOK):  # pyright: ignore[reportArgumentType]
         yield
 
@@ -84,9 +84,14 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None:
-    """Held-out accuracy against a cost: each run thin, the interquartile mean over seeds thick, its interval shaded.
+    """Held-out accuracy against a cost: one thin line per run, a thick interquartile mean over seeds, its interval shaded.
 
-    `cost` is "rollouts" or "tokens"; the target is drawn as a line. None where no run was evaluated.
+    Args:
+        cost: "rollouts" or "tokens".
+        target: drawn as a line; None: no line.
+
+    Returns:
+        None if no run was evaluated.
     """
     with look():
         figure, axes = _figure(3.5)
@@ -118,19 +123,19 @@ def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None
 
 
 def _points(axes: Axes, run: RecordedRun, cost: str, colour: str) -> None:
-    """Each evaluation of a run as a point, with its standard error as a bar where it has one."""
+    """Draw a run's evaluations as points, with a bar for the standard error where it is known."""
     errors = [error or 0.0 for error in run.curve.standard_error]
     x = getattr(run.curve, cost)
     axes.errorbar(x, run.curve.accuracy, yerr=errors, fmt="o", color=colour, markersize=3.5, elinewidth=1, capsize=2)
 
 
 def _unit(methods: Methods) -> str:
-    """What figures are drawn over."""
+    """The unit of the x axis."""
     return next((run.unit for runs in methods.values() for run in runs), "rollouts paid")
 
 
 def training(methods: Methods) -> Figure | None:
-    """Reward, entropy, gradient norm and loss over the run, one below the other, a line for each method."""
+    """Reward, entropy, gradient norm and loss over the run, one panel each, a line for each method."""
     found: dict[str, dict[str, series.OverTime]] = {}
     for label, runs in methods.items():
         for over in (series.training_over_time(runs), series.entropy_over_time(runs)):
@@ -160,10 +165,10 @@ def training(methods: Methods) -> Figure | None:
 
 
 def where_rollouts_went(methods: Methods) -> Figure | None:
-    """A bar for each method, as long as its rollouts, in parts by cause; mean of the seeds."""
+    """One bar per method: its length is the rollouts paid, its parts are the causes; mean over seeds."""
     paid = {label: series.paid_by_cause(runs) for label, runs in methods.items()}
     paid = {label: accounts for label, accounts in paid.items() if sum(accounts.values())}
-    if not paid or (len(paid) == 1 and len(by_cause(*paid.values())) < 2):  # a single bar of one colour says nothing
+    if not paid or (len(paid) == 1 and len(by_cause(*paid.values())) < 2):  # one bar of one colour shows nothing
         return None
     longest = max(sum(accounts.values()) for accounts in paid.values())
     with look():
@@ -189,7 +194,7 @@ def where_rollouts_went(methods: Methods) -> Figure | None:
 
 
 def causes_over_time(methods: Methods) -> Figure | None:
-    """For each method, the share of each cause among the rollouts paid in each of some windows; None with one cause."""
+    """For each method, the share of each cause among the rollouts paid in each window; None if there is only one cause."""
 
     def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
         over = series.causes_over_time(runs)
@@ -206,9 +211,9 @@ def causes_over_time(methods: Methods) -> Figure | None:
 
 
 def states_over_time(methods: Methods) -> Figure | None:
-    """For each method, the share of the prompts visited so far in each state, and of those evicted as a line.
+    """For each method, the share of visited prompts in each state, and the share evicted as a line.
 
-    None where all are in one state throughout.
+    None if all prompts are in one state throughout.
     """
 
     def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
@@ -229,7 +234,7 @@ def states_over_time(methods: Methods) -> Figure | None:
 
 
 def _visits(runs: Sequence[RecordedRun]) -> str:
-    """The share of prompts visited in the end, and the visits to prompts that had been evicted, mean of the seeds."""
+    """The final share of prompts visited, and the number of visits to evicted prompts, as a mean over seeds."""
     ends = [run.batches[-1] for run in runs if run.batches and run.batches[-1].get("prompts")]
     if not ends:
         return ""
@@ -239,7 +244,7 @@ def _visits(runs: Sequence[RecordedRun]) -> str:
 
 
 def lengths(methods: Methods) -> Figure | None:
-    """For each method, the median length of rollouts, the middle half and the middle four fifths, and the longest."""
+    """For each method, the rollouts' median length, the 25–75% and 10–90% ranges, and the maximum."""
 
     def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
         over = series.lengths_over_time(runs)
@@ -261,7 +266,7 @@ def lengths(methods: Methods) -> Figure | None:
 
 
 def selection(methods: Methods) -> Figure | None:
-    """For each method, how much longer and harder the rows are than all rollouts; None where nothing is selected."""
+    """For each method, how much longer and harder the trained rows are than all rollouts; None if nothing is selected."""
     found = {label: series.selection_over_time(runs) for label, runs in methods.items()}
     if not any(part_X.any() for over in found.values() if over for part_X in over.values.values()):
         return None
@@ -280,7 +285,7 @@ def selection(methods: Methods) -> Figure | None:
 
 
 def staleness(methods: Methods) -> Figure | None:
-    """For each method, the share of rows trained on by the updates since their first token."""
+    """For each method, the share of trained rows by age: the number of updates since their first token."""
     found = {label: by_age for label, runs in methods.items() if (by_age := series.ages(runs))}
     if not any(age for by_age in found.values() for age in by_age):
         return None
@@ -317,7 +322,7 @@ def _rows(
     kinds: Mapping[str, Kind],
     what: str,
 ) -> Figure | None:
-    """A row of axes for each method that `draw` can draw; it returns the kinds that occur."""
+    """A row of axes for each method for which `draw` returns a nonempty list of kinds."""
     with look():
         tall = Figure(figsize=(_WIDTH, 1.1 + 1.15 * len(methods)), layout="constrained")
         rows = np.atleast_1d(tall.subplots(len(methods), sharex=True, sharey=True))
@@ -333,7 +338,7 @@ def _rows(
                 axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
                 axes.set_yticks([0, 0.5, 1])
             axes.margins(x=0)
-        if not drawn or (kinds and len(set(found)) < 2):  # panels of one colour say nothing
+        if not drawn or (kinds and len(set(found)) < 2):  # panels of one colour show nothing
             return None
         tall.supylabel(what, fontsize=10, color=MUTED.light)
         _rollouts_below(rows[-1], _unit(methods))
@@ -348,7 +353,7 @@ def _legend(figure: Figure, kinds: Sequence[Kind]) -> None:
 
 
 def _in_order(kinds: Mapping[str, Kind], names: Iterator[str] | Sequence[str]) -> list[str]:
-    """The names that occur, in the order of the kinds, unknown ones last."""
+    """The names that occur, in the order of the kinds; unknown names last."""
     found = dict.fromkeys(names)
     return [name for name in kinds if name in found] + [name for name in found if name not in kinds]
 
@@ -359,7 +364,7 @@ def _rollouts_below(axes: Axes, label: str) -> None:
 
 
 def _short(value: float) -> str:
-    """12,000 as 12k: a phone has no room for more."""
+    """12,000 as 12k, since a phone has no room for more."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{suffix}"

@@ -1,4 +1,4 @@
-"""The leaderboard's page and its Markdown: one table a task and track, losses in the same type as wins."""
+"""The leaderboard as a page and as Markdown: one table per task and track; losses are printed like wins."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rollalloc.lab.bench.search import search_rollouts
 from rollalloc.lab.bench.summary import FEWEST, OF_GRADED, Interval, measure_of
 from rollalloc.lab.report.page import render
 
-_LONGEST = 2000  # letters of a line of Markdown
+_LONGEST = 2000  # characters in a line of Markdown, at most
 _EXTRA = {"accuracy": "accuracy", "pass_at_k": "pass@{k}", "right_pairs_differ": "differ", "entropy": "entropy"}
 _COSTS = {"rollouts": ",.0f", "tokens": ",.0f", "steps": ",.0f", "seconds": ",.1f"}
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """An entry of a table: a figure, and how sure it is; both empty where it is not known."""
+    """A table entry: a number and its uncertainty; both empty if unknown."""
 
     point: str
     ends: str = ""
@@ -32,7 +32,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the page: the headings are of the columns after the first, the rows are method → its figures."""
+    """A table of the page: headings of all columns but the first, and rows from method to figures."""
 
     title: str
     headings: Sequence[str]
@@ -44,7 +44,7 @@ def write_leaderboard(folder: Path) -> Board:
 
     Raises:
         FileExistsError: files of these names that are not ours; nothing is written.
-        ValueError: its plan is damaged, or a run in it is none of the plan.
+        ValueError: its plan is damaged, or a run in it does not belong to the plan.
     """
     board = board_of(folder)
     Claims(folder, KIND).add([PAGE, TABLE])
@@ -54,7 +54,7 @@ def write_leaderboard(folder: Path) -> Board:
 
 
 def page(board: Board) -> str:
-    """The page."""
+    """The leaderboard as HTML."""
     return render(
         "leaderboard.html.j2",
         title=f"Leaderboard: what {len(board.plan.contestants)} methods pay for the same accuracy",
@@ -68,7 +68,7 @@ def page(board: Board) -> str:
 
 
 def markdown(board: Board) -> str:
-    """The same as Markdown."""
+    """The leaderboard as Markdown."""
     lines = ["# Leaderboard", "", *(f"- {_plain(note)}" for note in _notes(board)), ""]
     for table in (*_overviews(board), *(table for part in board.parts for table in tables_of(part))):
         lines += [f"## {_plain(table.title)}", "", *_lines(table), ""]
@@ -81,7 +81,7 @@ def markdown(board: Board) -> str:
 
 
 def tables_of(part: Part) -> list[Table]:
-    """The tables of a task in a track: what each method paid, and what its policy was worth."""
+    """The tables of one task in one track: what each method paid, and how good its policy was."""
     k = next((cell.paid.k for cell in part.cells if cell.paid and cell.paid.k), "k")
     measure = measure_of(cell.paid for cell in part.cells if cell.paid)
     named = _EXTRA if measure == _EXTRA["accuracy"] else _EXTRA | OF_GRADED
@@ -101,7 +101,7 @@ def tables_of(part: Part) -> list[Table]:
 def _columns(
     title: str, headings: Sequence[str], rows: Sequence[tuple[str, Sequence[Figure]]], columns: Sequence[int]
 ) -> Table:
-    """A table of some of the columns: those in which anything is known."""
+    """A table of the given columns, without those in which nothing is known."""
     known = [at for at in columns if any(row[at].point for _, row in rows)]
     return Table(title, [headings[at] for at in known], [(label, [row[at] for at in known]) for label, row in rows])
 
@@ -120,7 +120,7 @@ def _row(cell: Cell, part: Part) -> list[Figure]:
 
 
 def figure(interval: Interval | None, form: str) -> Figure:
-    """An interval's point and its ends, or its values where it has none."""
+    """An interval's point and ends, or its single values where it has no ends."""
     if interval is None:
         return Figure("")
     point = f"{interval.bound}{interval.point:{form}}"
@@ -130,7 +130,7 @@ def figure(interval: Interval | None, form: str) -> Figure:
 
 
 def _overviews(board: Board) -> list[Table]:
-    """For each track, the baseline's rollouts over each method's, task by task."""
+    """For each track, the baseline's rollouts divided by each method's, task by task."""
     made: list[Table] = []
     for track in board.plan.tracks:
         parts = [part for part in board.parts if part.track == track]
@@ -162,7 +162,7 @@ _READ = (
 
 
 def _notes(board: Board) -> list[str]:
-    """How the tables are to be read."""
+    """How to read the tables."""
     plan = board.plan
     seeds = len(plan.seeds_by_track[plan.tracks[0]])
     how = (
@@ -202,7 +202,7 @@ def _seeds(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _setting(cell: Cell) -> str:
-    """What a method was run with, in words."""
+    """The settings of a method's runs, in words."""
     if cell.paid is None:
         return ""
     said = (f"{name} {json.dumps(value)}" for name, value in cell.paid.parameters.items())
@@ -225,6 +225,6 @@ def _said(figure: Figure) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text of others that Markdown shows as it is."""
+    """Other people's text, escaped so that Markdown shows it literally."""
     text = one_line(text, _LONGEST).replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{letter}" if letter in "|`*[\\" else letter for letter in text)

@@ -1,4 +1,4 @@
-"""The report: one HTML page that needs nothing else, and its figures as PNG."""
+"""The HTML report on runs and comparisons: one self-contained page, with its figures also as PNG."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from rollalloc.lab.report.wording import caveats, damage, findings, graded, name
 from rollalloc.runs.discovery import comparisons
 from rollalloc.runs.recorded import RecordedRun, by_label, remaining, state
 
-MADE_BY = "rollalloc report"  # the page's generator
+MADE_BY = "rollalloc report"  # the generator that the page names in its head
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
 
-_MOST_DRAWN = 48  # methods in a figure: an image has an end
+_MOST_DRAWN = 48  # methods in one figure, at most
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure of the page, with a heading, a sentence on how to read it, and the name of its PNG without the ending."""
+    """A figure of the page: its heading, a sentence that explains it, and the stem of its PNG's name."""
 
     name: str
     title: str
@@ -44,13 +44,13 @@ class Chart:
 
     @property
     def svg(self) -> Markup:
-        """The figure as an element of the page."""
+        """The figure as an inline SVG element."""
         return Markup(inline_svg(self.figure, self.name, f"{self.title}. {self.caption}"))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence about a method, what matters most of it first, in the colour that its curves have."""
+    """A sentence about a method, the main point first, in the colour of the method's curves."""
 
     lead: str
     rest: str
@@ -59,7 +59,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Section:
-    """A comparison on a task, or a run by itself, which has no summary; `problems` are among the caveats too."""
+    """A comparison on one task, or a run by itself, which has no summary. `problems` also appear among the caveats."""
 
     name: str
     task: str
@@ -73,7 +73,7 @@ class Section:
 
     @property
     def provenance(self) -> dict[str, list[tuple[str, str]]]:
-        """Label → what its runs were started with, by name."""
+        """The settings of each label's runs, by name."""
         return {label: list(_settings(runs)) for label, runs in by_label(self.runs).items()}
 
     @property
@@ -83,9 +83,9 @@ class Section:
 
 
 def write_page(folder: Path, out: Path | None = None) -> Path:
-    """Write the report on a comparison, on several in one folder, or on a single run; returns where the page is.
+    """Write the report on a run, on a comparison, or on several comparisons in one folder; returns the page's path.
 
-    It is `report.html` in the folder where nothing else is said; the figures stand beside it as PNG.
+    By default the page is `report.html` in that folder. The figures are written beside it as PNG.
 
     Raises:
         FileNotFoundError: no run in the folder.
@@ -95,7 +95,7 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
 
 
 def write_sections(made: Sequence[Section], out: Path) -> Path:
-    """Write the page of some sections, and their figures beside it; returns where it is.
+    """Write a page of the given sections, with the figures beside it; returns the page's path.
 
     Raises:
         FileExistsError: a file that rollalloc did not write is in the way; nothing is written.
@@ -110,16 +110,18 @@ def write_sections(made: Sequence[Section], out: Path) -> Path:
 
 
 def sections(found: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> list[Section]:
-    """What the page of a folder shows: a section for each task of a comparison, or for a run by itself.
+    """The sections for a folder's page: one for each task of a comparison, one for each single run.
 
-    The runs are by the folder that holds them, as `rollalloc.runs.discovery.comparisons` returns them.
+    Args:
+        found: runs by the folder that holds them, as `rollalloc.runs.discovery.comparisons` returns them.
+        folder: the folder that the page is about.
     """
     runs = {run.folder: run for of_one in found.values() for run in of_one}
     if folder in runs:
         return [_section(folder.name, [runs[folder]])]
     try:
         made = _compared(runs)
-    except Exception as error:  # runs that cannot be compared, of another version for one, are still runs to be shown
+    except Exception as error:  # runs that cannot be compared, e.g. from another version, are still shown
         why = f"No costs are given, for the runs cannot be compared: {type(error).__name__}: {error}"
         shown = [of_unit for of_one in found.values() for of_unit in _by_unit(of_one)]
         names = _file_names([_place(of_unit).name for of_unit in shown])
@@ -135,20 +137,20 @@ def sections(found: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> list[
 
 
 def _by_unit(runs: Sequence[RecordedRun]) -> list[list[RecordedRun]]:
-    """Runs whose logs count the same: rollouts and optimizer steps have no common axis."""
+    """Split runs by the unit of their logs: rollouts and optimizer steps cannot share an axis."""
     return [[run for run in runs if run.unit == unit] for unit in dict.fromkeys(run.unit for run in runs)]
 
 
 def _place(runs: Sequence[RecordedRun]) -> Path:
-    """Where runs lie that are shown together."""
+    """The folder that holds all of these runs."""
     return runs[0].folder if len(runs) == 1 else runs[0].folder.parent
 
 
 def _compared(runs: Mapping[Path, RecordedRun]) -> list[Summary]:
-    """What the runs say together, task by task.
+    """Summaries of the runs, task by task.
 
     Raises:
-        ValueError: one is damaged: what it cost is not known. Whatever else runs of another version lead to.
+        ValueError: a run is damaged, so that its cost is unknown. Runs of another version may raise other errors.
     """
     if damaged := [run for run in runs.values() if run.problem]:
         raise ValueError(f"{damaged[0].folder}: {damaged[0].problem}")
@@ -161,7 +163,7 @@ def _folders(summary: Summary) -> list[Path]:
 
 
 def _file_names(names: Sequence[str]) -> list[str]:
-    """What the figures of each section are called before their own name: nothing where there is one, no two the same."""
+    """A distinct prefix for the figure files of each section; no prefix if there is only one section."""
     if len(names) == 1:
         return [""]
     plain = [re.sub(r"[^\w.+-]+", "-", name)[:60].lstrip(".") for name in names]
@@ -170,7 +172,7 @@ def _file_names(names: Sequence[str]) -> list[str]:
 
 
 def render(template: str, *, refresh: int | None = None, **values: Any) -> str:
-    """A page of this package's templates, everything escaped; with `refresh`, loaded anew after so many seconds."""
+    """Render a page template with every value escaped; with `refresh`, the browser reloads it after that many seconds."""
     return (
         _environment()
         .get_template(template)
@@ -207,7 +209,7 @@ def _environment() -> Environment:
 
 
 def _fit_to_be_shown(value: Any) -> Any:
-    """Whatever a template shows, so that none can forget it; a Markup is this package's own."""
+    """Make any value safe to show. Every template goes through this; only this package's own Markup is exempt."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -219,14 +221,19 @@ def _section(
     why: str | None = None,
     prefix: str = "",
 ) -> Section:
-    """A section on some runs: why there is no summary of them, and what begins the names of its figures' files."""
+    """A section on some runs.
+
+    Args:
+        why: reason for a missing summary.
+        prefix: of the file names of its figures.
+    """
     methods = by_label(runs)
     drawn = dict(list(methods.items())[:_MOST_DRAWN])
     kept = {run.folder: samples(run.folder) for run in runs}
     unread = [f"{name_of(run)}: {visible(wrong)}" for run in runs if (wrong := kept[run.folder].problem)]
     colours = dict(zip(methods, style.METHODS * len(methods), strict=False))
     said = {} if summary is None else findings(summary)
-    if not said.keys() <= methods.keys():  # a run that has not ended is under other settings than those that have
+    if not said.keys() <= methods.keys():  # an unfinished run has other settings than the finished ones
         said = {}
     said = said or {label: story(of_label, label) for label, of_label in methods.items()}
     return Section(
@@ -246,7 +253,7 @@ def _section(
         runs=runs,
         examples={
             label: shown
-            for label, of_label in methods.items()  # of the first run that kept some
+            for label, of_label in methods.items()  # from the first run that kept samples
             if (shown := next(filter(None, (kept[run.folder].examples for run in of_label)), None))
         },
         problems=[*damage(runs), *unread],
@@ -259,7 +266,7 @@ def _left_out(methods: figures.Methods) -> list[str]:
 
 
 def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iterator[Chart]:
-    """The figures that the runs have the numbers for, in the order of the page."""
+    """The figures for which the runs have data, in the order of the page."""
     seeds = max(len(runs) for runs in methods.values())
     over = "" if seeds == 1 else ", mean of the seeds and as far as every seed goes"
     for name, title, caption, draw in (
@@ -340,7 +347,7 @@ def _how_curves_read(seeds: int) -> str:
 
 
 def _settings(runs: Sequence[RecordedRun]) -> Iterator[tuple[str, str]]:
-    """What the runs of a recipe were started with; the first stands for all but the seed."""
+    """The settings that the runs of a recipe were started with, from the first run; they differ only in the seed."""
     described = runs[0].description
     yield "recipe", _plain(described.get("recipe"))
     yield "seeds", ", ".join(str(run.seed) for run in runs)
@@ -354,12 +361,12 @@ def _plain(value: Any) -> str:
 
 
 def title_of(made: Sequence[Section]) -> str:
-    """What the page is called."""
+    """The page's title."""
     return f"What the rollouts bought: {', '.join(one_line(section.task, 60) for section in made)}"
 
 
 def _task(runs: Sequence[RecordedRun]) -> str:
-    """What a run's description says it was trained on; of another framework's run, where it lies."""
+    """The task named in a run's description; for another framework's run, its folder."""
     if runs[0].note:
         return ", ".join(dict.fromkeys(run.folder.name for run in runs))
     source = runs[0].description.get("source") or {}

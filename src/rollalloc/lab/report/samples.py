@@ -1,4 +1,4 @@
-"""A few rollouts of a run, to see what its figures are about; from `rollouts.jsonl`, where the run wrote one."""
+"""Example rollouts of a run, from `rollouts.jsonl` if the run wrote it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rollalloc.files.text import shortened, visible
 from rollalloc.runs.fields import rollout
 from rollalloc.runs.files import open_regular, why
 
-_PART_BYTES = 4 << 20  # that are read of its end; the file may be larger than memory
-_EACH = 2  # examples of a fate
-_FATES = 12  # that are shown; reasons without a score are whatever a reward says
-STOPPED = "stopped"  # why a rollout that its recipe stopped has no score
+_PART_BYTES = 4 << 20  # bytes read from the file's end; it may be larger than memory
+_EACH = 2  # examples per outcome
+_FATES = 12  # outcomes shown, at most: a reward function may report any number of reasons for no score
+STOPPED = "stopped"  # the reason for no score when the recipe stopped the rollout
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A rollout fit to be shown: what became of it, in plain words, and its text, visible and cut."""
+    """A rollout to show: its outcome in plain words, and its text, shortened and with control characters made visible."""
 
     fate: str
     key: str
@@ -32,14 +32,14 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The newest rollouts of each fate that a run kept, and what could not be read; None: nothing."""
+    """A run's newest rollouts of each outcome, and what could not be read; None: nothing."""
 
     examples: list[Example]
     problem: str | None = None
 
 
 def samples(folder: Path) -> Samples:
-    """The newest rollouts of each fate, and what could not be read; a line corrupt by a killed run is passed over."""
+    """The newest rollouts of each outcome, and what could not be read; skips a line that a killed run left half written."""
     wrong: list[str] = []
     try:
         lines = list(_newest(folder / "rollouts.jsonl", wrong))
@@ -87,14 +87,14 @@ def _fate(line: Mapping[str, Any], rewards: Sequence[float], grouped: bool) -> s
 
 
 def _newest(path: Path, wrong: list[str]) -> Iterator[Mapping[str, Any]]:
-    """Rollouts from the end of the file, oldest first; a whole line that is none is named in `wrong`."""
+    """Rollouts from the end of the file, oldest first; whole lines that are not rollouts are reported in `wrong`."""
     with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         begin = file.seek(max(0, size - _PART_BYTES))
         content = file.read(_PART_BYTES)
     part = BytesIO(content)
     if begin:
-        part.readline()  # the rest of a line
+        part.readline()  # skip the rest of a line
     at = begin + part.tell()
     for number, line in enumerate(part, start=1):
         try:

@@ -1,4 +1,4 @@
-"""Series over a run, brought onto one axis so that seeds can be averaged."""
+"""Time series of runs, interpolated onto a common axis so that seeds can be averaged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POINTS = 60
 
 @dataclass(frozen=True)
 class OverTime:
-    """Values by name over rollouts paid, as far as every seed goes, each the mean of the seeds."""
+    """Named series against rollouts paid, each a mean over seeds, up to where the shortest seed ends."""
 
     x_X: Array
     values: Mapping[str, Array]
@@ -27,7 +27,7 @@ class OverTime:
 
 @dataclass(frozen=True)
 class Middle:
-    """The interquartile mean of accuracy over seeds against a cost, and its 95% interval, NaN with fewer than five seeds."""
+    """Interquartile mean of accuracy over seeds against a cost, with a 95% interval; NaN for fewer than five seeds."""
 
     x_X: Array
     middle_X: Array
@@ -38,10 +38,14 @@ class Middle:
 def accuracy_over_seeds(runs: Sequence[RecordedRun], cost: str) -> Middle | None:
     """Interquartile mean of held-out accuracy over seeds, with its interval.
 
-    A run that reached its target keeps its last accuracy from there on. One that ended, or is, short of it says nothing of
-    what would have followed: the line ends with the first such run.
+    A run that reached its target keeps its last accuracy from then on. If a run ended or stands below its target, nothing
+    is known of later accuracies, so the line ends where the first such run ends.
 
-    `cost` is a field of `Curve`: "rollouts", "tokens" or "seconds". None where no run was evaluated.
+    Args:
+        cost: a field of `Curve`: "rollouts", "tokens" or "seconds".
+
+    Returns:
+        None if no run was evaluated.
     """
     curves = [(getattr(run.curve, cost), run.curve.accuracy, run.reached) for run in runs if run.curve.accuracy]
     if not curves:
@@ -59,17 +63,17 @@ def accuracy_over_seeds(runs: Sequence[RecordedRun], cost: str) -> Middle | None
 
 
 def causes_over_time(runs: Sequence[RecordedRun], windows: int = 24) -> OverTime | None:
-    """Share of each cause among the rollouts paid in each of some windows; x is where a window ends."""
+    """Share of each cause among the rollouts paid in each window; x is the window's end."""
     total = _over_time(runs, lambda line: line.get("accounts"), windows + 1, from_nothing=True)
     if total is None:
         return None
-    # "open" shrinks when what was open is booked: those rollouts were paid in an earlier window.
+    # "open" shrinks when open rollouts are booked under a cause; they were paid in an earlier window.
     spent = {cause: np.maximum(0, np.diff(total_X)) for cause, total_X in total.values.items()}
     return OverTime(total.x_X[1:], _shares(spent))
 
 
 def states_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
-    """Share of the prompts visited so far by the fate of their last visit."""
+    """Share of the prompts visited so far by the outcome of their last visit."""
     counts = _over_time(runs, _visited)
     return None if counts is None else OverTime(counts.x_X, _shares(counts.values))
 
@@ -91,7 +95,7 @@ def _visited(line: Line) -> dict[str, int]:
 
 
 def training_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
-    """Mean reward, loss and gradient norm of the batches, as "reward", "grad norm" and "loss", where they are known."""
+    """Mean "reward", "grad norm" and "loss" of the batches, where they are known."""
     return _over_time(
         runs,
         lambda line: (
@@ -106,7 +110,7 @@ def training_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
 
 
 def entropy_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
-    """Entropy of the next token in nats, as "entropy": of the batches where they have it, else of the evaluations."""
+    """Entropy of the next token in nats, as "entropy": from the batches if they have it, else from the evaluations."""
     of_batches = _over_time(
         runs, lambda line: {"entropy": line["entropy"]} if line.get("entropy") is not None else None
     )
@@ -121,9 +125,9 @@ def entropy_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
 
 
 def lengths_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
-    """Quantiles of the lengths in tokens of the rollouts between two batches, as "min", "p10" ... "max".
+    """Quantiles of rollout length in tokens between two batches, as "min", "p10" ... "max".
 
-    Of a log without quantiles, as TRL's, "min", "mean" and "max".
+    Logs without quantiles, such as TRL's, give "min", "mean" and "max".
     """
     return _over_time(
         runs,
@@ -137,7 +141,7 @@ def lengths_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
 
 
 def selection_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
-    """What is trained on less what was sampled: "tokens", in percent of what was sampled, and "difficulty", in points."""
+    """Trained rows minus all sampled rollouts: "tokens" in percent of those sampled, "difficulty" in percentage points."""
     return _over_time(runs, _selected)
 
 
@@ -152,7 +156,7 @@ def _selected(line: Line) -> dict[str, float] | None:
 
 
 def ages(runs: Sequence[RecordedRun]) -> dict[int, float]:
-    """Share of all rows trained on by the updates between their first token and their batch; empty where not known."""
+    """Share of all trained rows by age, the updates between their first token and their batch; empty if unknown."""
     rows: dict[int, int] = {}
     for run in runs:
         for line in run.batches:
@@ -163,7 +167,7 @@ def ages(runs: Sequence[RecordedRun]) -> dict[int, float]:
 
 
 def paid_by_cause(runs: Sequence[RecordedRun]) -> dict[str, float]:
-    """Rollouts paid by cause, mean of the runs."""
+    """Rollouts paid by cause, mean over the runs."""
     causes = dict.fromkeys(cause for run in runs for cause in run.accounts)
     return {cause: sum(run.accounts.get(cause, 0) for run in runs) / len(runs) for cause in causes}
 
@@ -176,10 +180,13 @@ def _over_time(
     from_nothing: bool = False,
     kind: str | None = None,
 ) -> OverTime | None:
-    """Mean of the seeds on a grid of rollouts paid, as far as every seed goes.
+    """Mean over seeds on a grid of rollouts paid, up to where the shortest seed ends.
 
-    `value` is what a line says, of all but evaluations, or of that `kind`; where values are sums, they come `from_nothing`:
-    all are 0 at 0 rollouts.
+    Args:
+        value: maps a line of the metrics to values by name.
+        points: of the grid.
+        from_nothing: the values are running sums, which are 0 at 0 rollouts.
+        kind: use only lines of this kind; by default all but evaluations.
     """
     known = [
         [

@@ -1,4 +1,4 @@
-"""Colours for light and dark, and plain words for causes and states, the same in every view."""
+"""Colours for light and dark pages, and plain words for causes and states, shared by all views."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollalloc.files.text import one_line
 
 @dataclass(frozen=True, slots=True)
 class Colour:
-    """A colour by the name of its CSS variable; figures are drawn in that for a light ground, and PNGs keep it."""
+    """A colour, by the name of its CSS variable. Figures are drawn in `light`, which PNGs keep."""
 
     name: str
     light: str
@@ -21,7 +21,7 @@ GROUND = Colour("ground", "#ffffff", "#14171b")
 INK = Colour("ink", "#1b1f24", "#e8eaed")
 MUTED = Colour("muted", "#5b636d", "#a3abb5")
 RULE = Colour("rule", "#d9dde2", "#353b43")
-# Okabe and Ito's hues, told apart by colour-blind readers and in grey; lighter on a dark ground.
+# Okabe and Ito's hues, distinct for colour-blind readers and in grey; lighter on dark pages.
 GREEN = Colour("green", "#009e73", "#1cc195")
 ORANGE = Colour("orange", "#e69f00", "#e8a61a")
 BLUE = Colour("blue", "#0072b2", "#4a9fe0")
@@ -38,7 +38,7 @@ METHODS = (INK, BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)  # the baseline is 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A cause on which rollouts are spent, or a state of prompts, in a legend's words and in a sentence."""
+    """A cause of spending, or a state of prompts, as a legend and as a sentence name it."""
 
     words: str
     means: str
@@ -89,17 +89,17 @@ _FATES = {
 
 
 def state_of(fate: str) -> str:
-    """The state, of `STATES`, of prompts with that fate of their last visit, e.g. "out_of_band/solved" → "solved"."""
+    """The state, a key of `STATES`, for the outcome of a prompt's last visit, e.g. "out_of_band/solved" → "solved"."""
     cause, _, detail = fate.partition("/")
     return _FATES.get(detail) or _FATES.get(cause, "other")
 
 
 def cause(name: str) -> Kind:
-    """The kind of a cause, of a version that knows more of them too."""
+    """The kind of a cause; also for causes that only a newer version knows."""
     return CAUSES.get(name) or Kind(one_line(name.replace("_", " "), 24), "", GREY)
 
 
 def by_cause(accounts: Mapping[str, float]) -> list[tuple[Kind, float]]:
-    """What was spent on each cause that occurs, in the order of all views."""
+    """Spending by cause, without zeros, in the order of all views."""
     order = [name for name in CAUSES if name in accounts] + [name for name in accounts if name not in CAUSES]
     return [(cause(name), accounts[name]) for name in order if accounts[name]]

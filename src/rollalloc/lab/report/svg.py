@@ -1,4 +1,4 @@
-"""A figure as inline SVG whose colours are the page's, so that one drawing serves light and dark."""
+"""Figures as inline SVG that use the page's colours, so that one drawing serves light and dark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _HEX = re.compile(r"#[0-9a-f]{6}\b")
 def inline_svg(figure: Figure, name: str, description: str) -> str:
     """The figure as an `<svg>` element.
 
-    The name tells its clip paths and markers from those of other figures; a reader who cannot see it has the description.
+    Args:
+        figure: drawn under `look`.
+        name: distinct for each figure on a page, so that ids of clip paths do not collide.
+        description: for screen readers.
     """
     drawn = io.BytesIO()
     with look(), mpl.rc_context({"svg.hashsalt": name}):

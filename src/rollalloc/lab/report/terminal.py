@@ -1,4 +1,4 @@
-"""Runs in the terminal, what `rollalloc watch` shows, and tables that fit it."""
+"""Terminal views: what `rollalloc watch` shows, and tables that fit the terminal's width."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Row = Mapping[str, str | Text]
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR = 40  # columns
 _PROSE = ("run", "", "wasted most on", "state")
-_OPTIONAL = ("wasted most on", "", "left", "taught")  # columns that a narrow terminal does without
+_OPTIONAL = ("wasted most on", "", "left", "taught")  # columns that a narrow terminal leaves out
 
 
 def view(runs: Sequence[RecordedRun]) -> RenderableType:
-    """One run in full, or a line for each of several, and below them what could not be read."""
+    """One run in full, or one line for each of several runs; below, whatever could not be read."""
     if len(runs) == 1:
         return _shown(_run, runs[0])[0]
     rows, found = zip(*(_shown(_line, run) for run in runs), strict=True)
@@ -37,15 +37,15 @@ def view(runs: Sequence[RecordedRun]) -> RenderableType:
 
 
 def _shown(draw: Callable[[RecordedRun], _Drawn], run: RecordedRun) -> tuple[_Drawn, RecordedRun]:
-    """What a run is drawn as, and the run that was drawn: itself, or what stands in its place."""
+    """What to draw for a run, and the run drawn: itself, or a stand-in if drawing it fails."""
     try:
         return draw(run), run
-    except Exception as error:  # whatever a file holds
+    except Exception as error:  # a file may hold anything
         return draw(stand_in := unshown(run, error)), stand_in
 
 
 def sparkline(values: Sequence[float], width: int = _BAR) -> str:
-    """Values in [0, 1] as blocks, the newest last; a long series is thinned."""
+    """Values in [0, 1] as block characters, the newest last; a long series is thinned to `width`."""
     if len(values) > width:
         values = [values[round(at * (len(values) - 1) / (width - 1))] for at in range(width)]
     return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(max(0.0, value) * len(_BLOCKS)))] for value in values)
@@ -61,7 +61,7 @@ def _run(run: RecordedRun) -> RenderableType:
 
 
 def _parts(run: RecordedRun) -> Iterator[tuple[str, RenderableType]]:
-    """Each line of a run's view with its name."""
+    """The named lines of a run's view."""
     seed = "" if run.seed is None else f" · seed {run.seed}"
     yield "run", Text(f"{one_line(run.label)}{seed} · {state(run)}", style="bold")
     if run.problem:
@@ -106,7 +106,7 @@ def _parts(run: RecordedRun) -> Iterator[tuple[str, RenderableType]]:
 
 
 def _latest(run: RecordedRun, name: str) -> float | None:
-    """What the newest batch says of that, where it does."""
+    """A value of the newest batch that has it, as text."""
     return run.batches[-1].get(name) if run.batches else None
 
 
@@ -130,7 +130,7 @@ def _bars(accounts: Mapping[str, int], paid: int) -> RenderableType:
 
 
 def _states(prompts: Mapping[str, int]) -> RenderableType:
-    """One bar of all prompts, and what its parts are."""
+    """One bar of all prompts by state, and its legend."""
     counts = dict.fromkeys(STATES, 0)
     for fate, count in prompts.items():
         counts[state_of(fate)] += count
@@ -149,7 +149,7 @@ def _last_heard(run: RecordedRun) -> str:
 
 
 def _table(rows: Sequence[Row]) -> Fitting:
-    # What no run has is what a narrow terminal does without first.
+    # A narrow terminal first leaves out columns that are empty for all runs.
     empty = [heading for heading in rows[0] if not any(row[heading] for row in rows)]
     return Fitting(rows, prose=_PROSE, optional=(*empty, *_OPTIONAL))
 
@@ -174,12 +174,12 @@ def _line(run: RecordedRun) -> Row:
 
 
 class Fitting:
-    """Rows as a table; columns are left out until it fits the terminal, and what is left then is cut.
+    """A table that fits the terminal: it leaves out optional columns first, then cuts the text of those that remain.
 
     Args:
-        rows: each with its values by heading, all with the same headings.
-        prose: headings whose columns stand to the left; figures stand to the right.
-        optional: headings of columns that may be left out, the first one first.
+        rows: values by heading; all rows have the same headings.
+        prose: headings of left-aligned columns; others are right-aligned.
+        optional: headings of columns that may be left out, in that order.
         title: above the table.
     """
 

@@ -1,4 +1,4 @@
-"""What was found, in sentences for a reader who never heard of the method; losses are said as plainly as wins."""
+"""Results as sentences, for readers who do not know the methods. Losses are stated as plainly as wins."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rollalloc.files.text import one_line, visible
 from rollalloc.lab.bench.summary import Interval, RecipeSummary, Summary
 from rollalloc.runs.recorded import RecordedRun
 
-Sentence = tuple[str, str]  # what matters most of it, and the rest
+Sentence = tuple[str, str]  # the main point, and the rest
 
 
 def findings(summary: Summary) -> dict[str, Sentence]:
-    """A sentence for each method, by its label, the baseline's first."""
+    """A sentence for each method, by label, the baseline first."""
     aim = f"held-out {summary.measure} {summary.target}"
     return {each.label: _finding(each, summary.recipes[0], summary.target, aim) for each in summary.recipes}
 
@@ -43,7 +43,7 @@ def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | Non
 
 
 def _more(times: float) -> str:
-    """1.05 times as "5% more"; twice and above as a multiple."""
+    """How much more: 1.05 is "5% more"; 2 and above are multiples."""
     percent = round(100 * (times - 1))
     if times >= 2:
         return f"{times:.1f} times as many"
@@ -51,7 +51,7 @@ def _more(times: float) -> str:
 
 
 def _certainty(ratio: Interval) -> str:
-    """The interval of a ratio baseline over method, as the method's cost."""
+    """The interval of the method's cost relative to the baseline, from that of the ratio baseline / method."""
     if ratio.low is None or ratio.high is None:
         return f"{_counted(len(ratio.values), 'seed')}, too few for an interval"
     said = f"95% interval: {_more(1 / ratio.high)} to {_more(1 / ratio.low)}"
@@ -59,7 +59,7 @@ def _certainty(ratio: Interval) -> str:
 
 
 def _bound(ratio: Interval | None, baseline: str) -> str:
-    """What censored runs allow to say."""
+    """What can be said about the ratio when some runs are censored."""
     if ratio is None or not ratio.bound:
         return ""
     at_least = "at least" if ratio.bound == "<" else "at most"
@@ -70,7 +70,7 @@ def _between(cost: Interval) -> str:
     return "" if cost.low is None or cost.high is None else f" (95% interval {cost.low:,.0f} to {cost.high:,.0f})"
 
 
-_ALONE = {  # what recipes without groups compare a rollout with
+_ALONE = {  # what recipes without groups compare a rollout's reward with
     "foresight": "the pass rate that was predicted for its prompt",
     "spo": "the tracked pass rate of its prompt",
     "raft": "0, so that right answers only are trained on",
@@ -96,9 +96,9 @@ def _counted(count: int, what: str) -> str:
 
 
 def held_out(run: RecordedRun) -> str:
-    """What a run learned, first and last evaluation: "held-out 0.465 → 0.577 (± 0.027)"; empty where it was not evaluated.
+    """First and last held-out accuracy, e.g. "held-out 0.465 → 0.577 (± 0.027)"; empty if the run was not evaluated.
 
-    What follows ± is the last one's standard error.
+    The number after ± is the standard error of the last evaluation.
     """
     if not (accuracy := run.curve.accuracy):
         return ""
@@ -110,7 +110,7 @@ def held_out(run: RecordedRun) -> str:
 
 
 def story(runs: Sequence[RecordedRun], label: str) -> Sentence:
-    """A run by itself, or several seeds of one method as their mean, in a sentence or two."""
+    """A sentence or two on a single run, or on the mean over the seeds of one method."""
     paid, name = fmean(run.paid for run in runs), one_line(label)
     if not paid:
         return f"{name} has not paid a rollout yet", "."
@@ -131,12 +131,12 @@ def story(runs: Sequence[RecordedRun], label: str) -> Sentence:
 
 
 def damage(runs: Sequence[RecordedRun]) -> list[str]:
-    """What could not be read of the runs."""
+    """Which parts of the runs could not be read."""
     return [f"{name_of(run)} cannot be read in full: {visible(run.problem)}" for run in runs if run.problem]
 
 
 def graded(summary: Summary | None) -> list[str]:
-    """What a reader must know where scores lie between wrong and right."""
+    """A note for tasks whose scores can lie between wrong and right."""
     if summary is None or summary.measure == "accuracy":
         return []
     meant = "what figures call accuracy is a mean score, best of k the mean of the best score of k attempts"
@@ -144,7 +144,7 @@ def graded(summary: Summary | None) -> list[str]:
 
 
 def odd_targets(runs: Sequence[RecordedRun]) -> list[str]:
-    """A sentence on each run whose curve touches its target without reaching it, or that began there."""
+    """Warnings about runs that touched their target without reaching it, or started at or above it."""
     said: list[str] = []
     for run in runs:
         if run.target is None or run.cost is None:
@@ -160,7 +160,7 @@ def odd_targets(runs: Sequence[RecordedRun]) -> list[str]:
 
 
 def caveats(runs: Sequence[RecordedRun]) -> list[str]:
-    """What a reader must know before believing the figures: what is unfinished, damaged, unscored or not evaluated."""
+    """Warnings to read before trusting the figures: runs that are unfinished, damaged, unscored or not evaluated."""
     said: list[str] = []
     for run in runs:
         name = name_of(run)
@@ -191,7 +191,7 @@ def caveats(runs: Sequence[RecordedRun]) -> list[str]:
 
 
 def silences(methods: Mapping[str, Sequence[RecordedRun]]) -> list[str]:
-    """Of each method whose last rollouts taught nothing in some run, a line: the first such run's words."""
+    """One line for each method with a run whose latest rollouts taught nothing, in the words of the first such run."""
     said: list[str] = []
     for label, runs in methods.items():
         if silent := [run.silence for run in runs if run.silence]:
@@ -201,5 +201,5 @@ def silences(methods: Mapping[str, Sequence[RecordedRun]]) -> list[str]:
 
 
 def name_of(run: RecordedRun) -> str:
-    """A run among others, in words: its label, or else its folder, for runs trained one by one may share their recipe."""
+    """A run's name: its label, or else its folder, since runs trained separately may share a recipe."""
     return one_line(run.name) + ("" if run.seed is None else f", seed {run.seed}")
