@@ -34,8 +34,8 @@ def outcome(files_of):
 @pytest.mark.parametrize(
     ("test", "change"),
     [
-        ("test_shortest.py", ("shortest.py", "np.argsort(group.tokens_G", "np.argsort(-group.tokens_G")),
-        ("test_shortest.py", ("shortest.py", '("tokens_G",)', '("rewards_G",)')),
+        ("test_brief.py", ("brief.py", "np.argsort(group.tokens_G", "np.argsort(-group.tokens_G")),
+        ("test_brief.py", ("brief.py", '("tokens_G",)', '("rewards_G",)')),
         ("test_driver.py", ("driver.py", "self.payloads = dict(", "self.payloads = {}, dict(")),
         ("test_driver.py", ("driver.py", "in order.rollouts", "in order.rollouts[1:]")),
     ],
