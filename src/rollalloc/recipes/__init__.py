@@ -1,9 +1,10 @@
-"""Methods as values: each function returns a `Recipe`, `mix` composes two of them, and
-`streamed` makes of one what suits rollouts that stream.
+"""Each method as a function that returns a `Recipe`. One file has one method, and the rules that only it uses.
 
-Every field of a recipe is filled here; change one with `dataclasses.replace`. A recipe is closed: no field copies another,
-so that `replace(pilot_commit(...), max_staleness=0)` is `pilot_commit(..., max_staleness=0)`. Each function raises a
-`ValueError` for a number out of its range and for a word that is none of those it names.
+`mix` composes two methods. `streamed` adapts a recipe to an engine that trains while rollouts are running.
+
+A recipe function fills every field of the recipe; change one with `dataclasses.replace`. No field copies another
+one, so `replace(pilot_commit(...), max_staleness=0)` equals `pilot_commit(..., max_staleness=0)`. Every function
+raises a `ValueError` for a number out of its range and for an unknown word.
 """
 
 from rollalloc.recipes.cgrpo import cgrpo

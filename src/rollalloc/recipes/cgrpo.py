@@ -1,4 +1,12 @@
-"""C-GRPO: growing numbers of rollouts until a success comes as early as a conformal bound says."""
+"""C-GRPO: generate more rollouts, stage by stage, until a success comes as early as a conformal bound expects.
+
+For runs in which hard prompts need many rollouts and easy ones few. Source: Fayyazi,
+https://openreview.net/forum?id=TrdqzzvFCs, and the package trl-cgrpo 0.2.0.
+
+How this differs from the package: only its score "first_success" is here; thresholds are calibrated on the last 200
+visits of training prompts, which costs no rollouts, and not on held-out prompts. These visits are not exchangeable
+with the next one, so no coverage is claimed. See PAPERS.md.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +47,21 @@ def cgrpo(
     visits: int = 200,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """C-GRPO: growing numbers of rollouts, until a success comes as early as a conformal bound says. trl-cgrpo 0.2.0.
+    """C-GRPO: generate more rollouts until a success comes as early as a conformal bound expects. trl-cgrpo 0.2.0.
 
-        a prompt stops at k rollouts where its first success, at place j, has  j / k ≤ q̂_k
-        q̂_k: the ⌈(n + 1)(1 - delta)⌉-th smallest j / k of the last n visits, 1 where there was no success among the first k
+        a prompt stops at k rollouts if its first success is at place j with  j / k ≤ q̂_k
+        q̂_k: the ⌈(n + 1)(1 - delta)⌉-th smallest j / k of the last n visits; 1 without a success among the first k
 
-    Its score "first_success". The one by answers ("aps") needs their text, which no rule sees.
+    1. Generate `sizes_S[0]` rollouts of each prompt.
+    2. If the prompt has a success that is early enough, by the inequality, stop. Otherwise go on to the next size.
+    3. Train on all rollouts of the prompt as GRPO does, also after the last size without a success.
 
     Args:
         groups: prompts in a batch, at least 1.
-        sizes_S: rollouts a prompt has after each stage, growing; two stages at least.
-        delta: in (0, 1); None: the share of visits without a success, plus 0.05.
-        visits: n at most, at least 1.
+        sizes_S: total rollouts of a prompt after each stage, increasing; at least two stages.
+        delta: share of prompts whose first success may come later than the bound, in (0, 1). None: the share of
+            visits without a success, plus 0.05.
+        visits: the last visits that calibrate the bound (n), at most; at least 1.
         deviation: as for `grpo`.
     """
     more = increments(sizes_S)
@@ -71,23 +82,24 @@ def cgrpo(
 
 
 def first_success(metrics_G: NDArray[np.float64]) -> int:
-    """The place of the first success, from 1; 0 where there is none."""
+    """The place of the first success, counted from 1; 0 without a success."""
     won = np.flatnonzero(metrics_G > SUCCESS_ABOVE)
     return int(won[0]) + 1 if won.size else 0
 
 
 def conformal_place(places: Sequence[int], delta: float | None) -> float:
-    """The place within which the first success comes in all but a share `delta` of visits like these.
+    """The place up to which the first success comes, except for a share `delta` of visits like these.
 
-    Split conformal prediction: of n visits the ⌈(n + 1)(1 - delta)⌉-th smallest place, or the largest, where those without
-    a success are at infinity. C-GRPO's thresholds for its score "first_success", place / k, in one number for all k.
+    Split conformal prediction: of n visits, the ⌈(n + 1)(1 - delta)⌉-th smallest place (at most the n-th), where a
+    visit without a success has an infinite place. C-GRPO has one threshold on place / k for each k; this place gives
+    the same decision for all k.
 
     Args:
-        places: of the first success in each visit, from 1; 0 where there was none.
-        delta: in (0, 1); None: the share of visits without a success, plus 0.05, kept in [0.05, 0.95].
+        places: place of the first success in each visit, counted from 1; 0 without a success.
+        delta: in (0, 1). None: the share of visits without a success, plus 0.05, clipped to [0.05, 0.95].
 
     Returns:
-        Infinity of no visits.
+        The place; infinity if there are no visits.
     """
     count = len(places)
     if not count:
@@ -100,18 +112,19 @@ def conformal_place(places: Sequence[int], delta: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Resolved(JudgeRule):
-    """Train on a complete group that has as early a success as was to be expected; until then it goes on.
+    """Train on a complete group whose first success is as early as expected; until then it goes on.
 
-        j ≤ q,  j: the place of its first success,  q: `conformal_place` of the last visits
+        j ≤ q,  j: place of its first success,  q: `conformal_place` of the last visits
 
-    The places are those that the prompt rule keeps (`FirstSuccesses`); under another one any success is enough.
+    The prompt rule `FirstSuccesses` keeps these visits; with another prompt rule any success is enough. This is
     C-GRPO's stop under its score "first_success"; see PAPERS.md.
 
     Attributes:
-        delta: share of prompts whose first success may come later, in (0, 1); None: by the share without one.
+        delta: share of prompts whose first success may come later, in (0, 1). None: from the share without a
+            success.
 
     Raises:
-        ValueError: a delta outside (0, 1).
+        ValueError: delta is outside (0, 1).
     """
 
     delta: float | None = None
@@ -131,7 +144,7 @@ class Resolved(JudgeRule):
         return Verdict(Act.TRAIN if 0 < place <= expected else Act.NEXT)
 
     def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
-        """By the scores: 1 of visits without a success among their first k, else its place over k."""
+        """Checked by the scores j / k: 1 for visits without a success among their first k rollouts."""
         places, k = view.memory.get("places", []), max(1, group.scored)
         scores = sorted([place / k if 0 < place <= k else 1.0 for place in places])
         delta = self.delta
@@ -150,16 +163,17 @@ class Resolved(JudgeRule):
 
 @dataclass(frozen=True, slots=True)
 class FirstSuccesses(PromptRule):
-    """Every prompt once an epoch, in random order; where the first success came is kept of the last visits.
+    """Draw every prompt once an epoch, in random order, and remember the place of the first success in the last visits.
 
-    What `Resolved` is calibrated by. A visit that was stopped at its first success says as much as one that was not.
+    `Resolved` is calibrated by these places. A visit that was stopped after its first success counts fully, because
+    the place of the first success is known.
 
     Attributes:
-        visits: kept, at least 1.
-        order: draws the prompts.
+        visits: number of visits to remember, at least 1.
+        order: the rule that draws the prompts.
 
     Raises:
-        ValueError: a number of visits below 1.
+        ValueError: the number of visits is below 1.
     """
 
     visits: int = 200
@@ -185,11 +199,11 @@ class FirstSuccesses(PromptRule):
             memory["places"] = [*memory["places"], first_success(group.metrics_G)][-self.visits :]
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
-        """The memory for another data set: a new order, and the same visits."""
+        """Return the memory for another data set: a new order, and the same visits."""
         return self.init(table) | {"places": memory["places"]}
 
     def check(self, memory: Memory, table: PromptTable) -> None:
-        """Refuse a saved memory that is none of this rule."""
+        """Refuse a saved memory that this rule cannot have written."""
         naturals(memory["places"], "places")
 
     def promises(

@@ -1,4 +1,12 @@
-"""GRESO: prompts that taught nothing when last visited are mostly passed over."""
+"""GRESO, arXiv 2506.02177: skip prompts that gave no learning signal at their last visits, before any rollout.
+
+For runs with several epochs in which many groups are all right or all wrong: DAPO pays for such groups, GRESO mostly
+does not.
+
+How this differs from the released code: a prompt is solved or failed if all its metrics are alike, and not by
+thresholds on the mean reward; the share of groups without variance is counted since the last update; and a pass that
+would draw no prompt draws one. See PAPERS.md.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +38,21 @@ def greso(
     max_candidates: int | None = None,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """GRESO: DAPO that passes over prompts which taught nothing when last visited, before any rollout. arXiv 2506.02177.
+    """GRESO: DAPO that skips prompts without a learning signal at their last visits. arXiv 2506.02177.
 
-        drawn at its turn with probability max(p^z, 0.01);  z: its last visits in a row that were all solved, or all failed
+        drawn at its turn with probability max(p^z, 0.01);  z: last visits in a row that were all solved, or all failed
 
-    and, once it is known how many prompts teach, as many are generated at a time as should fill the batch, with a quarter to
-    spare.
+    1. Go through the prompts in random order, once an epoch. Draw each one with the probability above. p starts at
+       0.5 and adapts, separately for solved and failed prompts.
+    2. Generate n rollouts of each. The number of prompts at a time is estimated from the share of useful ones, to
+       fill the batch with 25% to spare.
+    3. Keep groups whose metrics differ, until there are `groups` of them, and train as GRPO does.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
-        gen_groups: prompts generated at a time at most, at least 1; None: three times `groups`.
-        zero_share: share of prompts without variance that is aimed at, by adapting p, in (0, 1).
+        gen_groups: prompts that are generated at a time, at most; at least 1. None: three times `groups`.
+        zero_share: share of groups without variance to aim at, by adapting p, in (0, 1).
         max_candidates: as for `dapo`.
         deviation: as for `grpo`.
     """
@@ -53,34 +64,36 @@ def greso(
     )
 
 
-_WITHIN = (0.05, 0.95)  # where GRESO keeps its probabilities
+_WITHIN = (0.05, 0.95)  # range of p
 
 
-_LONGEST_RUN = 100  # visits in a row that are counted: whatever p, the chance has its floor long before
+_LONGEST_RUN = 100  # z is counted up to here: for any p, p^z is below the floor of 0.01 by then
 
 
 @dataclass(frozen=True, slots=True)
 class Selective(PromptRule):
-    """Each prompt once an epoch at most; one that taught nothing is passed over, the likelier the oftener in a row it did.
+    """Draw each prompt at most once an epoch, and skip prompts whose last visits gave no learning signal.
 
-        drawn at its turn with probability max(p^z, least);  z: its last visits in a row whose metrics were all alike
-        p: one for prompts that were solved, one for those that failed
+        drawn at its turn with probability max(p^z, least);  z: last visits in a row whose metrics were all alike
+        p: one value for prompts that were solved, another one for prompts that failed
 
-    After each batch, from the second epoch on, p ← p - step where of the groups rolled out for it at least the share
-    `zero_share` / 3 was solved, or 2/3 `zero_share` failed; else p + step. A visit that went otherwise than the one before
-    begins a new z; one with fewer than two scores changes nothing. A prompt that was passed over has its next turn in the
-    next epoch. Where a whole pass would draw none, one is drawn, in proportion to these probabilities.
+    A visit with another outcome than the one before starts a new z. A visit with fewer than two scores changes
+    nothing. A skipped prompt has its next turn in the next epoch. If a whole pass over the prompts would draw none,
+    one is drawn, in proportion to these probabilities.
+
+    p adapts after each batch, from the second epoch on. If at least `zero_share` / 3 of the batch's groups were
+    solved, p of the solved becomes p - step, otherwise p + step. For the failed the threshold is 2/3 `zero_share`.
 
     GRESO, arXiv 2506.02177; see PAPERS.md.
 
     Attributes:
-        zero_share: share of groups without variance that is aimed at, in (0, 1).
-        start: both p at first, in [0.05, 0.95], where they stay.
+        zero_share: share of groups without variance to aim at, in (0, 1).
+        start: initial value of both p, in [0.05, 0.95]; they stay in this range.
         step: 0 or more.
-        least: probability with which any prompt is drawn, in (0, 1].
+        least: smallest probability to draw a prompt, in (0, 1].
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: a value is out of its range.
     """
 
     zero_share: float = 0.25
@@ -102,9 +115,9 @@ class Selective(PromptRule):
     def init(self, table: PromptTable) -> Memory:
         return {
             "order": np.arange(len(table), dtype=np.int32), "cursor": len(table), "pass": -1,
-            "run_N": np.zeros(len(table), np.int8),  # z, below 0 where the visits failed
+            "run_N": np.zeros(len(table), np.int8),  # z; negative if the visits failed
             "p_solved": self.start, "p_failed": self.start,
-            "version": 0, "solved": 0, "failed": 0, "mixed": 0,  # groups that ended since that version
+            "version": 0, "solved": 0, "failed": 0, "mixed": 0,  # number of groups that ended since `version`
         }  # fmt: skip
 
     def pick(
@@ -142,7 +155,7 @@ class Selective(PromptRule):
         return [int(rng.choice(free, p=chance_K / chance_K.sum()))]
 
     def _count_from(self, memory: Memory, view: View) -> None:
-        """Where the weights are new: adapt both p to the groups of the batch before, and begin to count anew."""
+        """If the weights are new: adapt both p to the groups since the last update, and reset the counts."""
         if view.version == memory["version"]:
             return
         count = memory["solved"] + memory["failed"] + memory["mixed"]
@@ -169,7 +182,7 @@ class Selective(PromptRule):
         memory[fate] += 1
 
     def check(self, memory: Memory, table: PromptTable) -> None:
-        """Refuse a saved memory that is none of this rule."""
+        """Refuse a saved memory that this rule cannot have written."""
         for name in ("cursor", "version", "solved", "failed", "mixed"):
             natural(memory[name], name)
         natural(memory["pass"] + 1, "pass")
@@ -186,7 +199,7 @@ class Selective(PromptRule):
         new = {prompt for prompt in order if free_N[prompt] and not before["run_N"][prompt]}
         begins = cursor == len(order)
         over = begins and before["pass"] == view.epoch
-        if not begins:  # the turns of this call, up to the last one drawn
+        if not begins:  # only the prompts whose turn was in this call, up to the last one drawn
             turns = order[cursor:] if len(picked) < k else order[cursor : order.index(picked[-1]) + 1]
             new &= set(turns)
         return {
@@ -199,25 +212,26 @@ class Selective(PromptRule):
 
 
 def without_variance(memory: Memory, version: int) -> int:
-    """Groups that ended without variance since that version, as far as the prompt rule counts them."""
+    """Groups without variance that ended since that version; 0 if the prompt rule does not count them."""
     return memory["solved"] + memory["failed"] if memory.get("version") == version and "mixed" in memory else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Estimated(IntakeRule):
-    """As many groups in the first stage as should fill the batch, while those further on do not suffice; at most `groups`.
+    """Keep as many groups in the first stage as are expected to fill the batch, at most `groups`. GRESO, arXiv
+    2506.02177.
 
-        spare · need / (1 - share),  share: of the groups that ended since the last update, those without variance
+        spare · need / (1 - share);  share: groups without variance among those that ended since the last update
 
-    Before any of them had variance it is `groups`, and so it is under a prompt rule that does not count them
-    (`Selective` does). GRESO's adaptive batch, arXiv 2506.02177.
+    If no group had variance yet, or if the prompt rule does not count them as `Selective` does, the number is
+    `groups`. No group is opened while enough are in later stages.
 
     Attributes:
         groups: at least 1.
         spare: above 0 and finite.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: a value is out of its range.
     """
 
     groups: int

@@ -1,4 +1,10 @@
-"""Knapsack RL: more rollouts for the prompts where they are worth most."""
+"""Knapsack RL, arXiv 2509.25849: divide a fixed number of rollouts among the prompts of a batch by their value.
+
+For runs in which prompts differ much in difficulty: hard prompts get more rollouts, solved ones few.
+
+How this differs from the released code: rollouts are given one at a time, which has the same optimum as its dynamic
+program; and surplus rollouts go to failed prompts only if there are some. See PAPERS.md.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +42,23 @@ def knapsack(
     most: int = 128,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """Knapsack RL: GRPO with n rollouts per prompt on average, most where they are worth most. arXiv 2509.25849.
+    """Knapsack RL: GRPO with n rollouts per prompt on average, more where they are worth more. arXiv 2509.25849.
 
-        maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²;  p: the prompt's success rate at its last visit
+        maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²    N: rollouts of a prompt;  p: its success rate at the last visit
 
-    Mixed with a method that expects a success rate of each prompt, `foresight` or `spo`, it allocates by that.
+    1. Draw `groups` prompts, in random order and each once an epoch.
+    2. Divide n · groups rollouts among them by the formula. Its first factor is the probability to see both
+       outcomes, the second one the value of a prompt. New prompts get n, solved ones `least`; failed ones get what
+       the others do not need.
+    3. Generate them, and train on all as GRPO does.
+
+    In a mixture with `foresight` or `spo`, p is the success rate that this method predicts.
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts per prompt on average, at least `least`; in its first visit exactly so many.
-        least: rollouts per prompt at least, 1 or more; what solved ones get.
-        most: rollouts per prompt at most, at least n.
+        n: rollouts per prompt on average, at least `least`. A prompt at its first visit gets exactly n.
+        least: rollouts per prompt, at least; 1 or more. Solved prompts get this number.
+        most: rollouts per prompt, at most; at least n.
         deviation: as for `grpo`.
     """
     size = Knapsack(n, least, most)
@@ -56,26 +68,28 @@ def knapsack(
 
 @dataclass(frozen=True, slots=True)
 class Knapsack(SizeRule):
-    """More rollouts where they are worth most, the same number in all.
+    """Divide a fixed total of rollouts among the groups, so that their value is largest.
 
         maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²  over whole N in [least, most], for the prompts with 0 < p < 1
 
-    p is the success rate that the prompt rule expects (`group.predicted`); the first factor is the probability that both
-    outcomes are seen. The value is concave in N, so giving one rollout after the other to the group that gains most is
-    optimal. A prompt of which nothing is expected gets `mean_n`, one with p = 0 or p = 1 `least`. Where more are left
-    beyond the least than show both outcomes of each contested prompt with probability `sure`, Σ min(most, log(1 - sure) /
-    log max(p, 1 - p)), the rest goes to the prompts with p = 0, evenly.
+    p is the success rate that the prompt rule predicts (`group.predicted`). The first factor is the probability that
+    both outcomes occur. The value is concave in N, so it is optimal to give one rollout at a time to the group that
+    gains most.
+
+    Other prompts: without a prediction a prompt gets `mean_n`, with p = 0 or p = 1 it gets `least`. A contested
+    prompt, with 0 < p < 1, needs min(most, log(1 - sure) / log max(p, 1 - p)) rollouts to show both outcomes with
+    probability `sure`. Rollouts beyond the sum of these needs are divided evenly among the prompts with p = 0.
 
     Knapsack RL, arXiv 2509.25849; see PAPERS.md.
 
     Attributes:
         mean_n: rollouts per group on average, in [least, most].
-        least: rollouts per group at least, 1 or more.
-        most: rollouts per group at most.
+        least: rollouts per group, at least; 1 or more.
+        most: rollouts per group, at most.
         sure: in (0, 1).
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number is out of its range.
     """
 
     mean_n: int
@@ -108,7 +122,7 @@ class Knapsack(SizeRule):
         return sizes
 
     def _wanted(self, predictions: Sequence[float | None]) -> int:
-        """Rollouts that show both outcomes of the contested prompts, most likely."""
+        """Rollouts that the contested prompts need to show both outcomes with probability `sure`."""
         rates = [
             max(predicted, 1 - predicted) for predicted in predictions if predicted is not None and 0 < predicted < 1
         ]
@@ -117,7 +131,7 @@ class Knapsack(SizeRule):
     def _where_most_is_gained(
         self, sizes: list[int], contested: Sequence[int], predictions: Sequence[float | None], spare: int
     ) -> int:
-        """Give the contested groups one rollout after the other; returns how many none of them could take."""
+        """Give rollouts one at a time to the contested group that gains most. Returns how many are left over."""
         gains = [(-_gain(predictions[g] or 0.0, sizes[g]) if sizes[g] < self.most else inf, g) for g in contested]
         heapify(gains)
         while spare and gains and gains[0][0] < inf:
@@ -128,7 +142,7 @@ class Knapsack(SizeRule):
         return spare
 
     def _evenly(self, sizes: list[int], among: Sequence[int], spare: int) -> int:
-        """Give the smallest of these groups one rollout after the other; returns how many none of them could take."""
+        """Give rollouts one at a time to the smallest of these groups. Returns how many are left over."""
         order = [(sizes[g], g) for g in among if sizes[g] < self.most]
         heapify(order)
         while spare and order and order[0][0] < self.most:
@@ -172,27 +186,27 @@ class Knapsack(SizeRule):
 
 
 def _gain(p: float, n: int) -> float:
-    """What one rollout more than n is worth at a prompt of success rate p."""
+    """The value of one more rollout after n, for a prompt of success rate p."""
     return (p**n * (1 - p) + (1 - p) ** n * p) * p * (1 - p) ** 2
 
 
 def _values(rate_G: NDArray[np.float64], size_G: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What so many rollouts are worth at prompts of these success rates, shape (G,)."""
+    """The value of these numbers of rollouts for prompts of these success rates, shape (G,)."""
     return (1 - rate_G**size_G - (1 - rate_G) ** size_G) * rate_G * (1 - rate_G) ** 2
 
 
-_UNKNOWN = -1.0  # the rate of a prompt of which nothing is known
+_UNKNOWN = -1.0  # stands for the rate of a prompt without a record
 
 
 @dataclass(frozen=True, slots=True)
 class LastVisit(PromptRule):
-    """Every prompt once an epoch, in random order; its mean metric at its last visit is what is expected of it.
+    """Draw every prompt once an epoch, in random order, and predict its mean metric of the last visit.
 
-    Nothing before the first visit, but for the table's prior; a visit without a score changes nothing. What Knapsack RL
-    allocates by, arXiv 2509.25849.
+    Before the first visit the prediction is the table's prior rate, if it has one. A visit without a score changes
+    nothing. Knapsack RL sizes groups by this prediction, arXiv 2509.25849.
 
     Attributes:
-        order: draws the prompts.
+        order: the rule that draws the prompts.
     """
 
     order: Shuffled = field(default_factory=Shuffled)

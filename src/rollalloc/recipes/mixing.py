@@ -1,4 +1,4 @@
-"""`mix`: two methods in one recipe."""
+"""`mix` composes two methods into one recipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, 
 
 Side = Literal["first", "second"]
 
-# The slots that `mix` joins and, for each, what passes for saying nothing there. Of the stages it is those of the last one.
+# The slots that `mix` joins, each with its plain value; for `_PLAIN_STAGE`, slots of the last stage.
 _PLAIN: Mapping[str, Any] = {
     "prompts": prompts.Shuffled(),
     "intake": intake.Fill(),
@@ -31,40 +31,42 @@ SLOTS = (*_PLAIN, "advantage", "size", *_PLAIN_STAGE)
 
 
 def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -> Recipe:
-    """Both methods at once: each slot from the one of the two that says something there.
+    """Compose two methods: each slot comes from the recipe whose value there is not the plain one.
 
-    | slot | what says nothing |
+    | slot | plain value |
     |---|---|
-    | `prompts` | in random order, each once an epoch; Knapsack's record beside a method that expects a success rate |
-    | `intake` | just as many groups as the batch needs |
-    | `rows` | all of a group |
+    | `prompts` | random order, each once an epoch; Knapsack's record, beside a method that predicts success rates |
+    | `intake` | as many groups as the batch needs |
+    | `rows` | all rollouts of a group |
     | `max_staleness`, `max_candidates`, `budget`, `over_batch`, `replay` | 0, or none |
     | `quarantine_after` | 3 |
-    | `advantage` | GRPO's kernel; what is over the chosen rows goes with any other kernel |
-    | `size` | a fixed number, beside a method that has its own way to size groups; and beside one of several stages |
-    | `judge` | every group is trained on, and its prompt comes back in the next epoch |
-    | `stop`, `promote` | none, the oldest |
+    | `advantage` | GRPO's kernel; a rule over the chosen rows is combined with any other kernel |
+    | `size` | a fixed number, beside a method that computes sizes or has several stages |
+    | `judge` | train on every group; its prompt comes back in the next epoch |
+    | `stop`, `promote` | no stop; oldest first |
 
-    `mix(pilot_commit(...), pods(...))` takes the stages of the first and the rows *and* the advantage of the second;
-    `mix(dapo(...), darts(...))` takes the judge and the intake of the first, the sizes, the stop and the rows of the second.
-    A single stage of one method applies to the last stage of the other, whose judges say when a prompt comes back: under
-    `mix(pilot_commit(...), foresight(...))` each prompt once an epoch, in foresight's order. What is known of a prompt
-    without its other rollouts, foresight's advantage say, is not replaced by PODS's or DARTS's over the chosen rows: of
-    those methods only the rows, the sizes and the stops are taken then.
+    For example, `mix(pilot_commit(...), pods(...))` has the stages of Pilot-Commit and the rows *and* the advantage
+    of PODS. `mix(dapo(...), darts(...))` has the judge and the intake of DAPO and the sizes, stops and rows of
+    DARTS.
 
-    Where both say something else, they cannot be joined without your word: `mix(pilot_commit(...), darts(...),
-    take={"size": "first"})` has Pilot-Commit's numbers of rollouts, and DARTS's rows.
+    If one recipe has several stages, the single stage of the other one is merged into its last stage, and the judges
+    of its stages say when a prompt comes back. So `mix(pilot_commit(...), foresight(...))` draws each prompt once an
+    epoch, by foresight's prediction. An advantage that does not compare rollouts of one prompt, such as foresight's,
+    is kept beside PODS and DARTS: only their rows, sizes and stops are used then.
+
+    If both recipes have their own value in a slot, `take` must choose: `mix(pilot_commit(...), darts(...),
+    take={"size": "first"})` has Pilot-Commit's numbers of rollouts and DARTS's rows.
 
     Args:
-        first: says how many rollouts a prompt gets where both only fix a number.
+        first: a method. It sets the number of rollouts per prompt if both recipes only fix a number.
         second: another method with the same number of groups.
-        take: which of the two holds in a slot of the table, whatever the other one says; by default none is named. What the
-            batch makes of the advantages goes with them, unless it is named too.
+        take: for slots of the table, which recipe's value to use: "first" or "second". `over_batch` follows
+            `advantage` unless it is named too. None: choose by the table.
 
     Raises:
-        ValueError: batches of different size, two methods of several stages, a slot in which both say something else, a
-            slot that there is not: it names the slot and the remedy; or a mixture that could never train: fewer rollouts
-            than are chosen, or one alone that is to differ from itself.
+        ValueError: the batches have different sizes, both methods have several stages, both have their own value in
+            a slot, `take` names an unknown slot, or the mixture could never train because its groups have too few
+            rollouts. The message names the slot and the remedy.
     """
     take = _checked_take(take)
     if first.groups != second.groups:
@@ -96,7 +98,7 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
 
 
 def _mix_intakes(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
-    # To order ahead is for several stages, and the first recipe is the one that has them.
+    # They may differ only in `ahead`, which matters for several stages; the first recipe has those.
     both = isinstance(first, intake.KeepInFlight) and isinstance(second, intake.KeepInFlight)
     if both and first.groups == second.groups and "intake" not in take:
         return first
@@ -108,7 +110,7 @@ def _checked_take(take: Mapping[str, Side] | None) -> Mapping[str, Side]:
         if slot not in SLOTS:
             raise ValueError(f"take names the slot {slot!r}; there are {', '.join(SLOTS)}")
         one_of(f"take[{slot!r}]", side, ("first", "second"))
-    # A baseline over the batch belongs to the advantages that it is taken from.
+    # A baseline over the batch was made for the advantages of its own recipe, so it comes along with them.
     return {"over_batch": take["advantage"], **take} if take and "advantage" in take else take or {}
 
 
@@ -116,15 +118,15 @@ def _mix_stages(first: Stage, second: Stage, take: Mapping[str, Side], *, staged
     made: dict[str, Any] = {
         slot: _either(slot, getattr(first, slot), getattr(second, slot), plain, take)
         for slot, plain in _PLAIN_STAGE.items()
-        # A judge that trains on all says nothing but when a prompt comes back, which the stages before have a mind of.
+        # `Complete` only says when a prompt comes back. With several stages, the first recipe's judges say that.
         if slot in take or not (staged and slot == "judge" and isinstance(second.judge, judges.Complete))
     }
     return replace(first, size=_mix_sizes(first.size, second.size, take, staged), **made)
 
 
 def _mix_sizes(first: SizeRule, second: SizeRule, take: Mapping[str, Side], staged: bool) -> SizeRule:
-    # A number of rollouts is not a method: a way to size groups goes before it, but not before the number of a last stage,
-    # which was chosen with those of the stages before.
+    # A rule that computes sizes replaces a fixed number, but not the number of a last stage,
+    # which belongs together with the numbers of the earlier stages.
     if "size" not in take and isinstance(second, sizes.Fixed):
         return first
     if "size" not in take and isinstance(first, sizes.Fixed) and not staged:
@@ -133,7 +135,7 @@ def _mix_sizes(first: SizeRule, second: SizeRule, take: Mapping[str, Side], stag
 
 
 def _mix_prompts(first: PromptRule, second: PromptRule, take: Mapping[str, Side]) -> PromptRule:
-    # What Knapsack RL expects of a prompt, how it went last, gives way to a method that has expectations of its own.
+    # Knapsack's prediction is only the last visit's mean, so a method that predicts success rates replaces it.
     others = [rule for rule in (first, second) if rule != LastVisit()]
     if "prompts" not in take and len(others) == 1 and others[0].traits.predicts:
         return others[0]
@@ -141,10 +143,10 @@ def _mix_prompts(first: PromptRule, second: PromptRule, take: Mapping[str, Side]
 
 
 def _mix_advantages(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
-    """Over the chosen rows where one of the two is, with the kernel that is not the plain one.
+    """If one recipe computes advantages over the chosen rows, so does the mixture, with the kernel that is not plain.
 
-    A rule that compares no rollouts of a prompt goes before the statistics that PODS and DARTS bring along, but not before
-    a kernel that the user named.
+    A rule that does not compare rollouts of one prompt wins over the default kernels of PODS and DARTS, but not over
+    a kernel that the user chose.
     """
     plain = advantages.OverGroup(advantages.grpo)
     along = (advantages.OverChosen(advantages.grpo), advantages.OverChosen(advantages.pods))
@@ -159,7 +161,7 @@ def _mix_advantages(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
 
 
 def _either(slot: str, first: Any, second: Any, plain: Any, take: Mapping[str, Side]) -> Any:
-    """What holds in a slot: what the user takes, else the one of the two that is not the plain one."""
+    """The value of a slot: the one that the user takes, or else the one that is not plain."""
     if slot in take:
         return first if take[slot] == "first" else second
     if first == second or second == plain:

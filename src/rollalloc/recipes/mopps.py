@@ -1,4 +1,11 @@
-"""MoPPS: prompts whose success rate lies near one half, by a posterior of each."""
+"""MoPPS, arXiv 2507.04632: draw prompts whose success rate is near one half, by a posterior of each prompt's rate.
+
+For runs in which many prompts are too easy or too hard: no rollout is needed to find those out.
+
+How this differs from the released code: candidates are drawn at random from all free prompts, and not from a data
+loader; the prior comes from the table's prior rates if it has some; and the formula for one rollout per prompt is
+the paper's. See PAPERS.md.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +29,21 @@ from rollalloc.rules.prompts import prior_counts, prior_rate, some_free
 
 @sized
 def mopps(groups: int = 16, n: int = 4, target: float = 0.5, decay: float = 0.5, pool: int = 8) -> Recipe:
-    """MoPPS: prompts whose success rate, drawn from what is known of each, lies nearest to a target. arXiv 2507.04632.
+    """MoPPS: draw the prompts whose success rate, sampled from a posterior, is nearest to a target. arXiv 2507.04632.
 
         rate ~ Beta(α, β);  after s successes in n rollouts  α ← λα + (1 - λ)α₀ + s,  β ← λβ + (1 - λ)β₀ + n - s
+
+    1. For each prompt of the batch, take `pool` random candidates.
+    2. Sample a success rate of each candidate from its posterior Beta(α, β).
+    3. Draw the `groups` candidates whose sampled rates are nearest to `target`, and generate n rollouts of each.
+    4. Train as GRPO does, and update α and β of these prompts.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
-        target: the success rate looked for, in (0, 1).
-        decay: λ in [0, 1]; the past fades by it at every visit.
-        pool: candidates for each prompt drawn, at random, at least 1.
+        target: the success rate to look for, in (0, 1).
+        decay: λ in [0, 1]. Earlier counts are multiplied by it at every visit; 1 forgets nothing.
+        pool: random candidates for each prompt that is drawn, at least 1.
     """
     base = grpo(groups, n)
     return replace(
@@ -41,22 +53,22 @@ def mopps(groups: int = 16, n: int = 4, target: float = 0.5, decay: float = 0.5,
     )
 
 
-# A posterior of so many rollouts is sure of its means; a promise tries it on data sets of at most so many prompts.
+# `promises` tests with counts that are scaled up so that the posterior is sharp, on data sets up to the second size.
 _SURE, _MOST_SURE = 1e7, 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Posterior(PromptRule):
-    """Thompson sampling from a Beta posterior over each prompt's success rate, nearest to a target first.
+    """Thompson sampling: sample a rate for each candidate from its Beta posterior and draw those nearest to a target.
 
-    After a visit with s successes in n rollouts: α ← λα + (1 - λ)α₀ + s, β likewise with n - s. A draw takes the k whose
-    sampled rates lie nearest to `target`, out of `pool`·k random free prompts. α₀ and β₀ are the table's prior rate, where
-    known, with the weight of `prior_weight` rollouts. MoPPS, arXiv 2507.04632; see PAPERS.md.
+    After a visit with s successes in n rollouts, α ← λα + (1 - λ)α₀ + s, and likewise β with n - s. To draw k
+    prompts, take `pool` · k random free prompts as candidates. α₀ and β₀ come from the table's prior rates, if it
+    has some, with the weight of `prior_weight` rollouts. MoPPS, arXiv 2507.04632; see PAPERS.md.
 
     Attributes:
         target: in (0, 1).
-        decay: λ in [0, 1]; the past fades by it at every visit.
-        pool: candidates for each prompt drawn, at least 1.
+        decay: λ in [0, 1]. Earlier counts are multiplied by it at every visit.
+        pool: candidates for each prompt that is drawn, at least 1.
         prior_weight: above 0.
     """
 
@@ -76,7 +88,7 @@ class Posterior(PromptRule):
 
     def init(self, table: PromptTable) -> Memory:
         hits_N, misses_N = prior_counts(table, self.prior_weight)
-        # Never a prior of exactly 0 or 1, from which no evidence could move it.
+        # No prior may be exactly 0 or 1, because no evidence could change it.
         least_N = 0.02 * (hits_N + misses_N)
         return {
             "hits_N": (least_N + 0.96 * hits_N).astype(np.float32),
@@ -84,7 +96,7 @@ class Posterior(PromptRule):
         }
 
     def _prior_hits(self, prior: Any) -> Any:
-        """α₀ of prompts of these prior rates: never 0 or all, from which no evidence could move it."""
+        """α₀ for these prior rates. It is never 0 or everything, because no evidence could change that."""
         return (0.02 + 0.96 * prior) * self.prior_weight
 
     def pick(
@@ -112,7 +124,7 @@ class Posterior(PromptRule):
         promised = {"as many as asked, or all that are free": len(picked) == min(k, free.size)}
         if free.size > _MOST_SURE or len(picked) == free.size:
             return promised
-        # A posterior that is sure of its means draws just those: with all free prompts in the pool, the nearest must come.
+        # With sharp posteriors and all free prompts in the pool, exactly the nearest prompts must be drawn.
         sure = {name: before[name].astype(np.float64) * _SURE for name in ("hits_N", "misses_N")}
         every = replace(self, pool=free.size)
         nearest = every.pick(sure, k, free_N, view, np.random.Generator(np.random.Philox(0)))

@@ -1,4 +1,8 @@
-"""Racing: a prompt gets more rollouts, stage by stage, while its results are mixed."""
+"""Racing: give a prompt more rollouts, stage by stage, only if its results so far differ.
+
+For runs in which many groups are all right or all wrong: such prompts cost only the rollouts of the first stage.
+This method is ours.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,20 @@ def racing(
     max_staleness: int = 0,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """Racing: a prompt gets more rollouts, stage by stage, while its results so far are mixed.
+    """Racing: a prompt gets more rollouts, stage by stage, if its results so far are mixed.
 
-    A stage's verdict falls as soon as two results differ, without waiting for the rest. So in an asynchronous run what is
-    in a batch depends on what finished first.
+    1. Generate the first `sizes_S[0]` rollouts of each prompt.
+    2. If two results differ, the prompt goes on to the next stage at once, without waiting for its other rollouts.
+       If all rollouts of the stage are alike, drop the prompt until the next epoch.
+    3. After the last stage, train on all rollouts of the prompt, as GRPO does.
+
+    In an asynchronous run, the content of a batch therefore depends on which rollouts ended first.
 
     Args:
         groups: prompts in a batch, at least 1.
-        sizes_S: rollouts a prompt has after each stage, growing, e.g. (4, 8, 16).
-        gen_groups: prompts in the first stage at a time, at least 1; None: three times `groups`.
-        max_staleness: updates of the weights after which a rollout is too old to train on.
+        sizes_S: total rollouts of a prompt after each stage, increasing, such as (4, 8, 16).
+        gen_groups: prompts in the first stage at a time, at least 1. None: three times `groups`.
+        max_staleness: a rollout is too old to train on after more updates of the weights than this.
         deviation: as for `grpo`.
     """
     gen_groups = batches_ahead(groups, gen_groups)
@@ -55,7 +63,7 @@ def racing(
 
 
 def increments(sizes_S: tuple[int, ...]) -> list[int]:
-    """Rollouts that each stage adds to those of the stages before."""
+    """Return the rollouts that each stage adds to the earlier ones."""
     more = [after - before for before, after in zip((0, *sizes_S), sizes_S, strict=False)]
     if not more or min(more) < 1:
         raise ValueError(f"sizes_S must be growing numbers of rollouts, got {sizes_S}")

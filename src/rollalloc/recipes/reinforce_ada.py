@@ -1,4 +1,11 @@
-"""Reinforce-Ada: rollouts in rounds until a prompt has successes and failures."""
+"""Reinforce-Ada, arXiv 2510.04996: generate in rounds until a prompt has both successes and failures.
+
+For runs in which many groups of a fixed size are all right or all wrong: hard and easy prompts get more rollouts.
+
+This is the sequential method of the paper's first two versions and of the released code. The baseline is the mean
+reward of the prompt; the code computes it from counts of successes, which is the same for rewards of 0 and 1. The
+estimation-based variant of the third version is not here.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +20,7 @@ from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, promote, rows, sizes
 from rollalloc.rules.judges import SUCCESS_ABOVE
 
-_MOST_ROUNDS = 1000  # more would fill the memory before anything is said
+_MOST_ROUNDS = 1000  # each round is a stage of the recipe; more would exhaust the memory
 
 
 @sized
@@ -24,22 +31,26 @@ def reinforce_ada(
     rounds: int = 4,
     stop: Literal["balanced", "positive"] = "balanced",
 ) -> Recipe:
-    """Reinforce-Ada: rollouts in rounds until a prompt has successes and failures, n of which are trained. arXiv 2510.04996.
+    """Reinforce-Ada: generate in rounds until a prompt has successes and failures, train on n. arXiv 2510.04996.
 
-        A = r - mean of all rollouts of the prompt, whichever are trained on
+        A_i = r_i - mean reward of all rollouts of the prompt, also of those that are not trained on
 
-    n rows, half of them right and half wrong where there are as many. A prompt that has not got there after the last round
-    is trained on with what it has.
+    1. Generate `round_n` rollouts of each prompt.
+    2. If the prompt has enough successes and failures (`stop`), it is complete. Otherwise repeat step 1, up to
+       `rounds` rounds.
+    3. Choose n rollouts, half of them right and half wrong if there are enough of both, and train on them. A prompt
+       that is incomplete after the last round is trained on with what it has.
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts trained on of each prompt, at least 2.
+        n: rollouts of each prompt to train on, at least 2.
         round_n: rollouts per round, at least 1.
-        rounds: at most, from 1 to 1,000; together they have at least n rollouts.
-        stop: a prompt has enough with half of n right and the rest wrong ("balanced"), or with one right ("positive").
+        rounds: rounds, at most; in [1, 1000]. All rounds together must have at least n rollouts.
+        stop: when a prompt is complete. "balanced": with n / 2 successes and the rest of n failures. "positive":
+            with one success.
 
     Raises:
-        ValueError: a number out of its range, or fewer rollouts than are trained on.
+        ValueError: a number is out of its range, or all rounds have fewer rollouts than n.
     """
     at_least("n", n, 2, "half of the rows are successes")
     at_least("round_n", round_n, 1)
@@ -62,17 +73,18 @@ def reinforce_ada(
 
 @dataclass(frozen=True, slots=True)
 class Collected(JudgeRule):
-    """Train on a complete group as soon as it has enough successes and failures for its rows; until then it goes on.
+    """Train on a group as soon as it has enough successes and failures for its rows; until then it goes on.
 
-    Of m rows, as the recipe's row rule says, m // 2 successes and as many failures as are lacking to m; or one success,
-    whatever the failures. Reinforce-Ada's exits, "balanced" and "positive-focused", arXiv 2510.04996.
+    For m rows (from the recipe's row rule) it needs m // 2 successes and m - m // 2 failures, or just one success if
+    `half` is False. It decides only after all rollouts of a round have ended. These are the exits "balanced" and
+    "positive-focused" of Reinforce-Ada, arXiv 2510.04996.
 
     Attributes:
-        half: whether half of the rows must be successes; else one success is enough.
-        above: a metric above it is a success.
+        half: True: half of the rows must be successes. False: one success is enough.
+        above: a metric above this is a success, in [0, 1).
 
     Raises:
-        ValueError: `above` outside [0, 1).
+        ValueError: `above` is outside [0, 1).
     """
 
     half: bool = True

@@ -1,4 +1,4 @@
-"""Sizes that a call of a recipe function left out: what they were called with is kept, so that a driver can fill them in."""
+"""Fill in the sizes that a call of a recipe function left out, such as `n`, from a framework's own settings."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import Any, ParamSpec
 from rollalloc.core.recipe import Recipe
 
 _P = ParamSpec("_P")
-_CALL = (
-    "_call"  # no field of a recipe: `dataclasses.replace` leaves it out, as the sizes of its outcome are as they stand
-)
+_CALL = "_call"  # not a field, so `dataclasses.replace` drops it: the sizes of a changed recipe must stay as they are
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How a recipe was made.
+    """The call of a recipe function.
 
     Attributes:
-        function: of `rollalloc.recipes`.
+        function: a recipe function of `rollalloc.recipes`.
         given: its arguments by name, without those that were left to their defaults.
     """
 
@@ -30,7 +28,7 @@ class Call:
 
 
 def sized(function: Callable[_P, Recipe]) -> Callable[_P, Recipe]:
-    """Decorate a recipe function, so that `call_of` knows what a recipe of it was made with."""
+    """Decorate a recipe function so that `call_of` returns the call that made a recipe."""
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -44,25 +42,27 @@ def sized(function: Callable[_P, Recipe]) -> Callable[_P, Recipe]:
 
 
 def call_of(recipe: Recipe) -> Call | None:
-    """The call that made the recipe just as it is; None for one that was composed or changed afterwards."""
+    """Return the call that made this recipe, or None if the recipe was composed or changed afterwards."""
     return vars(recipe).get(_CALL)
 
 
 def sizes_for(
     parameters: Collection[str], given: Mapping[str, Any], groups: int, n: int, *, trained: bool = True
 ) -> dict[str, Any]:
-    """Values for those parameters of a recipe that say its shape and were not given.
+    """Return values for the parameters that set a recipe's sizes and were left out.
 
-    A quarter of a group are pilots; the longest rollout is one of DARTS's rows; stages of growing size end at n, each twice
-    as large as the one before; PODS generates four rollouts for each one trained on.
+    - Pilot-Commit: a quarter of a group's rollouts are pilots.
+    - DARTS: one of the rows is a longest rollout.
+    - Stages of growing size (`sizes_S`): the last one ends at n, each is twice as large as the one before.
+    - PODS: four rollouts are generated for each row, if n counts the rollouts that are trained on.
 
     Args:
-        parameters: the names that the recipe takes.
-        given: those that are said, with their values.
+        parameters: names of the recipe function's parameters.
+        given: the parameters that were set, with their values.
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
-        trained: n counts the rollouts that are trained on, as TRL's `num_generations`, not all of them, as verl's
-            `rollout.n`.
+        trained: True: n counts the rollouts that are trained on, as TRL's `num_generations` does. False: n counts
+            all rollouts, as verl's `rollout.n` does.
     """
     fits: dict[str, Any] = {"groups": groups}
     if "m" in parameters and trained:

@@ -1,4 +1,11 @@
-"""SPO: a tracked success rate of each prompt is its baseline."""
+"""SPO, arXiv 2509.13232: track the success rate of each prompt and use it as the prompt's baseline.
+
+For runs with one rollout per prompt: the record of earlier visits replaces the group.
+
+How this differs from the paper: the first value is the table's prior rate or 1/2, and not measured by rollouts; the
+distance that the weights moved is the sum over updates; prompts are drawn from a random pool of candidates; and the
+tracker learns from the metric. See PAPERS.md.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +29,22 @@ from rollalloc.rules.prompts import prior_counts, rises, some_free, without_repl
 
 @sized
 def spo(groups: int = 32, n: int = 1, half_way: float = 0.06, spread: float = 0.05) -> Recipe:
-    """SPO: each prompt's tracked success rate is its baseline, advantages are normalised over the batch. arXiv 2509.13232.
+    """SPO: each prompt's tracked success rate is its baseline; advantages are normalised per batch. arXiv 2509.13232.
+
+        a_i = r_i - v,  A_i = (a_i - mean of a) / std of a over the batch;  v: the prompt's tracked success rate
+
+    1. Draw `groups` prompts with probability ∝ √(v(1 - v)) + spread, and generate n rollouts of each.
+    2. Subtract v, as it was before these rollouts, from each reward.
+    3. Normalise the advantages over the batch, and train on all rollouts.
+    4. Update v of these prompts, after forgetting part of the past: the more the weights moved since the last visit,
+       the more is forgotten.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
-        half_way: how far, in nats per token, the weights move until half of a prompt's record is forgotten; above 0.
-        spread: share of every prompt in the draw ∝ √(v(1 - v)) + spread; above 0.
+        half_way: distance that the weights move until half of a prompt's record is forgotten, in nats per token,
+            above 0.
+        spread: added to every prompt's weight in the draw, above 0; larger values draw more uniformly.
     """
     base = grpo(groups, n)
     return replace(
@@ -42,27 +58,27 @@ def spo(groups: int = 32, n: int = 1, half_way: float = 0.06, spread: float = 0.
 
 @dataclass(frozen=True, slots=True)
 class Tracker(PromptRule):
-    """A success rate tracked for each prompt, forgotten as the weights move, and prompts drawn where it is least certain.
+    """Track a success rate of each prompt, forget it as the weights move, and draw prompts whose outcome is uncertain.
 
-        v = α / (α + β);  after a rollout of metric r:  α ← ρα + r,  β ← ρβ + 1 - r
-        ρ = 2^(-D / half_way), kept in [least, most];  D: how far the weights moved since the prompt's last visit
+        v = α / (α + β);  after a rollout with metric m:  α ← ρα + m,  β ← ρβ + 1 - m
+        ρ = 2^(-D / half_way), clipped to [least, most];  D: how far the weights moved since the prompt's last visit
         drawn with probability ∝ √(v(1 - v)) + spread
 
-    SPO, arXiv 2509.13232: its "KL-adaptive value tracker" and prioritised sampling. Before its first visit α + β is
-    1 / (1 - least), with the table's prior for v, or 1/2, and what it counts for beside (`prior_counts`): the paper rolls
-    every prompt out first. Where `Updated` never
-    told how far the weights moved, ρ is `least`. Nothing moves between the rollouts of a visit: ρ is `most` from the
-    second on. v is expected of the metric and of the reward alike, as in the paper, where both are one number.
+    This is the "KL-adaptive value tracker" with prioritised sampling of SPO, arXiv 2509.13232. Before the first
+    visit α + β is 1 / (1 - least), and v comes from the table's prior (`prior_counts`) or is 1/2; the paper
+    generates rollouts of every prompt first. If `Updated` never told how far the weights moved, ρ is `least`. The
+    weights do not move between the rollouts of a visit, so ρ is `most` from the second rollout on. v is the
+    prediction of both the metric and the reward; in the paper these are one number.
 
     Attributes:
-        half_way: divergence, in nats per token, at which half is forgotten; above 0.
+        half_way: KL divergence in nats per token at which half is forgotten, above 0.
         least: lowest ρ, in (0, 1).
         most: highest ρ, in [least, 1).
-        spread: share of every prompt in the draw, above 0.
-        pool: candidates for each prompt drawn, at least 1.
+        spread: added to every prompt's weight in the draw, above 0.
+        pool: candidates for each prompt that is drawn, at least 1.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: a value is out of its range.
     """
 
     half_way: float = 0.06
@@ -104,10 +120,10 @@ class Tracker(PromptRule):
         return (hits_K / (hits_K + misses_K)).astype(np.float64)
 
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:
-        if not group.scored:  # what the weights moved since the last visit is still to be forgotten
+        if not group.scored:  # leave `kl_N` unchanged, so that the next visit forgets for this distance too
             return
         prompt, hits_N, misses_N = group.prompt, memory["hits_N"], memory["misses_N"]
-        moved = max(0.0, view.kl_sum - float(memory["kl_N"][prompt]))  # which was rounded, up perhaps
+        moved = max(0.0, view.kl_sum - float(memory["kl_N"][prompt]))  # `kl_N` is float32 and may be rounded up
         memory["kl_N"][prompt] = view.kl_sum
         kept = min(self.most, max(self.least, 2 ** (-moved / self.half_way))) if view.kl_sum else self.least
         for metric in np.clip(group.metrics_G, 0, 1).tolist():

@@ -1,4 +1,4 @@
-"""A recipe as an engine carries it out that trains a batch while rollouts go on."""
+"""Adapt a recipe to an engine that trains on a batch while other rollouts are running."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rollalloc.rules.promote import Oldest
 
 
 def streamed(recipe: Recipe, *, staleness: int | None = None, ahead: int | None = None) -> Recipe:
-    """The recipe for rollouts that stream: opened further ahead, and without a wait for the last of a stage.
+    """Return the recipe adapted to rollouts that stream: it opens groups earlier and does not wait for a whole stage.
 
-    Where it allows staleness, a promote rule that suits waves only, and that nobody asked for (`in_waves` of its traits),
-    gives way to the oldest first: highest variance first would keep every pilot waiting for the last of them.
+    If staleness is allowed, a promote rule that suits only waves, and that the user did not choose (trait
+    `in_waves`), is replaced by `Oldest`. Highest variance first would make every pilot wait for the last one.
 
     Args:
-        recipe: any; under one without staleness nothing overlaps, and it stays what it is.
-        staleness: instead of its `max_staleness`; None: that, or what `ahead` wants where it is more: 1 for one batch, twice
-            as much as `ahead` for several, since a batch is made of the groups that ended first, and what is too old when
-            its turn comes is dropped, which with less befalls groups with long rollouts.
-        ahead: batches that are generated while one is trained, at least; 1 is what most recipes do where staleness is
-            allowed, and Pilot-Commit opens 2. None: as many as the recipe does.
+        recipe: any recipe. Without staleness nothing can overlap, and the recipe is returned unchanged.
+        staleness: replaces the recipe's `max_staleness`. None: the recipe's own value, or what `ahead` needs if that
+            is more: 1 for one batch, 2 · ahead for several. A batch consists of the groups that ended first; with
+            less staleness, groups with long rollouts would be too old, and dropped, when their turn comes.
+        ahead: batches that are generated while one is trained, at least 1. If staleness is allowed, most recipes
+            generate 1 and Pilot-Commit 2. None: as many as the recipe itself opens.
 
     Raises:
-        ValueError: a number out of its range, or an `ahead` beyond the staleness.
+        ValueError: a number is out of its range, or `ahead` is larger than the staleness.
     """
     if ahead is not None:
         at_least("ahead", ahead, 1, "nothing is ahead where staleness is 0")
@@ -48,7 +48,7 @@ def streamed(recipe: Recipe, *, staleness: int | None = None, ahead: int | None 
 
 
 def streaming_notes(recipe: Recipe, made: Recipe) -> list[str]:
-    """What to say of a recipe and of what `streamed` made of it, each a sentence without a stop."""
+    """Return what to tell the user about a recipe and what `streamed` made of it: sentences without a full stop."""
     if made.max_staleness == 0:
         return ["the recipe trains on the newest weights only, so nothing overlaps; staleness 1 allows it"]
     notes: list[str] = []
@@ -71,7 +71,7 @@ def streaming_notes(recipe: Recipe, made: Recipe) -> list[str]:
 
 
 def streamed_aloud(recipe: Recipe, log: Logger, *, ahead: int | None) -> Recipe:
-    """As `streamed`, with its notes in a driver's log."""
+    """Like `streamed`, and write its notes to a driver's log."""
     made = streamed(recipe, ahead=ahead)
     for note in streaming_notes(recipe, made):
         log.info(note)

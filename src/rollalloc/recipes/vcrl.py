@@ -1,4 +1,11 @@
-"""VCRL: groups whose metrics vary enough are trained on, and their prompts come again."""
+"""VCRL, arXiv 2509.19803: train on groups whose metrics vary enough, and use their prompts again.
+
+For runs in which many groups are nearly all right or all wrong.
+
+How this differs from the paper, which was read in summary and released no code: replacements must reach kappa too,
+so that batches are full; if the bank is empty, new prompts replace the dropped ones; the bank holds 1,024 prompts
+and its priority is a running mean of the relative variance. See PAPERS.md.
+"""
 
 from __future__ import annotations
 
@@ -43,19 +50,24 @@ def vcrl(
     max_candidates: int | None = None,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """VCRL: groups whose metrics vary enough are trained on, prompts that did so replace the others. arXiv 2509.19803.
+    """VCRL: train on groups whose metrics vary enough; their prompts also replace the others. arXiv 2509.19803.
 
-        trained on where  G Σ (m_i - mean)² / (⌊G/2⌋ ⌈G/2⌉) ≥ kappa
+        trained on if  G Σ (m_i - mean)² / (⌊G/2⌋ ⌈G/2⌉) ≥ kappa        G rollouts with metrics m_i
 
-    The prompts that replace them are rolled out anew.
+    1. Draw `groups` new prompts and generate n rollouts of each.
+    2. Keep the groups that satisfy the inequality, and drop the others. The left side is the variance as a share of
+       the largest possible one.
+    3. Replace dropped prompts by prompts from a bank of those that were kept before, highest variance first, and
+       generate new rollouts of them. Repeat until `groups` groups are kept.
+    4. Train as GRPO does.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
-        kappa: in (0, 1].
-        kappa_first: instead, in the first `first` updates of the weights, in (0, 1].
-        first: 0 or more.
-        replays: times that a prompt replaces another one after it was trained on, at least 1.
+        kappa: smallest relative variance to train on, in (0, 1].
+        kappa_first: the same for the first `first` updates of the weights, in (0, 1].
+        first: updates of the weights under `kappa_first`, 0 or more.
+        replays: how often a prompt may be drawn from the bank, at least 1.
         max_candidates: as for `dapo`.
         deviation: as for `grpo`.
     """
@@ -70,11 +82,11 @@ def vcrl(
 
 
 def relative_variance(metrics_G: NDArray[np.float64]) -> float:
-    """The variance of metrics in [0, 1], as a share of the largest that so many can have.
+    """The variance of metrics in [0, 1], as a share of the largest variance that this many metrics can have.
 
-        G Σ (m_i - mean)² / (⌊G/2⌋ ⌈G/2⌉);  of k ones and G - k zeros  k (G - k) / (⌊G/2⌋ ⌈G/2⌉)
+        G Σ (m_i - mean)² / (⌊G/2⌋ ⌈G/2⌉);  for k ones and G - k zeros this is  k (G - k) / (⌊G/2⌋ ⌈G/2⌉)
 
-    VCRL's p, arXiv 2509.19803. 0 of fewer than two.
+    This is VCRL's p, arXiv 2509.19803. It is 0 for fewer than two metrics.
     """
     count = metrics_G.size
     if count < 2:
@@ -85,19 +97,20 @@ def relative_variance(metrics_G: NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Varied(JudgeRule):
-    """Train on a complete group whose metrics vary enough, drop it otherwise; VCRL, arXiv 2509.19803.
+    """Train on a complete group whose metrics vary enough, and drop it otherwise. VCRL, arXiv 2509.19803.
 
-        relative_variance ≥ `kappa`, or `kappa_first` in the first `first` updates of the weights
+        relative_variance ≥ `kappa`, or ≥ `kappa_first` in the first `first` updates of the weights
 
-    Its prompt may be drawn again at once, either way.
+    In both cases the prompt may be drawn again at once.
 
     Attributes:
-        kappa: in (0, 1]; of 4 rollouts 1 right one gives 0.75, of 8 two give 0.75 and three 0.94.
+        kappa: in (0, 1]. One success in 4 rollouts has a relative variance of 0.75, two in 8 have 0.75, three in 8
+            have 0.94.
         kappa_first: in (0, 1].
         first: 0 or more.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number is out of its range.
     """
 
     kappa: float = 0.8
@@ -137,22 +150,27 @@ class Varied(JudgeRule):
 
 @dataclass(frozen=True, slots=True)
 class Banked(PromptRule):
-    """New prompts first; what lacks to the batch then comes from a bank of those whose metrics varied most.
+    """Draw new prompts first; if the batch needs more, draw from a bank of prompts whose metrics varied most.
 
-    Since the last update of the weights as many prompts as a batch has groups are new ones, each once a pass, in random
-    order; any further ones those of the bank of highest priority, and where it has none, new ones. A prompt that was trained
-    on enters the bank with its relative variance for priority P, afterwards P ← momentum · P + (1 - momentum) · its relative
-    variance. It leaves when a visit of it was dropped, when it was drawn from the bank `replays` times, or where there are
-    `capacity` of higher priority. VCRL, arXiv 2509.19803; see PAPERS.md.
+    1. After each update of the weights, the first draws are new prompts, as many as a batch has groups, in random
+       order and each once an epoch.
+    2. Further draws take the prompts with the highest priority from the bank. If the bank has none, they are new
+       prompts too.
+    3. A prompt whose group was trained on enters the bank; its priority P is the relative variance of its metrics.
+       After a later visit, P ← momentum · P + (1 - momentum) · relative variance.
+    4. A prompt leaves the bank if its group was dropped, if it was drawn from the bank `replays` times, or if
+       `capacity` prompts have a higher priority.
+
+    VCRL, arXiv 2509.19803; see PAPERS.md.
 
     Attributes:
         replays: draws of a prompt from the bank, at least 1.
         momentum: in [0, 1).
         capacity: prompts in the bank, at least 1.
-        order: draws the new ones.
+        order: the rule that draws new prompts.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number is out of its range.
     """
 
     replays: int = 2
@@ -171,7 +189,7 @@ class Banked(PromptRule):
         return PromptTraits(reads_rate=True, reads=("metrics_G",))
 
     def init(self, table: PromptTable) -> Memory:
-        # Of each prompt of the bank [prompt, priority, draws left]; `new`: those drawn since the `version`.
+        # `bank`: [prompt, priority, draws left] of each prompt in it. `new`: new prompts drawn since `version`.
         return self.order.init(table) | {"bank": [], "version": 0, "new": 0}
 
     def pick(
@@ -190,7 +208,7 @@ class Banked(PromptRule):
 
     @staticmethod
     def _best(memory: Memory, count: int, free_N: NDArray[np.bool_]) -> list[list[Any]]:
-        """At most `count` entries of the bank that may be drawn, the highest priority first."""
+        """At most `count` entries of the bank that may be drawn now, highest priority first."""
         there = [entry for entry in memory["bank"] if entry[2] > 0 and free_N[entry[0]]]
         return sorted(there, key=lambda entry: (-entry[1], entry[0]))[: max(0, count)]
 
@@ -209,13 +227,13 @@ class Banked(PromptRule):
                 bank.remove(min(bank, key=lambda entry: (entry[1], -entry[0])))
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
-        """The memory for another data set: a new order, and the bank's prompts where they are now."""
+        """Return the memory for another data set: a new order, and a bank with the prompts that still exist."""
         target = {int(old): new for new, old in enumerate(source_N.tolist()) if old >= 0}
         bank = [[target[prompt], priority, left] for prompt, priority, left in memory["bank"] if prompt in target]
         return self.init(table) | {"bank": bank} | {name: memory[name] for name in ("version", "new")}
 
     def check(self, memory: Memory, table: PromptTable) -> None:
-        """Refuse a saved memory that is none of this rule."""
+        """Refuse a saved memory that this rule cannot have written."""
         bank = memory["bank"]
         naturals([memory["version"], memory["new"], *(left for _, _, left in bank)], "bank")
         prompts = naturals([prompt for prompt, _, _ in bank], "bank")
@@ -250,6 +268,6 @@ class Banked(PromptRule):
 
 
 def _is_trained(view: View, prompt: int) -> bool:
-    """Whether its last visit was good enough to be trained on."""
+    """Whether the prompt's last visit was good enough to train on."""
     statistics = view.statistics
     return statistics.fates[int(statistics.fate_N[prompt])] in ("trained", "surplus", "stale")
