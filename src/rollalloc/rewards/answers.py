@@ -1,4 +1,4 @@
-"""Rewards by comparing answers: as text, or as numbers. 1 if they agree, 0 if not or if there is no answer."""
+"""Rewards that compare the answer with the ground truth, as text or as numbers: 1 if equal, else 0."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rollalloc.rewards.notation import last_number, same_number
 
 @dataclass(frozen=True)
 class ExactMatch:
-    """1 if the answer and the ground truth are the same text, apart from white space.
+    """Returns 1 if the answer and the ground truth are the same text up to white space, and 0 otherwise.
 
     Args:
-        extract: finds the answer in a completion.
+        extract: finds the answer in a completion; None if there is none.
     """
 
     extract: Extractor = final
@@ -28,15 +28,20 @@ class ExactMatch:
 
 @dataclass(frozen=True)
 class Numeric:
-    r"""1 if the last number of the answer is the ground truth's: |a − b| ≤ max(absolute, relative · |b|).
+    r"""Returns 1 if the last number a in the answer equals the last number b in the ground truth, and 0 otherwise.
 
-    Reads what `notation` does: 1,234.5, 3/4, \frac{3}{4}, 3\frac{1}{2}, 1.5e3, 1.5 \times 10^{3}, $5, 90^\circ and 50%.
-    If only one side has a percent sign, 50% may be 50 or 0.5.
+        |a − b| ≤ max(absolute, relative · |b|)
+
+    Numbers may be written as 1,234.5, 3/4, \frac{3}{4}, 3\frac{1}{2}, 1.5e3, 1.5 \times 10^{3}, $5, 90^\circ or 50%. If
+    only one of a and b has a percent sign, 50% equals both 50 and 0.5.
 
     Args:
-        extract: finds the answer in a completion.
-        relative: tolerance relative to the ground truth, at least 0.
-        absolute: tolerance, at least 0.
+        extract: finds the answer in a completion; None if there is none.
+        relative: tolerance relative to |b|, at least 0.
+        absolute: absolute tolerance, at least 0.
+
+    Raises:
+        ValueError: on a call, the ground truth has no number.
     """
 
     extract: Extractor = final

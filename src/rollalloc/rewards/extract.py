@@ -1,4 +1,4 @@
-"""Finding the answer in a completion. Each extractor takes text and returns the answer, or None if there is none."""
+"""Extractors find the answer in a completion. Each takes text and returns the answer, or None if there is none."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 Extractor = Callable[[str], str | None]
 
 _BOX = re.compile(r"\\boxed\s{0,9}\{")
-_BRACE = re.compile(r"\\[\\{}]|[{}]")  # the brace after a backslash is not counted
+_BRACE = re.compile(r"\\[\\{}]|[{}]")  # escaped braces match too, so that they are skipped
 _NEXT_SENTENCE = re.compile(r"(?<=[\w)}%$])[.!?]\s+(?=[A-Z])")
 
 
 def boxed(text: str) -> str | None:
-    r"""What the last `\boxed{...}` holds; None if it is not closed, as in a truncated completion."""
+    r"""The content of the last `\boxed{...}`; None if there is none, or if it is not closed, as in a cut-off completion."""
     start = _end_of_last_box_command(text)
     if start is None:
         return None
@@ -27,24 +27,24 @@ def boxed(text: str) -> str | None:
 
 
 def is_cut_off(text: str) -> bool:
-    r"""Whether the last `\boxed{` is never closed: the completion ended within its answer."""
+    r"""Whether the last `\boxed{` is not closed, because the completion ended inside its answer."""
     return _end_of_last_box_command(text) is not None and boxed(text) is None
 
 
 def after_hashes(text: str) -> str | None:
-    """What follows the last `####`, as in GSM8K's solutions: the first sentence of that line."""
+    """The first sentence after the last `####`, on the same line, as in GSM8K's solutions; None without `####`."""
     _, hashes, rest = text.rpartition("####")
     if not hashes:
         return None
     line = rest.strip().partition("\n")[0].rstrip()
     sentence = _NEXT_SENTENCE.split(line, maxsplit=1)[0]
-    return sentence if re.search(r"\d", sentence) else line  # "St. Petersburg" is one answer
+    return sentence if re.search(r"\d", sentence) else line  # do not split "St. Petersburg"
 
 
 def final(text: str) -> str | None:
-    r"""The last `\boxed{...}`; without a box, what follows the last `####`; without either, the whole text.
+    r"""The last `\boxed{...}`; without a box, the sentence after the last `####`; without either, the whole text.
 
-    None if the last box is not closed: the completion was cut off, and what stands before is not its answer.
+    None if the last box is not closed: the completion was cut off, and an earlier box is not its answer.
     """
     if is_cut_off(text):
         return None
@@ -66,10 +66,10 @@ def _end_of_last_box_command(text: str) -> int | None:
 class Pattern:
     """The last match of a regular expression: its first group, or the whole match if it has no group.
 
-    A pattern that backtracks without end on some text is ended by the worker's limit on time.
+    A pattern may backtrack almost forever on some texts; the time limit of a `WorkerScorer` stops it.
 
     Args:
-        regex: as the `re` module takes it; dots match line ends.
+        regex: a pattern of the `re` module; dots match line ends.
     """
 
     regex: str

@@ -1,4 +1,4 @@
-"""One reward for every trainer: called as verl and as TRL call theirs, and loaded as rollalloc's own."""
+"""A reward function that verl, TRL and rollalloc's own trainer can all call."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 
 
 class Reward:
-    """A scorer in the shape of a reward function, for verl's `custom_reward_function` and TRL's `reward_funcs`.
+    """Wraps a scorer as a reward function for verl's `custom_reward_function` and TRL's `reward_funcs`.
 
-    rollalloc's own commands take its path as well, and give the function that it wraps workers of their own. May be
-    called from several threads, and pickled: a copy has processes of its own.
+    rollalloc's own commands also accept its path; they run the wrapped function in workers of their own. It may be called
+    from several threads, and it may be pickled: a copy starts its own worker processes.
 
     Args:
-        scorer: scores the samples; `close` it to end its processes before the interpreter does.
-        ground_truth: the data set's column that TRL hands over as the ground truth; verl has its own place for it.
-        name: what TRL calls the reward in its logs.
+        scorer: scores the samples. Its worker processes end with the interpreter, or earlier if you call its `close`.
+        ground_truth: name of the data set column that holds the ground truth under TRL. verl passes it separately.
+        name: name of the reward in TRL's logs.
     """
 
     def __init__(self, scorer: Scorer, *, ground_truth: str = "ground_truth", name: str = "reward") -> None:
@@ -27,25 +27,25 @@ class Reward:
         self.__name__ = name
 
     def __call__(self, *, completions: Sequence[Any] | None = None, **given: Any) -> Any:
-        """Answers verl, which asks about one `solution_str`, or TRL, which asks about a batch of `completions`.
+        """Score one `solution_str` for verl, or a batch of `completions` for TRL.
 
         Returns:
-            To verl a dict of `score`, `acc`, `unscored` (1.0 or 0.0) and `reason`. verl knows no missing score: an
-            unscored sample has score and acc 0.0 there, and `unscored` tells it from a wrong one.
-            To TRL a list of rewards, None where a sample is unscored, which TRL leaves out.
+            For verl, a dict with `score`, `acc`, `unscored` (1.0 or 0.0) and `reason`. verl requires a score, so an
+            unscored sample has score and acc 0.0; `unscored` distinguishes it from a wrong answer.
+            For TRL, a list of rewards, with None for unscored samples, which TRL ignores.
 
         Raises:
-            ValueError: TRL's data set has no column `ground_truth`.
+            ValueError: TRL's data set has no column of the name `ground_truth`.
             RuntimeError: a worker could not load the reward function.
         """
         return self._answer_verl(**given) if completions is None else self._answer_trl(completions, given)
 
     @property
     def bare_function(self) -> RewardFunction:
-        """The function itself, without the scorer's processes.
+        """The wrapped function, without the scorer's processes.
 
         Raises:
-            TypeError: the scorer does more than run a function.
+            TypeError: the scorer does more than call a function.
         """
         if not isinstance(self.scorer, (InlineScorer, WorkerScorer)):
             what = type(self.scorer).__name__
@@ -94,7 +94,7 @@ def _reward(outcome: Outcome) -> float | None:
 
 
 def _text(completion: str | list[dict[str, Any]]) -> str:
-    """A completion's text; of a conversation, the last message's, whose content may come in parts."""
+    """The text of a completion. Of a list of messages, it is the content of the last, which may be a list of parts."""
     if isinstance(completion, str):
         return completion
     content = completion[-1].get("content") if completion else None

@@ -1,4 +1,4 @@
-"""verl's reward-function convention: finding a function, calling it, and reading what it returns."""
+"""verl's convention for reward functions: loads a function, calls it, and reads what it returns."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ import numpy as np
 
 from rollalloc.core.events import LARGEST
 
-_getpid, _exit = os.getpid, os._exit  # bound now: functions that guard themselves take `os` to pieces
-_run = asyncio.run  # likewise: some put their own in its place
-_REASON_LENGTH = 200  # characters: a reason goes to a log, and an exception's text may quote a whole completion
+_getpid, _exit = os.getpid, os._exit  # bound at import, since reward functions that sandbox code may patch `os`
+_run = asyncio.run  # likewise: some reward functions replace `asyncio.run`
+_REASON_LENGTH = 200  # characters: reasons are logged, and an exception's text may quote a whole completion
 
 
 class RewardFunction(Protocol):
-    """verl's `compute_score`: called by keyword; may be `async def`; `to_outcome` says what it may return."""
+    """verl's `compute_score`, plain or `async def`. It is called with keywords; see `to_outcome` for what it may return."""
 
     def __call__(
         self, *, data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any]
@@ -36,15 +36,16 @@ class RewardFunction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a reward function needs to know of one rollout.
+    """One rollout to be scored.
 
     Attributes:
-        data_source: where the prompt comes from; a function may serve several sources.
-        completion: the generated text, whatever characters it holds.
-        ground_truth: what the prompt set holds for the prompt.
-        extra_info: likewise.
-        tokens: length of the completion, where it is known; for `Shaped`, the function does not see it.
-        name: what a report calls the sample, as "gsm8k/17#3"; the function does not see it.
+        data_source: name of the prompt's data set; a function may score several data sets.
+        completion: the generated text. It may hold any characters.
+        ground_truth: the prompt's ground truth in the data set.
+        extra_info: the prompt's `extra_info` in the data set.
+        tokens: number of tokens of the completion; None if unknown. `OverlongScorer` needs it; it is not passed to the
+            function.
+        name: the sample's name in reports, for example "gsm8k/17#3"; it is not passed to the function.
     """
 
     data_source: str
@@ -57,7 +58,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A score: `reward` is what training uses, `metric` what selection looks at; both within ±`LARGEST`."""
+    """A score. `reward` is used for training and `metric` for selecting rollouts; both are within ±`LARGEST`."""
 
     reward: float
     metric: float
@@ -65,11 +66,11 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Unscored:
-    """No score, and why. Unscored is not wrong.
+    """A rollout without a score, which is not the same as a wrong answer.
 
     Attributes:
-        reason: why.
-        raised: whether the function raised an exception, rather than that it or its process gave no score.
+        reason: why there is no score.
+        raised: True if the function raised an exception; False if it returned no score, or its process died or was killed.
     """
 
     reason: str
@@ -80,18 +81,18 @@ Outcome = Scored | Unscored
 
 
 def load_reward(path: str) -> RewardFunction:
-    """Finds a reward function by its path.
+    """Load a reward function.
 
     Args:
-        path: `package.module:function`, or `file.py:function`, the file relative to the working directory. A
-            `frameworks.Reward` stands for the function that it wraps.
+        path: `package.module:function`, or `file.py:function` with the file relative to the working directory. If it names
+            a `frameworks.Reward`, the function that this wraps is returned.
 
     Raises:
-        ValueError: the path is not of that form.
-        FileNotFoundError: there is no such file.
-        ImportError: the module cannot be found, or what it imports cannot.
+        ValueError: the path has another form.
+        FileNotFoundError: the file does not exist.
+        ImportError: the module, or a module that it imports, was not found.
         AttributeError: the module has no such name.
-        TypeError: what has that name cannot be called, or wraps more than a function.
+        TypeError: the object is not callable, or is a `Reward` whose scorer does more than call a function.
     """
     location, colon, name = path.rpartition(":")
     if not (location and colon and name):
@@ -110,10 +111,10 @@ def load_reward(path: str) -> RewardFunction:
 
 
 def score_sample(function: RewardFunction, sample: Sample) -> Outcome:
-    """Scores one sample. Whatever the function raises makes the sample unscored, `sys.exit` included.
+    """Score one sample. If the function raises an exception or calls `sys.exit`, the sample is unscored.
 
-    A coroutine gets an event loop of its own, so that this must not be called from within a running one. A process that
-    the function forks ends here, where it returns or raises, as a script would: it must not go on as a second caller.
+    A coroutine runs in a new event loop, so do not call this from within a running loop. If the function forks, the child
+    process exits here when the function returns or raises; otherwise it would continue as a second copy of the caller.
     """
     process_id = _getpid()
     ended: BaseException | None = None
@@ -125,7 +126,7 @@ def score_sample(function: RewardFunction, sample: Sample) -> Outcome:
             extra_info=sample.extra_info,
         )
         return to_outcome(_run(_finish(result)) if inspect.isawaitable(result) else result)
-    except (Exception, SystemExit, asyncio.CancelledError) as error:  # a request that is given up cancels its task
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # an HTTP client that gives up may cancel its task
         ended = error
         return Unscored(what_was_raised(error), raised=True)
     except BaseException as error:
@@ -136,14 +137,19 @@ def score_sample(function: RewardFunction, sample: Sample) -> Outcome:
 
 
 def end_if_forked(process_id: int, ended: BaseException | None) -> None:
-    """Ends this process where it is not the one that it was, with the exit code of a script that ended so."""
+    """Exit if this is a forked child, with the exit code that Python would give a script that ended the same way.
+
+    Args:
+        process_id: id of the process that is to continue.
+        ended: the exception that ended the function; None if it returned.
+    """
     if _getpid() != process_id:
         code = ended.code if isinstance(ended, SystemExit) else int(ended is not None)
         _exit((code or 0) & 0xFF if isinstance(code, int | None) else 1)
 
 
 def what_was_raised(error: BaseException) -> str:
-    """An exception as the reason for which a sample is unscored; its own text may fail."""
+    """The reason for an unscored sample: the exception's type and text, or only its type if `str` fails on it."""
     try:
         return f"{type(error).__name__}: {error}"[:_REASON_LENGTH]
     except Exception:
@@ -151,11 +157,11 @@ def what_was_raised(error: BaseException) -> str:
 
 
 def to_outcome(result: Any) -> Outcome:
-    """Reads what a reward function returned; what is not a score becomes `Unscored`, never 0.
+    """Read what a reward function returned. Anything that is not a score becomes `Unscored`, never 0.
 
     Args:
-        result: a number within ±`LARGEST`, both reward and metric; or a dict with `score`, the reward, and optionally
-            `acc`, the metric; or None where the sample cannot be scored.
+        result: a number within ±`LARGEST`, which is both reward and metric; or a dict with `score`, the reward, and
+            optionally `acc`, the metric; or None if the sample cannot be scored.
     """
     if result is None:
         return Unscored("reward function returned None")
@@ -172,7 +178,7 @@ def to_outcome(result: Any) -> Outcome:
 
 
 def _finite(value: Any) -> float | None:
-    """The value as a float that the core takes, None where it is none."""
+    """The value as a float; None if it is not a number within ±`LARGEST`."""
     if not isinstance(value, (Real, np.bool_)):
         return None
     number = float(value)
@@ -196,7 +202,7 @@ def _load_module(name: str) -> ModuleType:
 def _load_file(file: Path) -> ModuleType:
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file, looked in {Path.cwd()}; check the part before the colon")
-    # The full path is the name, so that two files of one name stay two modules.
+    # The module is named by its full path, so that two files of the same name do not share one module.
     spec = importlib.util.spec_from_file_location(str(file.resolve()), file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file}: Python cannot load it as a module; give a .py file")

@@ -1,11 +1,13 @@
-r"""Mathematical answers, compared by math-verify, with what it cannot tell decided before it is asked.
+r"""Rewards for mathematical answers, by math-verify and by checks of our own for the cases that it gets wrong.
 
-An answer is compared with the ground truth in four steps, of which the first that decides counts:
+An answer is compared with the ground truth in four steps; the first step that decides counts:
 
-1. the same text, in one spelling (`_plain`): right;
-2. two numbers: by their values, exactly, or to six decimals and six digits if one is rounded;
-3. words, times of day, numbers in a base, and a set against a tuple: right only by step 1, or as `_refused` says;
-4. math-verify, unless both are constants of different values, which it rounds to a fixed number of decimals.
+1. If both are the same text after normalization (`_plain`), the answer is right.
+2. If both are numbers, their values decide: exactly or, if one is rounded, to six decimals and six significant digits.
+3. Words, times of day, numbers in different bases, and a set against a tuple are wrong unless step 1 accepted them
+   (`_refused`).
+4. math-verify decides. Before that, constants of different values are wrong, because math-verify compares them after
+   rounding to a fixed number of decimals (`_differ`).
 """
 
 from __future__ import annotations
@@ -33,29 +35,29 @@ except ImportError as error:
 
 Boxed = Literal["required", "preferred", "any"]
 
-_GOLDS = 1024  # ground truths whose parsing is kept
-_DIGITS = 50  # to which math-verify compares constants; by default 15, and what is smaller is 0 to it
-_DECIMALS, _SIGNIFICANT = Decimal("5e-7"), Decimal("5e-6")  # distance of a rounded number, and relative to the truth
+_GOLDS = 1024  # number of parsed ground truths to keep
+_DIGITS = 50  # decimals to which math-verify compares constants; its default of 15 makes smaller numbers equal to 0
+_DECIMALS, _SIGNIFICANT = Decimal("5e-7"), Decimal("5e-6")  # absolute and relative tolerance for rounded numbers
 
 
 @dataclass(frozen=True)
 class MathVerify:
-    r"""1 if the answer equals the ground truth, 0 if not or if there is no answer.
+    r"""Returns 1 if the answer equals the ground truth, and 0 if it does not or there is no answer.
 
-    A completion that ends within a `\boxed{` was cut off and has no answer. A comparison that takes too long raises, and
-    leaves the sample unscored: math-verify itself would call it wrong. Its alarm does not reach into a long computation
-    of integers, which only the limit of a `WorkerScorer` ends.
+    A completion that ends inside a `\boxed{` was cut off and has no answer. If a comparison takes too long, the call raises
+    an error, so that the sample is unscored; math-verify alone would return wrong. The time-out uses an alarm signal, which
+    cannot interrupt a long computation with integers; only the limit of a `WorkerScorer` can.
 
     Args:
-        timeout_s: whole seconds for parsing, and for each comparison, at least 1.
-        boxed: where the answer is looked for. "required": in the last `\boxed{...}` alone. "preferred": without a box,
-            what follows the last "answer is" or "answer:", or what math-verify finds in the text. "any": the latter two
-            even if there is a box, which counts as well.
+        timeout_s: seconds for parsing, and for each comparison; an integer, at least 1.
+        boxed: where to look for the answer. "required": only in the last `\boxed{...}`. "preferred": in the last box; if
+            there is none, after the last "answer is" or "answer:", and where math-verify finds an answer in the text.
+            "any": in all of these places, even if there is a box.
 
     Raises:
-        ValueError: at creation, `boxed` is none of these; at a call, the ground truth is empty or cannot be parsed.
-        TimeoutError: no answer within the time.
-        RuntimeError: not called in the main thread, where alone the alarm works.
+        ValueError: on creation, `boxed` has another value; on a call, the ground truth is empty or cannot be parsed.
+        TimeoutError: parsing or a comparison took longer than `timeout_s`.
+        RuntimeError: called outside of the main thread, where the alarm does not work.
     """
 
     timeout_s: int = 5
@@ -79,7 +81,7 @@ class MathVerify:
         return float(self._is_right_in_text(gold, solution_str))
 
     def _is_right(self, gold: _Gold, answer: str) -> bool:
-        """Whether an answer that stands alone is right."""
+        """Whether an answer is right. `answer` is the answer alone, without surrounding text."""
         if not (plain := _plain(answer)):
             return False
         if plain == gold.plain or (gold.is_choice and _choice(plain) == _choice(gold.plain)):
@@ -92,13 +94,13 @@ class MathVerify:
         return self._any_equal(gold.parsed, _parse(_in_box(in_latex(answer)), self.timeout_s))
 
     def _is_right_in_text(self, gold: _Gold, text: str) -> bool:
-        """Whether the answer that a text gives without a box is right."""
+        """Whether a text without a box gives the right answer."""
         if any(self._is_right(gold, answer) for answer in _stated(text)):
             return True
         return not gold.must_be_stated and self._any_equal(gold.parsed, _parse(in_latex(text), self.timeout_s))
 
     def _any_equal(self, golds: list[Any], answers: list[Any]) -> bool:
-        """Whether any pair is equal; raises if none is, but one took too long."""
+        """Whether any pair is equal. Raises TimeoutError if none is, but a comparison took too long."""
         late: TimeoutError | None = None
         for gold, answer in product(golds, answers):
             try:
@@ -126,7 +128,7 @@ class MathVerify:
 
 
 class _Gold:
-    """A ground truth: in one spelling, as a number if it is one, and as math-verify parses it."""
+    """A ground truth: its normalized text, its value if it is a number, and what math-verify parses from it."""
 
     def __init__(self, text: str, timeout_s: int) -> None:
         box = boxed(text)
@@ -137,12 +139,13 @@ class _Gold:
             raise ValueError(f"ground truth {short(text)} is empty; mathematical rewards need one")
         self.number = as_number(self._text)
         self.is_choice = _LETTER.fullmatch(self.plain) is not None
-        # Of a text without a box math-verify may take one number, which equals an equation that it ends.
+        # From text without a box, math-verify may extract a single number, which it calls equal to any equation that ends
+        # with it, as 5 and x = 5. So these ground truths are compared only with what the text states as its answer.
         self.must_be_stated = _is_text(self.plain) or "=" in self.plain or _IN_BASE.fullmatch(self.plain) is not None
 
     @cached_property
     def parsed(self) -> list[Any]:
-        """Raises ValueError if math-verify parses nothing."""
+        """What math-verify parses. Raises ValueError if it parses nothing."""
         parsed = _parse(_in_box(in_latex(self._text)), self._timeout_s)
         if not parsed:
             raise ValueError(f"ground truth {short(self._text)} is nothing that math-verify can parse")
@@ -168,7 +171,7 @@ _SPELLINGS = tuple(
 
 
 def _plain(answer: str) -> str:
-    """An answer without the differences that mean nothing: two answers that agree here are the same."""
+    """Normalize an answer: remove differences in spelling that have no meaning. Equal results mean equal answers."""
     plain = _TEXT.sub(r" \1 ", in_latex(answer.strip()))
     for pattern, spelling in _SPELLINGS:
         plain = pattern.sub(spelling, plain)
@@ -182,26 +185,27 @@ def _plain(answer: str) -> str:
 _LETTER = re.compile(r"\(?([A-Z])\)?")
 _CHOICE = re.compile(r"\(([A-Z])\)|([A-Z])[).:]")  # "(C) 12" or "C: 12"
 _WORDS = re.compile(r"(?=.*[a-zA-Z]{4}|.*[A-Z]{3}|[A-Z](?:,[A-Z])+$)[a-zA-Z,;.'’()-]+")
-_SENTENCE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{12}")  # without its spaces
+_SENTENCE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{12}")  # a sentence after normalization, which removes spaces
 _CLOCK = re.compile(r"[0-9]{1,2}:[0-5][0-9](?::[0-5][0-9])?(?:[ap]\.?m\.?)?", re.IGNORECASE)
 _IN_BASE = re.compile(r"\(?[0-9A-Fa-f]+\)?_\(?(\w+)\)?")
 
 
 def _choice(plain: str) -> str:
-    """The letter of a multiple choice, with or without brackets and the text that it stands for."""
+    """The letter of a multiple-choice answer, such as C for "C", "(C)" or "C: 12"; other answers unchanged."""
     match = _LETTER.fullmatch(plain) or _CHOICE.match(plain)
     return next(filter(None, match.groups()), "") if match else plain
 
 
 def _is_text(plain: str) -> bool:
-    """Whether it is no formula: words, a sentence, a time of day, or a ratio of three."""
+    """Whether a normalized answer is text and not a formula: words, a sentence, a time of day, or a ratio as 1:2:3."""
     return bool(_WORDS.fullmatch(plain) or _CLOCK.fullmatch(plain) or _SENTENCE.search(plain)) or plain.count(":") > 1
 
 
 def _refused(gold: str, answer: str) -> bool:
-    """Whether an answer cannot be right that is not the same text as the ground truth, both in one spelling.
+    """Whether only identical text could be right, so that an answer of other text is wrong. Both are normalized.
 
-    math-verify takes a word for the product of its letters, a time of day for a quotient, and ignores bases.
+    math-verify must not decide these cases: it reads a word as the product of its letters and a time of day as a quotient,
+    and it ignores bases.
     """
     if _is_text(gold) or _is_text(answer):
         return True
@@ -214,8 +218,10 @@ def _refused(gold: str, answer: str) -> bool:
 
 
 def _differ(gold: Any, answer: Any) -> bool:
-    """Whether both are constants of different values, or tuples, sets or matrices that hold such, or two equations
-    without solutions, which math-verify compares by their solutions.
+    """Whether two parsed answers certainly differ, in cases where math-verify may call them equal.
+
+    These are constants of different values; tuples, sets or matrices with such members; and different equations without
+    solutions, since math-verify compares equations by their solutions.
     """
     if isinstance(gold, _CONTAINERS) and isinstance(answer, _CONTAINERS):
         golds, answers = _members(gold), _members(answer)
@@ -232,7 +238,7 @@ def _differ(gold: Any, answer: Any) -> bool:
 
 
 def _same_equation(first: Any, second: Any) -> bool:
-    """Whether one follows from the other by moving terms or by a change of sign; without unknowns, by its sides."""
+    """Whether two equations are the same up to moving terms and a factor of -1; without unknowns, side by side."""
     if first == second:
         return True
     if not (first.free_symbols or second.free_symbols):
@@ -240,7 +246,7 @@ def _same_equation(first: Any, second: Any) -> bool:
     try:
         left, right = first.lhs - first.rhs, second.lhs - second.rhs
         return sympy.simplify(left - right) == 0 or sympy.simplify(left + right) == 0
-    except (TypeError, ValueError, AttributeError):  # sides of different kinds, such as a number and a matrix
+    except (TypeError, ValueError, AttributeError):  # sides of different types, such as a number and a matrix
         return False
 
 
@@ -254,7 +260,10 @@ def _members(container: Any) -> list[Any]:
 
 
 def _is_constant(expression: Any) -> bool:
-    """Whether it is a number that is evaluated fast, and no percentage, which may stand for itself or its hundredth."""
+    """Whether an expression is a number that is cheap to evaluate.
+
+    Percentages (`UnevaluatedExpr`) do not count, since 50% may mean 50 or 0.5.
+    """
     return (
         isinstance(expression, sympy.Expr)
         and expression.is_number is True
@@ -263,7 +272,10 @@ def _is_constant(expression: Any) -> bool:
 
 
 def _may_be_rounded(first: Number, second: Number) -> bool:
-    """Whether one has a decimal point, and the other too or is no integer: 0.333333 is 1/3, but 4.9999999 is not 5."""
+    """Whether one number may be a rounded form of the other: 0.333333 may be 1/3, but 4.9999999 is not 5.
+
+    One must have a decimal point, and the other a decimal point or a fractional part.
+    """
     return (first.rounded and second.rounded) or any(
         one.rounded and other.value != other.value.to_integral_value()
         for one, other in ((first, second), (second, first))
@@ -275,7 +287,7 @@ def _exactly(answer: Decimal, truth: Decimal) -> bool:
 
 
 def _rounded(answer: Decimal, truth: Decimal) -> bool:
-    """To six decimals and to six digits, as 0.333333 is 1/3."""
+    """Whether two numbers agree to six decimals and six significant digits, as 0.333333 and 1/3."""
     return abs(answer - truth) <= min(_DECIMALS, _SIGNIFICANT * abs(truth))
 
 
@@ -287,7 +299,7 @@ _INLINE = re.compile(r"\$([^$\n]+)\$|\\\(([^\n]+?)\\\)")
 
 
 def _stated(text: str) -> list[str]:
-    """What a text without a box gives as its answer: what follows the last "answer is", and the last formula."""
+    """Candidate answers of a text without a box: the text after the last "answer is", and the last inline formula."""
     stated: list[str] = []
     for match in _STATED.finditer(text):
         stated = [_NEXT_SENTENCE.split(text[match.end() :], maxsplit=1)[0].rstrip(" .*")]
@@ -301,7 +313,7 @@ def _parse(text: str, timeout_s: int) -> list[Any]:
 
 
 def _within(timeout_s: int, call: Callable[[], Any]) -> Any:
-    """What a call of math-verify's returns; None if it failed, TimeoutError if it took too long."""
+    """Call math-verify. Returns None if it raises an error, and raises TimeoutError if it takes too long."""
     try:
         return call()
     except TimeoutException:

@@ -1,8 +1,8 @@
-r"""How public sets and models write answers: one LaTeX spelling for numbers, and the numbers that a text holds.
+r"""Reads numbers in the notations that public data sets and models use.
 
-`in_latex` spells numbers in one way, so that what follows needs to know one way only: no separators of thousands
-written `{,}` `\,` `\!` or `\ `; `\frac{1}{2}` for `\frac12`; `3\frac{1}{2}` for `3 1/2`; `1.5 \times 10^{3}` for
-1.5e3; no signs of currency or degrees.
+`in_latex` rewrites numbers into one LaTeX notation, which the rest of the code reads: thousands separators `{,}`, `\,`,
+`\!` and `\ ` are removed; `\frac12` becomes `\frac{1}{2}`, `3 1/2` becomes `3\frac{1}{2}`, and 1.5e3 becomes
+`1.5 \times 10^{3}`; currency and degree signs are removed.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from decimal import Decimal, localcontext
 from typing import NamedTuple
 
 PRECISION = 60  # significant digits carried in a comparison
-_LONGEST = 1000  # characters of a number; a longer one is not read
-_LONGEST_EXPONENT = 5  # characters of an exponent; likewise
+_LONGEST = 1000  # characters; longer numbers are not read
+_LONGEST_EXPONENT = 5  # characters; likewise
 
-# Of thousands. The comma alone is read by `_DIGITS`, and a comma with a space stands between the members of a list.
+# Thousands separators. `_DIGITS` reads a plain comma; a comma followed by a space separates the members of a list.
 _SEPARATOR = r"\{\s?,\s?\}|,?\\!|\\[,:; ]|[\u00a0\u2009\u202f]"
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?![0-9])"
 
 
 class Number(NamedTuple):
-    """A number as it was written.
+    """A number in a text.
 
     Attributes:
-        value: the number; of a percentage what stands before the sign.
+        value: the number before a percent sign, if there is one.
         percent: whether a percent sign follows.
-        rounded: whether it has a decimal point, so that it may stand for a number with more digits.
+        rounded: whether it has a decimal point, so that it may be the rounded form of a number with more digits.
     """
 
     value: Decimal
@@ -37,7 +37,7 @@ class Number(NamedTuple):
 
     @property
     def fraction(self) -> Decimal:
-        """The value; of a percentage a hundredth of it."""
+        """The value, divided by 100 if it is a percentage."""
         return self.value / 100 if self.percent else self.value
 
 
@@ -50,7 +50,7 @@ def _power_of_ten(match: re.Match[str]) -> str:
 
 
 def _mixed(match: re.Match[str]) -> str:
-    """3 1/2 as a mixed number; 3 4/2 stays as it is, since it is none."""
+    """Rewrite 3 1/2 as a mixed number. 3 4/2 is not one, because 4/2 is not a proper fraction, and is unchanged."""
     whole, top, bottom = match.groups()
     is_proper = len(top) < len(bottom) or (len(top) == len(bottom) and top < bottom)
     return rf"{whole}\frac{{{top}}}{{{bottom}}}" if is_proper else match[0]
@@ -94,20 +94,20 @@ _NUMBER = re.compile(
 
 
 def in_latex(text: str) -> str:
-    """The text with its numbers in one spelling; see the module."""
+    """Rewrite the numbers of a text into one LaTeX notation; see the module's docstring."""
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
     return text
 
 
 def as_number(text: str) -> Number | None:
-    """The number that is all of a text; None if there is more, or none."""
+    """The number that a text consists of; None if the text has no number, or anything else."""
     match = _NUMBER.fullmatch(in_latex(text.strip()).strip("$ ").removesuffix("."))
     return match and _read(match)
 
 
 def last_number(text: str) -> Number | None:
-    """The last number in a text; None if there is none, or if it is too long to be one."""
+    """The last number in a text; None if there is none, or if it is too long to be read."""
     last = None
     for match in _NUMBER.finditer(in_latex(text)):
         last = match
@@ -115,7 +115,7 @@ def last_number(text: str) -> Number | None:
 
 
 def same_number(answer: Number, truth: Number, close: Callable[[Decimal, Decimal], bool]) -> bool:
-    """Whether two numbers are close; if only one has a percent sign, 50% may be 50 or 0.5."""
+    """Whether two numbers are close. If only one has a percent sign, 50% equals both 50 and 0.5."""
     with localcontext(prec=PRECISION):
         if answer.percent == truth.percent:
             return close(answer.value, truth.value)

@@ -1,4 +1,4 @@
-"""DAPO's soft punishment of long completions: it shapes the reward that training uses, never the metric."""
+"""DAPO's soft overlong penalty. It changes the reward that training uses, but not the metric."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rollalloc.rewards.scorers import Scorer
 
 
 def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:
-    """What DAPO adds to the reward of a completion (Yu et al. 2025, arXiv 2503.14476, equation 13).
+    """DAPO's penalty for long completions, to be added to the reward (Yu et al. 2025, arXiv 2503.14476, equation 13).
 
-    0 up to max_tokens − buffer tokens, then linearly down to −1 at max_tokens, −1 beyond.
+        penalty = −min(1, max(0, tokens − (max_tokens − buffer)) / buffer)
 
     Args:
         tokens: length of the completion, at least 0.
-        max_tokens: the longest completion that is not fully punished, positive.
-        buffer: over how many tokens the punishment grows, in [1, max_tokens].
+        max_tokens: length from which the penalty is −1, above 0.
+        buffer: number of tokens over which the penalty grows from 0 to −1, in [1, max_tokens].
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: an argument is out of range.
     """
     if tokens < 0:
         raise ValueError(f"tokens must be at least 0, got {tokens}")
@@ -33,15 +33,15 @@ def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:
 
 @dataclass(frozen=True)
 class OverlongScorer(Scorer):
-    """Adds `overlong_penalty` to the rewards of another scorer; metrics, and what is unscored, stay as they are.
+    """Adds `overlong_penalty` to the rewards of another scorer. Metrics and unscored samples are unchanged.
 
     Args:
-        scorer: scores the samples, which must have `tokens`; closed with this one.
+        scorer: scores the samples; closing this scorer closes it too. Each sample needs its `tokens`.
         max_tokens: as in `overlong_penalty`.
-        buffer: likewise.
+        buffer: as in `overlong_penalty`.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: an argument is out of range; on a call, a sample has no `tokens`.
     """
 
     scorer: Scorer

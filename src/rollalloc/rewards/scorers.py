@@ -1,4 +1,4 @@
-"""Running a reward function over samples: in this process, or in processes that may be killed."""
+"""Scorers: run a reward function over samples, in this process or in worker processes that can be killed."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ from rollalloc.rewards.tally import KnownScores, Tally
 
 
 class Scorer(Protocol):
-    """Scores samples; a context manager that closes itself."""
+    """Scores samples. As a context manager it closes itself at the end."""
 
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
-        """One outcome a sample, in order."""
+        """Score samples; returns one outcome per sample, in order."""
         ...
 
     def submit(self, samples: Sequence[Sample]) -> Future[list[Outcome]]:
-        """The same, while the caller goes on."""
+        """Score samples in the background; returns a future of the outcomes."""
         ...
 
     def report(self) -> dict[str, Any]:
-        """What has been scored so far, as plain JSON data.
+        """Statistics of what was scored so far, as plain JSON data.
 
-        `scored`: their number, of which `cached` were known already; `discarded`: answers that were no worker's own to
-        the request at hand; `seconds`: that the samples took, all workers together; `workers`: how many there are;
-        `unscored`: number by reason; `slowest` and `lost`: at most 20 samples each, slowest first,
-        with `name`, `seconds` and, if unscored, `reason`; the lost ones are those whose worker had to be killed or died.
+        - `scored`: number of samples with a score; `cached`: how many of them came from the cache
+        - `unscored`: number of samples without a score, by reason
+        - `seconds`: time spent on samples, summed over workers; `workers`: number of workers
+        - `discarded`: number of messages that were dropped because they were not a worker's valid answer to its request
+        - `slowest`: the slowest samples; `lost`: those whose worker died or was killed. Each has at most 20 entries,
+          slowest first, with `name`, `seconds` and, if unscored, `reason`.
         """
         ...
 
     def close(self) -> None:
-        """Frees what scoring holds."""
+        """Free resources, such as worker processes."""
         ...
 
     def __enter__(self) -> Self:
@@ -51,7 +53,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class InlineScorer(Scorer):
-    """Calls a trusted function in this process: no limit, no isolation. Not for use within a running event loop."""
+    """Calls a trusted function in this process, without time limit or isolation. Do not use it within an event loop."""
 
     function: RewardFunction
     _tally: Tally = field(default_factory=Tally, init=False, repr=False, compare=False)
@@ -81,27 +83,28 @@ class InlineScorer(Scorer):
 
 
 class WorkerScorer(Scorer):
-    """Runs a reward function in processes of its own, which a hanging or crashing sample costs nothing but themselves.
+    """Runs a reward function in worker processes, so that a sample that hangs or crashes affects no other sample.
 
-    A sample that takes too long, or whose process dies, is `Unscored`, unless others ran in that process before: then it
-    is tried once more in a fresh one. Its process is replaced, together with all that it started, and the samples after
-    it go on. What a function changes of its process is put back, and what it forks does not answer in its stead; see
-    docs/rewards.md. Processes start with the first call, are kept until `close`, and end with the interpreter, also
-    where that is killed; what the function prints is discarded. They are fresh interpreters that do not import the
-    caller's main module, so that a script needs no `if __name__ == "__main__"` and a replacement starts fast. Calls
-    from several threads share the processes. POSIX only; the limit on memory holds on Linux.
+    If a sample takes too long or its worker dies, the worker and all processes it started are killed and replaced. The
+    sample is `Unscored` if it was the first in its worker. Otherwise an earlier sample may be to blame, so it is tried once
+    more in a fresh worker. Changes that a function makes to its process are undone between samples, and answers from
+    processes that it forks are ignored; docs/rewards.md has the details.
+
+    Workers start at the first call and run until `close`, or until the interpreter ends or is killed. What the function
+    prints is discarded. Workers do not import the caller's main module, so scripts need no `if __name__ == "__main__"`.
+    Several threads may share a scorer. POSIX only; the memory limit works on Linux only.
 
     Args:
-        reward: path of the function, as `load_reward` takes it.
-        workers: most processes at a time, at least 1.
-        limit_s: seconds that a sample may take, each time it is tried, positive; importing the module does not count.
-        memory_gb: GiB a sample may make a process allocate, beyond what importing the module took; positive.
-        max_chars: a longer completion is unscored, at least 1.
-        cached: most scores to remember, so that an identical sample is not scored again; 0 where the function may
-            answer the same sample differently.
+        reward: path of the function, see `load_reward`.
+        workers: maximum number of workers, at least 1.
+        limit_s: seconds per sample and attempt, above 0; importing the module does not count.
+        memory_gb: GiB that a worker may allocate beyond what importing the module took, above 0.
+        max_chars: completions with more characters are unscored; at least 1.
+        cached: number of scores to keep, so that identical samples are scored once. Set it to 0 if the function may score
+            the same sample differently.
 
     Raises:
-        ValueError: a setting out of range.
+        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -136,29 +139,29 @@ class WorkerScorer(Scorer):
         return load_reward(self._limits.reward)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy has the same settings and processes of its own."""
+        """Pickle the settings only: a copy starts its own workers."""
         limits = self._limits
         keywords = {"memory_gb": limits.memory_gb, "max_chars": limits.max_chars, "cached": self._cache.entries}
         return partial(WorkerScorer, **keywords), (limits.reward, limits.workers, limits.limit_s)
 
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
-        """One outcome a sample, in order.
+        """Score samples; returns one outcome per sample, in order.
 
         Raises:
             RuntimeError: a worker could not load the reward function.
-            CancelledError: the scorer was closed meanwhile.
+            CancelledError: the scorer was closed in the meantime.
         """
         future = self.submit(samples)
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # of use after Ctrl-C
+            future.cancel()  # after Ctrl-C, stop scoring samples that nobody waits for
             raise
 
     def submit(self, samples: Sequence[Sample]) -> Future[list[Outcome]]:
-        """Scores in the background. The future fails as `score` does, may be cancelled, and is by `close`.
+        """Score samples in the background. The future raises what `score` raises; `close` cancels it.
 
-        Its callbacks run in the thread that minds the workers, and must not wait for other samples.
+        The future's callbacks run in the thread that serves the workers, so they must not wait for other samples.
         """
         job = Job(samples, self._limits.max_chars)
         with self._lock:
@@ -171,7 +174,7 @@ class WorkerScorer(Scorer):
         return self._tally.report() | {"workers": self._limits.workers}
 
     def close(self) -> None:
-        """Ends the processes, and cancels what is under way; a later call starts new ones."""
+        """End the workers and cancel running calls. A later call starts new workers."""
         with self._lock:
             if self._crew is not None:
                 self._crew.close()

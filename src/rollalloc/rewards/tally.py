@@ -1,4 +1,4 @@
-"""What a scorer has done so far, the samples that were slow, and the scores that are known already."""
+"""Statistics of a scorer, and its cache of scores."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from rollalloc.rewards.function import Outcome, Sample, Scored
 
-_NAMED = 20  # slow samples that are named, and killed ones
-_REASONS = 50  # distinct reasons counted; an exception's text may be different each time
+_NAMED = 20  # maximum number of slow samples to name, and of lost ones
+_REASONS = 50  # reasons counted separately; an exception's text may differ for every sample
 
 
 class Tally:
-    """Counts outcomes, and remembers the slowest samples and those whose worker was lost. Its size is bounded."""
+    """Counts outcomes, and keeps the slowest samples and those whose worker died or was killed. Its size is bounded."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -27,13 +27,13 @@ class Tally:
         self._lost: list[dict[str, Any]] = []
 
     def add(self, sample: Sample, outcome: Outcome, seconds: float, lost: bool = False) -> None:
-        """One sample scored or given up.
+        """Count a sample.
 
         Args:
-            sample: it.
+            sample: the sample.
             outcome: its outcome.
-            seconds: what it took.
-            lost: whether its worker was killed or died.
+            seconds: the time it took.
+            lost: whether its worker died or was killed.
         """
         entry = {"name": _name(sample), "seconds": round(seconds, 3)}
         with self._lock:
@@ -47,13 +47,13 @@ class Tally:
             _keep_slowest(self._lost if lost else self._slowest, entry)
 
     def add_cached(self) -> None:
-        """One sample whose outcome was known already."""
+        """Count a sample whose score was in the cache."""
         with self._lock:
             self._scored += 1
             self._cached += 1
 
     def add_discarded(self, answers: int) -> None:
-        """Answers that were none of the worker's to the sample at hand."""
+        """Count messages that were not a worker's valid answer to its request."""
         with self._lock:
             self._discarded += answers
 
@@ -72,10 +72,10 @@ class Tally:
 
 
 class KnownScores:
-    """The scores of the samples used last, by their digest, so that its size does not depend on theirs.
+    """A cache of the most recently used scores. Its keys are digests, so that long samples take no more space.
 
     Args:
-        entries: most scores to keep, at least 0.
+        entries: maximum number of scores, at least 0.
     """
 
     def __init__(self, entries: int) -> None:
@@ -83,14 +83,14 @@ class KnownScores:
         self._scores: OrderedDict[bytes, Scored] = OrderedDict()
 
     def get(self, digest: bytes) -> Scored | None:
-        """The score, None where it is not known."""
+        """The score of a sample, or None if it is not in the cache."""
         score = self._scores.get(digest)
         if score is not None:
             self._scores.move_to_end(digest)
         return score
 
     def put(self, digest: bytes, score: Scored) -> None:
-        """Keeps a score, and drops the one that was not asked for the longest."""
+        """Store a score. If the cache is full, the least recently used score is dropped."""
         self._scores[digest] = score
         self._scores.move_to_end(digest)
         if len(self._scores) > self.entries:
