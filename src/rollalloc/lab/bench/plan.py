@@ -77,8 +77,8 @@ class Plan:
         contestants: the methods.
         search: rungs of the tuned track's search, the same for every method.
         default_rate: learning rate of every method on every task in the defaults track.
-        seeds: of the final runs.
-        default_seeds: how many of them the defaults track uses.
+        seeds: of the tuned track's final runs.
+        default_seeds: of the defaults track's final runs.
         made_with: versions of everything that can change the figures, the processor, and a digest of the code.
         frozen: the digest in the file that the plan was read from; "" for a new plan.
     """

@@ -1,4 +1,4 @@
-"""What is simulated: the GPUs and how they are shared, and everything else that a simulation needs but the recipe."""
+"""What is simulated, apart from the recipe: the GPUs, how they are shared, the costs and the workload."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rollalloc.lab.simulate.hardware import Hardware
 from rollalloc.lab.simulate.workload import Fitted, Workload
 from rollalloc.recipes.streaming import streamed
 
-_MOST = 1_000_000  # GPUs, and slots of a replica: a typing error must not fill the memory
-_MOST_TOKENS = 1_000_000_000_000  # that a replica holds
+_MOST = 1_000_000  # GPUs, and slots per replica: a slip of the finger must not fill the memory
+_MOST_TOKENS = 1_000_000_000_000  # tokens that a replica holds
 
 Schedule = Literal["sync", "async"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
@@ -27,18 +27,18 @@ def _says(default: Any, says: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """GPUs, and who has them when.
+    """The GPUs, and how generation and training share them.
 
     Attributes:
-        gpus: at least 1; 2 where they are shared out.
-        gpus_per_replica: that share the model of one replica.
-        slots: rollouts that a replica decodes at most.
-        schedule: "sync": all GPUs generate, then all train. "async": some always generate, the others always train; one
-            batch or more is generated while another is trained.
-        trainer_share: of the GPUs that train where they are shared out, in (0, 1).
-        ahead: batches that are generated while one is trained, at least; None: as many as the recipe does.
-        overlap: log-probabilities of what ended are computed while other rollouts run, of what is not trained on, too;
-            under "sync" on GPUs that decode, which costs decoding nothing here.
+        gpus: at least 1, and at least 2 under "async".
+        gpus_per_replica: GPUs that hold one copy of the model together.
+        slots: rollouts that a replica decodes at once, at most.
+        schedule: "sync": all GPUs generate, then all train. "async": some GPUs always generate and the others always train;
+            at least one batch is generated while another is trained.
+        trainer_share: share of the GPUs that train under "async", in (0, 1).
+        ahead: batches generated while one is trained, at least; None: the recipe's number.
+        overlap: compute log-probabilities of finished rollouts while others still run, even of rollouts that will not be
+            trained on. Under "sync" this happens on decoding GPUs, and the simulation charges decoding nothing for it.
 
     Raises:
         ValueError: a number out of its range, too few GPUs for a replica and a trainer, or `ahead` under "sync".
@@ -46,14 +46,16 @@ class Cluster:
 
     gpus: int
     gpus_per_replica: int = _says(1, "GPUs that share the model of one replica.")
-    slots: int = _says(256, "Rollouts that a replica decodes at a time at most.")
+    slots: int = _says(256, "Rollouts that a replica decodes at once, at most.")
     schedule: Schedule = field(
         default="sync",
         metadata={"says": "sync: all GPUs generate, then all train; async: some generate, the others train."},
     )
     trainer_share: float = _says(0.5, "async: share of the GPUs that train.")
-    ahead: int | None = _says(None, "async: batches generated while one trains, at least; by default the recipe's.")
-    overlap: bool = _says(False, "Log-probabilities of what ended while other rollouts run.")
+    ahead: int | None = _says(
+        None, "async: generate at least this many batches while one trains (default: the recipe's)."
+    )
+    overlap: bool = _says(False, "Compute log-probabilities of finished rollouts while others still run.")
 
     def __post_init__(self) -> None:
         at_least("gpus_per_replica", self.gpus_per_replica, 1)
@@ -79,52 +81,55 @@ class Cluster:
 
     @cached_property
     def trainers(self) -> int:
-        """GPUs that train: all, or those set apart."""
+        """GPUs that train: all under "sync", else the trainer's share."""
         if self.schedule == "sync":
             return self.gpus
         return min(self.gpus - self.gpus_per_replica, max(1, round(self.trainer_share * self.gpus)))
 
     @cached_property
     def replicas(self) -> int:
-        """Of the model that generate."""
+        """Number of replicas that generate."""
         return (self.gpus - self.trainers * (self.schedule == "async")) // self.gpus_per_replica
 
     @cached_property
     def unused(self) -> int:
-        """GPUs that are too few for another replica, and do nothing while others generate."""
+        """GPUs left over because they are too few for another replica; they idle while others generate."""
         apart = self.trainers if self.schedule == "async" else 0
         return self.gpus - apart - self.replicas * self.gpus_per_replica
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A simulation without its recipe and seed.
+    """A simulation, apart from its recipe and seed.
 
     Attributes:
         cluster: the GPUs.
-        hardware: the model on them, of which is known by arithmetic what is not given.
-        costs: of what is not decoding; None: by arithmetic.
-        latency: of decoding; None: by arithmetic.
-        kv_tokens: tokens whose keys and values a replica can hold; None: by arithmetic, and without end where `latency` is
-            given, since the model that it was measured on is not known.
+        hardware: the model and GPU type, from which missing costs are estimated.
+        costs: of everything but decoding; None: estimated.
+        latency: of decoding; None: estimated.
+        kv_tokens: tokens of context that a replica can hold; None: estimated, or unlimited if `latency` is given, since the
+            model that it was measured on is unknown.
         workload: lengths and successes.
-        prompt_tokens: of every prompt.
-        batches: to train and count, at least 1.
-        warmup: batches before these, which are not counted: pipelines fill, records of lengths begin.
+        prompt_tokens: tokens per prompt.
+        batches: to train and measure, at least 1.
+        warmup: batches before these that are not measured, while pipelines fill and recipes collect lengths.
 
     Raises:
-        ValueError: a number out of its range, more slots than the latency curve has, or memory too small for one rollout.
+        ValueError: a number out of its range, more slots than the latency curve covers, or too little memory for one
+            rollout.
     """
 
     cluster: Cluster
     hardware: Hardware = field(default_factory=Hardware)
     costs: Costs | None = None
     latency: Latency | None = None
-    kv_tokens: int | None = _says(None, "Tokens that a replica can hold; by default what --model leaves on --gpu.")
+    kv_tokens: int | None = _says(
+        None, "Tokens of context that a replica can hold (default: what fits on --gpu beside --model)."
+    )
     workload: Workload = field(default_factory=Fitted)
-    prompt_tokens: int = _says(200, "Tokens of every prompt.")
-    batches: int = _says(8, "Batches that are counted.")
-    warmup: int = _says(2, "Batches before these, not counted: pipelines fill, records of lengths begin.")
+    prompt_tokens: int = _says(200, "Tokens per prompt.")
+    batches: int = _says(8, "Batches to train and measure.")
+    warmup: int = _says(2, "Batches trained before those that are measured, to reach a steady state.")
 
     def __post_init__(self) -> None:
         at_least("prompt_tokens", self.prompt_tokens, 0)
@@ -156,37 +161,37 @@ class Scenario:
 
     @cached_property
     def charges(self) -> Costs:
-        """The costs in force."""
+        """The costs that apply."""
         return self.costs or self.hardware.costs()
 
     @cached_property
     def curve(self) -> Latency:
-        """The latency curve in force."""
+        """The latency curve that applies."""
         return self.latency or self.hardware.latency(self.cluster.gpus_per_replica, self.cluster.slots)
 
     @cached_property
     def room(self) -> float:
-        """Tokens whose keys and values a replica can hold; infinity where that is not known."""
+        """Tokens of context that a replica can hold; infinity if unknown."""
         if self.kv_tokens is not None:
             return self.kv_tokens
         return inf if self.latency else self.hardware.kv_tokens(self.cluster.gpus_per_replica)
 
     @cached_property
     def pace(self) -> Pace:
-        """How a replica decodes."""
+        """The speed and memory of a replica."""
         again = self.charges.prefill / self.cluster.gpus_per_replica
         return Pace(self.curve.table(self.cluster.slots), self.curve.per_held, self.room, again)
 
     def fitting(self, recipe: Recipe, max_staleness: int | None = None) -> Recipe:
-        """The recipe as this cluster carries it out.
+        """The recipe, adapted to this cluster's schedule.
 
         Args:
             recipe: any that draws its own prompts.
-            max_staleness: instead of the recipe's own; None: that, but at least 1 where one batch is generated while
-                another is trained, and the cluster's `ahead`.
+            max_staleness: instead of the recipe's own; None: the recipe's own, but under "async" at least 1 and at least
+                the cluster's `ahead`.
 
         Raises:
-            ValueError: a recipe whose prompts a loader draws, or a negative staleness, or one below `ahead`.
+            ValueError: a recipe whose prompts a data loader draws, or a staleness that is negative or below `ahead`.
         """
         refuse_unmeasured(recipe, "the simulator")
         if isinstance(recipe.prompts, OfferedPromptRule):

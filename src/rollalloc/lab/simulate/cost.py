@@ -1,4 +1,4 @@
-"""What work costs: seconds per token by concurrency, prefill, training, the weights' way to the replicas."""
+"""Costs of the simulated work: decoding by concurrency, prefill, training, weight synchronization."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_SCORERS = 1_000_000
 
 
 def positive(name: str, value: Any, *, zero: bool = False) -> None:
-    """Refuse what is no finite number above 0, or of 0 or more.
+    """Refuse anything but a finite number above 0, or from 0 if `zero`.
 
     Raises:
         ValueError: says what was expected and what came.
@@ -39,10 +39,10 @@ def positive(name: str, value: Any, *, zero: bool = False) -> None:
 
 
 def at_most(name: str, value: float, most: float) -> None:
-    """Refuse what can only be a typing error, and would fill the memory or add up to infinity.
+    """Refuse absurdly large numbers, which would fill the memory or sum to infinity.
 
     Raises:
-        ValueError: it is above.
+        ValueError: the value is above `most`.
     """
     if value > most:
         raise ValueError(f"{name} must be at most {most:,}, got {value:,}")
@@ -50,22 +50,22 @@ def at_most(name: str, value: float, most: float) -> None:
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds that a replica needs for a token of each of its rollouts, by how many it decodes at once and what these hold.
+    """Seconds per token of each rollout on a replica, by the number decoded at once and the context that they hold.
 
-        t(c, K) = t(c) + per_held · K,  of c rollouts that hold K tokens of context together
+        t(c, K) = t(c) + per_held · K   for c rollouts that hold K tokens of context together
 
-    t(c) is linear between the points, and below the first as at the first. Beyond the last nothing is known, so nothing is
-    said.
+    t(c) is linear between the points, and constant below the first. Beyond the last point nothing was measured, so asking
+    for it is an error.
 
     Attributes:
-        concurrency: rollouts, whole numbers of at least 1, growing.
-        seconds_per_token: of a decoding step there, above 0.
-        source: where it is from, for the result.
-        per_held: seconds more for each token that is held, at least 0; of a measured curve 0: the context at which it was
-            measured is in its points.
+        concurrency: rollouts decoded at once, increasing whole numbers from 1.
+        seconds_per_token: of a decoding step at each concurrency, above 0.
+        source: where the curve comes from, for the result.
+        per_held: further seconds for each token of context held, at least 0; 0 for measured curves, whose points include
+            the context at which they were measured.
 
     Raises:
-        ValueError: not such numbers, or not as many of one as of the other.
+        ValueError: wrong numbers, or lists of different lengths.
     """
 
     concurrency: tuple[int, ...]
@@ -91,10 +91,10 @@ class Latency:
         positive(f"{self.source}: per_held", self.per_held, zero=True)
 
     def table(self, slots: int) -> list[float]:
-        """Seconds per token at 0 (where nothing is decoded) to `slots` rollouts that hold nothing.
+        """Seconds per token for 0 (nothing decodes) to `slots` rollouts that hold no context.
 
         Raises:
-            ValueError: more than the last point.
+            ValueError: `slots` is beyond the last point.
         """
         if slots > self.concurrency[-1]:
             raise ValueError(
@@ -107,19 +107,19 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a replica decodes, and how much it can hold.
+    """How fast a replica decodes, and how much context it can hold.
 
-    With c rollouts and K tokens of context held, the next x tokens of each take
+    With c rollouts that hold K tokens of context, the next x tokens of each rollout take
 
         s(x) = x · (seconds_N[c] + per_held · (K + c · x / 2))
 
-    seconds: each step adds c tokens to what is held. Tokens are taken as continuous, which is half a token off.
+    seconds, since each step adds c tokens of context. Tokens are treated as continuous, an error of half a token.
 
     Attributes:
-        seconds_N: seconds per token at 0 to as many rollouts as a replica has slots, nothing being held.
-        per_held: seconds more for each token held.
-        room: tokens that a replica can hold.
-        prefill: seconds to compute a token of context again.
+        seconds_N: seconds per token for 0 to `slots` rollouts, without context.
+        per_held: further seconds for each token held.
+        room: tokens of context that a replica can hold.
+        prefill: seconds to recompute one token of context.
     """
 
     seconds_N: Sequence[float]
@@ -128,21 +128,21 @@ class Pace:
     prefill: float = 0.0
 
     def seconds(self, tokens: float, rollouts: int, held: float) -> float:
-        """s(x), see above."""
+        """s(x) as in the class's equation."""
         return tokens * (self.seconds_N[rollouts] + self.per_held * (held + rollouts * tokens / 2))
 
     def tokens(self, seconds: float, rollouts: int, held: float) -> float:
-        """x for a given s(x): the root of a quadratic, written so that it is exact where nothing grows."""
+        """The x with s(x) = `seconds`: the root of a quadratic, in a form that stays exact when `per_held` is 0."""
         first = self.seconds_N[rollouts] + self.per_held * held
         return 2 * seconds / (first + sqrt(first * first + 2 * self.per_held * rollouts * seconds))
 
 
 def read_latency(path: Path) -> Latency:
-    """A latency curve from a file.
+    """Read a latency curve from a CSV or JSON file.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: what is in it is no curve; says in which line or field.
+        ValueError: not a valid curve; names the line or field.
     """
     try:
         text = read_text(path)
@@ -190,7 +190,7 @@ def _read(kind: Any, line: dict[str, str], name: str, expected: str, where: str)
         raise ValueError(f"{where}: {name}: expected {expected}, got {line[name]!r:.80}") from None
 
 
-_ARITHMETIC = "; by default arithmetic for --model on --gpu."
+_ARITHMETIC = " (default: estimated for --model on --gpu)."
 
 
 def _cost(says: str, default: Any = MISSING) -> Any:
@@ -199,19 +199,19 @@ def _cost(says: str, default: Any = MISSING) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What everything but decoding costs. What is a forward or backward pass, `Hardware.costs` knows by arithmetic.
+    """Costs of everything but decoding. `Hardware.costs` estimates those of forward and backward passes.
 
     Attributes:
-        prefill: GPU-seconds for a token of a prompt; its replica decodes nothing meanwhile. Paid once for the rollouts of
-            an order that begin on one replica together, and for the context of one that was preempted.
-        logprob: GPU-seconds of the forward pass over a token, prompts included, for its log-probability.
-        train: GPU-seconds of forward and backward over a token trained on, prompts included.
-        abort: seconds from the decision to stop a rollout until its slot is free; it goes on decoding meanwhile.
-        weight_sync: seconds in which new weights reach the replicas, which decode nothing.
-        train_row: GPU-seconds more for each row.
-        update: seconds of the optimizer's step, on whatever number of GPUs.
+        prefill: GPU-seconds per prompt token, during which the replica does not decode. Paid once for all rollouts of an
+            order that start on a replica together, and again for the context of a preempted rollout.
+        logprob: GPU-seconds per token, prompts included, of the forward pass that computes log-probabilities.
+        train: GPU-seconds per trained token, prompts included, of forward and backward pass.
+        abort: seconds from the decision to stop a rollout until its slot is free; it keeps decoding meanwhile.
+        weight_sync: seconds in which new weights reach the replicas, which do not decode meanwhile.
+        train_row: further GPU-seconds per trained row.
+        update: seconds of the optimizer step, whatever the number of GPUs.
         score: seconds from a rollout's end until its reward is known; its slot is free meanwhile.
-        scorers: rollouts that are scored at a time at most; 0: all that ended.
+        scorers: rollouts scored at once, at most; 0: no limit.
 
     Raises:
         ValueError: a number below 0, or not finite.

@@ -1,9 +1,9 @@
-"""Replicas that decode: each has a clock in tokens, by which all rollouts on it advance together.
+"""Decoding replicas. Each has a clock in tokens, by which all of its rollouts advance together.
 
-How fast a token comes depends on how many decode and on what they hold, not on which. So a replica keeps the tokens that any
-rollout would have made there since the beginning, its *reading*: one that begins at reading v with n tokens to go ends at
-v + n, whoever comes and goes. The next to end is the least of these sums, and nothing happens between two ends, starts,
-stops and the moment at which the memory for keys and values is full.
+A token's time depends on how many rollouts decode and how much context they hold, but is the same for all of them. So each
+replica counts the tokens that a rollout decoding from the very beginning would have; this count is its *reading*. A rollout
+that starts at reading v with n tokens to go ends at reading v + n, whatever else starts or stops. The smallest of these
+sums is the next end. Between two ends, starts, stops and the moment when the memory is full, nothing happens.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Placed:
     """A rollout on a replica.
 
     Attributes:
-        at: its replica.
+        at: index of its replica.
         prompt: tokens of its prompt.
-        tokens: that it will make.
-        since: the replica's reading when it began, or was taken up again.
-        made: tokens that it had made then; where it is preempted, has.
+        tokens: completion tokens when it ends.
+        since: the replica's reading when it started, or was last resumed.
+        made: completion tokens at that time; while it is preempted, those it has now.
     """
 
     at: int
@@ -43,15 +43,15 @@ class Replica:
     """One replica.
 
     Attributes:
-        at: seconds up to which it is accounted for.
-        resume: seconds until which it does something else than decode.
-        reading: tokens that a rollout decoded from the beginning would have by `at`.
-        running: rollouts that decode, the last to begin last.
-        preempted: rollouts that wait for room, the first to be taken up again last.
-        held: tokens of context of those that decode.
-        ends: heap of (reading at its end, rollout); those stopped or preempted stay until they come up.
-        stamp: of its newest entry among the fleet's moments.
-        decoding, paused, empty: seconds so far with rollouts, without progress, with nothing to do.
+        at: simulated time, in seconds, up to which it has been advanced.
+        resume: time until which it does something other than decoding.
+        reading: tokens that a rollout decoding from the beginning would have by `at`.
+        running: decoding rollouts, the last started last.
+        preempted: rollouts waiting for memory, the next to be resumed last.
+        held: tokens of context of the decoding rollouts.
+        ends: heap of (reading at the end, rollout); entries of stopped or preempted rollouts stay until they reach the top.
+        stamp: of its newest entry in the fleet's list of events; older entries are stale.
+        decoding, paused, empty: seconds so far spent decoding, without progress, and with nothing to do.
     """
 
     __slots__ = (
@@ -68,11 +68,11 @@ class Replica:
 
     @property
     def rollouts(self) -> int:
-        """On it, decoding or preempted."""
+        """Its rollouts, decoding or preempted."""
         return len(self.running) + len(self.preempted)
 
     def advance(self, now: float, pace: Pace) -> None:
-        """Bring it up to date."""
+        """Bring it up to the given time."""
         passed = now - self.at
         if passed <= 0:
             return
@@ -89,30 +89,30 @@ class Replica:
                 self.empty += passed
 
     def pass_tokens(self, tokens: float) -> None:
-        """Let each rollout make so many."""
+        """Let each decoding rollout generate this many tokens."""
         self.reading += tokens
         self.held += tokens * len(self.running)
 
     def fits(self, context: float, room: float) -> bool:
-        """Whether a context has room, with a token more of each; an empty replica holds any that was let in."""
+        """Whether a context fits, with one more token for each rollout; an empty replica takes any admitted rollout."""
         return not self.running or self.held + context + len(self.running) + 1 <= room
 
 
 class Fleet:
     """All replicas.
 
-    A replica whose memory is full preempts the last to begin, as vLLM does (docs.vllm.ai, "Optimization and Tuning"): its
-    keys and values are dropped, and when there is room again it is the first to go on, its context computed anew. Until then
-    nothing new begins there. Every rollout must fit on a replica by itself.
+    A replica whose memory is full preempts the rollout that started last, as vLLM does (docs.vllm.ai, "Optimization and
+    Tuning"): it drops that rollout's keys and values, and resumes it first when there is room, recomputing its context.
+    Until then, nothing new starts there. Every rollout must fit on a replica by itself.
 
     Args:
-        replicas: how many, at least 1.
+        replicas: their number, at least 1.
         pace: of each.
 
     Attributes:
-        place: by rollout, where it is.
-        free: slots that no rollout has, preempted ones counted as having one.
-        preemptions: so far.
+        place: rollout → where it is.
+        free: slots without a rollout; preempted rollouts keep their slots.
+        preemptions: number so far.
     """
 
     def __init__(self, replicas: int, pace: Pace) -> None:
@@ -124,22 +124,20 @@ class Fleet:
         self.now = 0.0
         self.slot_seconds = 0.0
         self.preemptions = 0
-        self._moments: list[tuple[float, int, int]] = []  # when something happens next, replica, stamp
-        self._loads = [
-            (0, at) for at in range(replicas)
-        ]  # rollouts and replica; entries of another time are passed over
+        self._moments: list[tuple[float, int, int]] = []  # heap of (time of the next event, replica, stamp)
+        self._loads = [(0, at) for at in range(replicas)]  # heap of (rollouts, replica); stale entries are skipped
         self._changed: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.place)
 
     def pass_to(self, now: float) -> None:
-        """Let time pass until then, in which nothing ends."""
+        """Let time pass; nothing may end before then."""
         self.slot_seconds += (now - self.now) * len(self.place)
         self.now = now
 
     def least_loaded(self) -> int:
-        """The replica with fewest rollouts, the first of several."""
+        """The replica with the fewest rollouts; the first of equals."""
         while True:
             load, at = self._loads[0]
             if self.replicas[at].rollouts == load:
@@ -147,7 +145,7 @@ class Fleet:
             heappop(self._loads)
 
     def fits(self, at: int, prompt: int) -> bool:
-        """Whether a replica has room for a prompt, and nobody who waits for room there."""
+        """Whether a replica has room for a prompt, and no preempted rollout waits there."""
         replica = self.replicas[at]
         if self.pace.room == inf:
             return True
@@ -155,29 +153,29 @@ class Fleet:
         return not replica.preempted and replica.fits(prompt, self.pace.room)
 
     def start(self, rollout: int, tokens: int, at: int, prompt: int = 0) -> None:
-        """Begin a rollout of so many tokens on a replica that has a slot and room."""
+        """Start a rollout with `tokens` to generate on a replica that has a slot and room."""
         self.place[rollout] = Placed(at, prompt, tokens)
         self.free -= 1
         self._begin(rollout, self.replicas[at])
         self._count(at)
 
     def pause(self, at: int, seconds: float) -> None:
-        """Let a replica do something else for so long, after what else it has to do."""
+        """Make a replica do something else for this many seconds, after anything else it already has to do."""
         replica = self.replicas[at]
         replica.advance(self.now, self.pace)
         replica.resume = max(replica.resume, self.now) + seconds
         self._changed.add(at)
 
     def stop(self, rollout: int) -> int:
-        """Take a rollout off its replica; how many whole tokens it has."""
+        """Remove a rollout from its replica; returns the whole tokens that it has."""
         at = self.place[rollout].at
         self.replicas[at].advance(self.now, self.pace)
         made = self._remove(rollout)
         self._go_on(at)
-        return int(made + 1e-6)  # what rounding lacks of a token is no token
+        return int(made + 1e-6)  # tolerate rounding just below a whole number
 
     def next_end(self) -> float:
-        """When the next rollout ends, or is preempted; infinity where none runs."""
+        """When the next rollout ends or is preempted; infinity if none runs."""
         for at in self._changed:
             self._schedule(at, self.replicas[at])
         self._changed.clear()
@@ -187,7 +185,7 @@ class Fleet:
         return moments[0][0] if moments else inf
 
     def end(self) -> list[int]:
-        """The rollouts that end next, on one replica at one moment, which must be now; none where one is preempted."""
+        """The rollouts that end at the current moment on one replica; empty if a preemption happens instead."""
         _, at, _ = heappop(self._moments)
         replica = self.replicas[at]
         replica.advance(self.now, self.pace)
@@ -197,7 +195,7 @@ class Fleet:
             return []
         ends, ended = replica.ends, list[int]()
         replica.pass_tokens(ends[0][0] - replica.reading)
-        reading = replica.reading = ends[0][0]  # exactly, whatever rounding made of it
+        reading = replica.reading = ends[0][0]  # set it exactly, to undo rounding
         while ends and ends[0][0] <= reading:
             rollout = ends[0][1]
             if self._is_current(heappop(ends)):
@@ -207,7 +205,7 @@ class Fleet:
         return ended
 
     def lend(self, until: float) -> None:
-        """Give all replicas, on which nothing runs, to somebody else until then; it is accounted for there."""
+        """Use all replicas, which must be idle, for other work until the given time; that work is accounted elsewhere."""
         for replica in self.replicas:
             replica.advance(self.now, self.pace)
             replica.at = replica.resume = until
@@ -219,7 +217,7 @@ class Fleet:
             replica.advance(self.now, self.pace)
 
     def _begin(self, rollout: int, replica: Replica) -> None:
-        """Let it decode from what it has made."""
+        """Start or resume decoding a rollout."""
         placed = self.place[rollout]
         replica.advance(self.now, self.pace)
         placed.since = replica.reading
@@ -229,7 +227,7 @@ class Fleet:
         self._changed.add(placed.at)
 
     def _pull(self, rollout: int, replica: Replica) -> float:
-        """Take it from those that decode; the tokens that it has made."""
+        """Take a rollout out of those that decode; returns the tokens that it has."""
         placed = self.place[rollout]
         del replica.running[rollout]
         placed.made += replica.reading - placed.since
@@ -237,7 +235,7 @@ class Fleet:
         return placed.made
 
     def _remove(self, rollout: int) -> float:
-        """Take it away for good; the tokens that it has made."""
+        """Remove a rollout for good; returns the tokens that it has."""
         placed = self.place[rollout]
         replica = self.replicas[placed.at]
         if rollout in replica.running:
@@ -250,14 +248,14 @@ class Fleet:
         return placed.made
 
     def _preempt(self, replica: Replica) -> None:
-        """Put the last to begin back, before those that were put back earlier."""
+        """Preempt the rollout that started last; it resumes after those preempted later."""
         rollout = next(reversed(replica.running))
         self._pull(rollout, replica)
         replica.preempted[rollout] = None
         self.preemptions += 1
 
     def _go_on(self, at: int) -> None:
-        """Take up again what was preempted, as far as there is room."""
+        """Resume preempted rollouts as far as there is room."""
         replica = self.replicas[at]
         while replica.preempted:
             rollout = next(reversed(replica.preempted))
@@ -273,18 +271,18 @@ class Fleet:
         self._changed.add(at)
 
     def _is_current(self, entry: tuple[float, int]) -> bool:
-        """Whether an entry of a replica's heap is of a rollout that still decodes, and of the last time that it began."""
+        """Whether a heap entry belongs to a rollout that still decodes and has not been resumed since."""
         end, rollout = entry
         placed = self.place.get(rollout)
         return placed is not None and rollout in self.replicas[placed.at].running and placed.end == end
 
     def _full(self, replica: Replica, to_go: float, slack: float = 0.0) -> bool:
-        """Whether the memory is full before each rollout has made so many tokens more, up to what rounding makes of it."""
+        """Whether the memory fills up before each rollout has generated `to_go` more tokens, within rounding."""
         running = len(replica.running)
         return running > 1 and replica.held + running * (to_go - slack) > self.pace.room
 
     def _schedule(self, at: int, replica: Replica) -> None:
-        """Say when the next rollout on a replica ends or is preempted."""
+        """Schedule the replica's next event: a rollout's end or a preemption."""
         replica.stamp += 1
         ends = replica.ends
         while ends and not self._is_current(ends[0]):

@@ -1,4 +1,4 @@
-"""What a model on a GPU costs by arithmetic: a roofline from published sizes and data sheets, nothing of it measured."""
+"""Estimates of a model's costs on a GPU: a roofline from published sizes and data sheets; nothing is measured."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from rollalloc.lab.simulate.cost import Costs, Latency, at_most, positive
 
-_BYTES = 2  # of a number in bf16
+_BYTES = 2  # per number in bf16
 
-# What a program gets of what a data sheet promises. None of the three is of the machine that is simulated.
+# Share of the data sheet's figures that programs reach. None was measured on the simulated machine.
 BANDWIDTH_SHARE = 0.7  # of memory bandwidth while decoding: a guess
 DECODING_SHARE = 0.5  # of FLOP/s in prefill and decoding: a guess
 TRAINING_SHARE = 0.4  # of FLOP/s in training: The Llama 3 Herd of Models, arXiv 2407.21783, table 4: 38 to 43% on H100s
@@ -19,10 +19,10 @@ _ALL_REDUCE = 10e-6  # seconds, two a layer where a replica is several GPUs: a g
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A dense model's public sizes.
+    """A dense model's published sizes.
 
     Attributes:
-        parameters: all of them, above 0.
+        parameters: total number, above 0.
         layers, kv_heads, head_dim: of its attention.
         source: where they are published.
     """
@@ -35,12 +35,12 @@ class Model:
 
     @property
     def weight_bytes(self) -> float:
-        """Of its weights in bf16."""
+        """Bytes of its weights in bf16."""
         return _BYTES * self.parameters
 
     @property
     def token_bytes(self) -> int:
-        """Of a token's keys and values in bf16."""
+        """Bytes of one token's keys and values in bf16."""
         return _BYTES * 2 * self.layers * self.kv_heads * self.head_dim
 
 
@@ -50,8 +50,8 @@ class GPU:
 
     Attributes:
         memory: bytes.
-        bandwidth: of its memory, bytes a second.
-        flops: dense bf16, a second. Data sheets of the H100 and the H200 give twice as many, with sparsity.
+        bandwidth: bytes of memory per second.
+        flops: dense bf16 FLOP per second. Data sheets of the H100 and the H200 give twice that, with sparsity.
         source: the data sheet.
     """
 
@@ -92,19 +92,19 @@ def _says(default: Any, says: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """A model, the GPU that it runs on, and how much of its memory a replica may fill.
+    """A model, the GPU type that it runs on, and how much of the memory a replica may fill.
 
     Attributes:
-        model: one of `MODELS`.
-        gpu: one of `GPUS`.
-        memory_share: of the memory for weights, keys and values, in (0, 1]; 0.9 is vLLM's `gpu_memory_utilization`.
+        model: a key of `MODELS`.
+        gpu: a key of `GPUS`.
+        memory_share: share of the memory for weights, keys and values, in (0, 1]; 0.9 is vLLM's `gpu_memory_utilization`.
 
     Raises:
-        ValueError: no such name, or a share out of its range.
+        ValueError: an unknown name, or a share out of its range.
     """
 
-    model: str = _says("qwen2.5-7b", f"Model whose sizes are taken: {', '.join(MODELS)}.")
-    gpu: str = _says("h100", f"GPU whose data sheet is taken: {', '.join(GPUS)}.")
+    model: str = _says("qwen2.5-7b", f"Model to simulate: {', '.join(MODELS)}.")
+    gpu: str = _says("h100", f"GPU type: {', '.join(GPUS)}.")
     memory_share: float = _says(0.9, "Share of a GPU's memory for weights, keys and values.")
 
     def __post_init__(self) -> None:

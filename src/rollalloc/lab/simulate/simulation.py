@@ -1,4 +1,4 @@
-"""One run in simulation: the real allocator asks for rollouts, the fleet makes them, the trainer trains."""
+"""A simulated run: the real allocator orders rollouts, simulated replicas generate them, a simulated trainer trains."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rollalloc.lab.simulate.fleet import Fleet
 from rollalloc.lab.simulate.result import Books, Result
 from rollalloc.lab.simulate.workload import Outcome
 
-TAIL = 0.1  # of the most rollouts that ran for a batch: where fewer run and none waits, the rest is waited for
+TAIL = 0.1  # the tail: less than this share of a batch's peak number of rollouts runs, and none waits
 
-TOGETHER = 1e-9  # seconds: what only rounding tells apart is one moment
+TOGETHER = 1e-9  # seconds; events this close differ only by rounding
 
 
 def simulate(
@@ -28,25 +28,25 @@ def simulate(
     max_staleness: int | None = None,
     allocator: type[Allocator] = Allocator,
 ) -> Result:
-    """Train so many batches under a recipe, in simulation.
+    """Simulate training under a recipe.
 
     Args:
-        recipe: what is costed.
+        recipe: whose cost is estimated.
         scenario: everything else.
-        seed: of the allocator, the prompts and the rollouts' outcomes. These depend on the rollout's id alone, so that one
-            recipe meets the same rollouts on every cluster that orders them alike.
+        seed: of the allocator, the prompts and the rollouts' outcomes. An outcome depends on the seed and the rollout's id
+            alone, so a recipe meets the same rollouts on every cluster where it orders them alike.
         max_staleness: as for `Scenario.fitting`.
         allocator: the class that decides.
 
     Raises:
-        ValueError: what cannot be carried out.
-        RuntimeError: the run ended before the first batch that counts.
+        ValueError: a scenario or recipe that cannot be simulated.
+        RuntimeError: the run ended before the first measured batch.
     """
     return Simulation(recipe, scenario, seed, max_staleness=max_staleness, allocator=allocator).run()
 
 
 class Simulation:
-    """The state of one run."""
+    """The state of one simulated run."""
 
     def __init__(
         self, recipe: Recipe, scenario: Scenario, seed: int, *, max_staleness: int | None, allocator: type[Allocator]
@@ -57,20 +57,22 @@ class Simulation:
         self.seed = seed
         self.fleet = Fleet(self.cluster.replicas, scenario.pace)
         self.trainer = Trainer(scenario)
-        self.queue: deque[tuple[int, Order]] = deque()  # rollouts without a slot
+        self.queue: deque[tuple[int, Order]] = deque()  # rollouts waiting for a slot
         self.queued: set[int] = set()
-        self.made: dict[int, tuple[Outcome, int]] = {}  # outcome, version at the first token; until it is released
-        self.stopping: deque[tuple[float, int]] = deque()  # when the slot will be free; all wait for equally long
+        self.made: dict[int, tuple[Outcome, int]] = {}  # outcome and version at the first token; kept until released
+        self.stopping: deque[tuple[float, int]] = (
+            deque()
+        )  # when the slot becomes free; in order, since all waits are equally long
         self.scoring: deque[tuple[float, Done]] = deque()  # when the reward is known; in the order in which they ended
-        self.scorers = deque([0.0] * self.costs.scorers)  # when each is free, the next one first
-        self.peak = 0  # most rollouts at a time since the last update
+        self.scorers = deque([0.0] * self.costs.scorers)  # when each scorer is free, the earliest first
+        self.peak = 0  # most rollouts at once since the last update
         self.tail = self.unused = 0.0
         self.stopped = self.rows = self.row_tokens = 0
         self.books = [self._books()]
         self.why: str | None = None
 
     def run(self) -> Result:
-        """Carry it out."""
+        """Run it to the end."""
         step = self._asynchronously if self.cluster.schedule == "async" else self._synchronously
         warmup = self.scenario.warmup
         while len(self.books) <= warmup + self.scenario.batches and self.why is None:
@@ -86,10 +88,10 @@ class Simulation:
     # ------------------------------------------------------------------------------------------------------- schedules
 
     def _synchronously(self) -> None:
-        """One wave as in our own trainer: all that is ordered ends before the next ask, and before a batch is trained.
+        """One wave, as in our own trainer: all ordered rollouts end before the next ask, and before a batch is trained.
 
-        Where a stage has a stop rule each end is told at once, and the allocator asked what to stop; else all are told
-        together, in the order of their ids.
+        If a stage has a stop rule, the allocator hears of each end at once and is asked what to stop. Otherwise it hears of
+        all ends together, in the order of their ids.
         """
         actions = self.allocator.ask()
         self._take(actions)
@@ -101,7 +103,7 @@ class Simulation:
                 self._take(self.allocator.ask(capacity=0))
             else:
                 held += self._next() or ()
-            self._fill()  # after what is stopped at this moment: it need not begin
+            self._fill()  # after the stops of this moment, which may include waiting rollouts
         held.sort(key=_rollout)
         self.allocator.tell(held)
         if (batch := self.allocator.batch) is not None:
@@ -111,10 +113,10 @@ class Simulation:
             raise RuntimeError(f"nothing runs and the allocator orders nothing: {self.allocator.accounts()}")
 
     def _asynchronously(self) -> None:
-        """One ask with the free slots, and what happens next."""
+        """Ask once with the free slots, then process the next event."""
         actions = self.allocator.ask(capacity=max(0, self.fleet.free - len(self.queued)))
         self._take(actions)
-        self._fill()  # what found no memory when it was ordered
+        self._fill()  # rollouts for which there was no memory when they were ordered
         if actions.batch is not None:
             self.trainer.begin(actions.batch, self.made, self.fleet.now)
         elif self.why is None:
@@ -129,7 +131,7 @@ class Simulation:
     # ---------------------------------------------------------------------------------------------------------- actions
 
     def _take(self, actions: Actions) -> None:
-        """Carry out what the allocator says, but for the batch."""
+        """Carry out the allocator's actions, except training the batch."""
         if actions is NOTHING:
             return
         for rollout in actions.release:
@@ -152,7 +154,7 @@ class Simulation:
         self.why = actions.finished
 
     def _fill(self) -> None:
-        """Begin what waits, in its order, as far as there are slots and memory: each rollout where fewest are."""
+        """Start waiting rollouts in order, as far as slots and memory allow, each on the least loaded replica."""
         fleet, version = self.fleet, self.allocator.version
         prompt = self.scenario.prompt_tokens
         prefill = self.fleet.pace.prefill * prompt
@@ -163,7 +165,7 @@ class Simulation:
             if rollout in self.queued and not fleet.fits(at, prompt):
                 return
             self.queue.popleft()
-            if rollout not in self.queued:  # stopped before it began
+            if rollout not in self.queued:  # stopped before it started
                 continue
             self.queued.discard(rollout)
             if prefill and (order.group, at) not in prefilled:
@@ -176,7 +178,7 @@ class Simulation:
     # ----------------------------------------------------------------------------------------------------------- events
 
     def _next(self) -> list[Event] | None:
-        """Let the next thing happen: what to tell; None where it is that the trainer is through."""
+        """Process the next event; returns what to tell the allocator, or None when the trainer has finished."""
         ends = self.fleet.next_end()
         stops = self.stopping[0][0] if self.stopping else inf
         scored = self.scoring[0][0] if self.scoring else inf
@@ -186,7 +188,7 @@ class Simulation:
         self._pass_to(moment)
         if moment == ends:
             events: list[Event] = []
-            while self.fleet.next_end() <= moment + TOGETHER:  # on whatever replica
+            while self.fleet.next_end() <= moment + TOGETHER:  # on any replica
                 events += self._scored(map(self._done, self.fleet.end()))
         elif moment == scored:
             events = [self.scoring.popleft()[1]]
@@ -200,7 +202,7 @@ class Simulation:
         passed = moment - self.fleet.now
         running = len(self.fleet.place)
         self.peak = max(self.peak, running)
-        if 0 < running < TAIL * self.peak:  # where some wait, all slots are taken
+        if 0 < running < TAIL * self.peak:  # if some wait, all slots are taken
             self.tail += passed
         self.unused += passed * self.cluster.unused
         self.fleet.pass_to(moment)
@@ -213,7 +215,7 @@ class Simulation:
         return Done(rollout, right, right, outcome.tokens, version, self.allocator.version, outcome.truncated)
 
     def _scored(self, ended: Iterable[Done]) -> Iterable[Event]:
-        """Those whose reward is known at once; the others wait for it."""
+        """Rollouts whose reward is known at once; the others are queued."""
         if not self.costs.score:
             return ended
         for done in ended:
@@ -225,7 +227,7 @@ class Simulation:
         return ()
 
     def _stop(self) -> list[Event]:
-        """Those whose slots are free now; one that ended meanwhile was told of as done."""
+        """Cancellations of rollouts whose slots become free now; a rollout that ended meanwhile was reported as done."""
         events: list[Event] = []
         while self.stopping and self.stopping[0][0] <= self.fleet.now:
             rollout = self.stopping.popleft()[1]
@@ -235,7 +237,7 @@ class Simulation:
         return events
 
     def _update(self, batch: Batch) -> None:
-        """The weights are new."""
+        """Switch to the new weights."""
         self.rows += len(batch.rows)
         self.row_tokens += sum(self.made[row.rollout][0].tokens for row in batch.rows)
         self.trainer.end()
@@ -249,7 +251,7 @@ class Simulation:
         share = cluster.gpus_per_replica
         together = (
             cluster.schedule == "sync"
-        )  # the weights' way is then the time of all GPUs, and none waits for the trainer
+        )  # synchronizing weights then takes all GPUs' time, and none waits for the trainer
         syncing = self.costs.weight_sync * self.allocator.version * cluster.gpus if together else 0.0
         waiting = 0.0 if together else trainer.idle * cluster.trainers
         return Books(
@@ -278,9 +280,9 @@ class Trainer:
     """The GPUs that train, one batch at a time.
 
     Attributes:
-        until: when the batch in training is through; infinity where there is none.
-        busy: seconds in which it worked.
-        idle: seconds in which it waited.
+        until: when the current batch will be trained; infinity if there is none.
+        busy: seconds spent working.
+        idle: seconds spent waiting.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -288,23 +290,23 @@ class Trainer:
         self.busy = self.idle = 0.0
         self._scenario = scenario
         self._free_since = 0.0
-        self._ahead = 0.0  # when the log-probabilities of all that ended are there
-        self._looked = 0.0  # seconds of them that were asked for since the last batch
+        self._ahead = 0.0  # when log-probabilities of all finished rollouts will be done
+        self._looked = 0.0  # seconds of log-probabilities requested since the last batch
 
     def look_at(self, outcome: Outcome, now: float) -> None:
-        """Compute log-probabilities before it is known whether they are needed."""
+        """Compute a rollout's log-probabilities before it is known whether they are needed."""
         seconds = self._forward(outcome.tokens + self._scenario.prompt_tokens)
         self._ahead = max(self._ahead, now) + seconds
         self._looked += seconds
 
     def begin(self, batch: Batch, made: Mapping[int, tuple[Outcome, int]], now: float) -> float:
-        """Train a batch; when it will be through."""
+        """Start to train a batch; returns when it will be done."""
         costs, cluster = self._scenario.charges, self._scenario.cluster
         tokens = sum(made[row.rollout][0].tokens + self._scenario.prompt_tokens for row in batch.rows)
         left = max(0.0, self._ahead - now)
         seconds = left if cluster.overlap else self._forward(tokens)
         seconds += (tokens * costs.train + len(batch.rows) * costs.train_row) / cluster.trainers + costs.update
-        if cluster.schedule == "async":  # else the GPUs were decoding, and are accounted for there
+        if cluster.schedule == "async":  # under "sync" the same GPUs were decoding, which is counted there
             looked = self._looked - left
             self.busy += looked
             self.idle += now - self._free_since - looked
@@ -314,7 +316,7 @@ class Trainer:
         return self.until
 
     def end(self) -> None:
-        """It is through."""
+        """Finish the batch."""
         self._free_since, self.until = self.until, inf
 
     def _forward(self, tokens: int) -> float:

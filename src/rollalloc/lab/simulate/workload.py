@@ -1,4 +1,4 @@
-"""What rollouts come to: how long they are, and whether they are right, by prompt."""
+"""Outcomes of simulated rollouts: length and success, by prompt."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rollalloc.data.jsonl import Unreadable, read_lines
 from rollalloc.lab.simulate.cost import at_most, positive
 from rollalloc.runs.values import COUNT, NUMBER, TEXT, Field, expect, take
 
-_BLOCK = 4096  # rollouts whose draws are made together
-_BLOCKS = 8  # held at a time
-_WIDEST = 10  # deviation of a logarithm; a tenth of the lengths are then beyond 300,000 times the median
+_BLOCK = 4096  # rollouts whose random numbers are drawn together
+_BLOCKS = 8  # blocks kept in memory
+_WIDEST = 10  # standard deviation of a logarithm; then a tenth of the lengths exceed 300,000 times the median
 _LONGEST, _PROMPTS = 100_000_000, 10_000_000  # tokens of a rollout, prompts
 _NORMAL, _LEAST = NormalDist(), 1e-16
-_MOST_LOG = 100.0  # of a length over its median: what is longer is cut off in any case
-_RIGHT = 0.5  # metric from which on a logged rollout counts as right
+_MOST_LOG = 100.0  # logarithm of length over median, at most: longer rollouts hit the limit anyway
+_RIGHT = 0.5  # a logged rollout with at least this metric counts as right
 
 
 class Outcome(NamedTuple):
-    """What a rollout would come to if nobody stopped it: at least 1 token, whether the limit cut it, whether it is right."""
+    """A rollout's outcome if nobody stops it: tokens (at least 1), whether the limit cut it, whether it is right."""
 
     tokens: int
     truncated: bool
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 class World(Protocol):
-    """One drawing of everything, in which a rollout's outcome is a function of (prompt, rollout, version)."""
+    """One random draw of all prompts; a rollout's outcome is a function of (prompt, rollout, version)."""
 
     prompts: int
 
@@ -43,7 +43,7 @@ class World(Protocol):
 
 
 class Workload(Protocol):
-    """What worlds are drawn from; no rollout is longer than `longest` tokens."""
+    """A distribution from which worlds are drawn; no rollout is longer than `longest` tokens."""
 
     @property
     def longest(self) -> int: ...
@@ -59,7 +59,7 @@ def _says(default: Any, says: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Tokens of a rollout: log-normal about its prompt's median, which is log-normal too; some run to the limit.
+    """Rollout lengths: log-normal within each prompt, with log-normal medians over prompts; some rollouts run to the limit.
 
         tokens = median · exp(between · z_prompt + within · z_rollout), at most `limit`; `limit` with probability `runaway`
 
@@ -68,20 +68,20 @@ class Lengths:
         between: standard deviation of the logarithm of the prompts' medians, in [0, 10].
         within: standard deviation of the logarithm of a prompt's lengths, in [0, 10].
         runaway: share of rollouts that never end by themselves, in [0, 1].
-        limit: tokens of a rollout at most, at least 1.
-        drift: added to the logarithm of lengths with each update, in [-1, 1]; below 0 answers get shorter. An assumption:
-            what a recipe teaches is what no simulation knows.
+        limit: maximum tokens of a rollout, at least 1.
+        drift: added to the logarithm of lengths with each update, in [-1, 1]; below 0 answers get shorter. An assumption,
+            since a simulation cannot know what a recipe teaches.
 
     Raises:
         ValueError: a number out of its range.
     """
 
-    median: float = _says(1500.0, "Tokens of a rollout: median over prompts of their medians.")
-    between: float = _says(0.5, "Deviation of the logarithm of the prompts' medians.")
-    within: float = _says(0.5, "Deviation of the logarithm of lengths within a prompt.")
-    runaway: float = _says(0.01, "Share of rollouts that run to the limit whatever the prompt.")
-    limit: int = _says(8192, "Tokens of a rollout at most.")
-    drift: float = _says(0.0, "Added to the logarithm of lengths with each update, below 0: shorter: an assumption.")
+    median: float = _says(1500.0, "Median over prompts of each prompt's median length in tokens.")
+    between: float = _says(0.5, "Standard deviation of log(median length) between prompts.")
+    within: float = _says(0.5, "Standard deviation of log(length) within a prompt.")
+    runaway: float = _says(0.01, "Share of rollouts that run to the limit, whatever the prompt.")
+    limit: int = _says(8192, "Maximum tokens per rollout.")
+    drift: float = _says(0.0, "Assumed change of log(length) per update; below 0, rollouts get shorter.")
 
     def __post_init__(self) -> None:
         positive("median", self.median)
@@ -97,18 +97,19 @@ class Lengths:
 
 @dataclass(frozen=True, kw_only=True)
 class Success:
-    """How often prompts are solved: never, always, or Beta-distributed between.
+    """Success rates of prompts: some are never solved, some always; the others' rates follow a Beta distribution.
 
     Attributes:
         hopeless: share of prompts that are never solved.
         solved: share that are always solved.
-        alpha: of Beta(alpha, beta), from which the others' rates are drawn; above 0.
-        beta: likewise.
-        learning: by how much the logit of each rate rises with an update. An assumption: how fast a policy learns is what
-            no simulation knows.
-        correlation: of a rollout's length and its success within a prompt, in [-1, 1]: of the normal scores behind both, so
-            that rates and lengths each stay what they are. Below 0 right answers are shorter.
-        correlation_between: of a prompt's median length and its success rate, likewise.
+        alpha: first parameter of Beta(alpha, beta) for the other prompts, above 0.
+        beta: second parameter, above 0.
+        learning: rise of each rate's logit per update. An assumption, since a simulation cannot know how fast a policy
+            learns.
+        correlation: between a rollout's length and its success within a prompt, in [-1, 1]. It is the correlation of two
+            normal variables (a Gaussian copula), so it leaves the distributions of rates and lengths unchanged. Below 0,
+            right answers are shorter.
+        correlation_between: the same between a prompt's median length and its success rate.
 
     Raises:
         ValueError: a number out of its range.
@@ -116,12 +117,14 @@ class Success:
 
     hopeless: float = _says(0.25, "Share of prompts that are never solved.")
     solved: float = _says(0.25, "Share of prompts that are always solved.")
-    alpha: float = _says(1.0, "Of Beta(alpha, beta), the others' success rates.")
-    beta: float = _says(1.0, "Of Beta(alpha, beta), the others' success rates.")
-    learning: float = _says(0.0, "How much the logit of each success rate rises with an update: an assumption.")
-    correlation: float = _says(0.0, "Of length and success within a prompt; below 0 right answers are shorter.")
+    alpha: float = _says(1.0, "Other prompts' success rates follow Beta(alpha, beta).")
+    beta: float = _says(1.0, "See --alpha.")
+    learning: float = _says(0.0, "Assumed rise of each success rate's logit per update.")
+    correlation: float = _says(
+        0.0, "Correlation of length and success within a prompt; below 0, right answers are shorter."
+    )
     correlation_between: float = _says(
-        0.0, "Of median length and success rate over prompts; below 0 hard ones are longer."
+        0.0, "Correlation of median length and success rate over prompts; below 0, hard prompts have longer answers."
     )
 
     def __post_init__(self) -> None:
@@ -137,7 +140,7 @@ class Success:
 
 
 def within_one(name: str, value: Any) -> None:
-    """Refuse what is no number in [-1, 1].
+    """Refuse anything but a number in [-1, 1].
 
     Raises:
         ValueError: says what was expected and what came.
@@ -147,7 +150,7 @@ def within_one(name: str, value: Any) -> None:
 
 
 def share(name: str, value: Any) -> None:
-    """Refuse what is no number in [0, 1].
+    """Refuse anything but a number in [0, 1].
 
     Raises:
         ValueError: says what was expected and what came.
@@ -158,7 +161,7 @@ def share(name: str, value: Any) -> None:
 
 
 class _Draws:
-    """Numbers for each rollout, by its id alone: a normal one and three uniform ones."""
+    """Random numbers for each rollout, a function of its id: one normal and three uniform."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -191,13 +194,13 @@ class _Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """Lengths and success rates from distributions, independent of each other but for the correlations that are given.
+    """Lengths and success rates from distributions, independent except for the given correlations.
 
     Attributes:
-        prompts: in the data set, at least 1.
+        prompts: number in the data set, at least 1.
         lengths: of rollouts.
         success: of prompts.
-        source: where they are from, for the result.
+        source: where they come from, for the result.
     """
 
     prompts: int = 8192
@@ -211,7 +214,7 @@ class Fitted:
 
     @property
     def longest(self) -> int:
-        """See `Workload`."""
+        """Maximum tokens of a rollout."""
         return self.lengths.limit
 
     def world(self, seed: int) -> World:
@@ -222,14 +225,14 @@ class Fitted:
         kind_N = random.random(self.prompts)
         rate_N = random.beta(success.alpha, success.beta, self.prompts)
         rate_N = np.where(kind_N < success.hopeless, 0.0, np.where(kind_N >= 1 - success.solved, 1.0, rate_N))
-        if correlation := success.correlation_between:  # the same rates, put in the order of a score of their own
+        if correlation := success.correlation_between:  # the same rates, sorted by a score correlated with length
             own_N = correlation * score_N + sqrt(1 - correlation**2) * random.standard_normal(self.prompts)
             rate_N = np.sort(rate_N)[np.argsort(np.argsort(own_N))]
         rates = _Rates(rate_N.tolist(), success.learning)
         return _FittedWorld(self.lengths, success.correlation, median_N.tolist(), rates, _Draws(seed))
 
     def describe(self) -> dict[str, Any]:
-        """For the result."""
+        """Plain data for the result."""
         values = {each.name: getattr(of, each.name) for of in (self.lengths, self.success) for each in fields(of)}
         return {"source": self.source, "prompts": self.prompts, **values}
 
@@ -246,7 +249,7 @@ class _FittedWorld:
     def outcome(self, prompt: int, rollout: int, version: int) -> Outcome:
         """See `World`."""
         normal, runaway, wins, _ = self._draws(rollout)
-        if self._correlation:  # 1 - wins is as uniform, and the less of it the more likely a success
+        if self._correlation:  # 1 - wins is uniform too, and smaller values mean success
             score = self._correlation * normal + self._rest * _NORMAL.inv_cdf(min(max(1 - wins, _LEAST), 1 - _LEAST))
             wins = 1 - _NORMAL.cdf(score)
         right = wins < self._rates(prompt, version)
@@ -259,13 +262,13 @@ class _FittedWorld:
 
 @dataclass(frozen=True, kw_only=True)
 class Logged:
-    """Rollouts drawn with replacement from those that a run logged for the same prompt.
+    """Rollouts drawn with replacement from those logged for the same prompt.
 
     Attributes:
         rollouts: by prompt, at least one each.
-        learning: as in `Success`; what is right more often has the lengths of what was right in the log.
-        source: where they are from, for the result.
-        stopped: rollouts of the log that were stopped or have no score, which are left out.
+        learning: as in `Success`; additional successes get lengths of successful logged rollouts.
+        source: where they come from, for the result.
+        stopped: logged rollouts that were stopped or have no score, and are left out.
     """
 
     rollouts: Sequence[Sequence[Outcome]]
@@ -275,7 +278,7 @@ class Logged:
 
     @property
     def longest(self) -> int:
-        """See `Workload`."""
+        """Maximum tokens of a rollout."""
         return max(each.tokens for of in self.rollouts for each in of)
 
     def world(self, seed: int) -> World:
@@ -283,17 +286,18 @@ class Logged:
         return _LoggedWorld(self.rollouts, self.learning, _Draws(seed))
 
     def describe(self) -> dict[str, Any]:
-        """For the result."""
+        """Plain data for the result."""
         logged = sum(map(len, self.rollouts))
         of = {"prompts": len(self.rollouts), "logged_rollouts": logged, "left_out": self.stopped}
         return {"source": self.source, **of, "learning": self.learning}
 
     def fitted(self) -> Fitted:
-        """`Lengths` fitted to the log, and a success rate for each prompt from Beta by the moments of the logged ones.
+        """Fit `Lengths` and `Success` to the log, by moments.
 
-        The deviation within prompts is pooled over prompts, the one between them is that of their means less what `within`
-        adds to it, both of the logarithms of what was not truncated; truncated rollouts beyond those that the log-normal has
-        above the limit are `runaway`. Of lengths cut off at the limit the deviation is a little low.
+        Standard deviations are of the logarithm of lengths that were not truncated. The one within prompts is pooled over
+        prompts; the one between prompts is that of the prompts' means, less what `within` contributes. The share of
+        truncated rollouts beyond what the log-normal has above the limit is `runaway`. Since lengths are cut off at the
+        limit, the deviations come out slightly low.
 
         Raises:
             ValueError: fewer than 2 prompts, or no prompt with 2 rollouts that were not truncated.
@@ -323,7 +327,7 @@ class Logged:
         return Fitted(prompts=len(self.rollouts), lengths=lengths, success=self._success(), source=source)
 
     def _success(self) -> Success:
-        """Shares of prompts never and always solved as logged, the rest's Beta by moments."""
+        """Logged shares of prompts never and always solved, and a Beta distribution for the rest by moments."""
         rates = np.array([np.mean([each.right for each in of]) for of in self.rollouts])
         between = rates[(rates > 0) & (rates < 1)]
         mean, variance = (float(between.mean()), float(between.var())) if between.size > 1 else (0.5, 1 / 12)
@@ -348,10 +352,10 @@ class _LoggedWorld:
 
 
 def read_rollouts(path: Path, learning: float = 0.0) -> Logged:
-    """Lengths and successes from the `rollouts.jsonl` of a run (docs/metrics.md). A metric of 0.5 or more is right.
+    """Read lengths and successes from a run's `rollouts.jsonl` (docs/metrics.md); a metric of at least 0.5 is a success.
 
-    Rollouts that were stopped, or have no score, say nothing of what they would have come to; they are left out and
-    counted. So where many were stopped, lengths come out too short.
+    Rollouts that were stopped or have no score have no known outcome; they are left out and counted. If many were stopped,
+    lengths therefore come out too short.
 
     Args:
         path: of the file.
@@ -359,7 +363,7 @@ def read_rollouts(path: Path, learning: float = 0.0) -> Logged:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line that is none of a rollout, by its number and field; or no rollout with a score.
+        ValueError: a line that is not a rollout, by number and field; or no rollout with a score.
     """
     by_prompt: dict[Any, list[Outcome]] = {}
     left_out = 0

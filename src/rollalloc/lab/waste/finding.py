@@ -1,4 +1,4 @@
-"""From a log to what is said about it: shares of rollouts by cause, and the notes that belong to them."""
+"""Summarize a log: shares of rollouts by cause, with notes for the reader."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ ALONE = (
     "{:,} rollouts are alone in their group and are not counted: GRPO has nothing to compare them with, and a method that "
     "compares each with a prediction or a running mean learns from them"
 )
-_GRADES = 2  # rewards of more values than these are graded
+_GRADES = 2  # rewards with more than this many values are graded
 
 
 @dataclass(slots=True)
 class Finding:
-    """What is said about a log.
+    """What a log shows.
 
     Attributes:
-        format: which reader read it.
+        format: of the log.
         rollouts: logged.
-        shares: by cause, from groups of 2 rollouts or more; None where there are none.
-        booked: the trainer's own accounts, rollouts by cause; empty where the log has none.
-        notes: in the order of importance.
-        alone: rollouts that are alone in their group.
+        shares: of rollouts by cause, from groups of 2 rollouts or more; None if there are none.
+        booked: the trainer's own accounts, rollouts by cause; empty if the log has none.
+        notes: in order of importance.
+        alone: rollouts that are the only one of their group.
     """
 
     format: str
@@ -40,13 +40,13 @@ class Finding:
 
     @property
     def wasted(self) -> float | None:
-        """Share of the rollouts that taught nothing, by the trainer's own accounts where there are any; None: unknown."""
+        """Share of rollouts that taught nothing, by the trainer's own accounts if there are any; None: unknown."""
         if self.booked:
             return 1 - self.booked.get("trained", 0) / sum(self.booked.values())
         return None if self.shares is None else self.shares.wasted.value
 
     def described(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """The finding as plain data."""
         return {"finding": sentence(self), "wasted": self.wasted, **asdict(self)}
 
 
@@ -54,10 +54,10 @@ def find(log: Log, *, threshold: float | None = None, from_step: int | None = No
     """Count the rollouts of a log by what they taught.
 
     Args:
-        log: as read.
-        threshold: rewards of at least this are right, a finite number; None: rewards count as they are.
-        from_step: groups logged before it, or without a step, are left out; at least 0.
-        seed: of the resampling for intervals, at least 0.
+        log: to count.
+        threshold: rewards of at least this finite number are right, others wrong; None: use rewards as they are.
+        from_step: ignore groups logged before this step, or without a step; at least 0.
+        seed: of the bootstrap, at least 0.
 
     Raises:
         ValueError: an argument out of its range, no group at or after `from_step`, or no rollouts at all.
@@ -89,7 +89,7 @@ def find(log: Log, *, threshold: float | None = None, from_step: int | None = No
 
 
 def chosen(log: Log, from_step: int | None) -> tuple[Groups | None, int]:
-    """The groups that are asked for, None where there are only sums; and how many have no step.
+    """The groups from `from_step` on (None if the log has only sums), and how many groups have no step.
 
     Raises:
         ValueError: none was logged at or after `from_step`.
@@ -108,7 +108,7 @@ def chosen(log: Log, from_step: int | None) -> tuple[Groups | None, int]:
 
 
 def check_asked(*, threshold: float | None, from_step: int | None, seed: int) -> None:
-    """Refuse what `find` could not answer, before anything is read.
+    """Refuse invalid arguments of `find` before anything is read.
 
     Raises:
         ValueError: an argument out of its range.
@@ -141,7 +141,7 @@ def sentence(finding: Finding) -> str:
 
 
 def unusable(log: Log) -> list[str]:
-    """What of a log could not be used, in sentences."""
+    """Sentences on lines and fields of a log that could not be used."""
     found: list[str] = []
     if log.bad:
         found.append(f"{log.bad:,} lines could not be used; the first is {log.first_bad}")
@@ -165,7 +165,7 @@ def _warnings(groups: Groups, threshold: float | None, seed: int) -> list[str]:
 
 
 def drifted(groups: Groups, seed: int) -> str:
-    """A sentence where the waste moved between the first and the last third of the steps beyond chance, else empty."""
+    """A sentence if the wasted share changed beyond chance from the first to the last third of the steps, else empty."""
     thirds = drift(groups, seed=seed)
     if thirds is None or not thirds[0].interval or not thirds[1].interval:
         return ""

@@ -1,4 +1,4 @@
-"""The one schema that every log is read into: groups, each one visit of one prompt, in columns."""
+"""The schema that every log is read into: groups, each one visit of a prompt, stored in columns."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from numpy.typing import NDArray
 
 from rollalloc.lab.waste.texts import NOTHING, WIDTH, answer_hash, features_of
 
-NO_STEP = -(1 << 62)  # in a column of steps: the log does not say
-NOT_SAID = -1  # in a column of truncated rollouts or of tokens
-SAME = 1e-9  # rewards that differ by no more are the same
+NO_STEP = -(1 << 62)  # in the column of steps: not logged
+NOT_SAID = -1  # in other columns: not logged
+SAME = 1e-9  # rewards that differ by no more count as equal
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """V visits of P prompts with R rollouts in all, as columns: a group is one visit of one prompt.
+    """V visits of P prompts with R rollouts in all, in columns; a group is one visit of one prompt.
 
     Attributes:
-        keys: of the prompts, each once, length P.
+        keys: distinct prompt keys, length P.
         prompt_V: index into `keys`.
-        step_V: of the training run, `NO_STEP` where the log does not say.
-        begin_V: index of each visit's first rollout in `rewards_R`; a visit has at least one.
-        first_V: rollouts of each that were ordered before any result was known.
-        truncated_V: rollouts of each that hit the length limit, `NOT_SAID` where the log does not say.
-        rewards_R: visit after visit; NaN where a rollout has no score.
-        tokens_R: of each rollout, `NOT_SAID` where the log does not say.
-        characters_R: of each rollout's text, `NOT_SAID` where the log has none.
-        answer_R: a hash of each rollout's answer, the same for the same answer within this process; 0 where the log has no
-            text.
-        features_PD: numbers of each prompt's text, NaN where the log has none (`texts.features_of`).
+        step_V: training step; `NO_STEP` if not logged.
+        begin_V: index of each visit's first rollout in `rewards_R`; every visit has at least one.
+        first_V: number of each visit's rollouts that were ordered before any result was known.
+        truncated_V: number of each visit's rollouts that hit the length limit; `NOT_SAID` if not logged.
+        rewards_R: rewards, visit after visit; NaN if a rollout has no score.
+        tokens_R: length of each rollout; `NOT_SAID` if not logged.
+        characters_R: length of each rollout's text; `NOT_SAID` if not logged.
+        answer_R: hash of each rollout's answer, equal for equal answers within this process; 0 if the text is not logged.
+        features_PD: features of each prompt's text (`texts.features_of`); NaN if not logged.
     """
 
     keys: Sequence[str]
@@ -54,7 +53,7 @@ class Groups:
         return len(self.prompt_V)
 
     def take(self, which: NDArray[Any]) -> Groups:
-        """Some of the groups, by index or by a mask, in that order."""
+        """Some of the groups, by index or mask, in that order."""
         rows = np.flatnonzero(which) if which.dtype == bool else which
         size_V = self.size_V[rows]
         begin_V = np.cumsum(size_V) - size_V
@@ -74,7 +73,7 @@ class Groups:
         )
 
     def first(self) -> Groups:
-        """With those rollouts alone that were ordered before any result was known; visits without any are left out."""
+        """Only the rollouts ordered before any result was known; visits without any are left out."""
         size_V = np.minimum(self.first_V, self.size_V)
         place_R = np.arange(len(self.rewards_R)) - np.repeat(self.begin_V, self.size_V)
         kept_R, kept_V = place_R < np.repeat(size_V, self.size_V), size_V > 0
@@ -93,7 +92,7 @@ class Groups:
         )
 
     def judged(self, threshold: float | None) -> Groups:
-        """With 1 for each reward of at least `threshold`, 0 for each below; as they are where it is None."""
+        """With rewards of at least `threshold` replaced by 1 and others by 0; unchanged if it is None."""
         if threshold is None:
             return self
         right_R = (self.rewards_R >= threshold).astype(np.float64)
@@ -111,39 +110,39 @@ class Groups:
 
     @cached_property
     def low_V(self) -> NDArray[np.float64]:
-        """Lowest score of each visit, NaN where there is none."""
+        """Lowest score of each visit, NaN if it has none."""
         return np.fmin.reduceat(self.rewards_R, self.begin_V) if len(self) else np.zeros(0)
 
     @cached_property
     def high_V(self) -> NDArray[np.float64]:
-        """Highest score of each visit, NaN where there is none."""
+        """Highest score of each visit, NaN if it has none."""
         return np.fmax.reduceat(self.rewards_R, self.begin_V) if len(self) else np.zeros(0)
 
     @cached_property
     def mixed_V(self) -> NDArray[np.bool_]:
-        """Visits whose scores differ."""
+        """Whether each visit's scores differ."""
         return self.high_V - self.low_V > SAME
 
     @cached_property
     def visited(self) -> NDArray[np.int64]:
-        """Indices into `keys` of the prompts that were visited, sorted by key."""
+        """Indices into `keys` of the prompts with a visit, sorted by key."""
         return np.array(sorted(np.unique(self.prompt_V).tolist(), key=self.keys.__getitem__), np.int64)
 
 
 @dataclass(slots=True)
 class Log:
-    """What was read.
+    """The contents of a log.
 
     Attributes:
-        format: which reader read it.
-        groups: in the order of their first rollout; None where the log has only sums.
-        accounts: rollouts by cause as the trainer itself booked them; None where it did not.
-        complete: False where groups without variance may have been left out before the log was written.
-        notes: what a reader of the result should know.
-        bad: lines or rows that could not be used.
-        first_bad: where the first of them is and what is wrong with it.
-        odd: fields that are not what they should be and count as not there.
-        first_odd: where the first of them is and what is wrong with it.
+        format: of the files.
+        groups: in the order of their first rollout; None if the log has only sums.
+        accounts: the trainer's own count of rollouts by cause; None if not logged.
+        complete: False if groups without variance may have been left out before the log was written.
+        notes: for readers of the result.
+        bad: number of lines or rows that could not be used.
+        first_bad: place and problem of the first of them.
+        odd: number of invalid fields, which are treated as missing.
+        first_odd: place and problem of the first of them.
     """
 
     format: str
@@ -157,26 +156,26 @@ class Log:
     first_odd: str = ""
 
     def reject(self, where: str, why: str) -> None:
-        """Count a line that cannot be used; the first is told of."""
+        """Count an unusable line; the first is remembered."""
         self.bad += 1
         self.first_bad = self.first_bad or f"{where}: {why}"
 
     def doubt(self, where: str, why: str, fields: int = 1) -> None:
-        """Count fields that are taken as not there; the first is told of."""
+        """Count invalid fields, which are treated as missing; the first is remembered."""
         self.odd += fields
         self.first_odd = self.first_odd or f"{where}: {why}"
 
 
 class Gathering:
-    """Rollouts, as they are read, put into groups. Holds numbers and keys; texts are hashed and forgotten."""
+    """Collects rollouts into groups while a log is read. It keeps numbers, keys and hashes, no texts."""
 
     def __init__(self) -> None:
         self._open: dict[Hashable, int] = {}
-        self._number: dict[str, int] = {}  # by prompt
+        self._number: dict[str, int] = {}  # prompt key → index
         self._prompt_V, self._step_V = array("q"), array("q")
         self._visit_R, self._reward_R = array("q"), array("d")
         self._tokens_R, self._characters_R, self._answer_R = array("q"), array("q"), array("q")
-        self._features = array("f")  # prompt after prompt
+        self._features = array("f")  # features, prompt after prompt
         self._late_R, self._truncated_R = array("b"), array("b")
 
     def add(
@@ -184,14 +183,14 @@ class Gathering:
         *, truncated: bool | None = None, stage: int = 0, tokens: int | None = None, asked: str | None = None,
         answered: str | None = None,
     ) -> None:  # fmt: skip
-        """A rollout of a group.
+        """Add a rollout to a group.
 
         Args:
-            group: its name.
-            prompt: its key; this, `step` and `asked` count where the rollout is the group's first.
-            step: as in `Groups`, like all that follow.
-            asked: the prompt's text, None where the log has none; numbers of it are kept.
-            answered: the rollout's text, likewise.
+            group: any hashable name of the group.
+            prompt: its key; `prompt`, `step` and `asked` are taken from the group's first rollout.
+            step: as in `Groups`, like the following arguments.
+            asked: the prompt's text, of which features are kept; None if not logged.
+            answered: the rollout's text, of which a hash is kept; None if not logged.
         """
         visit = self._open.get(group)
         if visit is None:
@@ -213,13 +212,13 @@ class Gathering:
         return number
 
     def close(self) -> None:
-        """Forget the names of groups: no rollout of them comes any more."""
+        """Forget the names of the groups: no further rollout of them will come."""
         self._open.clear()
 
     def groups(self) -> Groups:
-        """All groups."""
+        """All groups so far."""
         visit_R, late_R = np.array(self._visit_R, np.int64), np.array(self._late_R, np.bool_)
-        # Those of later stages last: early verdicts let a stage begin while the one before it still runs.
+        # Sort by stage, since a stage may start while the one before still runs.
         order_R = np.lexsort((late_R, visit_R))
         visits = len(self._prompt_V)
         begin_V = np.searchsorted(visit_R[order_R], np.arange(visits))
@@ -242,5 +241,5 @@ class Gathering:
 
 
 def key_of(text: str) -> str:
-    """A short key of a text."""
+    """A short key for a text."""
     return blake2b(text.encode("utf-8", "replace"), digest_size=10).hexdigest()

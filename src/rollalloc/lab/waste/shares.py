@@ -1,4 +1,4 @@
-"""The share of rollouts that taught nothing, by cause, with its interval."""
+"""Shares of rollouts by cause, with intervals."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rollalloc.core.seeds import rng
 from rollalloc.lab.waste.groups import NO_STEP, SAME, Groups
 
 CAUSES = ("taught", "all_right", "all_wrong", "all_truncated", "all_alike", "single", "unscored")
-LEAST_PROMPTS = 10  # below it, resampling prompts says nothing about other prompts
-_BLOCK = 1 << 22  # draws held at a time
-_ONE_BY_ONE = 4096  # prompts, at most, that are drawn each by itself
+LEAST_PROMPTS = 10  # with fewer prompts, a bootstrap over prompts is unreliable
+_BLOCK = 1 << 22  # random draws held in memory at once
+_ONE_BY_ONE = 4096  # up to this many prompts are drawn one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share with its 95% interval; None where there are too few prompts for one."""
+    """A share with its 95% interval; the interval is None if there are too few prompts."""
 
     value: float
     interval: tuple[float, float] | None
@@ -26,14 +26,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Where the rollouts of a log went.
+    """Rollouts of a log by cause.
 
     Attributes:
-        rollouts: by cause, all of `CAUSES`; they sum to the rollouts logged.
-        shares: the same as shares of all rollouts; they sum to 1.
+        rollouts: for each of `CAUSES`; they sum to the rollouts logged.
+        shares: the same as shares; they sum to 1.
         wasted: the share that taught nothing.
-        prompts: different prompts.
-        groups: visits.
+        prompts: number of distinct prompts.
+        groups: number of visits.
     """
 
     rollouts: dict[str, int]
@@ -44,15 +44,14 @@ class Shares:
 
 
 def shares_of(groups: Groups, *, seed: int = 0, resamples: int = 1000) -> Shares:
-    """Count the rollouts of groups whose rewards do not differ, by cause.
+    """Count the rollouts of groups by what they taught: those with equal rewards taught nothing, for one of several causes.
 
-    The interval is the percentile bootstrap over prompts: visits of one prompt are resampled together, because they are
-    alike. Where a share is 0 or 1, whose resamples are all the same, the end that is open is the exact one-sided 97.5%
-    limit over prompts, 1 - 0.025^(1/P).
+    The interval is a percentile bootstrap over prompts, since visits of one prompt are alike. For a share of 0 or 1, all
+    resamples are equal; then the open end is the exact one-sided 97.5% limit over prompts, 1 - 0.025^(1/P).
 
     Args:
-        groups: at least one, of at least one rollout each.
-        seed: of the resampling.
+        groups: at least one, with at least one rollout each.
+        seed: of the bootstrap.
         resamples: of the bootstrap.
 
     Raises:
@@ -81,7 +80,7 @@ def shares_of(groups: Groups, *, seed: int = 0, resamples: int = 1000) -> Shares
 
 
 def _counts(groups: Groups) -> NDArray[np.float64]:
-    """Rollouts of each prompt by cause, shape (P, C); prompts sorted by key, so that the order of a log says nothing."""
+    """Rollouts of each prompt by cause, shape (P, C), sorted by prompt key so that the log's order does not matter."""
     row_of = np.zeros(len(groups.keys), np.int64)
     row_of[groups.visited] = np.arange(len(groups.visited))
     begin_V, cells = row_of[groups.prompt_V] * len(CAUSES), len(groups.visited) * len(CAUSES)
@@ -91,7 +90,7 @@ def _counts(groups: Groups) -> NDArray[np.float64]:
 
 
 def _cause(groups: Groups) -> NDArray[np.int64]:
-    """The cause that the scored rollouts of each visit count under, as an index into `CAUSES`; the first that holds."""
+    """The cause of each visit's scored rollouts, as an index into `CAUSES`; the first that applies."""
     lowest, highest = _range(groups)
     all_truncated_V = (groups.truncated_V >= groups.scored_V) & (groups.scored_V > 0)
     holds = {
@@ -105,7 +104,7 @@ def _cause(groups: Groups) -> NDArray[np.int64]:
 
 
 def _range(groups: Groups) -> tuple[float, float]:
-    """The lowest and highest reward of a log; where there is but one, it is a right answer if it is above 0."""
+    """The lowest and highest reward of a log; a single value counts as right if it is above 0."""
     if not groups.scored_V.any():
         return 0.0, 1.0
     low, high = float(np.nanmin(groups.low_V)), float(np.nanmax(groups.high_V))
@@ -117,8 +116,8 @@ def _range(groups: Groups) -> tuple[float, float]:
 def _resampled(counts_PC: NDArray[np.float64], seed: int, resamples: int) -> NDArray[np.float64]:
     """Shares of each cause in resamples of the prompts, shape (R, C).
 
-    Prompts whose counts are equal are one kind K, drawn as often as all of them together: the same distribution, and a large
-    log has few kinds. A small one is drawn prompt by prompt, which gives the digits that it always gave.
+    Prompts with equal counts are drawn together as one kind, which gives the same distribution; a large log has few kinds.
+    Small logs are drawn prompt by prompt, so that their printed digits stay the same as in earlier versions.
     """
     prompts = len(counts_PC)
     kinds_KC, times_K = counts_PC, np.ones(prompts)
@@ -145,7 +144,7 @@ def _interval(share: float, resampled_R: NDArray[np.float64], prompts: int) -> t
 
 
 def drift(groups: Groups, *, seed: int = 0) -> tuple[Share, Share] | None:
-    """The wasted share of the first and of the last third of the steps; None where the log is too short to tell."""
+    """The wasted share of the first and last third of the steps; None if the log is too short."""
     known_V = groups.step_V != NO_STEP
     steps = np.unique(groups.step_V[known_V])
     if len(steps) < 6:

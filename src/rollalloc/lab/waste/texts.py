@@ -1,4 +1,4 @@
-"""What is kept of a text that was read: a few numbers of a prompt, a hash of an answer."""
+"""What is kept of texts in a log: a few features of a prompt, a hash of an answer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from rollalloc.rewards.extract import final
 
-_GRAMS = 32  # columns that pairs and triples of characters are hashed into
+_GRAMS = 32  # columns into which pairs and triples of bytes are hashed
 _COUNTED = (b"0123456789", b" \n\t", b"+-*/=^<>()[]{}\\$", b"?.,:;!", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 WIDTH = 2 + len(_COUNTED) + _GRAMS
 NOTHING = array("f", [float("nan")]) * WIDTH
-_MOST = 1 << 13  # bytes at the end of a prompt that are looked at: what comes before is seldom of this prompt alone
-_LAST = 200  # characters of an answer without a mark, at most
+_MOST = 1 << 13  # bytes read at a prompt's end; what precedes is often shared by all prompts
+_LAST = 200  # characters of an unmarked answer, at most
 
 _KIND_OF = np.full(256, len(_COUNTED))
 for _number, _characters in enumerate(_COUNTED):
@@ -40,9 +40,9 @@ def features_of(text: str) -> array[float]:
 
 
 def answer_hash(text: str) -> int:
-    r"""A hash of what a completion answers, 64 bits and never 0, good within this process.
+    r"""A 64-bit hash of a completion's answer, never 0, comparable within this process.
 
-    The answer is what the last `\boxed{...}` holds, what follows the last `####`, or the end of the last line.
+    The answer is the content of the last `\boxed{...}`, or what follows the last `####`, or the end of the last line.
 
     Args:
         text: the completion.
