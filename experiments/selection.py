@@ -26,7 +26,7 @@ from streaming import Line, Task
 
 from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
-from rollalloc.generate.stream.settings import Streaming
+from rollalloc.generate.sampling import Streaming
 from rollalloc.lab.bench.summary import Interval, interval
 from rollalloc.rules.sizes import Fixed
 from rollalloc.train.execution import one_thread

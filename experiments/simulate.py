@@ -23,7 +23,7 @@ from typing import Any
 from rollalloc import Allocator, recipes
 from rollalloc.cli.compare import said
 from rollalloc.core.recipe import Recipe
-from rollalloc.generate.stream.pace import measured_curve
+from rollalloc.generate.stream.async_engine import measured_curve
 from rollalloc.lab.bench.summary import interval
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
 from rollalloc.lab.simulate.cost import Costs, Latency

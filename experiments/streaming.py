@@ -28,9 +28,8 @@ from typing import Any
 from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import encode_prompts, load_prompts
-from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.pace import measured_curve
-from rollalloc.generate.stream.settings import Streaming
+from rollalloc.generate.sampling import Sampling, Streaming
+from rollalloc.generate.stream.async_engine import measured_curve
 from rollalloc.lab.bench.presets import task_source
 from rollalloc.models.features import features_of
 from rollalloc.models.policy import Policy

@@ -7,7 +7,7 @@ import pytest
 
 from rollalloc import Allocator, recipes
 from rollalloc.core.events import Done
-from rollalloc.generate.outcomes import event, uncertainty_of
+from rollalloc.generate.outcomes import RolloutResult, tell, uncertainty_of
 from rollalloc.rewards.function import Scored
 
 
@@ -32,7 +32,9 @@ def test_the_core_is_told_and_keeps_it():
     """One of two rollouts is known; a state has both, and what is not known stays so."""
     allocator = Allocator(recipes.grpo(1, 3), 1, seed=0)
     first, second, _ = allocator.ask().generate[0].rollouts
-    allocator.tell([event(first, Scored(1.0, 1.0), 4, 0, uncertainty=1.5), event(second, Scored(0.0, 0.0), 4, 0)])
+    known = RolloutResult(rollout=first, outcome=Scored(1.0, 1.0), tokens=4, version=0, uncertainty=1.5)
+    unknown = RolloutResult(rollout=second, outcome=Scored(0.0, 0.0), tokens=4, version=0)
+    tell(allocator, [known, unknown])
     again = Allocator(recipes.grpo(1, 3), 1, seed=0)
     again.load_state_dict(allocator.state_dict())
     (group,) = again._run.flight.groups.values()

@@ -10,7 +10,7 @@ import pytest
 from rollalloc import recipes
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Batch, Done, Row
-from rollalloc.generate.stream.settings import Streaming
+from rollalloc.generate.sampling import Streaming
 from rollalloc.runs.metrics import METRICS, of_batch, paths, scalars, undeclared
 from rollalloc.train.execution import execute
 from rollalloc.train.objective import Loss

@@ -13,8 +13,7 @@ from typing import Any, cast
 from rollalloc.cli.options import Given
 from rollalloc.data._files import read_rows
 from rollalloc.data.encoding import template_arguments
-from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.settings import Streaming
+from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.lab.bench.methods import default
 from rollalloc.lab.bench.presets import (
     DEFAULT_OPTIMIZER,

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Event, Order
+from rollalloc.core.events import Actions, Order
 from rollalloc.core.latency import Curve
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.generate.outcomes import SCORE_AND_ACC, Outcomes, RolloutLog, event, tell, uncertainty_of
+from rollalloc.generate.outcomes import SCORE_AND_ACC, Outcomes, RolloutLog, RolloutResult, tell, uncertainty_of
 from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.behaviour import Behaviour
-from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
+from rollalloc.rewards.function import Outcome, Sample, Unscored
 from rollalloc.rewards.scorers import Scorer
 
 Scoring = tuple[list[Generation], Future[list[Outcome]]]  # what is being scored
@@ -152,21 +152,14 @@ class LocalEngine(RolloutEngine):
         order_of: Mapping[int, Order],
         allocator: Allocator,
     ) -> None:
-        """Say what happened to each, and keep what has a score."""
+        """Log the rollouts, tell the allocator how each ended, and keep those that have a score."""
         now = ((allocator.version, 0),)
         self.write(ended, outcomes, order_of, now)
-        events: list[Event] = []
-        for made, outcome in zip(ended, outcomes, strict=True):
-            tokens, spans, cut = len(made.tokens), made.spans or now, made.truncated
-            first, last = spans[0][0], spans[-1][0]
-            how = {"truncated": cut, "cancelled": made.cancelled, "uncertainty": uncertainty_of(made.logprobs)}
-            events.append(event(made.rollout, outcome, tokens, first, last, **how))
-            if made.cancelled:
-                continue
-            self.outcomes.add(outcome, truncated=cut, tokens=tokens)
-            if isinstance(outcome, Scored):
+        results = [_result(made, outcome, made.spans or now) for made, outcome in zip(ended, outcomes, strict=True)]
+        for made, result in zip(ended, results, strict=True):
+            if result.is_scored:
                 self.generations[made.rollout] = made
-        tell(allocator, events, self.remedy)
+        tell(allocator, results, outcomes=self.outcomes, remedy=self.remedy)
 
     def write(
         self,
@@ -184,3 +177,16 @@ class LocalEngine(RolloutEngine):
             figures = {"tokens": len(made.tokens), "truncated": made.truncated}
             self._log.add(made.rollout, order, key, versions[0][0], outcome, **figures, text=text, versions=versions)
         self._log.flush()
+
+
+def _result(made: Generation, outcome: Outcome, spans: Sequence[tuple[int, int]]) -> RolloutResult:
+    return RolloutResult(
+        rollout=made.rollout,
+        outcome=outcome,
+        tokens=len(made.tokens),
+        version=spans[0][0],
+        last_version=spans[-1][0],
+        truncated=made.truncated,
+        cancelled=made.cancelled,
+        uncertainty=uncertainty_of(made.logprobs),
+    )

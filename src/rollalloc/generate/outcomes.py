@@ -1,9 +1,10 @@
-"""What came of rollouts: figures of those that were scored, counts of those that were not, and the line of each in a log."""
+"""How rollouts ended: the event that the core is told, metrics and counts, and the lines of the rollout log."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from rollalloc.core.allocator import Allocator, MetricError
 from rollalloc.core.errors import NoScores
-from rollalloc.core.events import Cancelled, Done, Event, Failed, Order
+from rollalloc.core.events import Cancelled, Done, Failed, Order
 from rollalloc.core.packing import exact_keys
 from rollalloc.files.atomic import append_text
 from rollalloc.rewards.function import Outcome, Scored
@@ -90,34 +91,52 @@ class Outcomes:
         self._waves, self.unscored = list(state["waves"]), dict(state["unscored"])
 
 
-def event(
-    rollout: int,
-    outcome: Outcome,
-    tokens: int,
-    version: int,
-    last_version: int | None = None,
-    *,
-    truncated: bool = False,
-    cancelled: bool = False,
-    uncertainty: float | None = None,
-) -> Cancelled | Done | Failed:
-    """What the core is told of a rollout that ended.
+@dataclass(frozen=True, kw_only=True)
+class RolloutResult:
+    """A rollout that was scored, failed or was stopped, as every engine and driver tells it.
 
     Args:
         rollout: its id.
-        outcome: its score, or why it has none; not looked at where it was cancelled.
-        tokens: that the model generated.
+        outcome: its score, or why it has none. Ignored if the rollout was cancelled.
+        tokens: how many the model generated.
         version: of the weights at its first token.
-        last_version: at its last token; None: the same.
+        last_version: of the weights at its last token; None: the same version.
         truncated: it hit the length limit.
         cancelled: it was stopped because the core said so.
-        uncertainty: see `uncertainty_of`; None where the engine told no log-probabilities.
+        uncertainty: see `uncertainty_of`; None if the engine returned no log-probabilities.
     """
-    if cancelled:
-        return Cancelled(rollout, tokens)
-    if isinstance(outcome, Scored):
-        return Done(rollout, outcome.reward, outcome.metric, tokens, version, last_version, truncated, uncertainty)
-    return Failed(rollout, outcome.reason, tokens)
+
+    rollout: int
+    outcome: Outcome
+    tokens: int
+    version: int
+    last_version: int | None = None
+    truncated: bool = False
+    cancelled: bool = False
+    uncertainty: float | None = None
+
+    @property
+    def is_scored(self) -> bool:
+        """It ended by itself and has a score, so that it may be trained on."""
+        return not self.cancelled and isinstance(self.outcome, Scored)
+
+
+def event_of(result: RolloutResult) -> Cancelled | Done | Failed:
+    """The event that tells the core of this rollout."""
+    if result.cancelled:
+        return Cancelled(result.rollout, result.tokens)
+    if isinstance(result.outcome, Scored):
+        return Done(
+            result.rollout,
+            result.outcome.reward,
+            result.outcome.metric,
+            result.tokens,
+            result.version,
+            result.last_version,
+            result.truncated,
+            result.uncertainty,
+        )
+    return Failed(result.rollout, result.outcome.reason, result.tokens)
 
 
 def uncertainty_of(logprobs_T: ArrayLike) -> float | None:
@@ -135,19 +154,30 @@ def uncertainty_of(logprobs_T: ArrayLike) -> float | None:
     return float(np.square(np.expm1(np.minimum(logprob_T, 0.0))).sum())
 
 
-def tell(allocator: Allocator, events: Sequence[Event], remedy: str = SCORE_AND_ACC) -> None:
-    """Tell what came of rollouts.
+def tell(
+    allocator: Allocator,
+    results: Sequence[RolloutResult],
+    *,
+    outcomes: Outcomes | None = None,
+    remedy: str = SCORE_AND_ACC,
+) -> None:
+    """Tell the allocator how rollouts ended.
 
     Args:
-        allocator: is told.
-        events: in order.
-        remedy: what to do where the metric is no success rate.
+        allocator: is told one event per result.
+        results: in the order in which they are told.
+        outcomes: counts the results of rollouts that were not cancelled; None: they are counted elsewhere.
+        remedy: what to do if the metric is no success rate.
 
     Raises:
         MetricError: a metric outside [0, 1] where the recipe takes it for a success rate; with the remedy.
     """
+    if outcomes is not None:
+        for result in results:
+            if not result.cancelled:
+                outcomes.add(result.outcome, truncated=result.truncated, tokens=result.tokens)
     try:
-        allocator.tell(events)
+        allocator.tell([event_of(result) for result in results])
     except MetricError as error:
         raise MetricError(f"{error}. {remedy}") from None
 

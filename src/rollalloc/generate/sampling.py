@@ -1,4 +1,4 @@
-"""How rollouts are sampled, as a value."""
+"""How rollouts are sampled, and how the asynchronous engine works, as values."""
 
 from __future__ import annotations
 
@@ -55,3 +55,16 @@ class Sampling:
             raise ValueError(
                 f"kv_tokens must hold at least one rollout, {tokens} tokens with its prompt, got {self.kv_tokens}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streaming:
+    """How the asynchronous engine works; see docs/streaming.md.
+
+    Attributes:
+        overlap: True: generation runs in a process of its own, while rewards are scored and batches trained. False: it runs
+            in this process, with one decoding step after each forward pass of an update. Then a run depends on no clock,
+            and is the same after a kill and a resume.
+    """
+
+    overlap: bool = True

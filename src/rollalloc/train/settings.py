@@ -8,8 +8,7 @@ from typing import Any, Literal, get_args
 
 from rollalloc.core.packing import describe
 from rollalloc.core.recipe import at_least
-from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.settings import Streaming
+from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.models.dtypes import Precision, SamplingDtype
 from rollalloc.train.objective import Loss
 from rollalloc.train.schedule import Schedule

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from rollalloc import recipes
-from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.settings import Streaming
+from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.recipes.streaming import streamed
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.train import checkpoint

@@ -7,8 +7,7 @@ import pytest
 
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import recipes
-from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.settings import Streaming
+from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.models.lora import Lora
 
 IN_PROCESS = {"engine": "async", "streaming": Streaming(overlap=False)}

@@ -9,9 +9,8 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.core.allocator import Allocator
-from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.generate.stream.backend import BackendDied
-from rollalloc.generate.stream.settings import Streaming
 from rollalloc.rewards.function import Unscored
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.testing.audit import Auditor

@@ -9,12 +9,11 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.generate.stream.backend import BackendDied, Decoding, Row
 from rollalloc.generate.stream.begin import begin
 from rollalloc.generate.stream.blueprint import Blueprint
 from rollalloc.generate.stream.process import ProcessBackend
-from rollalloc.generate.stream.settings import Streaming
 from rollalloc.generate.stream.silence import Silence
 from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.features import features_of

@@ -9,9 +9,8 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.core.events import Actions, Cancelled, Done, Failed, Order
-from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.generate.stream.backend import Ended
-from rollalloc.generate.stream.settings import Streaming
 from rollalloc.rewards.function import Scored
 from rollalloc.rewards.scorers import InlineScorer
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from simulated import FREE
 
-from rollalloc.generate.stream.pace import measured_curve
+from rollalloc.generate.stream.async_engine import measured_curve
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
 from rollalloc.lab.simulate.cost import Latency, read_latency
 

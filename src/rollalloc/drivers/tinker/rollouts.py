@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Cancelled, Event, Order
+from rollalloc.core.events import Actions, Cancelled, Order
 from rollalloc.drivers.tinker.episodes import Ended, Episodes, Wave
 from rollalloc.drivers.tinker.service import Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import Trajectory, pack, unpack
-from rollalloc.generate.outcomes import Outcomes, RolloutLog, event, tell, uncertainty_of
+from rollalloc.generate.outcomes import Outcomes, RolloutLog, RolloutResult, tell, uncertainty_of
 from rollalloc.generate.sampling import Sampling
-from rollalloc.rewards.function import Scored, Unscored
+from rollalloc.rewards.function import Unscored
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +232,7 @@ class RemoteEngine:
             )
 
     def _tell(self, played: Sequence[Ended], order: Order, version: int, allocator: Allocator) -> None:
-        events: list[Event] = []
+        results: list[RolloutResult] = []
         for trajectory, outcome, text, _ in played:
             rollout, tokens, cut = trajectory.rollout, trajectory.length, trajectory.truncated
             is_stopped = rollout in self._stopped
@@ -240,15 +240,20 @@ class RemoteEngine:
             if self._log.wanted:
                 key = self.episodes.keys[order.prompt]
                 self._log.add(rollout, order, key, version, outcome, tokens=tokens, truncated=cut, text=text)
-            how = {"truncated": cut, "cancelled": is_stopped, "uncertainty": uncertainty_of(trajectory.logprobs)}
-            events.append(event(rollout, outcome, tokens, version, **how))
-            if is_stopped:
-                self._stopped.discard(rollout)
-                continue
-            self.outcomes.add(outcome, truncated=cut, tokens=tokens)
-            if isinstance(outcome, Scored):
+            result = RolloutResult(
+                rollout=rollout,
+                outcome=outcome,
+                tokens=tokens,
+                version=version,
+                truncated=cut,
+                cancelled=is_stopped,
+                uncertainty=uncertainty_of(trajectory.logprobs),
+            )
+            results.append(result)
+            self._stopped.discard(rollout)
+            if result.is_scored:
                 self.generations[rollout] = trajectory
-        tell(allocator, events)
+        tell(allocator, results, outcomes=self.outcomes)
 
     # --------------------------------------------------------------------------------------------- saving and loading
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Batch, Cancelled, Event, Order, Row, Updated
+from rollalloc.core.events import Actions, Batch, Cancelled, Order, Row, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.table import PromptTable
 from rollalloc.drivers.trl.chats import Tokens, decode, encode
@@ -27,9 +27,8 @@ from rollalloc.drivers.trl.keys import check_key, keyed
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions, Score
 from rollalloc.drivers.trl.turns import Played
-from rollalloc.generate.outcomes import event, mostly_unscored, no_scores, tell, uncertainty_of
+from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell, uncertainty_of
 from rollalloc.generate.sampler import Generation, Request
-from rollalloc.rewards.function import Scored
 from rollalloc.rules.advantages import GRPO, settled
 
 log = logging.getLogger(__name__)
@@ -179,9 +178,9 @@ class Allocation:
                 self.rollouts.pop(rollout, None)  # rollouts without a score were never kept
         return actions
 
-    def _tell(self, events: Sequence[Event]) -> None:
+    def _tell(self, events: Sequence[Cancelled | Updated]) -> None:
         with uninterrupted():
-            tell(self.allocator, events, self.rewards.remedy)
+            self.allocator.tell(events)
 
     def _roll_out(self, trainer: Any, generate: Generator, actions: Actions) -> None:
         """Generate and score the ordered rollouts and report them to the core.
@@ -233,7 +232,9 @@ class Allocation:
             for name, values in figures.items():
                 self.logged.setdefault(name, []).extend(values)
         everything = sorted((each for ended, _ in shares for each in ended), key=lambda each: each.made.rollout)
-        self._tell([self._kept(rollout) for rollout in everything])
+        results = [self._result(rollout) for rollout in everything]
+        with uninterrupted():
+            tell(self.allocator, results, remedy=self.rewards.remedy)
 
     def _score(
         self,
@@ -272,19 +273,25 @@ class Allocation:
             for at, (prompt, each, scores_F) in enumerate(zip(of, played, scored.scores_BF, strict=True))
         ], figures | scored.figures
 
-    def _kept(self, rollout: Rollout) -> Event:
-        """Keep a rollout if it has a score, and return the event that reports it to the core."""
-        made, tokens = rollout.made, rollout.length
+    def _result(self, rollout: Rollout) -> RolloutResult:
+        """Keep a rollout if it has a score, and return how it ended."""
+        made = rollout.made
+        own_T = made.logprobs if rollout.own is None else made.logprobs[list(rollout.own)]
+        result = RolloutResult(
+            rollout=made.rollout,
+            outcome=self.rewards.unscored if made.cancelled else self.rewards.outcome(rollout.scores_F),
+            tokens=rollout.length,
+            version=self.allocator.version,
+            truncated=made.truncated,
+            cancelled=made.cancelled,
+            uncertainty=uncertainty_of(own_T),
+        )
         self.generated.append(rollout)
-        outcome = self.rewards.unscored if made.cancelled else self.rewards.outcome(rollout.scores_F)
-        if isinstance(outcome, Scored):
+        if result.is_scored:
             self.rollouts[made.rollout] = rollout
         elif not made.cancelled:
             self.failed += 1
-        version, cut = self.allocator.version, made.truncated
-        own_T = made.logprobs if rollout.own is None else made.logprobs[list(rollout.own)]
-        how = {"truncated": cut, "cancelled": made.cancelled, "uncertainty": uncertainty_of(own_T)}
-        return event(made.rollout, outcome, tokens, version, **how)
+        return result
 
 
 def idle_rollout(eos_ids: Tokens) -> Rollout:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rollalloc.core.allocator import Allocator, NoProgress
-from rollalloc.core.events import Actions, Batch, Cancelled, Event, Offered, Order, Row, Updated
+from rollalloc.core.events import Actions, Batch, Cancelled, Offered, Order, Row, Updated
 from rollalloc.core.packing import exact_keys
 from rollalloc.drivers.verl.figures import Step
-from rollalloc.generate.outcomes import event, mostly_unscored, no_scores, tell
+from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell
 from rollalloc.rewards.function import Scored, Unscored
 from rollalloc.runs.metrics import of_batch, prediction, scalars, totals
 
@@ -336,17 +336,17 @@ class Rounds:
                 continue
             self._stopped.discard(rollout)
             self._keys[rollout] = outcome.keys
-            tell(self.allocator, [self._event(rollout, outcome)])
+            tell(self.allocator, [self._result(rollout, outcome)])
 
-    def _event(self, rollout: int, outcome: Outcome) -> Event:
+    def _result(self, rollout: int, outcome: Outcome) -> RolloutResult:
         if outcome.reward is None and not outcome.cancelled:
             self._failing[outcome.reason] += 1
-        return event(
-            rollout,
-            Unscored(outcome.reason) if outcome.reward is None else Scored(outcome.reward, outcome.metric),
-            outcome.tokens,
-            self.allocator.version if outcome.version is None else outcome.version,
-            outcome.last_version,
+        return RolloutResult(
+            rollout=rollout,
+            outcome=Unscored(outcome.reason) if outcome.reward is None else Scored(outcome.reward, outcome.metric),
+            tokens=outcome.tokens,
+            version=self.allocator.version if outcome.version is None else outcome.version,
+            last_version=outcome.last_version,
             truncated=outcome.truncated,
             cancelled=outcome.cancelled,
             uncertainty=outcome.uncertainty,

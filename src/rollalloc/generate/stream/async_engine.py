@@ -17,9 +17,8 @@ from rollalloc.core.events import Actions, Cancelled, Order
 from rollalloc.core.latency import Curve
 from rollalloc.generate.engine import LocalEngine, Scoring
 from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
+from rollalloc.generate.sampling import Streaming
 from rollalloc.generate.stream.backend import Backend, BackendDied, Ended, Pausable, Row, Sampled
-from rollalloc.generate.stream.pace import measured_curve
-from rollalloc.generate.stream.settings import Streaming
 from rollalloc.models.weights import weights_of
 from rollalloc.rewards.function import Outcome, Unscored
 
@@ -300,3 +299,30 @@ def _without(orders: Sequence[Order], rollouts: set[int]) -> list[Order]:
     """Orders without these rollouts."""
     left = (order._replace(rollouts=tuple(each for each in order.rollouts if each not in rollouts)) for order in orders)
     return [order for order in left if order.rollouts]
+
+
+def measured_curve(steps: Sequence[tuple[int, float]], points: int = 8) -> Curve:
+    """How long a decoding step takes, by how many rollouts are in it: a curve through an engine's own steps.
+
+    The steps are sorted by rollouts and cut into groups of equal size. Each group gives a point: its mean number of
+    rollouts, rounded, and its median seconds. Neighbouring points are pooled until seconds increase with rollouts
+    (isotonic regression), since a step of more rollouts is not cheaper.
+
+    Args:
+        steps: (rollouts, seconds) of each step; at least one step, rollouts at least 1.
+        points: the most that the curve may have.
+    """
+    found: dict[int, tuple[float, int]] = {}
+    for part in np.array_split(np.array(sorted(steps), np.float64), min(points, len(steps))):
+        at = max(1, round(float(part[:, 0].mean())))
+        seconds, count = found.get(at, (0.0, 0))
+        both = count + len(part)
+        found[at] = (seconds * count + float(np.median(part[:, 1])) * len(part)) / both, both
+    pooled: list[tuple[list[int], float, int]] = []
+    for at, (seconds, count) in sorted(found.items()):
+        pooled.append(([at], seconds, count))
+        while len(pooled) > 1 and pooled[-2][1] >= pooled[-1][1]:
+            there, more, many = pooled.pop()
+            before, earlier, few = pooled.pop()
+            pooled.append((before + there, (earlier * few + more * many) / (few + many), few + many))
+    return tuple((at, seconds) for places, seconds, _ in pooled for at in places)

@@ -7,12 +7,11 @@ from copy import deepcopy
 
 from transformers import PreTrainedModel
 
-from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.generate.stream.backend import Backend, Decoding
 from rollalloc.generate.stream.blueprint import Blueprint
 from rollalloc.generate.stream.local import LocalBackend, refuse_unstreamable
 from rollalloc.generate.stream.process import ProcessBackend
-from rollalloc.generate.stream.settings import Streaming
 from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.likelihood import Tokens
 
