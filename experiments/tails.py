@@ -1,4 +1,4 @@
-"""What DARTS trains on, by what becomes of the tail: the figure and the table of docs/streaming.md.
+"""What DARTS trains on, by what becomes of the tail: the figure of docs/streaming.md.
 
 python experiments/tails.py docs/streaming.png
 
