@@ -1,1 +1,1 @@
-"""The decision core: numpy only, no I/O, clock, logging, threads or torch."""
+"""The core that decides. It needs only numpy: no I/O, no clock, no logging, no threads, no torch."""

@@ -163,7 +163,7 @@ class Allocator:
         return None
 
     def outstanding(self) -> Actions:
-        """After a load: return the orders in flight, the cancellations without a terminal event and the untrained batch.
+        """After a load: return the orders in flight, the cancellations without an end, and the untrained batch.
 
         A driver that restarts calls it once, to learn what is still to be done.
         """
@@ -188,8 +188,7 @@ class Allocator:
         return max(0, groups - len(run.drawn) - rule.waiting(run.memory))
 
     def due_epoch(self) -> int | None:
-        """The first epoch in which a prompt may be drawn, or None if every prompt is in flight, waits for a version or is
-        out.
+        """The first epoch in which a prompt may be drawn; None if there is none until a prompt comes back.
 
         A loader whose epoch is already later than this did not offer that prompt.
         """
@@ -278,9 +277,7 @@ class Allocator:
 
     @property
     def selection(self) -> Selection:
-        """What selection changed in the current batch compared with all that was sampled, until the next `Updated`; read
-        only.
-        """
+        """Compares the rows trained on with all rollouts sampled, until the next `Updated`; read only."""
         return self._run.selection
 
     def scoreless(self) -> bool:

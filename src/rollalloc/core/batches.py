@@ -1,4 +1,4 @@
-"""Batches: when there is one, which groups are in it, and the rows of each."""
+"""Make batches: when there is one, which groups are in it, and which rows."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from rollalloc.core.seeds import rng, rng_when_used
 
 
 def full_batch(run: Run) -> Batch | None:
-    """The next batch, where enough groups are ready."""
+    """The next batch, or None if too few groups are ready."""
     if run.batch is not None or run.finished is not None or run.need() > 0:
         return None
     for group in [group for group in run.flight.ready.values() if run.stale(group)]:
         drop(run, group, "stale", NOW)
-    # Without staleness a batch ends its round, so it waits for the round's last rollout: what is in it must not
-    # depend on what finished first.
+    # Without staleness a batch waits for the last rollout of its round, so that its content does not
+    # depend on which rollouts ended first.
     if run.need() > 0 or (run.recipe.max_staleness == 0 and any(run.flight.running_S)):
         return None
     return make_batch(run, None)
 
 
 def make_batch(run: Run, short_because: str | None) -> Batch | None:
-    """A batch of what the last promote rule chooses; None where that is too little."""
+    """A batch of the groups that the last promote rule chooses, or None if those are too few."""
     recipe = run.recipe
     chosen = choose(run, len(recipe.stages) - 1, min(recipe.groups, len(run.flight.ready)))
     if not chosen or (short_because is None and len(chosen) < recipe.groups):
@@ -54,7 +54,7 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
     if recipe.max_staleness == 0:
         discard_waiting(run)
     run.budgets.next_batch()
-    run.barren = 0  # the weights will be others
+    run.barren = 0  # new weights may do better, so the count of unsuccessful candidates restarts
     run.teaching.look()
     run.pool.look()
     run.batch = Batch(tuple(rows), run.version, short_because)
@@ -63,7 +63,7 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
 
 
 class _Choice(NamedTuple):
-    """Which rollouts of a group are trained on, by index, with what loss weight, and what each is credited with."""
+    """The rollouts of a group to train on, by index, with their loss weights and advantages."""
 
     chosen: list[int]
     weights: list[float]
@@ -71,7 +71,7 @@ class _Choice(NamedTuple):
 
 
 def _choose_rows(run: Run, group: Group) -> _Choice:
-    """The group's rows, with its own advantages."""
+    """The group's rows, with the advantages within the group."""
     recipe, view = run.recipe, group.view
     rows = recipe.rows(view, run.view(), rng_when_used(run.seed, "rows", group.id))
     chosen_M, weights_M = np.asarray(rows[0]), np.asarray(rows[1], np.float64)
@@ -82,7 +82,7 @@ def _choose_rows(run: Run, group: Group) -> _Choice:
 
 
 def _credit_over_batch(run: Run, groups: list[Group], choices: list[_Choice]) -> list[_Choice]:
-    """The same rows with the advantages that the whole batch gives them."""
+    """The same rows, with the advantages that the rule over the whole batch gives them."""
     rule: Any = run.recipe.over_batch
     chosen = [np.array(choice.chosen, np.int64) for choice in choices]
     made = rule([choice.advantages for choice in choices], [group.view for group in groups], chosen, run.view())
@@ -105,7 +105,7 @@ def _checked_advantages(rule: Any, made: ArrayLike, count: int) -> NDArray[np.fl
 
 
 def _replays(run: Run) -> list[Row]:
-    """Rows of earlier batches that are trained on again: those drawn at random among the ones kept."""
+    """Rows of earlier batches to train on again, drawn at random among those that are kept."""
     replay = run.recipe.replay
     if replay is None or not run.kept:
         return []
@@ -117,7 +117,7 @@ def _replays(run: Run) -> list[Row]:
 
 
 def _train(run: Run, group: Group, choice: _Choice) -> list[Row]:
-    """The group's rows; the group ends."""
+    """Close the group as trained and return its rows."""
     chosen, done = choice.chosen, group.view.in_order
     kept = set(chosen)
     if len(kept) < len(done):
@@ -136,7 +136,7 @@ def _rows(group: Group, choice: _Choice) -> list[Row]:
     trained = [done[at] for at in choice.chosen]
     rollouts, versions = map(_rollout, trained), map(_version, trained)
     advantages: list[float] = choice.advantages.tolist()
-    # By the thousand: a loop of Python's own would cost more than all else of a batch.
+    # There may be thousands of rows: a Python loop would cost more than the rest of making a batch.
     return list(map(Row, rollouts, repeat(group.prompt), repeat(group.id), advantages, choice.weights, versions))
 
 

@@ -11,11 +11,11 @@ from rollalloc.core.recipe import Budget
 
 
 class Ends(Enum):
-    """What a halt ends, once nothing is running any more."""
+    """What a halt ends as soon as nothing is running."""
 
-    BATCH = "batch"  # a short batch; where no group is ready, the count for it begins anew
-    RUN = "run"  # a short batch; where no group is ready, the run
-    NOTHING = "nothing"  # the driver owes something first
+    BATCH = "batch"  # the batch is short; if no group is ready, the count of candidates restarts
+    RUN = "run"  # the batch is short; if no group is ready, the run is over
+    NOTHING = "nothing"  # the driver must tell something first
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,19 @@ NO_LIMIT = Budget()
 
 
 class BudgetTracker:
-    """Rollouts and tokens spent, against a budget."""
+    """Rollouts and tokens spent, compared with the budget."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.limited = budget != NO_LIMIT
         self.paid = 0  # rollouts ordered
-        self.owed = 0  # rollouts decided and not yet ordered
-        self.tokens = 0  # of rollouts with a terminal event
+        self.owed = 0  # rollouts that are decided and not ordered yet
+        self.tokens = 0  # tokens of rollouts with a terminal event
         self.batch_opened = 0  # groups opened since the last batch
-        self._paid_before = self._tokens_before = 0  # until then
+        self._paid_before = self._tokens_before = 0  # values at the last batch
 
     def order(self, rollouts: int) -> None:
-        """Owed rollouts are handed out."""
+        """Decided rollouts are handed out."""
         self.owed -= rollouts
         self.paid += rollouts
 
@@ -68,7 +68,7 @@ class BudgetTracker:
         return max(0, min(limits)) if limits else None
 
     def overdrawn(self) -> bool:
-        """Whether what is owed may not be ordered: tokens are spent, or a smaller budget came with a load."""
+        """Whether decided rollouts may no longer be ordered: tokens are spent, or a smaller budget was loaded."""
         budget = self.budget
         if not self.owed or not self.limited:
             return False
@@ -97,7 +97,7 @@ class BudgetTracker:
     _FIELDS = ("paid", "owed", "tokens", "batch_opened", "batch_paid", "batch_tokens")
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the budget, which is the recipe's."""
+        """The counts. The budget itself belongs to the recipe."""
         return {name: getattr(self, name) for name in self._FIELDS}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ class BudgetTracker:
 
 
 def _limits(whose: str, rollout_limit: int | None, rollouts: int, token_limit: int | None, tokens: int) -> str:
-    """The end of "the budget of 1,500 rollouts is spent but for 4, too few for another group"."""
+    """The end of the sentence "the budget of 1,500 rollouts is spent but for 4, too few for another group"."""
     known = [
         (limit, unit, spent)
         for limit, unit, spent in ((rollout_limit, "rollouts", rollouts), (token_limit, "tokens", tokens))

@@ -1,4 +1,4 @@
-"""Decisions: which groups go on, which prompts are drawn, how many rollouts each gets, and what is handed out now."""
+"""Decide which groups go on, which prompts are drawn, how many rollouts each gets, and what is handed out now."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from rollalloc.core.seeds import rng_when_used
 
 
 def decide(run: Run) -> Halt | None:
-    """Decide rollouts for groups that wait and for new ones; says what kept it from opening more, if anything did."""
+    """Decide rollouts for waiting groups and for new ones. Return why no more could be opened, or None."""
     if run.blocked():
         return None
     run.settled = True
     halt = None
-    for stage in reversed(range(len(run.recipe.stages) - 1)):  # finish what is begun, the furthest first
+    for stage in reversed(range(len(run.recipe.stages) - 1)):  # groups in later stages come first
         halt = _promote(run, stage) or halt
     return halt or _intake(run)
 
 
 def _promote(run: Run, stage: int) -> Halt | None:
-    """Send groups that passed a stage into the next one, as far as the batch needs them."""
+    """Move groups that passed a stage into the next one, as many as the batch needs."""
     flight = run.flight
     ahead = sum(flight.running_S[stage + 1 :]) + sum(map(len, flight.waiting_S[stage + 1 : -1]))
     k = run.need() - ahead
@@ -42,8 +42,8 @@ def _promote(run: Run, stage: int) -> Halt | None:
 
 
 def choose(run: Run, stage: int, k: int) -> list[Group]:
-    """Let a stage's promote rule choose at most k of the groups that wait after it."""
-    awaited = int(run.batch is not None)  # what that update makes stale needs no more rollouts
+    """Let a stage's promote rule choose at most k of the groups that wait after the stage."""
+    awaited = int(run.batch is not None)  # leave out groups that the expected update will make too old
     waiting = run.fresh(run.flight.waiting_S[stage].values(), awaited)
     if not waiting:
         return []
@@ -60,7 +60,7 @@ def choose(run: Run, stage: int, k: int) -> list[Group]:
 
 
 def _intake(run: Run) -> Halt | None:
-    """Draw prompts and open groups, as far as the recipe wants and its limits allow."""
+    """Draw prompts and open groups, as many as the recipe wants and its limits allow."""
     wanted = run.recipe.intake(run.view(), run.memory)
     if wanted <= 0:
         return None
@@ -80,13 +80,13 @@ def _intake(run: Run) -> Halt | None:
 
 
 def at_most_candidates(run: Run, groups: int) -> int:
-    """So many groups, or as many as the batch may still open."""
+    """This number of groups, or fewer if `max_candidates` allows only fewer for this batch."""
     limit = run.recipe.max_candidates
     return min(groups, len(run.table), *([] if limit is None else [limit - run.budgets.batch_opened]))
 
 
 def _enter(run: Run, groups: list[Group], stage: int) -> int:
-    """Decide the rollouts of groups that enter a stage together; returns how many of them the budgets had room for."""
+    """Decide the rollouts of groups that enter a stage together. Return how many groups the budgets had room for."""
     if not groups:
         return 0
     sizes = _sizes(run, groups, stage)
@@ -110,7 +110,7 @@ def _enter(run: Run, groups: list[Group], stage: int) -> int:
 
 
 def _sizes(run: Run, groups: list[Group], stage: int) -> list[int]:
-    """How many rollouts each group gets, as the stage's rule says."""
+    """The number of rollouts of each group, from the stage's size rule."""
     rule = run.recipe.stages[stage].size
     sizes = [int(size) for size in rule([group.view for group in groups], run.view(), run.memory)]
     if len(sizes) != len(groups) or min(sizes) < 1:
@@ -119,7 +119,7 @@ def _sizes(run: Run, groups: list[Group], stage: int) -> list[int]:
 
 
 def _longest(run: Run, groups: list[Group], sizes: list[int]) -> Sequence[int | None]:
-    """How many of each group's rows are to be the longest, where the row rule decides that for each."""
+    """The number of longest rows of each group, if the row rule decides that per group; otherwise None for each."""
     rule = run.recipe.rows
     made = rule.longest_of([group.view for group in groups], sizes, run.view())
     if made is None:
@@ -134,7 +134,7 @@ def _longest(run: Run, groups: list[Group], sizes: list[int]) -> Sequence[int | 
 
 
 def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:
-    """At most k prompts, each with the epoch it was drawn in, beginning the next one where this one has no more."""
+    """Draw at most k prompts, each with its epoch. Begin the next epoch if this one has no more prompts."""
     drawn, run.drawn = run.drawn[:k], run.drawn[k:]
     pool = run.pool
 
@@ -145,11 +145,11 @@ def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:
 
     if pool.dry or pick():
         return drawn
-    if run.loader is not None:  # an epoch of the loader's begins when the loader says so
+    if run.loader is not None:  # the loader says when its next epoch begins
         pool.dry = not pool.any_due()
     elif pool.roll():
         run.changed(settled=run.settled)
-        # The second pick of a new epoch is for rules that share their draws among sources: they learn that one has nothing.
+        # Pick twice in a new epoch: a rule that draws from several sources first learns that one of them is empty.
         pool.dry = not pick() and not pick()
     return drawn
 
@@ -178,10 +178,10 @@ def _pick(run: Run, k: int, already: int) -> list[Drawn]:
 
 
 def _drawn(picked: Any) -> Drawn:
-    """What a prompt rule picked, in plain numbers: NumPy's would end up in the saved state.
+    """The prompt that a rule picked, in plain numbers. NumPy numbers would otherwise end up in the saved state.
 
     Raises:
-        TypeError, ValueError: neither a whole number nor a `Drawn` of numbers.
+        TypeError, ValueError: it is neither a whole number nor a `Drawn` of numbers.
     """
     if not isinstance(picked, Drawn):
         return Drawn(index(picked))
@@ -199,7 +199,7 @@ def _is_possible(drawn: Drawn) -> bool:
 
 
 def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
-    """Orders for what was decided, the furthest stage first, split where the capacity ends."""
+    """Make orders of what was decided, later stages first, split where the capacity ends."""
     owed = run.budgets.owed
     room = owed if capacity is None or capacity > owed else capacity
     if not room:
@@ -213,7 +213,7 @@ def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
                 left -= len(ids)
                 owner.update(dict.fromkeys(ids, group))
                 orders.append(Order(group.id, group.prompt, stage, ids))
-            if not group.owed:  # handed out in full; or dropped before its turn came
+            if not group.owed:  # it was handed out in full, or dropped before its turn
                 owing.popleft()
     run.budgets.order(room - left)
     return tuple(orders)

@@ -1,4 +1,4 @@
-"""Endings: what forbids to open more groups, and what becomes of the run when nothing is running."""
+"""Why no more groups may be opened, and how a run ends when nothing is running."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from rollalloc.core.budget_tracker import Ends, Halt
 from rollalloc.core.run import Run
 from rollalloc.core.statistics import QUARANTINED
 
-_PATIENCE = 256  # candidates, at least, that come to nothing before a run is given up
-_OUTAGE = 64  # candidates in a row whose rollouts failed, none with a score between them, before a run is given up
+_PATIENCE = 256  # a run is given up after this many candidates in a row without a group to train on, at least
+_OUTAGE = 64  # a run is given up after this many candidates in a row whose rollouts all failed
 
 
 def opening_halt(run: Run) -> Halt | None:
-    """What forbids to open even one more group."""
+    """Why not even one more group may be opened, or None."""
     limit = run.recipe.max_candidates
     if limit is not None and run.budgets.batch_opened >= limit:
         ready = f"{len(run.flight.ready)} of {run.recipe.groups} groups ready"
@@ -33,7 +33,7 @@ def opening_halt(run: Run) -> Halt | None:
 
 
 def prompts_halt(run: Run) -> Halt:
-    """No prompt can be drawn."""
+    """Why no prompt can be drawn."""
     loader = run.loader
     if loader is not None and not run.pool.dry and not run.pool.exhausted():
         if loader.ended(run.memory):
@@ -49,13 +49,13 @@ def prompts_halt(run: Run) -> Halt:
 
 
 def few_prompts(run: Run) -> str:
-    """How few prompts are left to draw, why, and what to change: the same sentence in every driver."""
+    """How few prompts are left to draw, why, and what to change. Every driver logs the same sentence."""
     left, prompts, why = run.pool.left, len(run.table), ". ".join(_remedies(run))
     return f"only {left:,} of {prompts:,} prompts can still be drawn in this epoch or the next{why and f'. {why}'}"
 
 
 def _remedies(run: Run) -> list[str]:
-    """For each reason for which prompts are gone: how many, and what to change."""
+    """For each reason why prompts are gone: how many, and what to change."""
     evicted, quarantined = run.pool.evicted(), len(run.statistics.with_fate(QUARANTINED))
     remedies: list[str] = []
     if evicted:

@@ -1,26 +1,26 @@
-"""What the core refuses, and whose fault it is."""
+"""The errors of the core."""
 
 from __future__ import annotations
 
 
 class EventError(ValueError):
-    """An event that cannot be. The events before it in the same `tell` were taken; it and those after it were not."""
+    """An event is not possible. Earlier events of the same `tell` were taken; this one and later ones were not."""
 
 
 class MetricError(EventError):
-    """A metric outside [0, 1] under a recipe whose rules take it for a success rate."""
+    """A metric is outside [0, 1], and a rule of the recipe reads it as a success rate."""
 
 
 class RuleError(ValueError):
-    """A rule of the recipe returned something it may not."""
+    """A rule of the recipe returned something that its contract does not allow."""
 
 
 class NoScores(RuntimeError):
-    """The run is over for want of scores (`Allocator.scoreless`): the reward function, or what generates, fails.
+    """The run is over for lack of scores (`Allocator.scoreless`): the reward function or the generation fails.
 
-    Every trainer raises it and saves nothing then, so that the checkpoint before goes on once that is mended.
+    A trainer that raises it saves nothing, so that the last checkpoint can be continued after the cause is fixed.
     """
 
 
 class NoProgress(RuntimeError):
-    """There is nothing to do, nothing is running, and the recipe or the driver must change for that to change."""
+    """There is nothing to do and nothing is running. The recipe or the driver must change before the run can go on."""

@@ -100,10 +100,11 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A framework's own data loader hands over prompts, in its order. Only for recipes whose prompt rule is `AsOffered`.
+    """A framework's own data loader hands over prompts, for recipes whose prompt rule is `AsOffered`.
 
     Attributes:
-        prompts: indices of the prompts. An empty tuple says that the loader has no more prompts.
+        prompts: indices of the prompts, in the loader's order. An empty tuple says that the loader has no more
+            prompts.
         epoch: the loader's pass over the data, from 0.
     """
 

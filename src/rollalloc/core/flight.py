@@ -1,4 +1,4 @@
-"""The groups that are not over, and their rollouts: every index is derived from the groups' phases."""
+"""The groups that are not over, and their rollouts. Every index is derived from the groups' phases."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from rollalloc.core.phase import FOLLOWING, OVER, Phase
 
 
 class Flight:
-    """The groups between their prompt's draw and their end.
+    """All groups between the draw of their prompt and their end.
 
     Attributes:
-        groups: by id.
-        owner: rollouts handed out, without a terminal event, of these groups.
-        stopped: rollouts cancelled, without a terminal event, of these groups, which may be over.
-        waiting_S: groups that passed stage s and wait, by id; the last are those ready for a batch.
+        groups: the groups, by id.
+        owner: maps each rollout that was handed out and has not ended to its group.
+        stopped: maps each cancelled rollout without a terminal event to its group, which may be over.
+        waiting_S: groups that passed stage s and wait, by id. The last entry has the groups that are ready for a
+            batch.
         running_S: number of groups in stage s.
-        owing_S: groups with rollouts of stage s to hand out, in the order in which they entered it. One that was handed
-            out in full, or dropped, is removed when its turn comes.
-        touched: groups that a stop rule has to look at.
+        owing_S: groups with rollouts of stage s to hand out, in the order in which they entered the stage. A group
+            that was handed out in full, or dropped, is removed when its turn comes.
+        touched: groups that a stop rule must look at.
     """
 
     def __init__(self, stages: int) -> None:
@@ -38,10 +39,10 @@ class Flight:
         return self.waiting_S[-1]
 
     def move(self, group: Group, phase: Phase, stage: int | None = None) -> None:
-        """Let a group go on to its next phase; `stage`: the one that it enters.
+        """Move a group to another phase; `stage` is the stage that it enters.
 
         Raises:
-            RuntimeError: a phase that may not follow, which is an error of the core's.
+            RuntimeError: the transition is not legal, which is a bug in the core.
         """
         if phase not in FOLLOWING[group.phase]:
             raise RuntimeError(f"group {group.id} cannot go from {group.phase.value} to {phase.value}")
@@ -68,20 +69,20 @@ class Flight:
             self.waiting_S[self._passed(group)][group.id] = group
 
     def _passed(self, group: Group) -> int:
-        """The stage after which it waits; a group may be ready before the last."""
+        """The index in `waiting_S` for this group. A group may become ready before the last stage."""
         return -1 if group.phase is Phase.READY else group.stage
 
     def waiting(self) -> list[Group]:
-        """All that wait, ready or not, in order of stage and id."""
+        """All groups that wait, ready or not, sorted by stage and id."""
         return [waiting[group] for waiting in self.waiting_S for group in sorted(waiting)]
 
     def trailing(self) -> list[Group]:
-        """Groups that are over but for rollouts that were cancelled and have not ended, in order of id."""
+        """Groups that are over except for cancelled rollouts that have not ended yet, sorted by id."""
         over = {group.id: group for group in self.stopped.values() if group.phase in OVER}
         return [over[group] for group in sorted(over)]
 
     def restore(self, groups: Iterable[Group]) -> None:
-        """Take saved groups over: every index but `stopped` and `touched` follows from them."""
+        """Take over saved groups. All indices except `stopped` and `touched` follow from them."""
         for group in groups:
             self.groups[group.id] = group
             self.owner.update(dict.fromkeys(group.running, group))

@@ -1,4 +1,6 @@
-"""A group: one visit of one prompt, the rollouts ordered for it, what came back, and what rules see of it."""
+"""A group is one visit of one prompt: the rollouts ordered for it and their results, and the view that rules have of
+it.
+"""
 
 from __future__ import annotations
 
@@ -40,59 +42,59 @@ class Group:
     ) -> None:
         self.id = group
         self.prompt = prompt
-        self.predicted, self.baseline, self.sampling_ratio = predicted, baseline, sampling_ratio  # when it was drawn
-        self.epoch = epoch  # in which the prompt was drawn
+        self.predicted, self.baseline, self.sampling_ratio = predicted, baseline, sampling_ratio  # as in its `Drawn`
+        self.epoch = epoch  # epoch in which the prompt was drawn
         self.phase = Phase.DRAWN
-        self.stage = 0  # that it is in, or has passed last
+        self.stage = 0  # the stage that it is in, or passed last
         self.spans: list[int] = []  # first rollout id ordered by each stage
-        self.owed: list[int] = []  # decided, not yet handed out
-        self.running: dict[int, None] = {}  # handed out, no terminal event; a set in the order of hand-out
+        self.owed: list[int] = []  # rollouts that are decided and not handed out yet
+        self.running: dict[int, None] = {}  # handed out, without a terminal event; an ordered set
         self.done: list[Done] = []
         self.cancelled = self.failed = 0
-        self.kept: dict[int, float] = {}  # rollouts that a stop rule kept -> the probability with which it did
-        self.longest: int | None = None  # of its rows, for being that; None: as many as the recipe says
-        self.awaited = 0  # cancelled rollouts without a terminal event; the group may be over
-        self.stopped: list[int] = []  # tokens of the cancelled rollouts that had any
-        self.tokens = 0  # paid for its rollouts
-        self.first_version: int | None = None  # oldest first-token version among `done`
+        self.kept: dict[int, float] = {}  # rollout that a stop rule kept -> probability with which it was kept
+        self.longest: int | None = None  # number of its longest rows; None: the recipe's number
+        self.awaited = 0  # cancelled rollouts without a terminal event, even after the group is over
+        self.stopped: list[int] = []  # tokens of each cancelled rollout that had begun
+        self.tokens = 0  # tokens paid for its rollouts
+        self.first_version: int | None = None  # the oldest first-token version in `done`
         self.until: Until = NEXT_EPOCH
         self.view = GroupView(self, statistics)
 
     @property
     def unfinished(self) -> int:
-        """Rollouts that are still to come."""
+        """Number of rollouts that are still to come."""
         return len(self.running) + len(self.owed)
 
     def extend(self, first: int, count: int) -> None:
-        """Decide `count` more rollouts with ids from `first`, for the group's stage."""
+        """Decide `count` more rollouts for the group's stage, with ids from `first`."""
         self.spans.append(first)
         self.owed.extend(range(first, first + count))
 
     def hand_out(self, most: int) -> Sequence[tuple[int, tuple[int, ...]]]:
-        """The next rollouts owed, at most so many, which now run, by the stage that ordered them."""
+        """Take the next decided rollouts, at most `most`, by the stage that ordered them. They are running now."""
         now = self.owed[:most]
         del self.owed[:most]
         self.running.update(dict.fromkeys(now))
         return self.by_stage(now)
 
     def stage_of(self, rollout: int) -> int:
-        """Index of the stage that ordered it."""
+        """Index of the stage that ordered this rollout."""
         return bisect_right(self.spans, rollout) - 1
 
     def by_stage(self, rollouts: list[int]) -> Sequence[tuple[int, tuple[int, ...]]]:
-        """Ascending rollout ids, by the stage that ordered them."""
-        if rollouts and rollouts[0] >= self.spans[-1]:  # the common case, without a look at each
+        """Group ascending rollout ids by the stage that ordered them."""
+        if rollouts and rollouts[0] >= self.spans[-1]:  # fast path: all are of the last stage
             return ((len(self.spans) - 1, tuple(rollouts)),)
         return [(stage, tuple(ids)) for stage, ids in groupby(rollouts, self.stage_of)]
 
     def cut(self, tokens: int) -> None:
-        """A cancelled rollout ended after so many tokens; one that had none says nothing of its length."""
+        """A cancelled rollout ended after this many tokens. With 0 tokens it says nothing about lengths."""
         if tokens:
             self.stopped.append(tokens)
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each rollout that ended; of those that were stopped, at least what they would have had."""
+        """Tokens of each rollout that ended. For a stopped rollout this is a lower bound of its full length."""
         return [*map(_tokens, self.done), *self.stopped]
 
     def add(self, done: Done) -> None:
@@ -102,7 +104,7 @@ class Group:
             self.first_version = done.version
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """The complete state as JSON data."""
         done_G8 = np.array([_packed(done) for done in self.done], np.float64).reshape(-1, 8)
         until = {"epochs": self.until.count} if isinstance(self.until, Epochs) else {"version": self.until}
         return {
@@ -121,7 +123,7 @@ class Group:
 
     @staticmethod
     def of_state(state: dict[str, Any], statistics: PromptStatistics) -> Group:
-        """The group that `state_dict` was taken of."""
+        """The group from its `state_dict`."""
         exact_keys(state, Group._SAVED, "group")
         number, epoch, prompt = natural(state["id"], "id"), natural(state["epoch"], "epoch"), place(state["prompt"])
         predicted, baseline = rate(state["predicted"], "predicted"), amount(state["baseline"], "baseline")
@@ -154,7 +156,7 @@ class Group:
 
 
 def _packed(done: Done) -> tuple[float | None, ...]:
-    """A scored rollout as a row of numbers; what is unknown becomes NaN there."""
+    """A scored rollout as a row of numbers; unknown values become NaN."""
     first = done.rollout, done.reward, done.metric, done.tokens, done.version
     return *first, last_version(done), done.truncated, done.uncertainty
 
@@ -165,23 +167,26 @@ def last_version(done: Done) -> int:
 
 
 class GroupView:
-    """What a rule may know about a group. Arrays hold the scored rollouts in order of rollout id.
+    """What a rule may know about a group. The arrays contain the scored rollouts, sorted by rollout id.
 
-    The order of completion is not visible in the arrays: a rule that reads them decides alike whatever finished first.
+    The arrays do not show in which order rollouts ended. A rule that reads them therefore decides alike in any
+    order.
 
     Attributes:
         prompt: index of the prompt.
-        running: rollouts still to come.
-        unfinished: their number.
-        scored: rollouts that are in the arrays.
-        cancelled: rollouts of this group that a stop rule stopped, those it kept from being handed out included.
-        kept: rollouts that a stop rule let go on, where it chose at random which -> the probability with which each was to.
-        longest: rows of it that are trained on for being the longest, decided with its rollouts; None: as many as the view
-            says.
-        predicted: the success rate that the prompt rule expected when it drew the prompt, None where it expected nothing.
-        baseline: the reward that it expected, None where it expected none.
-        sampling_ratio: how many times likelier it drew the prompt than a uniform draw would have, None where it is unknown.
-        record: the prompt's line in the statistics, from its visits before this one.
+        running: ids of the rollouts still to come.
+        unfinished: number of rollouts still to come.
+        scored: number of rollouts in the arrays.
+        cancelled: number of rollouts of this group that a stop rule stopped, also before they were handed out.
+        kept: for a stop rule that chose at random: maps each rollout that it kept to the probability with which it
+            was kept.
+        longest: number of rows that are taken because they are the longest, decided together with the group's size.
+            None: the view's number.
+        predicted: success rate that the prompt rule predicted when it drew the prompt; None without a prediction.
+        baseline: reward that the prompt rule expected; None without an expectation.
+        sampling_ratio: how much more likely the prompt was drawn than by a uniform draw, see `Drawn`; None if
+            unknown.
+        record: the prompt's record in the statistics, from its earlier visits.
     """
 
     def __init__(self, group: Group, statistics: PromptStatistics) -> None:
@@ -209,27 +214,27 @@ class GroupView:
         sampling_ratio: float | None = None,
         visits: Sequence[Sequence[float]] = (),
     ) -> GroupView:
-        """A view made by hand, for tests and for trying a rule at the prompt.
+        """Make a view by hand, for tests and for trying out a rule.
 
         Args:
-            metrics: one a scored rollout; the other sequences have its length.
-            rewards: `metrics` by default.
+            metrics: the metric of each scored rollout; the other sequences have the same length.
+            rewards: equal to `metrics` by default.
             tokens: 1 each by default.
             truncated: none by default.
             versions: 0 each by default.
             uncertainties: unknown by default.
-            stages: index of the stage that ordered each, not decreasing; 0 each by default.
+            stages: index of the stage that ordered each rollout, not decreasing; 0 each by default.
             running: number of rollouts still to come.
-            cancelled: number of rollouts stopped.
-            kept: rollouts that a stop rule let go on -> probability, by their place in `metrics` or, those still to come,
-                after it; none by default.
-            longest: rows of it for being the longest, where the row rule decides that for each group.
+            cancelled: number of rollouts that were stopped.
+            kept: rollouts that a stop rule kept, with their probabilities. The key is the position in `metrics`;
+                rollouts still to come follow after these. None by default.
+            longest: number of longest rows, if the row rule decides that per group.
             prompt: index of the prompt.
             group: id of the group.
-            predicted: the success rate that the prompt rule expected.
-            baseline: the reward that it expected.
-            sampling_ratio: how many times likelier it was drawn than by a uniform draw.
-            visits: the metrics of each of the prompt's visits before this one.
+            predicted: success rate that the prompt rule predicted.
+            baseline: reward that the prompt rule expected.
+            sampling_ratio: how much more likely the prompt was drawn than by a uniform draw.
+            visits: metrics of each earlier visit of the prompt.
         """
         count = len(metrics)
         stage_G = list(stages) if stages is not None else [0] * count
@@ -274,12 +279,12 @@ class GroupView:
 
     @property
     def group(self) -> int:
-        """The group's id: a higher one was drawn later."""
+        """Id of the group. Groups that were drawn later have higher ids."""
         return self._group.id
 
     @property
     def stage(self) -> int:
-        """Index of the stage it is in, or has passed last."""
+        """Index of the stage that the group is in, or passed last."""
         return self._group.stage
 
     @property
@@ -288,12 +293,12 @@ class GroupView:
 
     @property
     def scored(self) -> int:
-        """Number of scored rollouts: what the arrays hold, without making them."""
+        """Number of scored rollouts; does not build the arrays."""
         return len(self._group.done)
 
     @property
     def whole(self) -> int:
-        """Number of scored rollouts of the stage it is in that were not truncated."""
+        """Number of scored rollouts of the current stage that were not truncated."""
         first = self._group.spans[-1]
         return sum(not done.truncated for done in self._group.done if done.rollout >= first)
 
@@ -315,7 +320,9 @@ class GroupView:
 
     @property
     def kept_G(self) -> NDArray[np.float64]:
-        """Probability with which each was kept when late ones were stopped at random, shape (G,); 1 for the others."""
+        """Probability with which a stop rule kept each rollout, shape (G,); 1 for rollouts that were not part of a
+        choice.
+        """
         kept = self._group.kept
         return np.array([kept.get(done.rollout, 1.0) for done in self.in_order], np.float64)
 
@@ -325,7 +332,7 @@ class GroupView:
 
     @property
     def first_version(self) -> int:
-        """Version of the weights at the first token of its oldest scored rollout; -1 without any."""
+        """Version of the weights at the first token of the oldest scored rollout; -1 without a scored rollout."""
         oldest = self._group.first_version
         return -1 if oldest is None else oldest
 
@@ -336,12 +343,12 @@ class GroupView:
 
     @property
     def rewards_G(self) -> NDArray[np.float64]:
-        """What training uses, shape (G,)."""
+        """The rewards, which training uses, shape (G,)."""
         return self._columns("reward", np.float64)
 
     @property
     def metrics_G(self) -> NDArray[np.float64]:
-        """What selection looks at, shape (G,)."""
+        """The metrics, which selection uses, shape (G,)."""
         return self._columns("metric", np.float64)
 
     @property
@@ -351,22 +358,22 @@ class GroupView:
 
     @property
     def truncated_G(self) -> NDArray[np.bool_]:
-        """Whether each hit the length limit, shape (G,)."""
+        """Whether each rollout stopped at the length limit, shape (G,)."""
         return self._columns("truncated", np.bool_)
 
     @property
     def uncertainties_G(self) -> NDArray[np.float64]:
-        """What the variance of each one's gradient goes by (see `Done`), shape (G,); NaN where that is unknown."""
+        """The uncertainty of each rollout (see `Done`), shape (G,); NaN if unknown."""
         return self._columns("uncertainty", np.float64)
 
     @property
     def stages_G(self) -> NDArray[np.int64]:
-        """Index of the stage that ordered each, shape (G,)."""
+        """Index of the stage that ordered each rollout, shape (G,)."""
         return self._columns("stage", np.int64)
 
     @property
     def in_order(self) -> Sequence[Done]:
-        """The scored rollouts as they were told, in order of rollout id."""
+        """The scored rollouts as `Done` events, sorted by rollout id."""
         return self._columns.done
 
     @property
@@ -381,7 +388,7 @@ _rollout, _tokens = map(attrgetter, ("rollout", "tokens"))
 
 
 class _Columns:
-    """The scored rollouts as arrays, each made when first read."""
+    """The scored rollouts as arrays. Each array is built when it is first read."""
 
     __slots__ = ("_made", "_spans", "done")
 
@@ -390,7 +397,7 @@ class _Columns:
         self._made: dict[str, NDArray[Any]] = {}
 
     def __call__(self, name: str, dtype: Any) -> NDArray[Any]:
-        """The column of that field of `Done`; "stage" is the number of the stage that ordered each."""
+        """The array of one field of `Done`. "stage" is the index of the stage that ordered each rollout."""
         column = self._made.get(name)
         if column is None:
             if name == "stage":
@@ -403,15 +410,15 @@ class _Columns:
 
 
 def as_floats(values: ArrayLike, name: str) -> NDArray[np.float64]:
-    """The values as a finite float array of one axis.
+    """Return the values as a finite float array with one axis.
 
     Raises:
-        ValueError: another number of axes, or an entry that is not finite.
+        ValueError: the number of axes is not one, or a value is not finite.
     """
     array = np.asarray(values, np.float64)
     if array.ndim != 1:
         raise ValueError(f"{name} must have one axis, got shape {array.shape}")
-    if not isfinite(array.dot(array)) and not np.isfinite(array).all():  # the sum of finite squares may overflow
+    if not isfinite(array.dot(array)) and not np.isfinite(array).all():  # the first test is fast, but may overflow
         raise ValueError(
             f"{name} must be finite, got {array[~np.isfinite(array)][0]} at {int(np.flatnonzero(~np.isfinite(array))[0])}"
         )

@@ -1,4 +1,4 @@
-"""A latency curve: how long a token takes where so many rollouts are decoded at once."""
+"""A latency curve says how many seconds a token takes, depending on how many rollouts are decoded at once."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from itertools import pairwise
 from math import inf
 from typing import Any
 
-Curve = tuple[tuple[int, float], ...]  # (rollouts, seconds for a token of each)
+Curve = tuple[tuple[int, float], ...]  # points (rollouts decoded at once, seconds per token of each)
 
 
 def checked_curve(latency: Any) -> Curve:
-    """The points of a latency curve in plain numbers.
+    """Return the points of a latency curve in plain numbers.
 
     Raises:
-        ValueError: they are none, or a step of more rollouts is said to be cheaper.
+        ValueError: they are not points of a curve, or seconds decrease while rollouts increase.
     """
     try:
         points = tuple((int(rollouts), float(seconds)) for rollouts, seconds in latency)

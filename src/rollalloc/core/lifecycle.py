@@ -1,4 +1,4 @@
-"""A group's way: what events do to it, what its judge and its stop rule say, and how it ends."""
+"""What happens to a group from its draw to its end: events, verdicts, stops, and how it is closed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rollalloc.core.statistics import QUARANTINED
 from rollalloc.core.table import GONE
 from rollalloc.core.teaching import outcomes
 
-_LEAST_RATE, _MOST_RATE = -1e-6, 1 + 1e-6  # a mean of float32 scores may lie beyond 1 by as much
-_NO_NUMBER = (TypeError, ValueError, ArithmeticError, RuntimeError)  # None, or an array or a tensor of several values
-_RUNNING, _READY, _WAITING = Phase.RUNNING, Phase.READY, Phase.WAITING  # read at every event: an Enum's lookup is slow
+_LEAST_RATE, _MOST_RATE = -1e-6, 1 + 1e-6  # rounding in float32 may put a mean of scores slightly outside [0, 1]
+_NO_NUMBER = (TypeError, ValueError, ArithmeticError, RuntimeError)  # raised by None, or by arrays of several values
+_RUNNING, _READY, _WAITING = Phase.RUNNING, Phase.READY, Phase.WAITING  # attribute lookup on an Enum is slow
 _rollout, _metric = map(attrgetter, ("rollout", "metric"))
 
 
@@ -28,7 +28,7 @@ _rollout, _metric = map(attrgetter, ("rollout", "metric"))
 
 
 def on_done(run: Run, done: Done) -> None:
-    """A rollout was generated and scored."""
+    """Take a rollout that was generated and scored."""
     metric, first, last, uncertainty = done.metric, done.version, done.last_version, done.uncertainty
     try:
         possible = (
@@ -49,7 +49,7 @@ def on_done(run: Run, done: Done) -> None:
             "apart from the reward that training uses"
         )
     group = _end(run, done.rollout, done.tokens)
-    if group is None:  # it was done before the cancellation reached it
+    if group is None:  # it ended before the cancellation reached it
         run.accounts["cancelled"] += 1
         run.release.append(done.rollout)
         _end_stopped(run, done)
@@ -64,7 +64,7 @@ def on_done(run: Run, done: Done) -> None:
 
 
 def on_lost(run: Run, event: Failed | Cancelled) -> None:
-    """A rollout ended without a score."""
+    """Take a rollout that ended without a score."""
     group = _end(run, event.rollout, event.tokens)
     failed = isinstance(event, Failed)
     run.accounts["failed" if failed else "cancelled"] += 1
@@ -80,7 +80,7 @@ def on_lost(run: Run, event: Failed | Cancelled) -> None:
 
 
 def on_updated(run: Run, event: Updated) -> None:
-    """The weights changed."""
+    """Take new weights: release or keep the rows of the batch, and drop groups that are now too old."""
     version = whole(event.version, "Updated: version")
     if version <= run.version:
         raise EventError(f"Updated({version}): the version must grow, the weights are at {run.version}")
@@ -90,7 +90,7 @@ def on_updated(run: Run, event: Updated) -> None:
     run.version = version
     run.selection.begin()
     run.changed()
-    if run.batch is not None and run.recipe.replay is None and not run.kept:  # the common case, without a look at each
+    if run.batch is not None and run.recipe.replay is None and not run.kept:  # fast path of the common case
         run.release.extend(map(_rollout, run.batch.rows))
     elif run.batch is not None:
         run.kept.update((row.rollout, row) for row in run.batch.rows)
@@ -102,7 +102,7 @@ def on_updated(run: Run, event: Updated) -> None:
 
 
 def _told(event: Updated) -> Curve | None:
-    """How fast the engine decodes, where it was told."""
+    """The decoding speed of the engine, or None if the event does not have one."""
     try:
         return None if event.latency is None else checked_curve(event.latency)
     except ValueError as error:
@@ -110,7 +110,7 @@ def _told(event: Updated) -> Curve | None:
 
 
 def _moved(event: Updated) -> float:
-    """How far an update went, as a plain number; 0 where that was not measured."""
+    """How far the update moved the policy, as a plain number; 0 if that was not measured."""
     try:
         moved = 0.0 if event.approx_kl is None else min(float(event.approx_kl), FARTHEST)
     except _NO_NUMBER:
@@ -123,35 +123,35 @@ def _moved(event: Updated) -> float:
 
 
 def may_replay(run: Run, row: Row) -> bool:
-    """Whether a row that was trained may be trained on again: law 12."""
+    """Whether a row that was trained may be trained on again (law 12)."""
     replay = run.recipe.replay
     return replay is not None and row.prompt != GONE and run.finished is None and replay.takes(row, run.version)
 
 
 def go_on(run: Run, *, same_recipe: bool, same_prompts: bool) -> None:
-    """After a load: what follows from another recipe or another data set than the state was saved with."""
+    """After a load: adapt the state if it was saved with another recipe or another data set."""
     if not same_recipe:
         for group in run.flight.groups.values():
             group.longest = None if group.longest is None else min(group.longest, run.longest)
     if not (same_recipe and same_prompts):
-        run.finished = None  # it need not end for the same reason
+        run.finished = None  # the reason may no longer hold
     if not same_prompts:
-        run.barren = run.failing = 0  # counted prompts of the old data set
-    training = {row.rollout for row in run.batch.rows} if run.batch else set[int]()  # released after their update
+        run.barren = run.failing = 0  # these counted prompts of the old data set
+    training = {row.rollout for row in run.batch.rows} if run.batch else set[int]()  # needed until the next `Updated`
     forget(run, [row for row in run.kept.values() if row.rollout not in training and not may_replay(run, row)])
     for group in [group for group in run.flight.groups.values() if group.prompt == GONE]:
         drop(run, group, "surplus", NOW)
 
 
 def forget(run: Run, rows: Sequence[Row]) -> None:
-    """Rows kept that are not replayed any more."""
+    """Release rows that were kept for replay and are no longer replayed."""
     for row in rows:
         del run.kept[row.rollout]
         run.release.append(row.rollout)
 
 
 def on_offered(run: Run, event: Offered) -> None:
-    """A framework's own loader hands prompts over."""
+    """Take the prompts that a framework's own data loader hands over."""
     rule, pool = run.loader, run.pool
     if rule is None:
         raise EventError(
@@ -166,16 +166,16 @@ def on_offered(run: Run, event: Offered) -> None:
     if event.epoch > pool.epoch:
         pool.begin(event.epoch)
     run.changed()
-    # What may never be drawn must not pass for what waits to be: the driver would be told that it has offered enough.
+    # Leave out prompts that may never be drawn. Otherwise `wanted` would count them and ask the loader for too few.
     useful = [prompt for prompt in event.prompts if not pool.is_barred(prompt)]
     if useful or not event.prompts:
         rule.offer(run.memory, useful)
     elif rule.ended(run.memory):
-        rule.offer(run.memory, event.prompts)  # it has not ended after all; what is barred is passed over by the draw
+        rule.offer(run.memory, event.prompts)  # tells the rule that the loader goes on; the draw skips barred prompts
 
 
 def _refuse(run: Run, done: Done) -> None:
-    """Say what is wrong with a reward, a metric, an uncertainty or a version.
+    """Raise an error that says what is wrong with a reward, a metric, an uncertainty or a version.
 
     Raises:
         EventError: always.
@@ -207,7 +207,7 @@ def _refuse(run: Run, done: Done) -> None:
 
 
 def _end(run: Run, rollout: int, tokens: int) -> Group | None:
-    """Book a rollout's terminal event; None where it had been cancelled."""
+    """Account for a rollout's terminal event and return its group, or None if the rollout had been cancelled."""
     if type(tokens) is not int or not 0 <= tokens <= LARGEST_WHOLE:
         tokens = whole(tokens, f"rollout {rollout}: tokens")
     flight = run.flight
@@ -222,7 +222,7 @@ def _end(run: Run, rollout: int, tokens: int) -> Group | None:
 
 
 def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
-    """Book the terminal event of a rollout that had been cancelled, and what it says of the prompt's lengths."""
+    """Account for the terminal event of a cancelled rollout, and learn from it about the prompt's lengths."""
     group = run.flight.stopped.pop(event.rollout)
     group.awaited -= 1
     tokens = index(event.tokens)
@@ -236,7 +236,7 @@ def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
 
 
 def _learn_lengths(run: Run, group: Group) -> None:
-    """Book the lengths of a visit that is over, once each of its cancelled rollouts has its terminal event."""
+    """Record the lengths of a visit that is over, once all its cancelled rollouts have ended."""
     if group.phase in OVER and not group.awaited:
         run.statistics.see_lengths(group.prompt, group.lengths)
 
@@ -248,10 +248,10 @@ def _unknown(run: Run, rollout: int) -> str:
 
 
 def whole(number: int, name: str) -> int:
-    """The number as a plain int: a driver's NumPy number would end up in the saved state.
+    """Return the number as a plain int. A NumPy number from a driver would otherwise end up in the saved state.
 
     Raises:
-        EventError: no whole number of 0 to `LARGEST_WHOLE`.
+        EventError: it is not a whole number in [0, `LARGEST_WHOLE`].
     """
     try:
         plain = index(number)
@@ -266,10 +266,10 @@ def whole(number: int, name: str) -> int:
 
 
 def judge(run: Run, group: Group) -> None:
-    """Something of the group ended: ask the stage's judge what becomes of it."""
-    if group.phase is not _RUNNING:  # a rollout that came after the verdict
+    """A rollout of the group ended: ask the judge of its stage what happens to the group."""
+    if group.phase is not _RUNNING:  # the rollout ended after the verdict
         run.changed()
-        if run.stale(group):  # and was begun earlier than any before it
+        if run.stale(group):  # and it is older than the others, too old to train on
             drop(run, group, "stale", NOW)
         return
     stage = run.recipe.stages[group.stage]
@@ -291,7 +291,7 @@ def judge(run: Run, group: Group) -> None:
 
 
 def _pass(run: Run, group: Group, act: Act, until: Until) -> None:
-    """The group waits to go on: into its next stage, or ready for a batch."""
+    """The group passed: it waits for its next stage, or for a batch."""
     if act is Act.NEXT and group.stage == len(run.recipe.stages) - 1:
         raise RuleError(f"judge {run.recipe.stages[-1].judge!r} returned NEXT in the last stage; expected TRAIN")
     group.until = until
@@ -303,7 +303,7 @@ def _pass(run: Run, group: Group, act: Act, until: Until) -> None:
 
 
 def drop(run: Run, group: Group, reason: str, until: Until) -> None:
-    """The group ends without training."""
+    """End the group without training on it."""
     stop(run, group, [*group.running, *group.owed])
     run.accounts[reason.partition("/")[0]] += len(group.done)
     run.release.extend(map(_rollout, group.done))
@@ -312,7 +312,7 @@ def drop(run: Run, group: Group, reason: str, until: Until) -> None:
 
 
 def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None:
-    """The group is over: book the visit, and say when the prompt may be drawn again."""
+    """The group is over: record the visit, and say when its prompt may be drawn again."""
     run.flight.move(group, phase)
     run.changed()
     if group.prompt == GONE:
@@ -333,13 +333,13 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
 
 
 def discard_waiting(run: Run) -> None:
-    """Drop every group that waits, in whatever stage."""
+    """Drop every group that waits, in any stage."""
     for group in run.flight.waiting():
         drop(run, group, "surplus", group.until)
 
 
 def _fail(run: Run, prompt: int) -> bool:
-    """Count a visit that gave no score because rollouts failed; whether it is one too many."""
+    """Count a visit that gave no score because rollouts failed. Return whether its prompt must be quarantined."""
     run.failing += 1
     failures, limit = run.statistics.fail(prompt), run.recipe.quarantine_after
     return limit is not None and failures >= limit
@@ -349,7 +349,7 @@ def _fail(run: Run, prompt: int) -> bool:
 
 
 def stop(run: Run, group: Group, rollouts: Sequence[int]) -> None:
-    """Cancel rollouts of a group; those not handed out yet are simply not ordered."""
+    """Cancel rollouts of a group. Rollouts that were not handed out yet are just not ordered."""
     owed = set(rollouts).intersection(group.owed) if group.owed else set[int]()
     if owed:
         group.owed = [rollout for rollout in group.owed if rollout not in owed]
@@ -381,17 +381,17 @@ def stop_early(run: Run) -> None:
         if rollouts:
             owed = len(group.owed)
             stop(run, group, rollouts)
-            group.cancelled += owed - len(group.owed)  # the rule stopped these, too
+            group.cancelled += owed - len(group.owed)  # rollouts that the rule stopped before they were handed out
             judge(run, group)
 
 
 def _keep(group: Group, rule: StopRule, sample: Sample) -> None:
-    """Record which rollouts a stop rule let go on, and with what probability."""
+    """Record which rollouts a stop rule kept, and with what probability."""
     try:
         kept = {index(rollout): float(share) for rollout, share in sample.kept.items()}
         alive = {*group.running, *group.owed}.difference(sample.cancel)
         possible = alive >= kept.keys() and all(0 < share <= 1 for share in kept.values())
-    except (AttributeError, TypeError, ValueError):  # no mapping of rollouts to numbers
+    except (AttributeError, TypeError, ValueError):  # it is not a mapping of rollouts to numbers
         kept, possible = {}, False
     if not possible:
         raise RuleError(
@@ -401,7 +401,7 @@ def _keep(group: Group, rule: StopRule, sample: Sample) -> None:
 
 
 def withhold(run: Run) -> None:
-    """The budget is spent: what was decided and not handed out yet is not ordered."""
+    """The budget is spent: do not order rollouts that were decided and not handed out yet."""
     for group in {group.id: group for owing in run.flight.owing_S for group in owing if group.owed}.values():
         stop(run, group, list(group.owed))
         if not group.unfinished and not group.done:

@@ -1,4 +1,4 @@
-"""State as data: arrays as JSON holds them, exact keys on loading, and recipes as nested values that can be compared."""
+"""State as JSON data: arrays, exact keys on loading, and recipes as nested values that can be compared."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
-_LARGEST = 1 << 53  # no count of a run comes near; JSON's readers elsewhere hold no larger one exactly
+_LARGEST = 1 << 53  # largest whole number that every JSON reader keeps exact; no count of a run comes near
 
 
 class Packed(TypedDict):
-    """An array as JSON holds it."""
+    """An array as JSON data."""
 
     dtype: str
     shape: list[int]
@@ -26,16 +26,16 @@ class Packed(TypedDict):
 
 
 def pack(array: NDArray[Any]) -> Packed:
-    """The array as {dtype, shape, base64}, little-endian."""
+    """Return the array as {dtype, shape, base64}, little-endian."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return {"dtype": little.dtype.str, "shape": list(array.shape), "base64": b64encode(little.data).decode("ascii")}
 
 
 def unpack(packed: Packed) -> NDArray[Any]:
-    """The array that `pack` was given; a fresh, writable copy.
+    """Return the array that was packed, as a new writable copy.
 
     Raises:
-        ValueError: the bytes do not fill the shape (a corrupt file).
+        ValueError: the bytes do not fill the shape, because the file is corrupt.
     """
     exact_keys(packed, ("dtype", "shape", "base64"), "packed array")
     try:
@@ -54,16 +54,18 @@ def unpack(packed: Packed) -> NDArray[Any]:
 
 
 def move_in(target_N: NDArray[Any], packed: Packed, source_N: NDArray[np.int64] | None, where: str) -> None:
-    """Write a saved array of one entry a prompt into `target_N`.
+    """Write a saved array with one entry for each prompt into `target_N`.
 
     Args:
-        target_N: shape (..., N), the prompts on the last axis; written to.
-        packed: the saved array, of the same dtype and leading shape; its last axis is that of the saved data set.
-        source_N: for each prompt its index in the saved array; those of -1 stay as they are. None: nothing moved.
-        where: for the error.
+        target_N: shape (..., N), with the prompts on the last axis. It is changed.
+        packed: the saved array, of the same dtype and leading shape. Its last axis has the prompts of the saved data
+            set.
+        source_N: for each prompt its index in the saved array; entries with -1 stay as they are. None: same data
+            set.
+        where: name for the error message.
 
     Raises:
-        ValueError: another dtype, or another shape than that of the data set it was saved for.
+        ValueError: the dtype or the shape is not the expected one.
     """
     with reading(where):
         saved_N = unpack(packed)
@@ -83,15 +85,15 @@ def move_in(target_N: NDArray[Any], packed: Packed, source_N: NDArray[np.int64] 
 
 
 def follow(memory: dict[str, Any], saved: Mapping[str, Any], source_N: NDArray[np.int64]) -> None:
-    """Write those saved arrays whose name ends in `N`, the prompts on the last axis, into a memory of another data set.
+    """Write the saved arrays whose name ends in `N` into the memory of another data set.
 
     Args:
-        memory: of the same names; written to.
-        saved: of the saved data set.
-        source_N: for each prompt its index there, -1 where it is new.
+        memory: has the same names; it is changed. The prompts are on the last axis.
+        saved: the memory of the saved data set.
+        source_N: for each prompt its index in the saved data set, -1 for a new prompt.
 
     Raises:
-        ValueError: as `move_in`.
+        ValueError: as for `move_in`.
     """
     for name, value in saved.items():
         if name.endswith("N") and isinstance(value, np.ndarray):
@@ -100,7 +102,7 @@ def follow(memory: dict[str, Any], saved: Mapping[str, Any], source_N: NDArray[n
 
 @contextmanager
 def reading(where: str) -> Generator[None]:
-    """Whatever goes wrong while a part of a saved state is read becomes one error that says where.
+    """Turn any exception while a part of a saved state is read into one error that says where.
 
     Raises:
         ValueError: begins with `where`.
@@ -109,17 +111,17 @@ def reading(where: str) -> Generator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    except Exception as error:  # a state is somebody's file: it may hold anything
+    except Exception as error:  # the state comes from a file and may contain anything
         raise ValueError(
             f"{where} cannot be read ({type(error).__name__}: {error}); the state is corrupt, or another program's"
         ) from error
 
 
 def natural(value: Any, where: str) -> int:
-    """A saved count, which is a whole number of 0 or more.
+    """Check a saved count and return it.
 
     Raises:
-        ValueError: anything else.
+        ValueError: it is not a whole number of 0 or more.
     """
     if type(value) is not int or not 0 <= value < _LARGEST:
         raise ValueError(f"{where}: expected a whole number of 0 or more, got {value!r}; the state is corrupt")
@@ -127,10 +129,10 @@ def natural(value: Any, where: str) -> int:
 
 
 def amount(value: Any, where: str) -> float | None:
-    """A saved number, or none.
+    """Check a saved number or None, and return it.
 
     Raises:
-        ValueError: neither None nor a finite number.
+        ValueError: it is neither None nor a finite number.
     """
     if value is None or (type(value) in (int, float) and isfinite(value)):
         return value
@@ -138,10 +140,10 @@ def amount(value: Any, where: str) -> float | None:
 
 
 def sampling_ratio(value: Any, where: str) -> float | None:
-    """A saved ratio of two probabilities, or none.
+    """Check a saved ratio of two probabilities or None, and return it.
 
     Raises:
-        ValueError: neither None nor a finite number above 0.
+        ValueError: it is neither None nor a finite number above 0.
     """
     if (known := amount(value, where)) is None or known > 0:
         return known
@@ -149,10 +151,10 @@ def sampling_ratio(value: Any, where: str) -> float | None:
 
 
 def rate(value: Any, where: str) -> float | None:
-    """A saved rate, or none.
+    """Check a saved rate or None, and return it.
 
     Raises:
-        ValueError: neither None nor a number in [0, 1].
+        ValueError: it is neither None nor a number in [0, 1].
     """
     if value is None or (type(value) in (int, float) and 0 <= value <= 1):
         return value
@@ -160,10 +162,10 @@ def rate(value: Any, where: str) -> float | None:
 
 
 def chance(value: Any, where: str) -> float:
-    """A saved probability of something that happened.
+    """Check a saved probability of something that happened, and return it.
 
     Raises:
-        ValueError: not a number in (0, 1].
+        ValueError: it is not a number in (0, 1].
     """
     if rate(value, where) in (None, 0):
         raise ValueError(f"{where}: expected a number in (0, 1], got {value!r}; the state is corrupt")
@@ -171,10 +173,10 @@ def chance(value: Any, where: str) -> float:
 
 
 def naturals(values: Any, where: str) -> list[int]:
-    """A saved list of counts or ids.
+    """Check a saved list of counts or ids, and return it.
 
     Raises:
-        ValueError: anything else.
+        ValueError: it is not a list of whole numbers of 0 or more.
     """
     if not isinstance(values, list):
         raise ValueError(f"{where}: expected a list, got {type(values).__name__}; the state is corrupt")
@@ -182,7 +184,7 @@ def naturals(values: Any, where: str) -> list[int]:
 
 
 def pack_tree(value: Any) -> Any:
-    """A value with every array in its dictionaries and lists packed; a copy, as far as those go."""
+    """Return a copy of nested dictionaries and lists in which every array is packed."""
     if isinstance(value, np.ndarray):
         return pack(cast("NDArray[Any]", value))
     if isinstance(value, dict):
@@ -205,7 +207,7 @@ def unpack_tree(value: Any) -> Any:
 
 
 def exact_keys(state: Mapping[str, Any], expected: Iterable[str], where: str) -> None:
-    """Refuse a mapping whose keys are not just the expected ones.
+    """Check that a mapping has exactly the expected keys.
 
     Raises:
         ValueError: names the keys that are missing and those that are unknown.
@@ -220,16 +222,16 @@ def exact_keys(state: Mapping[str, Any], expected: Iterable[str], where: str) ->
 
 
 def describe(value: Any) -> Any:
-    """A frozen value as nested plain data: what makes two recipes the same.
+    """Return a frozen value as nested plain data. Two recipes are the same if their descriptions are equal.
 
-    A dataclass becomes {"is": its type, field: ...}, a function its import path.
+    A dataclass becomes {"is": its type, field: ...}, a function becomes its import path.
 
     Raises:
         TypeError: a lambda, a closure or another object without a stable description.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         strict = not isinstance(value, float) or isfinite(value)
-        return value if strict else str(value)  # JSON has no word for what is not finite
+        return value if strict else str(value)  # JSON has no infinity or NaN
     if isinstance(value, np.generic):
         return cast("np.generic[Any]", value).item()
     if isinstance(value, (tuple, list)):
@@ -249,7 +251,7 @@ def describe(value: Any) -> Any:
 
 
 def differences(saved: Any, given: Any, path: str = "recipe") -> Iterator[str]:
-    """Each place where two described values differ, as one line."""
+    """Each place where two described values differ, one line for each."""
     if isinstance(saved, dict) and isinstance(given, dict):
         left, right = cast("dict[str, Any]", saved), cast("dict[str, Any]", given)
         for key in dict.fromkeys([*left, *right]):

@@ -1,4 +1,4 @@
-"""The phases of a group's way, and which may follow which."""
+"""The phases of a group, and which phase may follow which."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from enum import Enum
 
 
 class Phase(Enum):
-    """Where a group stands."""
+    """The phase of a group."""
 
-    DRAWN = "drawn"  # its prompt is drawn, no rollout is decided
-    RUNNING = "running"  # rollouts of its stage are decided; the stage's judge is asked as they end
-    WAITING = "waiting"  # it passed a stage that is not the last one, and waits to go on
-    READY = "ready"  # nothing more is to come; it waits for a batch
+    DRAWN = "drawn"  # its prompt is drawn, no rollout is decided yet
+    RUNNING = "running"  # rollouts of its stage are decided; the judge is asked as they end
+    WAITING = "waiting"  # it passed a stage and waits for the next one
+    READY = "ready"  # it waits for a batch; no more rollouts will come
     TRAINED = "trained"  # over: it was in a batch
     DROPPED = "dropped"  # over: nothing of it was trained
 
-    __hash__ = object.__hash__  # a phase is looked up at every step of every group, and an Enum's own hash is slow
+    __hash__ = object.__hash__  # phases are looked up very often, and the hash of Enum is slow
 
 
 OVER = frozenset({Phase.TRAINED, Phase.DROPPED})
 
-# The whole table: what is not here cannot happen.
+# All legal transitions.
 FOLLOWING: dict[Phase, frozenset[Phase]] = {
     Phase.DRAWN: frozenset({Phase.RUNNING}),
     Phase.RUNNING: frozenset({Phase.WAITING, Phase.READY, Phase.DROPPED}),

@@ -15,7 +15,7 @@ from rollalloc.core.packing import exact_keys, move_in, natural, pack
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """A prompt may be drawn again `count` epochs after the one in which it was drawn; None: never.
+    """The prompt may be drawn again `count` epochs after the epoch in which it was drawn. None: never.
 
     Raises:
         ValueError: `count` is negative.
@@ -29,36 +29,36 @@ class Epochs:
 
 
 NOW, NEXT_EPOCH, NEVER = Epochs(0), Epochs(1), Epochs(None)
-Until = Epochs | int  # an int is a version: the prompt is back as soon as the weights have it
+Until = Epochs | int  # an int is the first version of the weights under which the prompt may be drawn
 
-# Above every epoch: a prompt with one of these is not waiting for an epoch.
+# Values of `due_N` above every epoch, for prompts that do not wait for an epoch.
 _ON_VERSION, _IN_FLIGHT, _NEVER = (np.iinfo(np.int32).max - back for back in (2, 1, 0))
-LEAST_SHARE = 0.25  # of the prompts: where fewer are left to draw, that is worth a line in the log
+LEAST_SHARE = 0.25  # if a smaller share of the prompts is left to draw, drivers log a warning
 
 
 class PromptPool:
-    """The prompts that may be drawn, as the epoch from which each may: `free_N[i]` is `due_N[i] <= epoch`.
+    """The prompts that may be drawn. It stores for each prompt the epoch from which it may be drawn again.
 
-    An epoch ends when a prompt rule has nothing left to give and prompts are waiting for the next one. What is in
-    flight at that moment stays in flight: an epoch's end loses nothing.
+    `free_N[i]` is `due_N[i] <= epoch`. An epoch ends when the prompt rule has no prompt left to draw and prompts are
+    waiting for the next epoch. Groups in flight at that moment continue: nothing is lost at the end of an epoch.
     """
 
     def __init__(self, prompts: int) -> None:
         self.epoch = 0
         self.due_N: NDArray[np.int32] = np.zeros(prompts, np.int32)
         self.free_N: NDArray[np.bool_] = np.ones(prompts, np.bool_)
-        self.evicted_N: NDArray[np.bool_] = np.zeros(prompts, np.bool_)  # sent away for longer than an epoch
-        self.away = 0  # prompts that wait for no epoch: in flight, until a version, or barred
+        self.evicted_N: NDArray[np.bool_] = np.zeros(prompts, np.bool_)  # must wait for more than one epoch
+        self.away = 0  # prompts that do not wait for an epoch: in flight, waiting for a version, or barred
         self.barred = 0  # prompts that may never be drawn again
-        self.revived = 0  # visits to a prompt that had been evicted
-        self.dry = False  # nothing can be drawn until a prompt comes back; spares a search at every ask
-        self.out = 0  # prompts that come back neither in this epoch nor in the next, if ever
-        self.speaks = False  # whether it is worth a line, since the last batch, how few are left
-        self._said = 0  # how often what is left had halved, below `LEAST_SHARE`, when that was last said
+        self.revived = 0  # visits of prompts that had been evicted
+        self.dry = False  # no prompt can be drawn until one comes back; saves a search at every ask
+        self.out = 0  # prompts that do not come back in this epoch or the next
+        self.speaks = False  # whether drivers should log after this batch how few prompts are left
+        self._said = 0  # at the last warning: how often the share had halved below `LEAST_SHARE`, counted from 1
         self._by_version: list[tuple[int, int]] = []
 
     def take(self, prompt: int) -> None:
-        """The prompt is drawn."""
+        """The prompt was drawn."""
         self.revived += bool(self.evicted_N[prompt])
         self.evicted_N[prompt] = False
         self.free_N[prompt] = False
@@ -66,7 +66,7 @@ class PromptPool:
         self.away += 1
 
     def give_back(self, prompt: int, until: Until, drawn_epoch: int, version: int) -> None:
-        """The prompt's visit ended; it may be drawn again as `until` says."""
+        """The prompt's visit ended; `until` says when it may be drawn again."""
         if isinstance(until, int):
             if until <= version:
                 until = NOW
@@ -86,13 +86,13 @@ class PromptPool:
         self.dry = False
 
     def bar(self, prompt: int) -> None:
-        """The prompt may never be drawn again."""
+        """The prompt must never be drawn again."""
         self.due_N[prompt] = _NEVER
         self.barred += 1
         self.out += 1
 
     def is_barred(self, prompt: int) -> bool:
-        """Whether the prompt may never be drawn again."""
+        """Whether the prompt must never be drawn again."""
         return bool(self.due_N[prompt] == _NEVER)
 
     def on_version(self, version: int) -> None:
@@ -105,7 +105,7 @@ class PromptPool:
             self.dry = False
 
     def roll(self) -> bool:
-        """Begin the next epoch in which a prompt may be drawn; False where none ever may without something coming back."""
+        """Begin the next epoch in which a prompt may be drawn. False if there is none until a prompt comes back."""
         due = self.due_epoch()
         self.dry = due is None
         if due is not None:
@@ -113,15 +113,15 @@ class PromptPool:
         return due is not None
 
     def any_due(self) -> bool:
-        """Whether a prompt may be drawn in this epoch or a later one, without one coming back first."""
+        """Whether a prompt may be drawn in this or a later epoch, without another one coming back first."""
         return self.away < len(self.due_N)
 
     def due_epoch(self) -> int | None:
-        """The first epoch in which a prompt may be drawn; None where none ever may without one coming back first."""
+        """The first epoch in which a prompt may be drawn; None if there is none until a prompt comes back."""
         return int(self.due_N.min()) if self.any_due() else None
 
     def begin(self, epoch: int) -> None:
-        """Begin an epoch, by the core's count or by the one of a framework's loader."""
+        """Begin an epoch. Its number comes from the core or from a framework's data loader."""
         self.epoch = epoch
         self.free_N = self.due_N <= epoch
         later_N = (self.due_N > epoch + 1) & (self.due_N < _ON_VERSION)
@@ -129,19 +129,19 @@ class PromptPool:
         self.dry = False
 
     def evicted(self) -> int:
-        """Number of prompts that were sent away for longer than an epoch and have not been drawn since."""
+        """Number of prompts that must wait, or had to wait, for more than one epoch and have not been drawn since."""
         return int(np.count_nonzero(self.evicted_N))
 
     @property
     def left(self) -> int:
-        """Number of prompts that may be drawn in this epoch or the next, those in flight included."""
+        """Number of prompts that may be drawn in this epoch or the next, including those in flight."""
         return len(self.due_N) - self.out
 
     def look(self) -> None:
-        """A batch is made: `speaks` says whether it is worth a line how few prompts are left.
+        """A batch was made: set `speaks` to whether drivers should warn that few prompts are left.
 
-        Once when fewer than `LEAST_SHARE` of them are, and again each time that this halves; anew after twice as many
-        had come back.
+        It is set once when the share of prompts left falls below `LEAST_SHARE`, and again each time that the share
+        halves. It starts anew after the share was at least 2 · `LEAST_SHARE`.
         """
         share = self.left / len(self.due_N)
         halved = 0 if share >= LEAST_SHARE else 1 + int(log2(LEAST_SHARE / max(share, 0.5 / len(self.due_N))))
@@ -156,7 +156,7 @@ class PromptPool:
     _SAVED = ("epoch", "dry", "due_N", "evicted_N", "revived", "by_version", "said", "speaks")
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """The complete state as JSON data."""
         return {
             "epoch": self.epoch,
             "dry": self.dry,
@@ -188,4 +188,4 @@ class PromptPool:
         if any(self.due_N[prompt] != _ON_VERSION for _, prompt in self._by_version):
             raise ValueError("pool, by_version: names a prompt that waits for no version; the state is corrupt")
         self.begin(natural(state["epoch"], "pool, epoch"))
-        self.dry = bool(state["dry"]) and source_N is None  # a new prompt may be drawn
+        self.dry = bool(state["dry"]) and source_N is None  # another data set may have new prompts to draw

@@ -1,4 +1,4 @@
-"""The state of a run: what the rooms of the core share. It decides nothing."""
+"""The state of a run, which the modules of the core share. It decides nothing."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ from rollalloc.core.teaching import Teaching
 
 
 class Run:
-    """Everything an allocator knows; a function of the recipe, the seed and the events told so far.
+    """The state of an allocator. It is a function of the recipe, the seed and the events told so far.
 
     Attributes:
-        loader: the prompt rule where a framework's own loader feeds it, else None.
-        reads_rate: whether a rule takes the metric for a success rate.
-        patient_S: whether the judge of stage s is asked only when nothing of a group is to come.
-        longest: rows of a group that are trained on for being the longest, at most.
-        stops_from_S: scored rollouts of a group from which on the stop rule of stage s is asked; infinite without one.
-        drawn: prompts drawn for which no budget had room yet, and the epoch of each.
-        kl_sum: how far `Updated` told that the weights went, in all.
-        latency: how fast it last told that the engine decodes.
-        kept: rows trained that may be replayed, by rollout; those of the batch handed out are not among them yet.
-        replayed: rows trained on again, in all.
-        cancel: rollouts to stop, not handed out yet.
-        release: payloads that may be freed, not handed out yet.
-        batch: handed out, not yet followed by `Updated`.
-        finished: why the run is over.
-        accounts: rollouts that are over, by cause.
-        teaching: whether the last of them still taught.
-        selection: what is trained on beside what was sampled, since the last update.
+        loader: the prompt rule if a framework's own data loader feeds it, else None.
+        reads_rate: whether a rule reads the metric as a success rate.
+        patient_S: whether the judge of stage s is asked only when a group is complete.
+        longest: the row rule's trait `longest`.
+        stops_from_S: number of scored rollouts of a group from which the stop rule of stage s is asked; infinite
+            without one.
+        drawn: prompts that were drawn, with their epochs, and that no budget had room for yet.
+        kl_sum: sum of `Updated.approx_kl` so far.
+        latency: the decoding speed that `Updated` told last.
+        kept: trained rows that may be replayed, by rollout. Rows of the outstanding batch are added after its
+            `Updated`.
+        replayed: number of rows that were trained on again.
+        cancel: rollouts to stop that were not handed out yet.
+        release: payloads that may be freed and were not handed out yet.
+        batch: the batch that was handed out and is not followed by `Updated` yet.
+        finished: why the run is over, or None.
+        accounts: number of rollouts that are over, by cause.
+        teaching: whether recent rollouts still gave a learning signal.
+        selection: compares the rows trained on with all rollouts sampled since the last update.
         barren: candidates dropped since a group last became ready.
-        failing: groups that ended without a score, because rollouts failed, since a rollout last had one.
-        settled: nothing changed since the last decision, which need not be taken again.
+        failing: groups that ended without a score because rollouts failed, since a rollout last had a score.
+        settled: nothing changed since the last decision, so it still holds.
     """
 
     def __init__(self, recipe: Recipe, table: PromptTable, seed: int) -> None:
@@ -81,15 +83,15 @@ class Run:
         self.changed()
 
     def changed(self, *, settled: bool = False) -> None:
-        """Something changed that rules may see, and that a decision may depend on; every cache of a run ends here.
+        """Something changed that rules can see or that a decision depends on: invalidate the caches.
 
         Args:
-            settled: whether the last decision holds all the same.
+            settled: whether the last decision still holds.
         """
         self._view, self.settled = None, settled
 
     def view(self) -> View:
-        """What rules may know about the run; made anew only after a change."""
+        """What rules may know about the run. Built again only after a change."""
         view = self._view
         if view is None:
             view = self._view = View(
@@ -115,24 +117,24 @@ class Run:
         return view
 
     def need(self) -> int:
-        """Groups still lacking for the next batch."""
+        """Groups that the next batch still lacks."""
         return max(0, self.recipe.groups - len(self.flight.ready))
 
     def blocked(self) -> bool:
-        """Whether a new rollout could only be too old: its batch comes after the update that is awaited."""
+        """Whether every new rollout would be too old, because it can only be trained on after the awaited update."""
         return self.batch is not None and self.recipe.max_staleness == 0
 
     def idle(self) -> bool:
-        """Whether nothing is running, owed to the driver or awaited from it."""
+        """Whether nothing is running, nothing is owed to the driver and nothing is expected from it."""
         return not (self.flight.owner or self.flight.stopped or self.budgets.owed or self.batch)
 
     def fresh(self, groups: Iterable[Group], updates: int = 0) -> list[Group]:
-        """Those that are not stale, in order of id; each has a scored rollout."""
+        """The groups that are not too old, sorted by id. Each must have a scored rollout."""
         oldest = self.version + updates - self.recipe.max_staleness
         return sorted([group for group in groups if group.first_version >= oldest], key=_id)  # pyright: ignore
 
     def stale(self, group: Group, updates: int = 0) -> bool:
-        """Whether it is too old to train on, or will be after so many more updates."""
+        """Whether the group is too old to train on, or will be after this many more updates."""
         first = group.first_version
         return first is not None and self.version + updates - first > self.recipe.max_staleness
 
@@ -141,10 +143,10 @@ _id = attrgetter("id")
 
 
 def _least_scored(rule: StopRule, view: View) -> int:
-    """Scored rollouts of a group from which on a stop rule is asked.
+    """Number of scored rollouts of a group from which a stop rule is asked.
 
     Raises:
-        ValueError: it answers with no whole number of 0 or more.
+        ValueError: the rule does not answer with a whole number of 0 or more.
     """
     scored = rule.least_scored(view)
     at_least(f"{rule!r}: least_scored(view)", scored, 0)

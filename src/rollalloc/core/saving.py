@@ -1,4 +1,4 @@
-"""Saving and loading: a run as plain data that JSON holds, and back, all of it or none."""
+"""Save a run as JSON data and load it again, completely or not at all."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _KEYS = (
 
 
 def dump(run: Run) -> dict[str, Any]:
-    """The complete state as JSON holds it: arrays as {dtype, shape, base64}."""
+    """The complete state as JSON data. Arrays are stored as {dtype, shape, base64}."""
     flight = run.flight
     return {name: getattr(run, name) for name in _COUNTS} | {
         "schema": SCHEMA,
@@ -78,11 +78,12 @@ def load(
     accept_recipe: bool,
     remap: ArrayLike | str | None,
 ) -> Run:
-    """The run that a state was saved of, with this recipe and these prompts; `lifecycle.go_on` decides the rest.
+    """Build the run from a saved state, for this recipe and these prompts. `lifecycle.go_on` adapts it to a change of
+    either.
 
     Raises:
-        ValueError: another schema, keys missing or unknown, another recipe, seed or data set, or values that no run can
-            have; says where and names the difference.
+        ValueError: the state has another schema, missing or unknown keys, another recipe, seed or data set, or
+            impossible values. The message names the place and the difference.
     """
     run = Run(recipe, table, seed)
     with reading("allocator state"):
@@ -99,7 +100,7 @@ def load(
 
 
 def another(differences: Sequence[str]) -> str:
-    """What a recipe is that differs so from another: "another budget" where nothing else does."""
+    """What differs between two recipes, in words: "another budget" if only the budgets differ."""
     return "another budget" if all(line.startswith("recipe.budget.") for line in differences) else "another recipe"
 
 
@@ -127,7 +128,7 @@ def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
 
 
 def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | None) -> None:
-    """Everything that is not in flight."""
+    """Load everything except the groups in flight."""
     for name in _COUNTS:
         setattr(run, name, natural(state[name], name))
     run.kl_sum = _whole_way(state["kl_sum"])
@@ -152,7 +153,7 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
 
 
 def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, rule: Any) -> None:
-    """The prompt rule's memory; where another rule, accepted, has another one, that begins anew."""
+    """Load the prompt rule's memory. It begins anew if another rule with another memory was accepted."""
     memory, own = run.memory, run.recipe.prompts
     same = rule == run.recipe.description["prompts"]
     if source_N is not None:
@@ -165,10 +166,10 @@ def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | 
 
 
 def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None:
-    """Groups, rollouts and the batch."""
+    """Load groups, rollouts and the batch."""
     stages = len(
         state["recipe"]["stages"]
-    )  # this recipe's, where groups are in flight; else what trails may be of another
+    )  # groups in flight are of this recipe's stages; if only trailing rollouts are left, they may be of another recipe
     groups: list[Group] = []
     for at, saved in enumerate(state["groups"]):
         with reading(f"groups[{at}]"):
@@ -215,7 +216,7 @@ def _check_kept(run: Run, kept: list[Row]) -> None:
 
 
 def _load_group(run: Run, saved: dict[str, Any], here: _Renumbering, stages: int, *, trailing: bool) -> Group:
-    """A group in flight, or one that is over but for rollouts that were cancelled and have not ended."""
+    """Load a group that is in flight, or one that only waits for cancelled rollouts to end."""
     group = Group.of_state(saved, run.statistics)
     group.prompt = here[group.prompt]
     _check_group(run, group, stages, OVER if trailing else _IN_FLIGHT)
@@ -245,7 +246,7 @@ def _check_group(run: Run, group: Group, stages: int, phases: frozenset[Phase]) 
 
 
 def _check_sums(run: Run) -> None:
-    """Law 8 on what was loaded: a rollout paid is over, or it is in flight, and no rollout is twice."""
+    """Check law 8 on what was loaded: each paid rollout is over or in flight, and none occurs twice."""
     flight = run.flight
     rollouts = [done.rollout for group in flight.groups.values() for done in group.done]
     rollouts += [rollout for group in flight.groups.values() for rollout in group.running]
@@ -263,7 +264,7 @@ def _check_sums(run: Run) -> None:
 
 
 class _Renumbering:
-    """Saved index of a prompt -> its index now, GONE where it left the data set."""
+    """Maps the saved index of a prompt to its index now, or to GONE if it left the data set."""
 
     def __init__(self, source_N: NDArray[np.int64] | None) -> None:
         self._new = None if source_N is None else {old: new for new, old in enumerate(source_N.tolist()) if old >= 0}

@@ -1,4 +1,4 @@
-"""Randomness keyed by what it is for, so that it depends on nothing else that happened before."""
+"""Random generators keyed by their purpose, so that no draw depends on what was drawn before."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ import numpy as np
 
 
 def rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
-    """A generator that is a pure function of (seed, purpose, ids).
+    """Return a generator that is a pure function of (seed, purpose, ids).
 
-    The bit generator is pinned (Philox), so that the same key draws the same numbers on every machine and in every
-    process, whatever its hash seed.
+    The bit generator is fixed (Philox). The same key draws the same numbers on every machine and in every process.
 
     Args:
         seed: the run's seed, 0 or more.
-        purpose: what is drawn, e.g. "rows"; different purposes are independent.
-        ids: whatever else the draw belongs to, e.g. a group id; each 0 or more.
+        purpose: what is drawn, such as "rows". Different purposes are independent.
+        ids: ids that the draw belongs to, such as a group id; each 0 or more.
     """
     key = [seed, crc32(purpose.encode()), *ids]
-    # The same words as an array spare numpy the conversion of each; beyond 32 bits it splits them.
+    # An array of 32-bit words gives the same stream and saves numpy the conversion of each number.
     entropy = np.array(key, np.uint32) if max(key) < 1 << 32 else key
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
 
 
 class _WhenUsed:
-    """Stands for a generator that is made when something is first drawn from it."""
+    """Stands for a generator, which is built at the first draw."""
 
     def __init__(self, seed: int, purpose: str, ids: tuple[int, ...]) -> None:
         self._key = (seed, purpose, *ids)
@@ -39,5 +38,5 @@ class _WhenUsed:
 
 
 def rng_when_used(seed: int, purpose: str, *ids: int) -> np.random.Generator:
-    """`rng`, for rules of which most never draw: making a generator takes longer than taking an event."""
+    """Like `rng`, but built at the first draw: most rules never draw, and building a generator is slow."""
     return cast("np.random.Generator", _WhenUsed(seed, purpose, ids))

@@ -1,6 +1,6 @@
-"""What is trained on beside what was sampled: length and expected difficulty of a batch's rows and of all rollouts.
+"""Compare the rows trained on with all rollouts sampled: mean length and mean expected difficulty.
 
-A filter, a stop, an abort or staleness that leaves out the long or the hard ones shows in the difference.
+The difference shows whether a filter, a stop, an abort or staleness leaves out long or hard rollouts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SUMS = ("rollouts", "tokens", "rated", "difficulty")
 
 
 class _Sums:
-    """Of some rollouts: their number, their tokens, how many have a difficulty, and these."""
+    """Sums over some rollouts: their number and tokens, how many have an expected difficulty, and its sum."""
 
     def __init__(self) -> None:
         self.rollouts = self.tokens = self.rated = 0
@@ -42,11 +42,11 @@ class Selection:
         self._sampled, self._trained = _Sums(), _Sums()
 
     def end(self, group: Group) -> None:
-        """A group is over; what was stopped counts with the tokens that it had."""
+        """A group is over. Stopped rollouts count with the tokens that they had."""
         self._sampled.add(group.lengths, expected_difficulty(group))
 
     def end_late(self, group: Group, tokens: int) -> None:
-        """A rollout that had been stopped ended when its group was over; one that never began says nothing."""
+        """A stopped rollout ended after its group was over. It counts only if it had begun."""
         if tokens:
             self._sampled.add([tokens], expected_difficulty(group))
 
@@ -55,7 +55,7 @@ class Selection:
         self._trained.add(lengths, expected_difficulty(group))
 
     def figures(self) -> dict[str, float | None]:
-        """Means over all rollouts and over the batch's fresh rows; None where there is nothing to take one of."""
+        """Means over all rollouts sampled and over the new rows of the batch; None if there are none to average."""
         return {
             f"{what}_{which}": value / count if count else None
             for which, sums in (("sampled", self._sampled), ("trained", self._trained))
@@ -66,15 +66,15 @@ class Selection:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """The complete state as JSON data."""
         parts = {"sampled": self._sampled, "trained": self._trained}
         return {which: [getattr(sums, name) for name in _SUMS] for which, sums in parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state.
+        """Continue from a saved state.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not a state of this class.
         """
         exact_keys(state, ("sampled", "trained"), "keys")
         for which, sums in (("sampled", self._sampled), ("trained", self._trained)):
@@ -85,7 +85,7 @@ class Selection:
 
 
 def expected_difficulty(group: Group) -> float | None:
-    """1 - the pass rate that was predicted when the prompt was drawn, else 1 - the group's own; None without either."""
+    """1 - the predicted pass rate, or without a prediction 1 - the group's own mean metric; None without either."""
     if group.predicted is not None:
         return 1 - group.predicted
     done = group.done

@@ -1,4 +1,4 @@
-"""What is known about each prompt: attempts, successes, tokens, version and fate, in arrays."""
+"""The record of each prompt, in arrays: attempts, successes, tokens, version and fate."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ from numpy.typing import NDArray
 from rollalloc.core.packing import exact_keys, move_in, pack
 
 NEW, QUARANTINED = "new", "quarantined"
-HALF_LIFE = 64  # attempts on a prompt after which an earlier one has half of its weight as evidence
-_MOST_RECENT = 2.0**15  # attempts that are kept as evidence; float16 holds 65,504
+HALF_LIFE = 64  # an attempt counts half in `recent_attempts` after this many later attempts on the same prompt
+_MOST_RECENT = 2.0**15  # upper limit of the recent counts, which are float16 (at most 65,504)
 _NEWEST = 0.3  # weight of the newest visit in the running mean and deviation of lengths (DARTS, arXiv 2605.30859)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One prompt's line in the statistics.
+    """The record of one prompt.
 
     Attributes:
         attempts: scored rollouts so far.
-        successes: sum of their metric.
-        tokens: tokens paid for the prompt, those of failed and cancelled rollouts included.
+        successes: sum of their metrics.
+        tokens: tokens paid for the prompt, including failed and cancelled rollouts.
         version: version of the weights at its last visit, -1 before the first.
-        fate: how its last visit ended, e.g. "trained" or "out_of_band/solved"; "new" before the first.
-        length_mean: running mean of its rollouts' lengths in tokens; a rollout that was stopped counts with the tokens it
-            had. NaN before a visit with two rollouts.
-        length_std: running standard deviation of the same, within a visit.
-        failures: visits in a row that gave no score because rollouts failed, at most 255.
-        recent_attempts: `attempts`, where each counts half after `HALF_LIFE` later attempts on the prompt, and a quarter
-            after twice as many: evidence about a rate that moves while the policy learns. To three digits; 0 where no judge
-            of the recipe has the trait `reads_recent`.
-        recent_failures: `attempts` less `successes`, with the same weights; kept in [0, `recent_attempts`], whatever the
-            metrics.
+        fate: how its last visit ended, such as "trained" or "out_of_band/solved"; "new" before the first.
+        length_mean: running mean of the lengths of its rollouts, in tokens. A stopped rollout counts with the tokens
+            it had. NaN before the first visit with two rollouts.
+        length_std: running standard deviation of the lengths within a visit, in tokens; NaN as above.
+        failures: visits in a row without any score because rollouts failed, counted up to 255.
+        recent_attempts: like `attempts`, but each one counts half after `HALF_LIFE` later attempts on the prompt, a
+            quarter after twice as many, and so on. It weighs evidence about a success rate that changes as the
+            policy learns. Accurate to three digits; 0 unless a judge of the recipe has the trait `reads_recent`.
+        recent_failures: `attempts` minus `successes` with the same weights, clipped to [0, `recent_attempts`].
     """
 
     attempts: int = 0
@@ -53,18 +52,18 @@ class Record:
 
 
 def aged(counted: float, newer: int) -> float:
-    """What is left of a recent count after `newer` more attempts on the prompt: counted · 2^(-newer / HALF_LIFE)."""
+    """A recent count after `newer` more attempts on the prompt: counted · 2^(-newer / HALF_LIFE)."""
     return counted * 0.5 ** (newer / HALF_LIFE)
 
 
 class PromptStatistics:
-    """The per-prompt record in arrays of shape (N,). Rules read it, the allocator writes it.
+    """The records of all prompts, in arrays of shape (N,). The allocator writes them, rules read them.
 
-    It takes 34 bytes per prompt, 4 more with `recent`.
+    It takes 34 bytes per prompt, and 4 more with `recent`.
 
     Args:
         prompts: N.
-        recent: whether a judge reads recent attempts and failures.
+        recent: whether to count recent attempts and failures.
     """
 
     def __init__(self, prompts: int, recent: bool = False) -> None:
@@ -77,10 +76,10 @@ class PromptStatistics:
         self.length_mean_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
         self.length_std_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
         self.failures_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
-        self.fates: list[str] = [NEW]  # fate_N holds indices into this list
+        self.fates: list[str] = [NEW]  # `fate_N` contains indices into this list
 
     def record(self, prompt: int) -> Record:
-        """The line of one prompt."""
+        """The record of one prompt."""
         recent_2 = (0.0, 0.0) if self.recent_2N is None else self.recent_2N[:, prompt].tolist()
         return Record(
             attempts=int(self.attempts_N[prompt]),
@@ -101,16 +100,16 @@ class PromptStatistics:
         return dict(zip(self.fates, count_F, strict=True))
 
     def with_fate(self, fate: str) -> list[int]:
-        """The prompts whose last visit ended so."""
+        """The prompts whose last visit had this fate."""
         return np.flatnonzero(self.fate_N == self.fates.index(fate)).tolist() if fate in self.fates else []
 
     def fail(self, prompt: int) -> int:
-        """Book that a visit gives no score because rollouts failed; returns how many visits in a row that makes."""
+        """Count a visit without a score because rollouts failed. Return how many such visits in a row there are."""
         self.failures_N[prompt] = min(int(self.failures_N[prompt]) + 1, np.iinfo(np.uint8).max)
         return int(self.failures_N[prompt])
 
     def close_visit(self, prompt: int, fate: str, version: int, metrics: list[float]) -> None:
-        """Book a visit that ended, and the metrics of its scored rollouts."""
+        """Record a visit that ended, with the metrics of its scored rollouts."""
         if fate not in self.fates:
             if len(self.fates) == np.iinfo(np.uint8).max:
                 raise ValueError(
@@ -134,15 +133,16 @@ class PromptStatistics:
         self.failures_N[prompt] = 0
 
     def see_lengths(self, prompt: int, lengths: Sequence[int]) -> None:
-        """Learn from a visit how long the prompt's rollouts are and how much that varies; one rollout teaches nothing.
+        """Update the running mean and deviation of a prompt's lengths. A visit with one rollout changes nothing.
 
             mean ← mean + 0.3 (m - mean),   std ← std + 0.3 (s - std)
 
-        m and s are the visit's mean and population deviation. The first visit gives m and s themselves.
+        m and s are the mean and the population standard deviation of this visit's lengths. The first visit sets mean
+        and std to m and s.
 
         Args:
-            prompt: its index.
-            lengths: in tokens; of a rollout that was stopped, the tokens it had.
+            prompt: index of the prompt.
+            lengths: in tokens; for a stopped rollout, the tokens that it had.
         """
         if len(lengths) < 2:
             return
@@ -154,7 +154,7 @@ class PromptStatistics:
             running_N[prompt] = newest if isnan(last) else last + _NEWEST * (newest - last)
 
     def pay(self, prompt: int, tokens: int) -> None:
-        """Book tokens that one rollout of the prompt has cost."""
+        """Add tokens that a rollout of the prompt cost."""
         self.tokens_N[prompt] += tokens
 
     _ARRAYS = (
@@ -169,27 +169,28 @@ class PromptStatistics:
     )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """The complete state as JSON data."""
         recent = None if self.recent_2N is None else pack(self.recent_2N)
         return {"fates": list(self.fates), "recent_2N": recent} | {
             name: pack(getattr(self, name)) for name in self._ARRAYS
         }
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
-        """Take over a saved statistics.
+        """Take over saved statistics.
 
         Args:
-            state: what `state_dict` gave.
-            source_N: for each prompt its index in the saved statistics, -1 where it is new; None when nothing moved.
+            state: the result of `state_dict`.
+            source_N: for each prompt its index in the saved statistics, -1 for a new prompt. None if the data set is
+                the same.
 
         Raises:
-            ValueError: keys, arrays or fates that are not those of a statistics; names them.
+            ValueError: keys, arrays or fates are not those of statistics. The message names them.
         """
         exact_keys(state, ("fates", "recent_2N", *self._ARRAYS), "statistics")
         self.fates = [str(fate) for fate in state["fates"]]
         for name in self._ARRAYS:
             move_in(getattr(self, name), state[name], source_N, f"statistics, {name}")
-        if self.recent_2N is not None and state["recent_2N"] is not None:  # else saved under another recipe
+        if self.recent_2N is not None and state["recent_2N"] is not None:  # None if another recipe saved the state
             move_in(self.recent_2N, state["recent_2N"], source_N, "statistics, recent_2N")
         if self.fate_N.size and int(self.fate_N.max()) >= len(self.fates):
             raise ValueError(
@@ -198,6 +199,6 @@ class PromptStatistics:
 
 
 def _deviation(lengths: Sequence[int]) -> float:
-    """Population standard deviation, in whole numbers as far as possible; NumPy would cost more than the rest of a visit."""
+    """Population standard deviation. It sums integers: NumPy would cost more than the rest of closing a visit."""
     count, total = len(lengths), sum(lengths)
     return sqrt(count * sum(map(mul, lengths, lengths)) - total * total) / count

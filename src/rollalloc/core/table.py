@@ -1,4 +1,4 @@
-"""The data set as the core sees it: a number of prompts, and optionally their keys, sources and priors."""
+"""The data set as the core sees it: a number of prompts and, optionally, their keys, sources, priors and features."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.packing import natural, pack, unpack
 
-GONE = -1  # stands for a prompt that left the data set
+GONE = -1  # index of a prompt that left the data set
 
 
 def place(saved: Any) -> int:
-    """A saved index of a prompt, which may have left the data set.
+    """Check a saved index of a prompt, which may have left the data set, and return it.
 
     Raises:
-        ValueError: neither a whole number of 0 or more nor `GONE`.
+        ValueError: it is neither a whole number of 0 or more nor `GONE`.
     """
     return GONE if type(saved) is int and saved == GONE else natural(saved, "prompt")
 
@@ -34,19 +34,21 @@ def key_digests(keys: Iterable[str]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, eq=False)
 class PromptTable:
-    """The prompts of a run, by stable key.
+    """The prompts of a run.
 
     Args:
-        keys: one hashable-by-text key a prompt, unique; it outlives a re-ordering of the data set. An int stands for
-            that many prompts known by their index only.
-        source_N: integer source of each prompt in [0, number of sources), for mixing sources by weight; default one source.
-        prior_N: success rate of each prompt in [0, 1] believed before the first rollout, NaN where unknown.
-        features: what a predictor may know of each prompt before its first rollout, by name, finite, of shape (N, D) each;
-            kept as float32. One array alone is taken for {"features": array}. A saved state holds their digests only.
+        keys: one key for each prompt, unique, compared as text. Keys stay valid if the data set is reordered. An int
+            stands for that many prompts that are known only by their index.
+        source_N: source of each prompt, an integer in [0, number of sources), to mix sources by weight. Default: one
+            source.
+        prior_N: prior success rate of each prompt, before its first rollout, in [0, 1]; NaN if unknown.
+        features: what a predictor may know about each prompt before its first rollout: finite arrays of shape (N, D)
+            by name, kept as float32. A single array counts as {"features": array}. A saved state contains only their
+            digests.
 
     Raises:
-        ValueError: no prompts, a key that occurs twice, a wrong length, a prior outside [0, 1], or features
-            that are not finite.
+        ValueError: there are no prompts, a key occurs twice, a length is wrong, a prior is outside [0, 1], or
+            features are not finite.
     """
 
     keys: Sequence[str] | int
@@ -87,7 +89,7 @@ class PromptTable:
             if not isinstance(name, str):  # pyright: ignore
                 raise ValueError(f"the names of features must be text, as JSON has them, got {name!r}")
             try:
-                with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
+                with np.errstate(over="ignore"):  # values that are too large for float32 are refused below
                     features_ND = np.asarray(block, np.float32).view()
             except (TypeError, ValueError) as error:
                 raise ValueError(f"features {name!r} must be numbers of shape ({len(self)}, D): {error}") from error
@@ -96,7 +98,7 @@ class PromptTable:
             if not np.isfinite(features_ND).all():
                 row = int(np.flatnonzero(~np.isfinite(features_ND).all(axis=1))[0])
                 raise ValueError(f"features {name!r} must be finite numbers of float32, those of prompt {row} are not")
-            features_ND.flags.writeable = False  # rules see it, and its digest is taken once
+            features_ND.flags.writeable = False  # rules can see the array, and its digest is computed only once
             checked[name] = features_ND
         return checked
 
@@ -105,7 +107,7 @@ class PromptTable:
 
     @property
     def widths(self) -> dict[str, int]:
-        """The number of columns of each block of features."""
+        """The number of columns of each array of features."""
         return {name: int(block_ND.shape[1]) for name, block_ND in self.features.items()}
 
     @staticmethod
@@ -124,18 +126,19 @@ class PromptTable:
         return {"count": len(self), "keys": pack(self._digests_N), "features": self._feature_digests}
 
     def source_of(self, saved: dict[str, Any], remap: ArrayLike | str | None) -> NDArray[np.int64] | None:
-        """For each prompt its index in a saved data set.
+        """Return for each prompt its index in a saved data set.
 
         Args:
-            saved: the saved data set's `state_dict`.
-            remap: None where the data sets are the same; "keys" to find each prompt by its key; or shape (N,), the answer
-                itself.
+            saved: the `state_dict` of the saved data set.
+            remap: None if the data sets are the same. "keys" finds each prompt by its key. An array of shape (N,) is
+                the answer itself.
 
         Returns:
-            Shape (N,), -1 where a prompt is new; None where the data sets are the same.
+            Shape (N,), -1 for a new prompt; None if the data sets are the same.
 
         Raises:
-            ValueError: data sets that differ without a remap, "keys" without keys, or indices that are not a mapping.
+            ValueError: the data sets differ and there is no remap, "keys" is given and there are no keys, or the
+                indices are not a valid mapping.
         """
         saved_N = unpack(saved["keys"])
         if remap is None:
@@ -174,14 +177,16 @@ class PromptTable:
 
     @cached_property
     def _digests_N(self) -> NDArray[np.uint64]:
-        """64-bit digest of each key, shape (N,), by which a saved state finds its prompts again; shape (0,) without keys."""
+        """64-bit digest of each key, shape (N,), by which a saved state finds its prompts again; shape (0,) without
+        keys.
+        """
         if isinstance(self.keys, int):
             return np.zeros(0, np.uint64)
         return key_digests(self.keys)
 
     @staticmethod
     def of(prompts: Any) -> PromptTable:
-        """The table itself, or a table of `prompts` nameless prompts where an int is given."""
+        """Return the table itself, or a table of that many prompts if an int is given."""
         if isinstance(prompts, PromptTable):
             return prompts
         if isinstance(prompts, SupportsIndex) and not isinstance(prompts, bool):

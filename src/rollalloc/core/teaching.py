@@ -1,6 +1,6 @@
-"""Whether the rollouts of the last stretch still teach: a window of outcomes, and when to say that they do not.
+"""Whether recent rollouts still give a learning signal, and when to warn that they do not.
 
-It decides nothing about the run. Every driver's checkpoints have it, so that a resumed run says what the other would have.
+This decides nothing about the run. It is saved with the run, so that a resumed run gives the same warnings.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 from rollalloc.core.group import Group
 from rollalloc.core.packing import exact_keys, natural, naturals, rate
 
-WINDOW = 2048  # rollouts
-FIRST = 64  # rollouts from which on it is said that no two outcomes have differed since the run began
+WINDOW = 2048  # number of recent rollouts that are considered
+FIRST = 64  # if all outcomes since the start are the same, warn after this many rollouts
 OUTCOMES = ("all_wrong", "all_right", "all_alike", "mixed", "wrong", "right", "between")
-_SILENT = OUTCOMES[:3]  # of groups whose rewards were equal
-_ALONE = OUTCOMES[4:]  # of rollouts that were not compared within a group
-_AGAIN = 16 * WINDOW  # rollouts after which it is said again although it got no worse
+_SILENT = OUTCOMES[:3]  # outcomes of groups whose rewards were equal
+_ALONE = OUTCOMES[4:]  # outcomes of rollouts that were not compared within a group
+_AGAIN = 16 * WINDOW  # repeat a warning after this many rollouts although nothing got worse
 _reward, _metric = map(attrgetter, ("reward", "metric"))
-_ROUNDING = 1e-6  # a mean of float32 scores may lie beside 0 or 1 by as much
+_ROUNDING = 1e-6  # tolerance for means of float32 scores near 0 or 1
 
 
 class Limits(NamedTuple):
-    """From which share on something is worth a line, below which it is over, and what more of it is clearly worse."""
+    """Shares for a warning: warn from `begin` on, it is over below `end`, and warn again if it grew by `worse`."""
 
     begin: float
     end: float
@@ -35,14 +35,15 @@ _OF_GROUPS, _OF_ALONE = Limits(0.5, 0.4, 0.15), Limits(0.95, 0.9, 0.03)
 
 
 def are_alone(shares: Mapping[str, float]) -> bool:
-    """Whether most rollouts were not compared within a group: one alone teaches by being better or worse than expected."""
+    """Whether most rollouts were compared with an expectation, and not with others of their group."""
     return sum(shares.get(name, 0) for name in _ALONE) > 0.5
 
 
 def silent(shares: Mapping[str, float]) -> tuple[float, Limits]:
-    """The share of rollouts that taught nothing, and the limits that hold for it.
+    """The share of rollouts without a learning signal, and the limits for it.
 
-    It is that of groups with equal rewards; where most rollouts are alone, of what nearly all of them are, right or wrong.
+    It is the share of rollouts in groups with equal rewards. If most rollouts are alone, it is the share of the more
+    frequent outcome, right or wrong.
     """
     if are_alone(shares):
         return max(shares.get("right", 0), shares.get("wrong", 0)), _OF_ALONE
@@ -50,9 +51,9 @@ def silent(shares: Mapping[str, float]) -> tuple[float, Limits]:
 
 
 def never_differed(shares: Mapping[str, float]) -> str | None:
-    """The one outcome that all rollouts had, "wrong", "right" or "alike"; None where outcomes differed.
+    """The one outcome that all rollouts had, "wrong", "right" or "alike"; None if outcomes differed.
 
-    Then the first suspect is the reward function, not the prompts.
+    If all outcomes are the same, the first suspect is the reward function, not the prompts.
     """
     [most, *others] = sorted(OUTCOMES, key=lambda name: -shares.get(name, 0)) if shares else ["mixed"]
     constant = most in (*_SILENT, "wrong", "right") and not any(shares.get(name, 0) for name in others)
@@ -60,9 +61,9 @@ def never_differed(shares: Mapping[str, float]) -> str | None:
 
 
 def outcomes(group: Group, fate: str) -> Mapping[str, int]:
-    """How many of a group's scored rollouts had each outcome; `fate` is "trained" where one of them got an advantage."""
+    """Number of a group's scored rollouts by outcome. `fate` is "trained" if one of them had a nonzero advantage."""
     done = group.done
-    if len(done) == 1:  # the common case of one rollout a prompt
+    if len(done) == 1:  # fast path for one rollout per prompt
         return {_kind(done[0].metric) or "between": 1}
     if len(set(map(_reward, done))) > 1:
         return {"mixed": len(done)}
@@ -78,33 +79,33 @@ def _kind(metric: float) -> str | None:
 
 
 class Teaching:
-    """The outcomes of at least the last `WINDOW` rollouts, batch by batch.
+    """Counts the outcomes of at least the last `WINDOW` rollouts, batch by batch.
 
     Attributes:
-        speaks: whether it is worth a line, since the last batch, that the rollouts teach little.
+        speaks: whether drivers should warn after this batch that rollouts give little learning signal.
     """
 
     def __init__(self) -> None:
         self.speaks = False
-        self._now = Counter[str]()  # since the last batch
-        self._before = deque[Counter[str]]()  # one a batch
-        self._said: float | None = None  # the share of which it was said; None: nothing to be said since it was over
-        self._since = 0  # rollouts since then
+        self._now = Counter[str]()  # outcomes since the last batch
+        self._before = deque[Counter[str]]()  # one counter for each earlier batch
+        self._said: float | None = None  # the share at the last warning; None if there is none or it is over
+        self._since = 0  # rollouts since the last warning
 
     def add(self, ended: Mapping[str, int]) -> None:
-        """Rollouts that ended, by outcome."""
+        """Add rollouts that ended, by outcome."""
         for name, count in ended.items():
             self._now[name] += count
 
     def shares(self) -> dict[str, float]:
-        """Of the window's rollouts by outcome.
+        """The share of each outcome among the rollouts of the window.
 
-        Empty while there are fewer than `WINDOW`, unless there are `FIRST` and all of them had the same outcome.
+        Empty if there are fewer than `WINDOW` rollouts, unless there are `FIRST` and all had the same outcome.
         """
         return self._shares(sum(self._before, Counter[str]()))
 
     def final_shares(self) -> dict[str, float]:
-        """The same at the end of a run, with the rollouts after its last batch; a run may end without any batch."""
+        """The shares at the end of a run, including rollouts after its last batch. A run may end without any batch."""
         return self._shares(sum(self._before, self._now))
 
     def _shares(self, total: Counter[str]) -> dict[str, float]:
@@ -113,9 +114,10 @@ class Teaching:
         return shares if count >= WINDOW or (count >= FIRST and never_differed(shares)) else {}
 
     def look(self) -> None:
-        """A batch is made: the window slides, and `speaks` says whether to say something.
+        """A batch was made: move the window on, and set `speaks`.
 
-        Once when the share crosses its limit, and again only where it got clearly worse or after a long stretch.
+        It is set when the share crosses its limit, and later only if the share got clearly worse or after a long
+        time.
         """
         self._since += self._now.total()
         self._before.append(self._now)
@@ -133,7 +135,7 @@ class Teaching:
     _FIELDS = ("now", "before", "said", "since", "speaks")
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """The complete state as JSON data."""
         return {
             "now": [self._now[name] for name in OUTCOMES],
             "before": [[each[name] for name in OUTCOMES] for each in self._before],
@@ -143,10 +145,10 @@ class Teaching:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state.
+        """Continue from a saved state.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not a state of this class.
         """
         exact_keys(state, self._FIELDS, "keys")
         self._now = _counted(state["now"])
