@@ -1,6 +1,7 @@
-"""Rounds of rollouts: the core's orders as verl's submissions, what came of them as the core's events.
+"""Translates between the core and verl: orders become submissions, and outcomes become events of the core.
 
-Nothing here imports verl. A `Crew` generates and holds the rows; a `Loader` hands prompts over in verl's order.
+This module does not import verl. A `Crew` generates rollouts and stores their rows; a `Loader` gives the prompts in verl's
+order.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from rollalloc.runs.metrics import of_batch, prediction, scalars, totals
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One order as verl generates it: a prompt under a fresh uid, session i of which is the i-th rollout.
+    """An order in verl's terms: a prompt with a new uid. Session i of the uid generates rollout i of the order.
 
     Attributes:
-        uid: never used before, without the underscore that verl's row keys are split at.
-        prompt: index of the prompt.
-        rollouts: the core's ids.
+        uid: a uid that was never used before. It has no underscore, since verl splits row keys at underscores.
+        prompt: index of the prompt in the data set.
+        rollouts: the core's rollout ids.
     """
 
     uid: str
@@ -40,18 +41,18 @@ class Outcome:
     """How a session of a submission ended.
 
     Attributes:
-        uid: of the submission.
-        session: index of the session.
-        tokens: generated.
-        reward: as trained; None: there is no score.
-        metric: what selection looks at.
-        version: of the weights at the first token; None: not known, taken for the latest.
-        last_version: at the last token.
-        truncated: it hit the length limit.
-        rows: rows it left, under the keys `uid_session_0` and on.
+        uid: uid of the submission.
+        session: index of the session in the submission.
+        tokens: number of generated tokens.
+        reward: reward for training; None: there is no score.
+        metric: metric for selection.
+        version: version of the weights at the first token; None: unknown, the latest is assumed.
+        last_version: version of the weights at the last token; None: unknown.
+        truncated: whether it reached the length limit.
+        rows: number of rows that it stored, under the keys `uid_session_0`, `uid_session_1`, ...
         reason: why there is no score.
-        cancelled: it was stopped because the core said so.
-        uncertainty: see `rollalloc.core.events.Done`; None where verl was not asked for log-probabilities.
+        cancelled: whether the core stopped it.
+        uncertainty: see `rollalloc.core.events.Done`; None if verl does not compute log-probabilities.
     """
 
     uid: str
@@ -69,7 +70,7 @@ class Outcome:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """verl's keys of its rows."""
+        """The keys of its rows in verl."""
         return tuple(f"{self.uid}_{self.session}_{row}" for row in range(self.rows))
 
 
@@ -77,44 +78,51 @@ Session = tuple[str, int]  # uid, index
 
 
 class Crew(Protocol):
-    """Who generates, scores, and holds the rows."""
+    """Generates and scores rollouts, and stores their rows."""
 
     def submit(self, submissions: Sequence[Submission]) -> None:
-        """Start them."""
+        """Start generating."""
         ...
 
     def cancel(self, sessions: Sequence[Session]) -> None:
-        """Stop those that still generate; each still has its outcome."""
+        """Stop the sessions that are still running. Each of them still gets an outcome."""
         ...
 
     def outcomes(self, wait: bool = True) -> Sequence[Outcome]:
-        """Outcomes since the last call; waits for one, or else may have none. Every session submitted has one in the end,
-        also one whose worker died."""
+        """Outcomes since the last call. Every submitted session gets exactly one, even if its worker dies.
+
+        Args:
+            wait: wait until there is at least one outcome; otherwise the result may be empty.
+        """
         ...
 
     def copy(self, keys: Mapping[str, str]) -> None:
-        """Keep a copy of each of these rows, as it is now, under another key: verl frees a batch's rows after its update."""
+        """Copy rows to new keys. Rows for replay need it, since verl frees a batch's rows after its update.
+
+        Args:
+            keys: new key of each row, by its present key.
+        """
         ...
 
     def release(self, keys: Sequence[str]) -> None:
-        """These rows are not needed any more."""
+        """Delete these rows."""
         ...
 
 
 class Loader(Protocol):
-    """A framework's own order of the prompts."""
+    """Gives the prompts in the order of the framework's own data loader."""
 
     def next_prompts(self) -> tuple[Sequence[int], int]:
-        """The next prompts and the epoch they belong to; never ends."""
+        """The next prompts, and the epoch that they belong to. Begins a new epoch at the end of each."""
         ...
 
     def __len__(self) -> int:
-        """Prompts in an epoch."""
+        """Number of prompts in an epoch."""
         ...
 
 
 class Finished(RuntimeError):
-    """There will be no further batch; says why."""
+    """There will be no further batch. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +130,9 @@ class TrainingRows:
     """A batch in verl's terms.
 
     Attributes:
-        batch: the core's.
-        keys: verl's keys; a rollout of several outputs has several.
-        rows: the core's row for each key.
+        batch: the core's batch.
+        keys: keys of the rows in verl. A rollout with several outputs has several keys.
+        rows: for each key, the core's row.
     """
 
     batch: Batch
@@ -132,12 +140,13 @@ class TrainingRows:
     rows: tuple[Row, ...]
 
     def factors(self, own: bool, within_group: bool) -> dict[str, float]:
-        """What the row of each key is multiplied with.
+        """The factor by which the row of each key is multiplied.
 
         Args:
-            own: the recipe's advantages are used, and the factor is for the mask; else for the estimator's advantage.
-            within_group: the estimator compares a group's rollouts. One that has no other to be compared with tells
-                nothing, where verl's estimators take its reward for its advantage.
+            own: the core computes the advantages. The factor is advantage · weight then, and applies to the response mask;
+                otherwise it is the weight, and applies to the advantage of verl's estimator.
+            within_group: verl's estimator compares the rollouts of a group. A rollout that is alone in its group gets the
+                factor 0, because verl would use its plain reward as the advantage.
         """
         if own:
             return {key: row.advantage * row.weight for key, row in self._held}
@@ -150,53 +159,58 @@ class TrainingRows:
 
 
 class Rounds:
-    """Asks the core, lets the crew generate, tells the core, until there is a batch.
+    """Runs the loop of asking the core, generating, and telling the core, until there is a batch.
 
-    A batch is handed out when nothing is generated any more: on a colocated engine the update takes the same devices. What
-    ends after the batch was made stays for the next one, where the recipe allows it. Where rollouts may go on over an update
-    a batch is handed out at once, with orders for the next one beside it.
+    If rollouts cannot overlap an update, the batch is returned only when no rollout is running, since the update needs the
+    same devices. Rollouts that end after the batch was formed are kept for the next one, if the recipe allows it. If they
+    can overlap, the batch is returned at once, and rollouts for the next batch are started.
 
     Args:
-        allocator: decides.
-        crew: generates.
-        loader: offers prompts, for a recipe whose prompt rule is `AsOffered`; None otherwise.
-        overlaps: whether rollouts may go on over an update.
+        allocator: the core.
+        crew: generates rollouts and stores their rows.
+        loader: gives prompts in verl's order, if the recipe's prompt rule is `AsOffered`; otherwise None.
+        overlaps: whether rollouts may continue during an update.
+
+    Attributes:
+        seconds: time that the last `next_batch` took, without waiting for the crew.
+        reasons: why rollouts failed in the last step, with counts.
     """
 
     def __init__(self, allocator: Allocator, crew: Crew, loader: Loader | None, overlaps: bool = False) -> None:
         self.allocator, self.crew, self.loader, self.overlaps = allocator, crew, loader, overlaps
-        self.seconds = 0.0  # of own work, waiting for the crew excluded
-        self.reasons: Counter[str] = Counter()  # why rollouts failed, from the last batch but one to the last
-        self._failing: Counter[str] = Counter()  # since the last batch
+        self.seconds = 0.0
+        self.reasons: Counter[str] = Counter()
+        self._failing: Counter[str] = Counter()  # why rollouts failed since the last batch
         self._step = Step()
-        self._figures: dict[str, Any] = {}  # of the last batch's step
-        self._broken_off: tuple[Order, ...] = ()  # by the end of the process that was saved; generated again
-        self._running: dict[Session, int] = {}  # -> rollout
-        self._stopped: set[int] = set()  # of those that run
-        self._keys: dict[int, tuple[str, ...]] = {}  # rollout -> rows that are held
-        self._kept: dict[int, tuple[str, ...]] = {}  # rollout -> copies of rows trained, which may be replayed
-        self._unneeded: list[str] = []  # rows to release, all at once when the round is over
-        self._reading_since: int | None = None  # the loader's epoch at the first offer since something was ordered
-        self._gave_up = False  # the loader was said to have ended, for the sake of one batch
-        self._at_work = False  # a batch was handed over and is not trained yet
+        self._figures: dict[str, Any] = {}  # metrics of the last step
+        self._broken_off: tuple[Order, ...] = ()  # orders that were running when the state was saved; to be repeated
+        self._running: dict[Session, int] = {}  # session -> rollout
+        self._stopped: set[int] = set()  # running rollouts that were told to stop
+        self._keys: dict[int, tuple[str, ...]] = {}  # rollout -> keys of its stored rows
+        self._kept: dict[int, tuple[str, ...]] = {}  # trained rollout -> keys of the copies of its rows, for replay
+        self._unneeded: list[str] = []  # keys of rows to release at the end of the round
+        self._reading_since: int | None = None  # the loader's epoch when it was first read since the last order
+        self._gave_up = False  # the core was told that the loader has ended, so that it forms a batch with what it has
+        self._at_work = False  # a batch was returned and is not trained yet
 
     def next_batch(self, last: bool = False) -> TrainingRows:
         """Generate until there is a batch.
 
         Args:
-            last: no batch will be asked for after it, so that nothing is ordered beside it.
+            last: this is the last batch, so that no rollouts for another one are started.
 
         Raises:
-            Finished: there is none, and there will be none.
-            NoScores: for want of scores: the reward or the engine fails.
-            NoProgress: nothing can be done although the run is not over; the message says what would help.
-            MetricError: a metric outside [0, 1] where the recipe takes it for a success rate; says which key gives it.
-            RuntimeError: the last batch was not told as `trained`; the core gives no other before.
+            Finished: the run is over, and there is no batch.
+            NoScores: the run is over because no rollout could be scored; the reward or the engine fails.
+            NoProgress: nothing is running and nothing can start, although the run is not over; says what would help.
+            MetricError: the recipe reads the metric as a success rate, but it is outside [0, 1]; names its key.
+            RuntimeError: `trained` was not called for the last batch.
         """
         if self._at_work:
             raise RuntimeError("the last batch is still to be trained: call trained(version) before next_batch()")
         started, waited = time.perf_counter(), 0.0
-        self._submit(self._broken_off, again=f"a{self.allocator.version}")  # rows of the first time may be held
+        # Repeated orders get new keys, since rows of the first attempt may still be stored.
+        self._submit(self._broken_off, again=f"a{self.allocator.version}")
         self._broken_off = ()
         batch: Batch | None = None
         while True:
@@ -226,44 +240,44 @@ class Rounds:
         return rows
 
     def attend(self, last: bool = False) -> None:
-        """While the batch is trained: tell what ended, without waiting, and carry out what follows from it.
+        """During an update: report finished rollouts to the core without waiting, and carry out its actions.
 
         Args:
-            last: as for `next_batch`.
+            last: as in `next_batch`.
         """
         if self._running and (outcomes := self.crew.outcomes(wait=False)):
             self._tell(outcomes)
             self._order_beside(last)
 
     def _order_beside(self, last: bool) -> None:
-        """What the core wants done while the batch is trained."""
+        """Start and stop rollouts as the core wants while the batch is trained."""
         if self.overlaps:
-            only_stops = last or self._gave_up  # a loader that was said to have ended is read again after the update
+            only_stops = last or self._gave_up  # after giving up on the loader, read it again only after the update
             self._carry_out(self.allocator.ask(capacity=0) if only_stops else self._ask())
             self._release()
 
     def trained(self, version: int) -> None:
-        """The batch was trained: the weights are of this version now."""
+        """Tell the core that the batch was trained, and that the weights have this version now."""
         self.allocator.tell([Updated(version)])
         self._at_work = False
 
     def held(self) -> set[str]:
-        """Keys of the rows that a later batch may need."""
+        """Keys of all rows that a later batch may need."""
         return {key for held in (self._keys, self._kept) for keys in held.values() for key in keys}
 
     def _held_groups(self) -> set[int]:
-        """Groups of which rows wait for their batch."""
+        """Groups with rows that wait for a batch."""
         return {_group_of(key) for keys in self._keys.values() for key in keys}
 
     def _running_groups(self) -> set[int]:
-        """Groups of which a rollout runs that is not to be stopped."""
+        """Groups with a running rollout that was not told to stop."""
         return {_group_of(uid) for (uid, _), rollout in self._running.items() if rollout not in self._stopped}
 
     # ------------------------------------------------------------------------------------------------------- the round
 
     def _ask(self) -> Actions:
-        """The core's actions, prompts offered as it wants them."""
-        if self._gave_up:  # what came back with the update may be offered now, within a whole pass from here
+        """Ask the core for actions, and offer it prompts while it wants them."""
+        if self._gave_up:  # the update may have made prompts available again: allow the loader another whole pass
             self._reading_since = None
             self._offer()
         while True:
@@ -274,7 +288,7 @@ class Rounds:
             except NoProgress:
                 if self.loader is None or not self.allocator.wanted():
                     raise
-                if self._passed_over():  # for this batch; nothing runs that could bring a prompt back
+                if self._passed_over():  # no prompt can become available for this batch: let the core do without
                     self.allocator.tell([Offered((), self.allocator.epoch)])
                     self._gave_up = True
                 continue
@@ -291,7 +305,10 @@ class Rounds:
             self._reading_since = epoch
 
     def _passed_over(self) -> bool:
-        """Whether a whole epoch in which a prompt was due had none that may be drawn; a loader may leave some out."""
+        """Whether the loader was read for a whole epoch, in which some prompt was due, without one that may be drawn.
+
+        The epoch must be complete, since a loader may leave out some prompts of an epoch.
+        """
         since, now = self._reading_since, self.allocator.epoch
         if since is None or now < since + 2:
             return False
@@ -315,7 +332,7 @@ class Rounds:
             self.crew.submit(submissions)
 
     def _stop(self, rollouts: set[int]) -> None:
-        """Have rollouts stopped; one that nobody generates, since the process that did is gone, has ended."""
+        """Stop rollouts. Those that are not running, because their process ended, are reported as cancelled at once."""
         sessions = [session for session, rollout in self._running.items() if rollout in rollouts]
         gone = rollouts.difference(self._running.values())
         self.allocator.tell([Cancelled(rollout, 0) for rollout in sorted(gone)])
@@ -331,7 +348,7 @@ class Rounds:
     def _tell(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             rollout = self._running.pop((outcome.uid, outcome.session), None)
-            if rollout is None:  # its worker was given up for dead before
+            if rollout is None:  # a late outcome: its worker was declared dead, and the rollout has its outcome already
                 self._unneeded += outcome.keys
                 continue
             self._stopped.discard(rollout)
@@ -353,9 +370,9 @@ class Rounds:
         )
 
     def _hand_over(self, batch: Batch) -> TrainingRows:
-        """The batch's rows; from here on they are verl's, which frees them after the update.
+        """Pass the batch's rows to verl, which frees them after the update.
 
-        What may be replayed is copied before verl writes into it: a copy is a row as it was generated.
+        Rows that may be replayed are copied first, before verl writes advantages and other fields into them.
         """
         replay, copies = self.allocator.recipe.replay, dict[str, str]()
         held: list[tuple[str, Row]] = []
@@ -372,7 +389,7 @@ class Rounds:
     # ------------------------------------------------------------------------------------------------ figures and state
 
     def _end_step(self, batch: Batch) -> None:
-        """What was done for the batch is known; what is done from here on is the next one's."""
+        """Compute the metrics of this step and begin the next."""
         held, running = self._held_groups(), self._running_groups()
         trained = {row.group for row in batch.rows if not row.replays}
         recipe, statistics = self.allocator.recipe, self.allocator.statistics
@@ -381,13 +398,13 @@ class Rounds:
         self.reasons, self._failing = self._failing, Counter()
 
     def metrics(self, batch: Batch) -> dict[str, float]:
-        """What the run paid so far and for what, the state of its prompts, and what this step did; under `rollalloc/`."""
+        """Metrics under `rollalloc/`: rollouts by cause, the state of the prompts, and what this step did."""
         own = {"streaming": {"in_flight": len(self._running)}, "driver_seconds": self.seconds}
         run = totals(self.allocator) | prediction(self.allocator)
         return scalars(run | of_batch(self.allocator, batch) | self._figures | own)
 
     def state_dict(self) -> dict[str, Any]:
-        """The core's state and the keys of the rows held, taken after `trained`. What runs is ordered again after a load."""
+        """The core's state and the keys of stored rows. Call it after `trained`. Loading repeats running rollouts."""
         return {
             "allocator": self.allocator.state_dict(),
             "keys": [[rollout, list(keys)] for rollout, keys in self._keys.items() if keys],
@@ -397,17 +414,17 @@ class Rounds:
         }
 
     def load_state_dict(self, state: dict[str, Any], present: set[str]) -> set[str]:
-        """Go on from a saved state: all of it or, on an error, none.
+        """Restore a saved state. On an error nothing changes.
 
         Args:
-            state: what `state_dict` gave.
-            present: keys of the rows that were restored.
+            state: what `state_dict` returned.
+            present: keys of the rows that verl restored.
 
         Returns:
-            Those of them that nobody needs.
+            Keys of restored rows that are not needed.
 
         Raises:
-            ValueError: rows are missing, or the state is of another recipe, seed or data set.
+            ValueError: rows are missing, or the recipe, seed or data set differs.
         """
         exact_keys(state, ("allocator", "keys", "kept", "reading_since", "gave_up"), "state of the verl driver")
         keys, kept = ({rollout: tuple(held) for rollout, held in state[name]} for name in ("keys", "kept"))
@@ -428,18 +445,19 @@ class Rounds:
 
 
 def _again(key: str, replays: int) -> str:
-    """The key of a row's copy for its next time, of the same form, under a uid of its own."""
+    """The key of a row's copy for its next replay: a key of the same form with a new uid."""
     uid, session, row = key.rsplit("_", 2)
     return f"{uid.partition('x')[0]}x{replays}_{session}_{row}"
 
 
 def _submission(order: Order, again: str) -> Submission:
-    uid = f"g{order.group}s{order.stage}r{order.rollouts[0]}{again}"  # an order may be split: its first rollout is its own
+    # An order may be split. The number of the first rollout makes the uid of each part unique.
+    uid = f"g{order.group}s{order.stage}r{order.rollouts[0]}{again}"
     return Submission(uid, order.prompt, order.rollouts)
 
 
 def _group_of(uid: str) -> int:
-    """The group of a submission, or of a row of it."""
+    """The group of a submission, from its uid or the key of one of its rows."""
     return int(uid[1 : uid.index("s")])
 
 

@@ -1,4 +1,4 @@
-"""`trainer.v1.rollalloc` in verl's configuration: the recipe, its parameters, and a few settings of the driver."""
+"""The section `trainer.v1.rollalloc` of verl's configuration: the recipe, its parameters, and settings of the driver."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from rollalloc.rules.advantages import GRPO, settled
 from rollalloc.rules.prompts import AsOffered, Shuffled
 
 SECTION = "trainer.v1.rollalloc"
-VERLS_GRPO = GRPO(ddof=1, eps=1e-6)  # what verl's own estimator of that name computes
+VERLS_GRPO = GRPO(ddof=1, eps=1e-6)  # the normalization of verl's estimator "grpo"
 _VERL_KEYS = {"groups": "data.train_batch_size", "n": "actor_rollout_ref.rollout.n"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the section says.
+    """The settings in this section.
 
     Attributes:
-        recipe: which prompts get how many rollouts, and which are trained on.
-        seed: of the core's draws.
-        max_rollouts: rollouts to pay at most in the whole run; None: no limit.
-        reward_timeout: seconds in which a rollout must be scored; then it has failed.
-        tool_timeout: seconds that an agent loop may take before each turn of the model, as for a tool; then it has failed.
-        poll_interval: seconds for which results are collected before the core is asked again.
-        rollout_correction: where rows may be older than the weights, correct for it by verl's truncated importance weights
-            unless those are configured otherwise.
-        features: file of features of the prompts (`rollalloc features`), for a recipe that predicts; None: none.
-        notices: say in the log when most of the last rollouts taught nothing.
+        recipe: the recipe.
+        seed: seed of the core's random numbers, at least 0.
+        max_rollouts: maximum number of rollouts in the whole run, at least 1; None: no limit.
+        reward_timeout: seconds for scoring a rollout, above 0; a rollout that takes longer has failed.
+        tool_timeout: seconds that an agent loop may spend before each turn of the model, for example in a tool, above 0; a
+            rollout that takes longer has failed.
+        poll_interval: seconds for which results are collected before the core is asked again, in [0, 1].
+        rollout_correction: if rows may be older than the weights, turn on verl's truncated importance weights, unless verl
+            configures its correction itself.
+        features: file of the prompts' features (`rollalloc features`), for a recipe that predicts success; None: none.
+        notices: log a warning when most of the recent rollouts had no effect on training.
 
     Raises:
-        ValueError: a value of another kind, or out of its range; or no such file.
+        ValueError: a value has the wrong type or is out of range, or the file of features does not exist.
     """
 
     recipe: Recipe
@@ -72,14 +73,14 @@ class Settings:
 
     @property
     def loader_draws(self) -> bool:
-        """Whether verl's own loader says which prompt is next."""
+        """Whether verl's own loader decides the order of the prompts."""
         return isinstance(self.recipe.prompts, AsOffered)
 
     @property
     def own_advantages(self) -> bool:
-        """Whether advantages are the core's; plain GRPO's are left to verl's estimator, where no row comes again.
+        """Whether the core computes the advantages. verl's estimator computes them for plain GRPO without replay.
 
-        One that does has the advantage of its own batch, which verl's estimator would not find in another.
+        With replay it cannot: a replayed row keeps the advantage of its own batch, but its group is not in the later one.
         """
         recipe = self.recipe
         plain = recipe.advantage == grpo(1, 1).advantage and recipe.over_batch is None
@@ -87,7 +88,7 @@ class Settings:
 
     @property
     def stops(self) -> bool:
-        """Whether rollouts may be stopped while they generate."""
+        """Whether the recipe may stop rollouts before they end."""
         return bool(self.recipe.stopping)
 
 
@@ -96,21 +97,22 @@ def _is_number(value: Any) -> bool:
 
 
 def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Overlap | None = None) -> Settings:
-    """The settings that verl's configuration holds.
+    """Read the settings from verl's configuration.
 
-    `groups` and `n` of a recipe are verl's own `data.train_batch_size` and `actor_rollout_ref.rollout.n`; the sizes of
-    stages that the section does not say follow from `n` (`recipes.shapes.sizes_for`). A prompt rule
-    that only shuffles is replaced by the order of verl's loader. Advantages that leave the deviation open get verl's.
+    A recipe's parameters `groups` and `n` are verl's `data.train_batch_size` and `actor_rollout_ref.rollout.n`. Stage sizes
+    that the section does not set follow from `n` (`recipes.shapes.sizes_for`). If the recipe's prompt rule only shuffles,
+    verl's loader decides the order instead. If its advantage rule leaves the normalization open, it gets verl's
+    (`VERLS_GRPO`).
 
     Args:
-        section: `trainer.v1.rollalloc` as a dictionary: `recipe`, its parameters, and the fields of `Settings`. A recipe
-            is a name, `module:object` (which runs that module's code), or several joined by "+", which are mixed.
-        groups: verl's prompts in a batch.
-        n: verl's rollouts per prompt.
-        overlap: of an asynchronous mode; None: nothing runs during an update.
+        section: `trainer.v1.rollalloc` as a dictionary: `recipe`, its parameters, and the fields of `Settings`. `recipe`
+            is a name, `module:object` (which imports and so runs that module), or several of these joined by "+".
+        groups: verl's number of prompts per batch.
+        n: verl's number of rollouts per prompt.
+        overlap: how an asynchronous mode overlaps rollouts with updates; None: no rollout runs during an update.
 
     Raises:
-        ValueError: a key or a value that is wrong, naming the right one.
+        ValueError: an unknown key or a wrong value; names the right one.
     """
     given = dict(section)
     name = given.pop("recipe", None)

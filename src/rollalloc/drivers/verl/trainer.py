@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
-"""verl's three V1 trainers, with the core between their loader and their update."""
+"""verl's three V1 trainers with a recipe: the core draws the prompts and chooses the rows of each batch."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ from rollalloc.runs.teaching import notices
 log = logging.getLogger(__name__)
 
 _PARTITION = "train"
-_STATE = "rollalloc.json"  # in the folder of a checkpoint
-_WITHOUT_GROUPS = ("gae", "reinforce_plus_plus", "remax")  # verl's estimators to which a rollout alone tells something
+_STATE = "rollalloc.json"  # our file in each checkpoint folder
+_WITHOUT_GROUPS = ("gae", "reinforce_plus_plus", "remax")  # verl's estimators that do not compare a group's rollouts
 
 
 class _Buffer(ReplayBuffer):
-    """verl's buffer for validation; training batches come from the trainer."""
+    """verl's replay buffer. It serves validation as in verl; training batches come from the trainer."""
 
     def __init__(self, sample_training: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._sample_training = sample_training
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """A batch of verl's keys, and metrics."""
+        """Return the keys of a batch, and metrics."""
         if partition_id == _PARTITION:
             return self._sample_training()
         return super().sample(global_steps, partition_id, batch_size)
 
 
 class _Crew:
-    """verl's workers and its TransferQueue, as the rounds need them."""
+    """Implements `rounds.Crew` with verl's workers and its TransferQueue."""
 
     def __init__(self, trainer: RecipeTrainer) -> None:
         self._trainer = trainer
@@ -85,17 +85,17 @@ class _Crew:
 
 
 class RecipeTrainer(PPOTrainer):
-    """What a recipe changes in a trainer of verl's, whichever of the three follows it among the bases.
+    """The changes that a recipe makes to verl's trainers. A subclass inherits from it and from one of the three trainers.
 
     Attributes:
-        overlaps: whether rollouts go on over an update.
+        overlaps: whether rollouts continue during an update.
     """
 
     overlaps = True
 
     def __init__(self, config: Any) -> None:
         self.settings = configure(config)
-        self._trained: TrainingRows | None = None  # the batch at work
+        self._trained: TrainingRows | None = None  # the current batch
         super().__init__(config)
 
     @property
@@ -103,14 +103,14 @@ class RecipeTrainer(PPOTrainer):
         return self.global_steps >= self.total_training_steps
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train until verl's steps are done, or the recipe has no further batch."""
+        """Train until verl's last step, or until the recipe has no further batch."""
         try:
             super().fit(agent_loop_manager)
         except Finished as end:
             self._end_early(str(end))
 
     def _end_early(self, why: str) -> None:
-        self.global_steps -= 1  # the step that had no batch
+        self.global_steps -= 1  # the current step has no batch
         log.warning("the run ends after step %d: %s", self.global_steps, why)
         trainer = self.config.trainer
         if trainer.test_freq > 0 and self.global_steps % trainer.test_freq:
@@ -120,7 +120,7 @@ class RecipeTrainer(PPOTrainer):
         self._shutdown_dump_executor()
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> KVBatchMeta:
-        """One training step; the core learns that the weights changed before a checkpoint is written."""
+        """Run one training step, then tell the core that the weights changed; a checkpoint is written only after that."""
         batch = super().step(metrics, timing_raw)
         self.rounds.trained(self.global_steps)
         return batch
@@ -154,10 +154,10 @@ class RecipeTrainer(PPOTrainer):
         )
 
     def on_train_begin(self) -> None:
-        """Nothing: the rounds submit what the core orders, the batches ahead too."""
+        """Do nothing. verl would submit prompts here, but `Rounds` submits what the core orders."""
 
     def prepare_step(self) -> dict[str, Any]:
-        """Nothing, for the same reason."""
+        """Do nothing, for the same reason."""
         return {}
 
     def _sample(self) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -170,7 +170,7 @@ class RecipeTrainer(PPOTrainer):
             for line in notices(self.rounds.allocator):
                 log.warning("step %d: %s", self.global_steps, line)
         keys = list(rows.keys)
-        if len(self.settings.recipe.stages) > 1 or self.overlaps:  # verl's estimators find a group by this field
+        if len(self.settings.recipe.stages) > 1 or self.overlaps:  # verl's estimators group rows by this field
             groups = np.array([f"g{row.group}" for row in rows.rows], dtype=object)
             tq.kv_batch_put(keys=keys, partition_id=_PARTITION, fields=tu.get_tensordict({"uid": groups}))
         tags = tq.kv_list(_PARTITION)[_PARTITION]
@@ -192,7 +192,7 @@ class RecipeTrainer(PPOTrainer):
             return batch
         field = "response_mask" if own else "advantages"
         values = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[field])[field]
-        scaled = [  # padding has no row of the core
+        scaled = [  # padding rows get the factor 0
             value.float() * factors.get(key, 0.0) for key, value in zip(batch.keys, values.unbind(), strict=True)
         ]
         nested = torch.nested.as_nested_tensor(scaled, layout=torch.jagged)
@@ -200,7 +200,7 @@ class RecipeTrainer(PPOTrainer):
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
-        """As verl's, of what was generated: no padding, and no row that is trained again, which was written down before."""
+        """Write rollouts to disk as verl does, without padding and replayed rows; the latter were written before."""
         assert self._trained is not None
         fresh = {key for key, row in zip(self._trained.keys, self._trained.rows, strict=True) if not row.replays}
         at = [at for at, key in enumerate(batch.keys) if key in fresh]
@@ -253,7 +253,7 @@ class RecipeTrainer(PPOTrainer):
 
     @contextmanager
     def _rows_per_step(self, network: Any, rows: int) -> Iterator[None]:
-        """verl takes mini-batches of ppo_mini_batch_size · rollout.n rows: let that be `rows` meanwhile."""
+        """A context in which verl's mini-batches, of ppo_mini_batch_size · rollout.n rows, have `rows` rows."""
         rollout = self.config.actor_rollout_ref.rollout
         before = network.ppo_mini_batch_size, rollout.n
         with open_dict(self.config):
@@ -266,13 +266,17 @@ class RecipeTrainer(PPOTrainer):
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
     def _save_checkpoint(self) -> None:
-        """Our state first: verl names a checkpoint the latest when the rest of it is written; without the rest, none."""
+        """Write our state, then verl's part of the checkpoint.
+
+        verl marks a checkpoint as the latest when its own part is complete, so ours must be there before. If verl's part
+        fails, ours is removed.
+        """
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         state = {"rounds": self.rounds.state_dict(), "epoch": self.prompts.epoch, "step": self.global_steps}
         write_text(folder / _STATE, json.dumps(state))
         try:
             super()._save_checkpoint()
-        except BaseException:  # a folder without our state is refused as corrupt
+        except BaseException:  # without our state, resuming reports the folder as corrupt
             (folder / _STATE).unlink(missing_ok=True)
             raise
 
@@ -299,10 +303,10 @@ class RecipeTrainer(PPOTrainer):
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """Our state of a checkpoint.
+    """Read our state in a checkpoint.
 
     Raises:
-        ValueError: the file is not what `_save_checkpoint` writes.
+        ValueError: the file is corrupt: it is not what `_save_checkpoint` writes.
     """
     try:
         state = json.loads(path.read_text("utf-8"))
@@ -314,31 +318,34 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 @register_trainer("rollalloc")
 class RollallocTrainer(RecipeTrainer, PPOTrainerSync):
-    """`trainer.v1.trainer_mode=rollalloc`: any recipe, on devices that trainer and rollouts share."""
+    """`trainer.v1.trainer_mode=rollalloc`: synchronous training, on devices that update and generation share."""
 
     overlaps = False
 
     def get_llm_client(self) -> LLMServerClient:
-        """verl's client, able to stop single requests."""
+        """verl's client, extended to stop single requests."""
         return self.llm_server_manager.get_client(client_cls=Client)
 
 
 @register_trainer("rollalloc_colocate_async")
 class RollallocColocateAsync(RecipeTrainer, PPOTrainerColocateAsync):
-    """The same devices; what is not done when the batch is goes on after the update, from where it was."""
+    """Asynchronous training on shared devices. Rollouts that an update interrupts continue afterwards."""
 
     def get_llm_client(self) -> LLMServerClient:
-        """verl's client that goes on with what an update broke off, able to stop single requests."""
+        """verl's client, extended to continue interrupted requests and to stop single requests."""
         return self.llm_server_manager.get_client(client_cls=ResumingClient)
 
 
 @register_trainer("rollalloc_separate_async")
 class RollallocSeparateAsync(RecipeTrainer, PPOTrainerSeparateAsync):
-    """Rollouts on devices of their own, which generate while the batch is trained; between the stages of an update the core
-    is told what ended meanwhile, and what it orders or stops is carried out."""
+    """Asynchronous training with separate devices for generation, which continues during an update.
+
+    Between the stages of an update, finished rollouts are reported to the core, and its new orders and stops are carried
+    out.
+    """
 
     def get_llm_client(self) -> LLMServerClient:
-        """As for `RollallocColocateAsync`, of the servers that always serve."""
+        """As in `RollallocColocateAsync`, but for the servers on separate devices."""
         return self.standalone_server_manager.get_client(client_cls=ResumingClient)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
