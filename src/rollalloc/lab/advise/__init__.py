@@ -1,1 +1,1 @@
-"""Which recipe, how many rollouts a prompt: a profile of a model on its prompts, and the verdict that follows."""
+"""Advice on a recipe and rollouts per prompt: a profile of a model on its prompts, and the verdict that follows."""

@@ -1,24 +1,24 @@
-"""A curriculum out of a profile: a row a prompt, with its rate and how often it should be drawn.
+"""A curriculum from a profile: a row for each prompt, with its success rate and its sampling weight.
 
 | column | |
 |---|---|
-| `key` | of the prompt, as the log has it |
-| `rollouts`, `right` | that have a score; of these |
-| `rate`, `rate_low`, `rate_high` | mean and 95% interval of the posterior under the fitted mixture, taken for known |
-| `tokens` | mean of a rollout; empty where the log does not say |
-| `predicted` | the rate that features of the prompt give, from other prompts only; empty where there are none |
-| `weight` | chance of being drawn under the mix; the column sums to 1 |
+| `key` | the prompt's key in the log |
+| `rollouts`, `right` | number of scored rollouts; number of right ones |
+| `rate`, `rate_low`, `rate_high` | posterior mean and 95% interval of the rate, with the fitted mixture treated as exact |
+| `tokens` | mean rollout length; empty if not logged |
+| `predicted` | rate predicted from the prompt's features by a model of other prompts; empty without features |
+| `weight` | probability of drawing the prompt under the mix; sums to 1 |
 | `pool` | hard, normal or easy: prime-rl's default pools, by `rate` |
 
-Where the profile was sampled here, its rows in verl's schema stand beside these columns (`data_source`, `prompt`,
-`reward_model`, `extra_info`): the file is then one of prompts, for verl (`data.train_files`), for TRL (a data set with
-`prompt`) and for `rollalloc train`.
+For a profile sampled by `rollalloc advise`, the columns of verl's schema are added (`data_source`, `prompt`,
+`reward_model`, `extra_info`). Such a file can be used as the training prompts of verl (`data.train_files`), of TRL (a data
+set with `prompt`) and of `rollalloc train`.
 
-As of November 2026 none of the three draws by a weight of each prompt. verl 0.9.1's `trainer.v1.sampler.custom_sampler` is
-the class of a replay buffer, and its loader shuffles or does not; TRL 1.16's sampler repeats a permutation; prime-rl's
-`DifficultyPoolSampler` weighs pools by the latest mean reward of each task. So for verl and TRL draw rows with the chances
-`weight`; prime-rl's pools take the mean `weight` of each `pool`, times the number of prompts, and its state's `task_rewards`
-the `rate` of each `key`.
+As of November 2026, none of the three samples prompts by individual weights. verl 0.9.1's
+`trainer.v1.sampler.custom_sampler` is a replay buffer class, and its loader only shuffles or keeps the order; TRL 1.16's
+sampler repeats a permutation; prime-rl's `DifficultyPoolSampler` weights pools by the latest mean reward of each task. For
+verl and TRL, therefore, sample rows with probability `weight` beforehand. For prime-rl, weight each pool by its mean
+`weight` times the number of prompts, and put the `rate` of each `key` into its state's `task_rewards`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from rollalloc.lab.waste.groups import NOT_SAID, Groups
 from rollalloc.recipes.foresight import Foresight
 
 MIXES = "variance, uniform, gaussian:MEAN,DEVIATION or foresight"
-_POOLS = {"hard": 0.25, "normal": 0.75, "easy": 1.0}  # prime-rl's defaults: the largest rate of each
-_BINS = 10  # of rates, each drawn as often by a uniform mix
+_POOLS = {"hard": 0.25, "normal": 0.75, "easy": 1.0}  # prime-rl's defaults: each pool's largest rate
+_BINS = 10  # bins of rates; the uniform mix draws each equally often
 
 
 def curriculum_of(
@@ -51,15 +51,15 @@ def curriculum_of(
     prompts: Mapping[str, Mapping[str, Any]] | None = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """A row for each prompt that was rolled out, sorted by key.
+    """A row for each prompt that has rollouts, sorted by key.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
         rates: the mixture fitted to them.
         mix: as for `weights_of`.
-        features_PD: numbers of each of its prompts; by default the log's own.
+        features_PD: features of each prompt; by default the log's own.
         prompts: further columns by key.
-        seed: of the folds in which rates are predicted, at least 0.
+        seed: of the cross-validation folds in which rates are predicted, at least 0.
 
     Raises:
         ValueError: as `weights_of`.
@@ -85,20 +85,20 @@ def curriculum_of(
 
 
 def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Floats:
-    """The chance with which each prompt is to be drawn, shape (P,), sum 1.
+    """The probability of drawing each prompt, shape (P,), sum 1.
 
         variance: w ∝ E[p(1 − p)];  gaussian:μ,σ: w ∝ E[exp(−(p − μ)² / 2σ²)], both over the posterior of p;
-        uniform: of ten bins of E[p] each that has prompts is drawn as often;  foresight: as `foresight.Foresight`
-        draws by E[p], ∝ .9 p(1 − p)³ + .1 uniformly
+        uniform: ten bins of E[p]; each bin with prompts is drawn equally often;
+        foresight: as `foresight.Foresight` draws by E[p], ∝ .9 p(1 − p)³ + .1 uniform
 
     Args:
         mix: one of these.
-        rates: the mixture that the counts are from.
+        rates: the mixture fitted to the counts.
         hits_P: right rollouts of each prompt, in [0, count].
         count_P: rollouts of each.
 
     Raises:
-        ValueError: an unknown mix, or numbers that are none of one, or one under which no prompt would be drawn.
+        ValueError: an unknown mix, invalid numbers in it, or a mix under which no prompt would be drawn.
     """
     name, (mean, deviation) = _mixed(mix)
     rate_K, mean_P = rates.rate_K, rates.posterior_mean(hits_P, count_P)
@@ -110,7 +110,7 @@ def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Flo
     elif name == "variance":
         weight_P = rates.expected(rate_K * (1 - rate_K), hits_P, count_P)
     else:
-        with np.errstate(over="ignore"):  # as far off as that the chance is 0
+        with np.errstate(over="ignore"):  # so far from the mean that the weight is 0
             density_K = np.exp(-(((rate_K - mean) / deviation) ** 2) / 2)
         weight_P = rates.expected(density_K, hits_P, count_P)
     if not weight_P.sum() > 0:
@@ -119,16 +119,17 @@ def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Flo
 
 
 def check_export(path: Path, mix: str, log: Path | None) -> None:
-    """Refuse a place where no curriculum can be written, and a mix that there is not; changes nothing.
+    """Refuse an invalid mix, or a place where a curriculum cannot be written; changes nothing.
 
     Args:
         path: of the file.
         mix: as for `weights_of`.
-        log: that it is made from; a file of Parquet in its folder would pass for TRL's log. None: not known yet.
+        log: from which it is computed; a Parquet file in the log's folder would be mistaken for TRL's log. None: not known
+            yet.
 
     Raises:
-        ValueError: another ending than .parquet, a place among the logs, or no such mix.
-        FileExistsError: something is there that is no curriculum of ours.
+        ValueError: another suffix than .parquet, a place among the logs, or no such mix.
+        FileExistsError: a file that is not one of our curricula is there.
     """
     _mixed(mix)
     if path.suffix != ".parquet":
@@ -143,10 +144,10 @@ def check_export(path: Path, mix: str, log: Path | None) -> None:
 
 
 def write_curriculum(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as Parquet, whole or not at all, in place of none or of an earlier curriculum.
+    """Write rows as Parquet, completely or not at all; replaces only an earlier curriculum.
 
     Raises:
-        FileExistsError: something else is there.
+        FileExistsError: another file is there.
         ValueError: prompts that Parquet cannot hold.
         OSError: it cannot be written there.
     """
@@ -165,7 +166,7 @@ def write_curriculum(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _mixed(mix: str) -> tuple[str, tuple[float, float]]:
-    """A mix's name, and of a Gaussian its mean and deviation."""
+    """A mix's name and, for a Gaussian, its mean and standard deviation."""
     if mix in ("variance", "uniform", "foresight"):
         return mix, (0.0, 1.0)
     name, _, given = mix.partition(":")
@@ -180,21 +181,21 @@ def _mixed(mix: str) -> tuple[str, tuple[float, float]]:
 
 
 def _sums(judged: Groups, visited: Ints) -> tuple[Ints, Ints, Floats]:
-    """Right rollouts, those with a score, and the mean of the tokens that are known, of each prompt that was visited."""
+    """Right rollouts, scored rollouts, and mean of the known token counts, for each visited prompt."""
     prompt_R = np.repeat(judged.prompt_V, judged.size_V)
     said_R = judged.tokens_R != NOT_SAID
 
     def total(value_R: NDArray[Any]) -> Floats:
         return np.bincount(prompt_R, value_R, len(judged.keys))[visited].astype(np.float64)
 
-    with np.errstate(invalid="ignore"):  # 0 of 0 where nothing is known
+    with np.errstate(invalid="ignore"):  # 0/0 where nothing is known
         tokens_P = total(np.where(said_R, judged.tokens_R, 0)) / total(said_R)
     hits_P, count_P = total(np.nan_to_num(judged.rewards_R)), total(~np.isnan(judged.rewards_R))
     return hits_P.astype(np.int64), count_P.astype(np.int64), tokens_P
 
 
 def _predicted(hits_P: Ints, count_P: Ints, features_PD: NDArray[np.float32], seed: int) -> list[float | None]:
-    """Rates by features; None for all prompts where there are too few, all are alike, or features are not known."""
+    """Rates predicted from features; None for all prompts if there are too few, all are alike, or features are unknown."""
     differ = 0 < hits_P.sum() < count_P.sum()
     if len(hits_P) < LEAST_PROMPTS or not differ or not features_PD.size or not np.isfinite(features_PD).all():
         return [None] * len(hits_P)

@@ -1,4 +1,4 @@
-"""What a log cannot tell, and what would help."""
+"""What a log cannot show, and what would help."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rollalloc.lab.waste.finding import drifted, unusable
 from rollalloc.lab.waste.groups import Groups, Log
 from rollalloc.lab.waste.shares import LEAST_PROMPTS
 
-_WIDE = 0.25  # of an interval: more than that says too little
-_SURE, _SURE_OF_SOME = 4.0, 3.0  # standard errors by which all groups without variance are missing, or some
+_WIDE = 0.25  # an interval wider than this is too uncertain
+_SURE, _SURE_OF_SOME = 4.0, 3.0  # standard errors needed to say that all, or some, groups without variance are missing
 
 
 def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool = True) -> str:
-    """Why nothing should be decided on this log before more was sampled; empty: it is enough.
+    """Why more rollouts are needed before a decision on this log; empty if there are enough.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
         rates: fitted to them.
-        prompts: different ones.
-        complete: False where groups without variance may have been left out before the log was written.
+        prompts: number of distinct prompts.
+        complete: False if groups without variance may have been left out before the log was written.
     """
     if prompts < LEAST_PROMPTS:
         return f"{prompts} prompt{'s' if prompts > 1 else ''} cannot speak for others"
@@ -45,12 +45,12 @@ def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool 
 
 
 def is_filtered(judged: Groups, rates: RateMixture) -> bool:
-    """Whether fewer groups are without variance than there would be by chance, by three or four standard errors.
+    """Whether the log has fewer groups without variance than chance allows, by three or four standard errors.
 
-    Only rollouts count that were ordered before any result was known: later ones are ordered because of results. Two tests:
-    fewer than any success rates would leave, which shows where all such groups are missing; and fewer among the visits of a
-    prompt than its rollouts would leave if they were dealt to these visits at random, which shows where some are missing,
-    too. A log in which each prompt was visited once cannot show the second.
+    Only rollouts ordered before any result was known count, since later ones depend on results. Two tests: fewer such
+    groups than any distribution of success rates would give, which detects that all are missing; and fewer among a prompt's
+    visits than if its rollouts were dealt to them at random, which also detects that some are missing. The second test
+    needs prompts with several visits.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
@@ -73,9 +73,10 @@ def is_filtered(judged: Groups, rates: RateMixture) -> bool:
 
 
 def _missing(first: Groups) -> NDArray[np.float64]:
-    """By prompt, how many groups without variance its visits lack, of those expected were its rollouts dealt at random.
+    """For each prompt, visits without variance: the number expected if its rollouts were dealt at random, less those seen.
 
-    A visit of m of the prompt's n rollouts, of which s are right, is alike with C(s, m) / C(n, m) + C(n − s, m) / C(n, m).
+    A visit of m of the prompt's n rollouts, s of them right, has no variance with probability C(s, m) / C(n, m) + C(n − s,
+    m) / C(n, m).
     """
     prompts = len(first.keys)
     hits_V = np.add.reduceat(np.nan_to_num(first.rewards_R), first.begin_V)
@@ -86,7 +87,10 @@ def _missing(first: Groups) -> NDArray[np.float64]:
 
 
 def _all_of(some_V: NDArray[np.float64], all_V: NDArray[np.float64], size_V: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The chance that so many drawn without replacement are all of these, C(some, size) / C(all, size)."""
+    """The probability that `size` draws without replacement from `all` items are all among `some` of them.
+
+        C(some, size) / C(all, size)
+    """
     from scipy.special import gammaln
 
     enough_V = some_V >= size_V
@@ -98,14 +102,14 @@ def _all_of(some_V: NDArray[np.float64], all_V: NDArray[np.float64], size_V: NDA
 def notes_of(
     log: Log, judged: Groups, reward: RewardReading, unpredicted: str, seed: int
 ) -> list[str]:  # fmt: skip
-    """What a reader of a profile should know, in order of importance.
+    """Notes for the reader of a profile, in order of importance.
 
     Args:
-        log: that it is of.
+        log: that was profiled.
         judged: its groups, with rewards 0, 1 or NaN.
         reward: what its rewards are like.
-        unpredicted: why success was not predicted; empty: it was.
-        seed: of resampling, at least 0.
+        unpredicted: why success could not be predicted; empty: it was.
+        seed: of the bootstrap, at least 0.
     """
     found = [*reward.rules_out]
     if moved := drifted(judged.take(judged.size_V > 1), seed) if (judged.size_V > 1).any() else "":

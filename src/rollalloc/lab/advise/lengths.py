@@ -1,4 +1,4 @@
-"""How long rollouts are, and what stopping the longest or running ahead could gain in seconds."""
+"""Rollout lengths, and the time that stopping the longest or generating ahead could save."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rollalloc.lab.simulate.workload import Logged, Outcome
 from rollalloc.lab.waste.groups import NOT_SAID, Groups
 from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share
 
-_MOST = 2048  # prompts that are looked at
+_MOST = 2048  # prompts used, at most
 _SEEDS, _BATCHES = 5, 6
-_BATCH = 128  # rollouts of a simulated batch, about
+_BATCH = 128  # approximate rollouts per simulated batch
 
 Watcher = Callable[[int, int], None]
 
@@ -31,14 +31,14 @@ class Lengths:
     """How long rollouts are.
 
     Attributes:
-        unit: tokens where the log has them, else characters of its texts.
+        unit: tokens if logged, else characters of the texts.
         p50: median.
         p95: 95th percentile.
-        longest: that was logged.
-        truncated: share that hit the limit; None: the log does not say.
+        longest: maximum in the log.
+        truncated: share that hit the limit; None: not logged.
         correlation: rank correlation of length and success; None: one of them does not vary.
-        faster: GRPO's seconds over those of stopping the longest and of running a batch ahead, in simulation; empty where
-            that was not asked for, or tokens are not known.
+        faster: simulated seconds of GRPO over those of stopping the longest rollouts, and of generating one batch ahead;
+            empty if not requested, or if tokens are not logged.
     """
 
     unit: Literal["tokens", "characters"]
@@ -51,15 +51,15 @@ class Lengths:
 
 
 def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> Lengths | None:
-    """How long the rollouts of a log are; quantiles and correlation of at most 2,048 prompts, by a bootstrap over them.
+    """Quantiles of rollout length and the correlation with success, from at most 2,048 prompts, by a bootstrap over them.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
-        seed: of the resampling, at least 0.
+        seed: of the bootstrap, at least 0.
         resamples: of the bootstrap.
 
     Returns:
-        None where the log has neither tokens nor texts of every rollout.
+        None if neither tokens nor texts of every rollout are logged.
     """
     unit, length_R = ("tokens", judged.tokens_R)
     if (length_R == NOT_SAID).any():
@@ -103,7 +103,7 @@ def _quantiles(length_R: NDArray[np.int64], row_R: NDArray[np.int64], times_BP: 
 def _correlation(
     length_R: NDArray[np.int64], right_R: NDArray[np.float64], row_R: NDArray[np.int64], times_BP: NDArray[np.int64]
 ) -> Share | None:
-    """Spearman's, of what is scored."""
+    """Spearman's rank correlation over scored rollouts."""
     known_R = ~np.isnan(right_R)
     _, tie_R, times_T = np.unique(length_R[known_R], return_inverse=True, return_counts=True)
     x_R = (np.cumsum(times_T) - times_T / 2)[tie_R] / max(1, len(tie_R))
@@ -135,19 +135,19 @@ def _shares(value_X: NDArray[np.generic], drawn_BX: object, prompts: int) -> lis
 
 
 def with_seconds(lengths: Lengths, judged: Groups, n: int, *, gpus: int, seed: int = 0, watcher: Watcher) -> Lengths:
-    """With what stopping the longest rollouts, or running a batch ahead, would gain on a simulated cluster.
+    """Add the simulated gain of stopping the longest rollouts, and of generating one batch ahead.
 
-    Every rollout has the length of one that was logged for its prompt; costs are the simulator's default ones, of 7.6
-    billion parameters on H100s. Stopping is DARTS with a sampled tail; running ahead shares the GPUs between engine and
-    trainer.
+    Each simulated rollout has the length of one logged for its prompt. Costs are the simulator's defaults, 7.6 billion
+    parameters on H100s. Stopping is DARTS with a sampled tail; generating ahead splits the GPUs between generation and
+    training.
 
     Args:
         lengths: of the same groups.
         judged: groups whose rewards are 0, 1 or NaN.
-        n: rollouts of a group, at least 1; of more than 128, which a batch has here, 128 are simulated.
+        n: rollouts per group, at least 1; capped at 128, the size of a simulated batch.
         gpus: of the cluster, at least 2.
         seed: the first of five.
-        watcher: told of each simulation: how many before it, how many there are.
+        watcher: called for each simulation with the number before it and the number in all.
     """
     if lengths.unit != "tokens" or n < 2:
         return lengths
@@ -172,7 +172,7 @@ def with_seconds(lengths: Lengths, judged: Groups, n: int, *, gpus: int, seed: i
 
 
 def _logged(judged: Groups) -> Logged:
-    """The first 2,048 prompts of a log, as the simulator draws from them."""
+    """The first 2,048 prompts of a log, as a workload for the simulator."""
     some = judged.take(judged.prompt_V < _MOST)
     by_prompt: dict[int, list[Outcome]] = {}
     prompt_R = np.repeat(some.prompt_V, some.size_V)

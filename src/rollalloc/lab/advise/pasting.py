@@ -1,7 +1,6 @@
-"""What to paste for a chosen recipe: our command line, TRL's settings and trainer, or verl's keys; and what changes with it.
+"""Settings to paste for a recommended recipe, for our command line, TRL or verl, and what else changes with them.
 
-Each text is made of the recipe's own parameters, so that what the tests put through the framework's validation is what is
-shown.
+Each text is generated from the recipe's own parameters, and the tests validate the same settings with the frameworks.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from rollalloc.lab.advise.verdict import Choice
 from rollalloc.named import make_recipe
 from rollalloc.train.description import Source
 
-_STOCK = "grpo"  # what TRL and verl have themselves
-_MOST_ROWS = 8  # of a micro-batch
-_LEAST_ROWS = 2  # of a batch of TRL's
-_AVERAGING = 640  # rows, which the figures were measured with
+_STOCK = "grpo"  # the recipe that TRL and verl have built in
+_MOST_ROWS = 8  # rows per micro-batch, at most
+_LEAST_ROWS = 2  # rows per TRL batch, at least
+_AVERAGING = 640  # rows; the quoted figures were measured with this
 _VERL = "python -m verl.trainer.main_ppo ..."
 _FEATURES = "features.safetensors"
 _RATES = "the best with one rollout per prompt was 0.5 to 3.3 times that of GRPO, 1.7 times in the median"
@@ -25,23 +24,23 @@ _PLACES = Source(model="MODEL", prompts=("PROMPTS",), reward="REWARD")
 
 
 def pasted(choice: Choice, framework: str, source: Source = _PLACES, task: str = "") -> str:
-    """The text that trains under a choice, one optimizer step a batch.
+    """Settings that train with a recommended recipe, with one optimizer step per batch.
 
     Args:
-        choice: the recipe and the shape of its batches.
+        choice: the recipe and its batch shape.
         framework: a key of `FRAMEWORKS`.
-        source: whose model, prompts and reward are named; by default their places are left open.
-        task: the built-in task that they are of, if any.
+        source: model, prompts and reward to name; by default placeholders.
+        task: the built-in task, if any.
 
     Raises:
-        ValueError: an unknown framework, or batches of a single row, which TRL does not take.
+        ValueError: an unknown framework, or batches of a single row, which TRL refuses.
     """
     check_framework(framework)
     return FRAMEWORKS[framework](choice, source, task)
 
 
 def check_framework(framework: str | None) -> None:
-    """Refuse what cannot be pasted into; None is the log's own.
+    """Refuse an unknown framework; None means the log's own.
 
     Raises:
         ValueError: unknown.
@@ -51,12 +50,12 @@ def check_framework(framework: str | None) -> None:
 
 
 def parameters_of(choice: Choice) -> dict[str, Any]:
-    """The recipe's parameters, as `rollalloc.named.make_recipe` takes them: what it was measured with, in this shape."""
+    """The recipe's parameters for `rollalloc.named.make_recipe`: those it was measured with, in this batch shape."""
     return {"groups": choice.groups, "n": choice.n}
 
 
 def changes(choice: Choice, present: Choice) -> tuple[str, ...]:
-    """What else changes with a choice, in sentences: the shape of a batch, and the learning rate."""
+    """Sentences on what else changes: the batch shape and the learning rate."""
     said: list[str] = []
     rows, before = choice.groups * choice.n, present.groups * present.n
     kept = f"the {rows} rows of a batch stay" if rows == before else f"a batch has {rows} rows, before {before}"
@@ -91,7 +90,7 @@ def _trl(choice: Choice, source: Source, task: str) -> str:
     rows = choice.groups * choice.n
     if rows < _LEAST_ROWS:
         raise ValueError(f"TRL trains on {_LEAST_ROWS} rows in a batch at least, got {choice.groups} × {choice.n}")
-    # TRL takes no single generation: the least that divides the batch stands for it, and the recipe's n decides.
+    # TRL refuses num_generations=1, so set the smallest divisor of the batch; it is ignored, since the recipe decides n.
     each = choice.n if choice.n > 1 else _divisors(rows)[1]
     why = f"  # TRL takes no 1: the recipe's n={choice.n} decides" if each != choice.n else ""
     device = max(size for size in _divisors(rows) if size <= _MOST_ROWS)
@@ -143,7 +142,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _continued(*lines: str | list[str]) -> str:
-    """A command over several lines."""
+    """A shell command split over several lines."""
     return " \\\n    ".join(line if isinstance(line, str) else join(line) for line in lines) + "\n"
 
 

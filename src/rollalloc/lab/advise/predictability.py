@@ -1,4 +1,4 @@
-"""How well a rollout's success is told before it is paid for: by its prompt's features, by its prompt's record, by both."""
+"""How well a rollout's success can be predicted from its prompt's features, from its prompt's record, or from both."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rollalloc.lab.waste.shares import Share
 from rollalloc.predict.quality import LEAST, auc, log_losses
 from rollalloc.predict.ridge import design, fit, sigmoid
 
-LEAST_PROMPTS = 20  # below it, folds are too small to learn from
+LEAST_PROMPTS = 20  # with fewer prompts, folds are too small to learn from
 _FOLDS = 5
-_RIDGE = 16.0  # a logit's prior deviation is 1
+_RIDGE = 16.0  # prior standard deviation of a logit is 1
 _NO_TEXT, _ALONE = "the prompts' texts are not in the log", "prompts with one rollout have no record"
-_MOST = 2048  # prompts that are looked at; more would only narrow intervals that are narrow
+_MOST = 2048  # prompts used, at most; more would hardly narrow the intervals
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """How good cross-validated predictions were.
+    """Quality of cross-validated predictions.
 
     Attributes:
-        auc: the chance that a right rollout was given a higher rate than a wrong one.
-        log_loss: nats a rollout.
+        auc: probability that a right rollout got a higher predicted rate than a wrong one.
+        log_loss: nats per rollout.
     """
 
     auc: Share
@@ -36,15 +36,15 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Predictability:
-    """Predictions by what is known beforehand; None: by that nothing could be said.
+    """Predictions by source of information; None: not possible.
 
     Attributes:
-        features: numbers of the prompt's text.
-        record: the rate of the prompt's other rollouts.
-        both: the two together.
-        blind: log-loss of the mean rate, in nats a rollout.
-        prompts: that were looked at.
-        note: what could not be said, and why; empty: all was.
+        features: from features of the prompt's text.
+        record: from the success rate of the prompt's other rollouts.
+        both: from both.
+        blind: log-loss of predicting the mean rate, in nats per rollout.
+        prompts: number used.
+        note: what could not be predicted, and why; empty: nothing.
     """
 
     features: Predicted | None
@@ -56,7 +56,7 @@ class Predictability:
 
     @property
     def auc(self) -> float | None:
-        """Of the predictions whose log-loss is least; None where there are none."""
+        """AUC of the predictions with the lowest log-loss; None if there are none."""
         there = [each for each in (self.both, self.record, self.features) if each is not None]
         return min(there, key=lambda each: each.log_loss.value).auc.value if there else None
 
@@ -65,7 +65,8 @@ class Predictability:
 class _Events:
     """Rollouts of P prompts in 2P rows: each prompt's right ones, then each prompt's wrong ones.
 
-    A right one's record lacks a success, a wrong one's a failure; so those of a prompt that are alike are one row.
+    A rollout's record is its prompt's other rollouts. It is the same for all right rollouts of a prompt (one success fewer)
+    and for all wrong ones (one failure fewer), so each kind needs one row.
     """
 
     hits_P: Ints
@@ -84,19 +85,19 @@ class _Events:
 def predictability_of(
     judged: Groups, features_PD: NDArray[np.float32] | None = None, *, seed: int = 0, resamples: int = 200
 ) -> tuple[Predictability | None, str]:
-    """How well success was predicted, cross-validated in five folds of prompts, and why not where it could not be told.
+    """How well success was predicted, cross-validated in five folds of prompts; with a note on what could not be predicted.
 
-    Features are weighed by ridge logistic regression. A record is what the mixture of rates makes of it, E[p | s of n],
-    without the rollout itself. Intervals are of a bootstrap over prompts, whose predictions stay.
+    Features enter a ridge logistic regression. A record enters as the posterior mean E[p | s of n] under the fitted mixture
+    of rates, without the rollout itself. Intervals are from a bootstrap over prompts, with predictions kept fixed.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
-        features_PD: numbers of each of its prompts, NaN where they are not known; by default the log's own.
+        features_PD: features of each prompt, NaN if unknown; by default the log's own.
         seed: of folds and resamples, at least 0.
         resamples: of the bootstrap.
 
     Returns:
-        None and a sentence where there is nothing to predict.
+        None and a sentence if there is nothing to predict.
     """
     features_PD = judged.features_PD if features_PD is None else features_PD
     right_R, scored_R = np.nan_to_num(judged.rewards_R), ~np.isnan(judged.rewards_R)
@@ -137,12 +138,12 @@ def predictability_of(
 
 
 def predicted_rates(hits_P: Ints, count_P: Ints, features_PD: NDArray[np.float32], *, seed: int = 0) -> Floats:
-    """The rate that its features give each prompt, by a ridge logistic regression on the other folds, shape (P,).
+    """Success rate of each prompt, predicted from its features by ridge logistic regression on the other folds, (P,).
 
     Args:
         hits_P: right rollouts of each, in [0, count].
         count_P: rollouts of each with a score.
-        features_PD: finite numbers of each.
+        features_PD: finite features of each.
         seed: of the folds, at least 0.
     """
     fold_P = rng(seed, "advise predicted rates").permutation(len(hits_P)) % _FOLDS
@@ -150,7 +151,7 @@ def predicted_rates(hits_P: Ints, count_P: Ints, features_PD: NDArray[np.float32
 
 
 def _record(events: _Events) -> Floats:
-    """The logit of what each rollout's record lets expect, shape (2P, 1); mixtures are fitted to the other folds."""
+    """Logit of the rate that each rollout's record predicts, shape (2P, 1); mixtures are fitted to the other folds."""
     right_P, wrong_P = np.empty(len(events.hits_P)), np.empty(len(events.hits_P))
     for fold in range(_FOLDS):
         held_P = events.fold_P == fold
@@ -163,7 +164,7 @@ def _record(events: _Events) -> Floats:
 
 
 def _said(events: _Events, rows_ED: NDArray[np.floating]) -> Floats:
-    """The rate that each row is given by a regression on the other folds."""
+    """Rate of each row, predicted by a regression on the other folds."""
     said_E, fold_E = np.empty(len(rows_ED)), np.tile(events.fold_P, 2)
     hits_E, count_E = events.hits_E, events.count_E
     spread_D = rows_ED.std(0)
@@ -182,8 +183,8 @@ def _said(events: _Events, rows_ED: NDArray[np.floating]) -> Floats:
 def _judge(events: _Events, said_E: Floats, times_BP: Ints) -> Predicted:
     """AUC and log-loss with their intervals.
 
-    Only rollouts of one fold are compared for the AUC: a fold with few successes was predicted by the many of the others,
-    so that across folds what predicts nothing would have less than 1/2.
+    The AUC compares only rollouts of the same fold. A fold with few successes is predicted from the others, which have
+    more, so across folds even useless predictions would score below 1/2.
     """
     fold_E = np.tile(events.fold_P, 2)
 

@@ -1,4 +1,4 @@
-"""The profile of a model on its prompts, out of a log: what a verdict is made from."""
+"""The profile of a model on its prompts, computed from a log; the verdict is based on it."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from rollalloc.lab.waste.shares import Share
 
 __all__ = ["SIZES", "Lengths", "Predictability", "Profile", "RewardReading", "profile_of"]
 
-SIZES = (2, 4, 8, 16, 32)  # of groups whose variance is told
+SIZES = (2, 4, 8, 16, 32)  # group sizes for which the share without variance is shown
 
 Features = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What is known of a model on its prompts.
+    """What a log shows about a model on its prompts.
 
     Attributes:
-        prompts: different ones.
+        prompts: number of distinct prompts.
         rollouts: logged.
-        n: usual size of a group.
-        rates: success rates over prompts.
-        zero_variance: share of groups without variance, by rollouts of a group; where rewards are graded and groups are
-            smaller than that, of groups all right or all wrong, which is at least as much.
+        n: usual group size.
+        rates: distribution of success rates over prompts.
+        zero_variance: group size → share of groups without variance. For graded rewards, sizes above those logged show the
+            share of groups all right or all wrong, which is at least as large.
         hopeless: share of prompts that are hardly ever solved.
-        solved: share of prompts that nearly always are.
+        solved: share of prompts that are nearly always solved.
         mean: success rate.
-        predictability: of a rollout's success; None: nothing could be said.
-        lengths: of rollouts; None: the log does not say.
+        predictability: of a rollout's success; None: unknown.
+        lengths: of rollouts; None: not logged.
         reward: what rewards are like.
-        right_pairs_differ: chance that two right completions of a prompt differ; None: the log does not say.
-        notes: what a reader should know, in order of importance.
-        too_few: what there is too little of; empty: enough.
-        groups: usually logged in a step; 0: the log does not say, or has one step only.
+        right_pairs_differ: probability that two right completions of a prompt differ; None: not logged.
+        notes: for the reader, in order of importance.
+        too_few: what the log has too little of; empty: enough.
+        groups: usual number per step; 0: unknown, or there is only one step.
     """
 
     prompts: int
@@ -67,11 +67,11 @@ class Profile:
 
     @property
     def auc(self) -> float | None:
-        """Of the best predictions of success; None: nothing could be said."""
+        """AUC of the best predictions of success; None: unknown."""
         return None if self.predictability is None else self.predictability.auc
 
     def described(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """The profile as plain data."""
         rest = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "rates"}
         plain = {
             name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
@@ -86,20 +86,22 @@ def profile_of(
     log: Log, *, threshold: float | None = None, from_step: int | None = None, features_PD: Features | None = None,
     gpus: int | None = None, seed: int = 0, resamples: int = 200, watcher: Watcher = lambda done, of: None,
 ) -> Profile:  # fmt: skip
-    """The profile that a log gives.
+    """Compute the profile of a log.
 
     Args:
-        log: as read.
-        threshold: rewards of at least this are right, a finite number; None: those nearer to the highest than to the lowest.
-        from_step: groups logged before it are left out; at least 0.
-        features_PD: numbers of each prompt of the log, in the order of its keys; by default those of the texts it has.
-        gpus: of the cluster on which stopping and running ahead are simulated, at least 2; None: they are not.
+        log: to profile.
+        threshold: rewards of at least this finite number are right; None: those nearer to the highest reward than to the
+            lowest.
+        from_step: ignore groups logged before this step; at least 0.
+        features_PD: features of each prompt, in the order of the log's keys; by default computed from the logged texts.
+        gpus: of the cluster on which early stopping and asynchronous generation are simulated, at least 2; None: no
+            simulation.
         seed: of everything random, at least 0.
         resamples: of bootstraps over prompts.
         watcher: called before each simulation.
 
     Raises:
-        ValueError: a log that has only sums, no score at all, or no group at or after `from_step`.
+        ValueError: a log with only sums, without any score, or without a group at or after `from_step`.
     """
     groups, _ = chosen(log, from_step)
     if groups is None:
@@ -114,7 +116,9 @@ def profile_of(
     prompts = len(np.unique(groups.prompt_V))
     lacks = too_few(judged, rates, prompts, complete=log.complete)
     lengths = lengths_of(judged, seed=seed, resamples=resamples)
-    if lengths is not None and gpus is not None and not lacks:  # simulating takes seconds, and would decide nothing
+    if (
+        lengths is not None and gpus is not None and not lacks
+    ):  # without enough data there is no verdict, so skip the simulation, which takes seconds
         lengths = with_seconds(lengths, judged, n, gpus=gpus, seed=seed, watcher=watcher)
     zero_variance = {n: (alike(groups, n) if reward.graded else None) or rates.zero_variance(n) for n in SIZES}
     return Profile(
@@ -137,13 +141,13 @@ def profile_of(
 
 
 def _groups(groups: Groups) -> int:
-    """Groups of a step, the median; 0 where steps are not known, or there is one: a profile is no batch of anybody's."""
+    """Median number of groups per step; 0 if steps are unknown or there is only one, as in a sampled profile."""
     _, times_S = np.unique(groups.step_V[groups.step_V != NO_STEP], return_counts=True)
     return int(np.median(times_S)) if times_S.size > 1 else 0
 
 
 def _counts(judged: Groups) -> tuple[Ints, Ints, Ints]:
-    """Right rollouts, scored ones and the prompt of each visit; of each prompt where visits are of one rollout."""
+    """Right rollouts, scored rollouts and prompt index of each visit; of each prompt if visits have one rollout each."""
     hits_V = np.add.reduceat(np.nan_to_num(judged.rewards_R), judged.begin_V).astype(np.int64)
     count_V, prompt_V = judged.scored_V, judged.prompt_V
     if np.median(judged.size_V) < 2:

@@ -1,4 +1,4 @@
-"""The folder of a sampled profile: made new, gone on with, or refused by name; one process at a time writes there."""
+"""The folder of a sampled profile: created, continued or refused. Only one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rollalloc.files.stamps import GrowingStamp, Stamp, why_changed
 
 _NAMES = (PROFILE, ROLLOUTS, PROMPTS, FEATURES, REWARDS)
 _KIND = "profile"
-_GROWS = "prompts"  # of the description: a profile may be given more of them
-_FOUND = "of"  # likewise: how many prompts there were to draw from
-_STAMP = "log"  # likewise: the stamp of the log, renewed after each wave
+_GROWS = "prompts"  # key of the description that may grow: more prompts can be added
+_FOUND = "of"  # key: how many prompts there were to draw from
+_STAMP = "log"  # key: the log's checksum, renewed after each wave
 _NOTHING: Stamp = {"bytes": 0, "sha256": sha256().hexdigest()}
 
 
 class ProfileFolder:
-    """The folder of a profile, and its lock, which is held from `check` until the `with` is left.
+    """The folder of a profile, with a lock that is held from `check` until the end of the `with` block.
 
-    Nothing is overwritten or removed but what its own manifest claims (see `rollalloc.files.claims`).
+    Only files that its own manifest lists are overwritten or removed (see `rollalloc.files.claims`).
 
     Args:
         path: need not exist.
@@ -50,17 +50,17 @@ class ProfileFolder:
             self._lock.withdraw()
 
     def check(self, described: Mapping[str, Any], *, overwrite: bool = False) -> None:
-        """Refuse a folder in which this profile can neither begin nor go on; nothing in it is changed.
+        """Refuse a folder in which this profile can neither start nor continue; changes nothing.
 
         Args:
             described: the profile, as plain data.
-            overwrite: what a profile of ours wrote there may be removed.
+            overwrite: files of an earlier profile there may be removed.
 
         Raises:
             InUse: another process samples into it.
-            FileExistsError: it holds what is not ours.
-            PermissionError: it cannot be made there.
-            ValueError: it holds a profile made under other settings, which are named, or one that was changed.
+            FileExistsError: it holds files that are not ours.
+            PermissionError: it cannot be created there.
+            ValueError: it holds a profile with other settings, which are named, or one that was modified.
         """
         self._claims.refuse_taken("give a new or empty folder (--out)")
         if self.path.exists():
@@ -82,14 +82,14 @@ class ProfileFolder:
             )
 
     def is_whole(self, prompts: int, n: int) -> bool:
-        """Whether n rollouts are there of so many prompts, or of all that there are."""
+        """Whether the folder has n rollouts of that many prompts, or of all prompts if there are fewer."""
         saved = self.saved()
         if saved is None or saved[_GROWS] not in (prompts, saved[_FOUND]):
             return False
         return self.rollouts() == n * saved[_GROWS]
 
     def begin(self, *, overwrite: bool = False) -> int:
-        """Make it ours, once `check` found nothing against it; the prompts of the profile before, 0 where it is new."""
+        """Claim the folder after `check`; returns the number of prompts of the profile already there, 0 for a new one."""
         self._lock.take()
         if overwrite:
             self._claims.remove(_NAMES)
@@ -99,21 +99,21 @@ class ProfileFolder:
         return 0 if saved is None else int(saved[_GROWS])
 
     def describe(self, described: Mapping[str, Any]) -> None:
-        """Say what the profile is made with; all but its rollouts is there by then."""
+        """Write the description; everything but the rollouts must exist by then."""
         saved = self.saved()
         self._write(dict(described) | {_STAMP: _NOTHING if saved is None else saved[_STAMP]})
 
     def stamp(self) -> None:
-        """Take down what the log holds now: a whole number of waves."""
+        """Record the log's checksum; the log must end with a complete wave."""
         saved = self.saved()
-        assert saved is not None  # it was described before the first wave
+        assert saved is not None  # `describe` is called before the first wave
         self._write(saved | {_STAMP: self._log.renewed()})
 
     def _write(self, described: Mapping[str, Any]) -> None:
         write_text(self.path / PROFILE, json.dumps(described, indent=2))
 
     def saved(self) -> dict[str, Any] | None:
-        """The description of the profile that is there; None where there is none.
+        """The description of the profile in the folder; None if there is none.
 
         Raises:
             ValueError: it cannot be read.
@@ -121,21 +121,21 @@ class ProfileFolder:
         return _described(self.path)
 
     def rollouts(self) -> int:
-        """Rollouts of the waves that the log holds whole.
+        """The rollouts of all complete waves in the log.
 
         Raises:
-            ValueError: one of them is not the rollout that belongs there.
+            ValueError: a rollout is not the one that belongs there.
         """
         return len(self._ends()) - 1
 
     def cut(self, rollouts: int) -> None:
-        """Take from the log what comes after so many rollouts: a wave that a kill left unfinished."""
+        """Remove what follows the first `rollouts` rollouts of the log: a wave that a kill left unfinished."""
         if (self.path / ROLLOUTS).exists():
             os.truncate(self.path / ROLLOUTS, self._ends()[rollouts])
-        self._log = GrowingStamp(self.path / ROLLOUTS)  # it may cover what was cut
+        self._log = GrowingStamp(self.path / ROLLOUTS)  # the old one may cover what was cut
 
     def _ends(self) -> list[int]:
-        """Bytes up to the end of each line of the log, 0 first; what a kill left after the last wave does not count."""
+        """Byte offset of each line's end in the log, starting with 0; ignores what a kill left after the last wave."""
         ends, path = [0], self.path / ROLLOUTS
         saved = self.saved()
         if saved is None or not path.exists():
@@ -152,13 +152,13 @@ class ProfileFolder:
 
 
 def refuse_changed(log: Path) -> None:
-    """Refuse a profile whose log does not begin with what was taken down of it.
+    """Refuse a profile whose log was modified, by the recorded checksum.
 
     Args:
         log: the profile's log, or its folder.
 
     Raises:
-        ValueError: it was changed, with what to do.
+        ValueError: it was modified; says what to do.
     """
     folder = log if log.is_dir() else log.parent
     saved = _described(folder)
@@ -170,13 +170,13 @@ def refuse_changed(log: Path) -> None:
 
 
 def refuse_unfinished(log: Path) -> None:
-    """Refuse a profile whose log holds more than was taken down: an interrupted wave, or lines of somebody else.
+    """Refuse a profile whose log holds more than was recorded: an interrupted wave, or lines of another program.
 
     Args:
         log: the profile's log, or its folder.
 
     Raises:
-        ValueError: it does, with what to do.
+        ValueError: it does; says what to do.
     """
     folder = log if log.is_dir() else log.parent
     saved = _described(folder)
@@ -188,7 +188,7 @@ def refuse_unfinished(log: Path) -> None:
 
 
 def _described(folder: Path) -> dict[str, Any] | None:
-    """The description of the profile in a folder; None where there is none.
+    """The description of the profile in a folder; None if there is none.
 
     Raises:
         ValueError: it is damaged.
@@ -212,19 +212,19 @@ def _described(folder: Path) -> dict[str, Any] | None:
 
 
 def is_profile(log: Path) -> bool:
-    """Whether a log, a file or its folder, is one that `rollalloc advise` sampled: its description stands beside it."""
+    """Whether a log (a file or its folder) was sampled by `rollalloc advise`, by the description beside it."""
     folder = log if log.is_dir() else log.parent
     return (folder / PROFILE).is_file() and (folder / ROLLOUTS).is_file()
 
 
 def prompts_beside(log: Path) -> dict[str, dict[str, Any]]:
-    """The rows of the prompts of a profile by key, where a log is in the folder of one; else none.
+    """Rows of the profile's prompts by key; empty if the log is not in a profile's folder.
 
     Args:
         log: a file, or its folder.
 
     Raises:
-        ValueError: the file that has them is damaged.
+        ValueError: the prompts file is damaged.
     """
     folder = log if log.is_dir() else log.parent
     if PROMPTS not in Claims(folder, _KIND).names() or not (folder / PROMPTS).is_file():

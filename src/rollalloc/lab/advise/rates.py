@@ -1,4 +1,4 @@
-"""How success rates are spread over prompts: a mixture fitted to counts, since raw means of few rollouts spread too far."""
+"""The distribution of success rates over prompts, as a mixture: raw means of few rollouts would spread too far."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 from rollalloc.core.seeds import rng
 from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share
 
-HOPELESS = 0.02  # prompts whose rate is no higher are hopeless, those at 1 - HOPELESS or more are solved
+HOPELESS = 0.02  # prompts with at most this rate are hopeless; those with at least 1 - HOPELESS are solved
 _POINTS = 129
-_STEPS = 400  # of EM; what the counts decide has settled by then
-_PSEUDO = 0.05  # prompts that the even distribution counts for, so that no rate is ever ruled out
-_LUMPS, _ENDS = 3.0, 1.0  # of the Dirichlet that resamples begin at: in all between 0 and 1, and at each of these
-_LEAST = 1e-300  # stands for a rate of 0 under a logarithm
+_STEPS = 400  # EM steps; whatever the counts determine has converged by then
+_PSEUDO = 0.05  # pseudo-count of the uniform distribution, so that no rate gets weight 0
+_LUMPS, _ENDS = (
+    3.0,
+    1.0,
+)  # Dirichlet parameters of the resamples' starting points: in all between 0 and 1, and at 0 and 1 each
+_LEAST = 1e-300  # replaces a rate of 0 in logarithms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -24,12 +27,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class RateMixture:
-    """A distribution of success rates over prompts, and what it might be as well.
+    """A distribution of success rates over prompts, with bootstrap alternatives.
 
     Attributes:
-        rate_K: the grid, in [0, 1], ends included.
-        weight_K: of each rate; they sum to 1.
-        weight_BK: the same of each resample of the prompts, begun elsewhere each time; empty where there are too few.
+        rate_K: grid of rates in [0, 1], ends included.
+        weight_K: weight of each rate; they sum to 1.
+        weight_BK: the same for each bootstrap resample, each fitted from its own starting point; empty if there are too few
+            prompts.
     """
 
     rate_K: Floats
@@ -69,36 +73,36 @@ class RateMixture:
 
     @property
     def sd(self) -> Share:
-        """The standard deviation of the rates over prompts."""
+        """Standard deviation of the rates over prompts."""
         return self._of(
             lambda weight_BK: np.sqrt(np.maximum(weight_BK @ self.rate_K**2 - (weight_BK @ self.rate_K) ** 2, 0.0))
         )
 
     def posterior_mean(self, hits_P: Ints, count_P: Ints) -> Floats:
-        """The mean rate of prompts with these counts, E[p | s of n], shape (P,).
+        """Posterior mean rate of prompts with these counts, E[p | s of n], shape (P,).
 
         Args:
             hits_P: right rollouts of each, in [0, count].
-            count_P: rollouts of each; 0 gives the mean of all.
+            count_P: rollouts of each; 0 gives the mean over all prompts.
         """
         return self.expected(self.rate_K, hits_P, count_P)
 
     def expected(self, value_K: Floats, hits_P: Ints, count_P: Ints) -> Floats:
-        """E[f(p) | s of n], shape (P,); `value_K` is f at each rate of the grid, counts are as for `posterior_mean`."""
+        """E[f(p) | s of n], shape (P,), for f given as `value_K` on the grid; counts as for `posterior_mean`."""
         chance_CK, cell_P = self._posterior(hits_P, count_P)
         return (chance_CK @ value_K)[cell_P]
 
     def quantile(self, level: float, hits_P: Ints, count_P: Ints) -> Floats:
-        """The least rate of the grid that the rate of such prompts stays below with this chance, shape (P,).
+        """Posterior quantile of prompts' rates given their counts, shape (P,): the smallest grid rate that reaches `level`.
 
-        The mixture is taken for known. Counts are as for `posterior_mean`.
+        The fitted mixture is treated as exact. Counts as for `posterior_mean`.
         """
         chance_CK, cell_P = self._posterior(hits_P, count_P)
         at_C = np.minimum((chance_CK.cumsum(1) < level).sum(1), len(self.rate_K) - 1)
         return self.rate_K[at_C][cell_P]
 
     def _posterior(self, hits_P: Ints, count_P: Ints) -> tuple[Floats, Ints]:
-        """The chance of each rate for different counts, shape (C, K), and which of them each prompt has."""
+        """Posterior weight of each rate for each distinct pair of counts, shape (C, K), and each prompt's pair index."""
         cell_C2, cell_P = _cells(hits_P, count_P)
         joint_CK = _likelihood(cell_C2, self.rate_K) * self.weight_K
         return joint_CK / joint_CK.sum(1, keepdims=True), cell_P
@@ -114,31 +118,33 @@ class RateMixture:
 def fit_rates(
     hits_V: Ints, count_V: Ints, prompt_V: Ints | None = None, *, seed: int = 0, resamples: int = 200
 ) -> RateMixture:
-    """The mixture of binomials under which the counts are likeliest, by EM over a grid of rates.
+    """Maximum-likelihood mixture of binomials for the counts, by EM over a grid of rates.
 
         w ← (Σ_v w L_v / (w · L_v) + c b) / (V + c),   L_vk = p_k^s (1 - p_k)^(n - s)
 
-    b is where EM begins: even, c = .05. In each resample b is drawn at random, between even and a few lumps, and counts for
-    c ~ Exp(1) prompts, whose 97.5% quantile is that of what V prompts did not show. What the counts decide, EM moves; what
-    they do not, such as groups of 32 from rollouts of 4, it leaves as it began. So the intervals hold both.
+    EM starts at b: uniform, with pseudo-count c = .05. For each resample, b is drawn at random, between uniform and a few
+    lumps, and c ~ Exp(1), whose 97.5% quantile matches what V prompts may have failed to show. EM moves the weights only as
+    far as the counts determine them; the rest, such as the variance of groups of 32 from 4 rollouts each, stays where it
+    started. So the intervals cover both kinds of uncertainty.
 
     Args:
         hits_V: right rollouts of each visit, in [0, count].
         count_V: rollouts of each visit, at least 1.
-        prompt_V: the prompt of each, whose visits are resampled together; by default each is one's own.
-        seed: of the resampling, at least 0.
+        prompt_V: the prompt of each visit; visits of a prompt are resampled together. By default each visit is its own
+            prompt.
+        seed: of the bootstrap, at least 0.
         resamples: of the bootstrap over prompts.
 
     Raises:
         ValueError: no visits.
 
-    Source: Laird (1978) for the maximum; Fong, Lyddon and Holmes (2019) for resamples with prompts that were made up.
+    Source: Laird (1978) for the maximum; Fong, Lyddon and Holmes (2019) for resamples with pseudo-observations.
     """
     if not len(hits_V):
         raise ValueError("expected counts of at least one prompt, got none")
     prompt_V = np.arange(len(hits_V)) if prompt_V is None else np.unique(prompt_V, return_inverse=True)[1]
     cell_C2, cell_V = _cells(hits_V, count_V)
-    rate_K = np.sin(np.linspace(0.0, np.pi / 2, _POINTS)) ** 2  # the finer the nearer to 0 and 1
+    rate_K = np.sin(np.linspace(0.0, np.pi / 2, _POINTS)) ** 2  # finer near 0 and 1
     like_CK = _likelihood(cell_C2, rate_K)
     even_K = np.full(_POINTS, 1 / _POINTS)
     count_1C = np.bincount(cell_V, minlength=len(cell_C2))[None].astype(np.float64)
@@ -160,14 +166,14 @@ def fit_rates(
 
 
 def _cells(hits_V: Ints, count_V: Ints) -> tuple[Ints, Ints]:
-    """The different counts (s, n), shape (C, 2), and which of them each visit has."""
+    """The distinct pairs (s, n), shape (C, 2), and the index of each visit's pair."""
     width = int(count_V.max(initial=0)) + 1
     code_C, cell_V = np.unique(hits_V * width + count_V, return_inverse=True)
     return np.stack([code_C // width, code_C % width], 1), cell_V
 
 
 def _likelihood(cell_C2: Ints, rate_K: Floats) -> Floats:
-    """p^s (1 - p)^(n - s), shape (C, K), each row over its largest value."""
+    """p^s (1 - p)^(n - s), shape (C, K), each row divided by its maximum."""
     hits_C1, count_C1 = cell_C2[:, :1], cell_C2[:, 1:]
     right_K, wrong_K = np.log(np.maximum(rate_K, _LEAST)), np.log(np.maximum(1 - rate_K, _LEAST))
     log_CK = hits_C1 * right_K + (count_C1 - hits_C1) * wrong_K
@@ -175,7 +181,7 @@ def _likelihood(cell_C2: Ints, rate_K: Floats) -> Floats:
 
 
 def _fitted(count_BC: Floats, like_CK: Floats, start_BK: Floats, pseudo_B1: Floats) -> Floats:
-    """Weights after some steps of EM."""
+    """Weights after `_STEPS` steps of EM."""
     weight_BK, all_B1 = start_BK, count_BC.sum(1, keepdims=True) + pseudo_B1
     for _ in range(_STEPS):
         pull_BK = weight_BK * ((count_BC / (weight_BK @ like_CK.T)) @ like_CK)

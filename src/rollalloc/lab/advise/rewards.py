@@ -1,4 +1,4 @@
-"""What a log's rewards are like, and what that rules out."""
+"""What a log's rewards are like, and which recipes that rules out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rollalloc.lab.advise.shares import share_of
 from rollalloc.lab.waste.groups import SAME, Groups
 from rollalloc.lab.waste.shares import Share
 
-_RIGHT = 0.5  # rewards of at least it are right where all are the same
-_CONSTANT = 0.98  # share of one value from which on rewards are nearly constant
-_MANY = 0.05  # share without a score from which on the reader is warned
+_RIGHT = 0.5  # if all rewards are equal, they are right from this value on
+_CONSTANT = 0.98  # rewards are nearly constant if one value has at least this share
+_MANY = 0.05  # warn if at least this share has no score
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,11 @@ class RewardReading:
     Attributes:
         low: the lowest.
         high: the highest.
-        values: different ones.
+        values: number of distinct values.
         threshold: rewards of at least this count as right.
-        told: whether the user said so.
-        unscored: share of rollouts without one.
-        usual: share of the scored that have the most frequent value.
+        told: whether the user set the threshold.
+        unscored: share of rollouts without a score.
+        usual: share of scored rollouts that have the most frequent value.
         rules_out: what these rewards rule out, in sentences.
     """
 
@@ -41,17 +41,17 @@ class RewardReading:
 
     @property
     def graded(self) -> bool:
-        """Whether there are more than two values, and nobody said which are right."""
+        """Whether there are more than two values, and the user set no threshold."""
         return self.values > 2 and not self.told
 
     @property
     def outside(self) -> bool:
-        """Whether they leave [0, 1], and nobody said which are right."""
+        """Whether rewards leave [0, 1], and the user set no threshold."""
         return (self.low < -SAME or self.high > 1 + SAME) and not self.told
 
 
 def read_rewards(groups: Groups, threshold: float | None) -> RewardReading:
-    """What the rewards of a log are like.
+    """Describe the rewards of a log.
 
     Args:
         groups: as logged.

@@ -1,9 +1,9 @@
-"""A profile sampled: some rollouts of some prompts, scored, before anything is trained or paid for.
+"""Sample a profile: score a few rollouts of some prompts before any training.
 
-The folder has `rollouts.jsonl` in the schema of `rollalloc train --log-rollouts`, a group a prompt; `prompts.jsonl` and
-`features.safetensors`, the rows and the features of the prompts under the keys that the log has; and `profile.json`, what it
-was made with. Every draw is a function of (seed, prompt, rollout), and rollouts are made in waves that begin at the same
-prompts each time: a profile that was killed and went on is the profile that was not.
+The folder holds `rollouts.jsonl`, in the schema of `rollalloc train --log-rollouts`, with one group per prompt;
+`prompts.jsonl` and `features.safetensors`, the rows and features of the prompts under the log's keys; and `profile.json`,
+the settings. Every draw is a function of (seed, prompt, rollout), and waves of rollouts always start at the same prompts,
+so a profile that was killed and continued equals an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from rollalloc.train.description import Run, digests_of
 from rollalloc.train.execution import encoded, scorer_of, try_reward
 
 PROMPTS_DRAWN, ROLLOUTS_EACH = 256, 4
-_WAVE = 32  # prompts that are rolled out together; fewer at first, so that it is soon known how long all will take
-_PATIENCE = 64  # rollouts without a single score before the reward is given up
-_HOW_FAST = ("max_rows", "kv_tokens")  # of the sampling: they decide how many rollouts run together, and no draw
+_WAVE = 32  # prompts per wave; the first waves are smaller, for an early estimate of the time left
+_PATIENCE = 64  # stop after this many rollouts if none has a score
+_HOW_FAST = ("max_rows", "kv_tokens")  # sampling settings that affect speed but no draw
 
 
 def sample_profile(
@@ -50,29 +50,29 @@ def sample_profile(
     overwrite: bool = False,
     progress: Shown = unseen,
 ) -> Path:
-    """Roll out some prompts of a run's training set under its model as it is, and score what comes.
+    """Roll out some prompts of a run's training set with its initial model, and score the rollouts.
 
-    Prompts are drawn without replacement, each with the same probability; all of them where there are no more. What is in
-    the folder already is kept: the same call goes on after a kill at any moment, and one with more prompts adds to it.
+    Prompts are drawn uniformly without replacement; all of them if there are no more. Rollouts that are already in the
+    folder are kept: the same call continues after a kill, and a call with more prompts adds to the profile.
 
     Args:
-        run: a run; its source and its sampling count, its recipe and its training do not.
-        folder: of the profile; made new, gone on with, or refused.
-        prompts: to draw, at least 1.
-        n: rollouts of each, at least 1.
+        run: only its source and sampling settings are used, not its recipe or training settings.
+        folder: of the profile; created, continued or refused.
+        prompts: number to draw, at least 1.
+        n: rollouts per prompt, at least 1.
         seed: of the draw and of sampling, at least 0.
-        overwrite: remove what another profile wrote there, and nothing else.
-        progress: called with what is being made ("features", "rollouts"), how much of it is done, and of how much.
+        overwrite: remove the files of another profile there first, and nothing else.
+        progress: called with the stage ("features", "rollouts"), the number done, and the number in all.
 
     Returns:
         The log, `folder/rollouts.jsonl`.
 
     Raises:
         InUse, FileExistsError: as `ProfileFolder.check`.
-        ValueError: a number out of its range; the folder holds a profile made under other settings, which are named; a
-            model, prompts, or a reward that cannot be used.
+        ValueError: a number out of its range; the folder holds a profile with other settings, which are named; a model,
+            prompts or a reward that cannot be used.
         NoScores: no rollout has a score.
-        OSError, ImportError: what is needed is not there.
+        OSError, ImportError: a file or package is missing.
     """
     for name, number, least in (("prompts", prompts, 1), ("n", n, 1), ("seed", seed, 0)):
         at_least(name, number, least)
@@ -100,13 +100,13 @@ def sample_profile(
 
 
 class _Sampler(SyncEngine):
-    """Carries out orders that no allocator gave, and records the rollouts."""
+    """Rolls out orders that come from no allocator, and logs them."""
 
     def roll_out(self, orders: Sequence[Order], begun: int, place: ProfileFolder, progress: Shown) -> None:
-        """Roll out all but the first `begun` of the orders, wave by wave; what a wave came to is written at its end.
+        """Roll out all but the first `begun` orders, wave by wave; each wave is logged when it is complete.
 
         Raises:
-            NoScores: none of what was rolled out here has a score, and that is much, or all that there is.
+            NoScores: none of the rollouts made here has a score, and they are many, or all there are.
         """
         each = len(orders[0].rollouts)
         progress("rollouts", begun * each, len(orders) * each)
@@ -124,7 +124,7 @@ class _Sampler(SyncEngine):
                 )
 
     def _wave(self, orders: Sequence[Order], done: Callable[[int], None]) -> list[Outcome]:
-        """Generate, score and write these; `done` hears how many rollouts of the profile there are by then."""
+        """Generate, score and log one wave; `done` is called with the number of rollouts of the profile so far."""
         order_of = {rollout: order for order in orders for rollout in order.rollouts}
         scoring: list[Scoring] = []
         count = min(order_of)
@@ -145,7 +145,7 @@ class _Sampler(SyncEngine):
 
 
 def _described(run: Run, prompts: int, n: int, seed: int) -> dict[str, Any]:
-    """What a profile was made with; where these are equal, its rollouts are."""
+    """The settings that determine a profile's rollouts; equal settings give equal rollouts."""
     source = replace(run.source, heldout=None)
     named = ("model", "prompts", "reward", "drop_overlong", "overlong_buffer")
     newer = {} if source.chat_template_args is None else {"chat_template_args": source.chat_template_args}
@@ -166,7 +166,7 @@ def _described(run: Run, prompts: int, n: int, seed: int) -> dict[str, Any]:
 
 
 def _write_prompts(folder: Path, policy: Policy, train: EncodedPrompts, drawn: Sequence[int], progress: Shown) -> None:
-    """Each drawn prompt as a row in verl's schema, and what the model makes of it, both under its key."""
+    """Write each drawn prompt's row, in verl's schema, and its features under the initial model, both by key."""
     given = train.prompt_set
     rows = [
         {
@@ -193,7 +193,7 @@ def _ids(group: int, n: int) -> tuple[int, ...]:
 
 
 def _kept(place: ProfileFolder, before: int, n: int) -> int:
-    """Prompts whose rollouts need not be made again: all of a profile that was whole, else those of whole waves."""
+    """Number of prompts whose rollouts are kept: all if the profile was complete, else those of complete waves."""
     groups = place.rollouts() // n
     kept = groups if groups == before else _boundary(groups)
     place.cut(kept * n)
@@ -201,12 +201,12 @@ def _kept(place: ProfileFolder, before: int, n: int) -> int:
 
 
 def _boundary(prompts: int) -> int:
-    """The last of so many prompts at which a wave begins: 0, 1, 2, 4, 8, 16, 32, 64, 96, ..."""
+    """The last start of a wave at or before this many prompts: 0, 1, 2, 4, 8, 16, 32, 64, 96, ..."""
     return prompts // _WAVE * _WAVE or (1 << prompts.bit_length()) // 2
 
 
 def _waves(begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Waves of prompts, as the first and beyond the last; from within one on, the rest of it comes first."""
+    """Ranges of prompts, one per wave; if `begin` is inside a wave, the first range is the rest of that wave."""
     while begin < end:
         after = (begin // _WAVE + 1) * _WAVE if begin >= _WAVE else 1 << begin.bit_length()
         yield begin, min(after, end)

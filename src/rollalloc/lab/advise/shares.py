@@ -1,4 +1,4 @@
-"""Shares with their intervals, by formula: a log has too many prompts to draw them again and again for each."""
+"""Shares with intervals by formula, since a bootstrap over all prompts for each of them would be slow."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _Z = 1.959964
 
 
 def share_of(part_V: NDArray[Any], whole_V: NDArray[Any], prompt_V: NDArray[Any]) -> Share | None:
-    """Σ part / Σ whole with the 95% interval of a ratio of sums over prompts, whose visits are alike.
+    """Σ part / Σ whole with its 95% interval, as a ratio of sums over prompts, since visits of a prompt are alike.
 
         r ± 1.96 √(P / (P − 1) Σ_p (part_p − r whole_p)²) / Σ whole
 
-    Of a share of 0 or 1 the end that is open is the exact one-sided 97.5% limit over prompts, 1 − .025^(1/P).
+    For a share of 0 or 1, the open end is the exact one-sided 97.5% limit over prompts, 1 − .025^(1/P).
 
     Args:
         part_V: of each visit, in [0, whole].
@@ -26,7 +26,7 @@ def share_of(part_V: NDArray[Any], whole_V: NDArray[Any], prompt_V: NDArray[Any]
         prompt_V: the prompt of each.
 
     Returns:
-        None where the whole is 0.
+        None if the whole is 0.
     """
     if not whole_V.sum() > 0:
         return None
@@ -44,7 +44,7 @@ def share_of(part_V: NDArray[Any], whole_V: NDArray[Any], prompt_V: NDArray[Any]
 
 
 def alike(groups: Groups, n: int) -> Share | None:
-    """The share of groups of n whose rewards are all the same, of groups of that size or larger, without a model.
+    """The share of groups of n with equal rewards, estimated without a model from groups of at least n.
 
         Σ_r C(c_r, n) / C(m, n)   for a group of m scored rollouts, c_r of them with reward r
 
@@ -53,7 +53,7 @@ def alike(groups: Groups, n: int) -> Share | None:
         n: at least 1.
 
     Returns:
-        None where no group has so many scored rollouts.
+        None if no group has n scored rollouts.
     """
     visit_R = np.repeat(np.arange(len(groups)), groups.size_V)
     visit_T, times_T = tallied(visit_R[~np.isnan(groups.rewards_R)], groups.rewards_R[~np.isnan(groups.rewards_R)])
@@ -63,7 +63,7 @@ def alike(groups: Groups, n: int) -> Share | None:
 
 
 def pairs_differ(judged: Groups) -> Share | None:
-    """The chance that two right completions of a prompt have different answers; every prompt with two counts the same.
+    """The probability that two right completions of a prompt have different answers, averaged over prompts with two or more.
 
         1 − Σ_a C(c_a, 2) / C(m, 2)   for m right completions, c_a of them with answer a
 
@@ -71,7 +71,7 @@ def pairs_differ(judged: Groups) -> Share | None:
         judged: groups whose rewards are 0, 1 or NaN.
 
     Returns:
-        None where no prompt has two right completions whose text the log has.
+        None if no prompt has two right completions with logged text.
     """
     right_R = (judged.rewards_R > 0) & (judged.answer_R != 0)
     prompt_R = np.repeat(judged.prompt_V, judged.size_V)[right_R]
@@ -83,7 +83,7 @@ def pairs_differ(judged: Groups) -> Share | None:
 
 
 def tallied(of_R: NDArray[Any], value_R: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How often each value stands with each number: that number, and the times, one for each pair that is there."""
+    """Count each distinct pair (number, value); returns the pair's number and its count."""
     order_R = np.lexsort((value_R, of_R))
     of_R, value_R = of_R[order_R], value_R[order_R]
     begins_R = np.ones(len(of_R), np.bool_)
@@ -93,7 +93,7 @@ def tallied(of_R: NDArray[Any], value_R: NDArray[Any]) -> tuple[NDArray[np.int64
 
 
 def _drawn(times_T: NDArray[np.int64], among_T: NDArray[np.int64], n: int) -> NDArray[np.float64]:
-    """The chance that n drawn without replacement are all of these times: C(times, n) / C(among, n)."""
+    """The probability that n drawn without replacement are all of one value: C(times, n) / C(among, n)."""
     chance_T = np.ones(len(times_T))
     for taken in range(n):
         chance_T *= np.maximum(times_T - taken, 0) / np.maximum(among_T - taken, 1)

@@ -1,7 +1,7 @@
-"""The verdict: which recipe to begin with, by a rule that a reader can check (the table in docs/advise.md).
+"""The verdict: which recipe to start with, by a rule that a reader can check (the table in docs/advise.md).
 
-Each branch rests on measured figures, which are quoted with the task and the size of the model that they are of. No saving
-is predicted for the reader's own task: a profile before training was not shown to tell it.
+Each branch rests on measured figures, which are quoted with their task and model size. No saving is predicted for the
+reader's own task, since a profile before training was not shown to predict it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from typing import Literal
 
 from rollalloc.lab.advise.profile import Profile
 
-ENOUGH, _ROUND = 1024, 100  # rollouts of a profile, and what the number of missing ones is rounded up to
-BATCH = 64  # rollouts of a batch, where only the size of a group is known
-USUAL_N = 8  # `num_generations` of TRL, for who does not say what he trains with
-LARGE_GROUP, BARREN = 16, 0.95  # share of such groups without variance from which on no recipe has much to learn from
-MANY_ANSWERS = 0.5  # chance that two right answers of a prompt differ, from which on less is saved
-PREDICTABLE, FEW_MIXED = 0.9, 0.7  # AUC, and share of groups of 4 without variance, for foresight
+ENOUGH, _ROUND = (
+    1024,
+    100,
+)  # rollouts that a profile needs; missing ones are rounded up to a multiple of the second number
+BATCH = 64  # rollouts per batch if only the group size is known
+USUAL_N = 8  # TRL's default `num_generations`, assumed if the present setting is unknown
+LARGE_GROUP, BARREN = 16, 0.95  # with this share of such groups without variance, no recipe can learn much
+MANY_ANSWERS = 0.5  # if two right answers of a prompt differ with at least this probability, less is saved
+PREDICTABLE, FEW_MIXED = 0.9, 0.7  # thresholds for foresight: AUC, and share of groups of 4 without variance
 
-# Measured figures. Each quoted number stands in the guide or log that tests/lab/advise/test_verdict.py names for it.
+# Measured figures. tests/lab/advise/test_verdict.py names the guide or log that contains each number.
 ONE_PER_PROMPT = (
     "Measured: for equal accuracy GRPO in groups of 4 paid 3.31 [3.09–3.66] times REINFORCE's rollouts on skills/balanced, "
     "> 3.55 on skills/late and > 3.37 on skills/mixed (0.15M parameters); in groups of 16 5.32 [3.86–6.33] times at 8M and "
@@ -61,12 +64,12 @@ _NEEDS_RATES = "Foresight is ruled out: it predicts success rates, and these rew
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A recipe in a shape of batch.
+    """A recipe with its batch shape.
 
     Attributes:
         recipe: a key of `rollalloc.named.RECIPES`.
-        groups: prompts of a batch, at least 1.
-        n: rollouts of each, at least 1.
+        groups: prompts per batch, at least 1.
+        n: rollouts per prompt, at least 1.
     """
 
     recipe: str
@@ -75,18 +78,18 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """As a folder is called after it: "grpo_n4", or the recipe alone where each prompt has one rollout."""
+        """Name for folders: "grpo_n4", or the recipe alone if each prompt has one rollout."""
         return self.recipe if self.n == 1 else f"{self.recipe}_n{self.n}"
 
     @property
     def words(self) -> str:
-        """As a sentence has it: "GRPO n = 4", or the recipe alone."""
+        """Name in sentences: "GRPO n = 4", or the recipe alone."""
         named = {"grpo": "GRPO", "reinforce": "REINFORCE", "raft": "RAFT"}.get(self.recipe, self.recipe)
         return named if self.n == 1 else f"{named} n = {self.n}"
 
     @property
     def rows(self) -> int:
-        """Rollouts of a batch."""
+        """Rollouts per batch."""
         return self.groups * self.n
 
 
@@ -95,14 +98,14 @@ class Verdict:
     """What to do.
 
     Attributes:
-        kind: begin with another recipe, keep the present one, sample more first, or take other prompts because no recipe
+        kind: start with another recipe, keep the present one, sample more first, or take other prompts because no recipe
             learns from these.
         sentence: the verdict in words.
-        choice: what to train with; None where it is too early to tell, or nothing can be learned.
-        present: what is trained with now.
-        because: the branch of the rule that holds, by the profile's figures, and what was measured for it.
-        notes: what else a reader should know, in sentences.
-        more: rollouts to sample before one can tell; 0: none.
+        choice: what to train with; None if it is too early to tell, or nothing can be learned.
+        present: the present setting.
+        because: the branch of the rule that applies, with the profile's figures, and what was measured for it.
+        notes: further sentences for the reader.
+        more: rollouts to sample before a verdict is possible; 0: none.
     """
 
     kind: Literal["switch", "keep", "too few", "barren"]
@@ -115,11 +118,11 @@ class Verdict:
 
 
 def present_of(profile: Profile, *, sampled: bool) -> tuple[Choice, str]:
-    """What is trained with now, where the user does not say: the setting, and a sentence on what it was taken from.
+    """The present setting if the user does not name it, and a sentence on how it was derived.
 
     Args:
         profile: of the log.
-        sampled: `rollalloc advise` sampled the rollouts itself, so that they say nothing of anybody's training.
+        sampled: the log is a profile sampled by `rollalloc advise`, so it tells nothing about the user's training.
     """
     if sampled:
         present = Choice("grpo", BATCH // USUAL_N, USUAL_N)
@@ -136,7 +139,7 @@ def verdict_of(profile: Profile, present: Choice) -> Verdict:
 
     Args:
         profile: of the model on the prompts.
-        present: what is trained with now.
+        present: the present setting.
 
     Raises:
         ValueError: GRPO with groups of one rollout.
@@ -159,7 +162,7 @@ def verdict_of(profile: Profile, present: Choice) -> Verdict:
 
 
 def _recipe(profile: Profile, present: Choice) -> tuple[str, tuple[str, ...]]:
-    """The recipe that the rule gives, and why."""
+    """The recipe that the rule chooses, and why."""
     graded, outside = profile.reward.graded, profile.reward.outside
     ruled_out = {"raft"} if graded else set[str]()
     ruled_out |= {"foresight"} if outside else set()
@@ -192,7 +195,7 @@ def _notes(profile: Profile, present: Choice) -> tuple[str, ...]:
 
 
 def _barren(profile: Profile) -> str:
-    """What these prompts are like, and what would help, in a sentence or two."""
+    """A sentence or two on why little can be learned from these prompts, and what would help."""
     mean = profile.mean.value
     if mean <= 1 - BARREN:
         how = "hardly any is right"

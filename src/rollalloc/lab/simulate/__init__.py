@@ -1,1 +1,1 @@
-"""A cluster in simulation, driven by the real allocator: what a recipe costs in seconds before GPUs are rented."""
+"""A simulated cluster driven by the real allocator: estimates a recipe's cost in seconds before GPUs are rented."""

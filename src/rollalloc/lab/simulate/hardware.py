@@ -115,16 +115,16 @@ class Hardware:
         at_most("memory_share", self.memory_share, 1)
 
     def latency(self, gpus: int, slots: int) -> Latency:
-        """Seconds of a decoding step of c rollouts that hold K tokens of context together, on a replica of so many GPUs.
+        """Estimated seconds of a decoding step of c rollouts with K tokens of context, on a replica of several GPUs.
 
-            t(c, K) = (weights / B + c · 2 · parameters / F + K · token / B) / GPUs,  and 20 µs · layers where several
+            t(c, K) = (weights / B + c · 2 · parameters / F + K · token / B) / GPUs, plus 20 µs · layers if GPUs > 1
 
-        with B 70% of the bandwidth and F half of the FLOP/s. A roofline whose parts follow each other: it is at most twice
-        the greater of the two times, and knows no kernel launches and no scheduler.
+        with B 70% of the bandwidth and F half of the FLOP/s. It adds the memory and the compute time instead of taking the
+        larger one, so it is at most twice a strict roofline. Kernel launches and scheduling are ignored.
 
         Args:
             gpus: that share the model, at least 1.
-            slots: the last point.
+            slots: concurrency of the curve's last point.
         """
         model, gpu = MODELS[self.model], GPUS[self.gpu]
         bandwidth, flops = gpus * BANDWIDTH_SHARE * gpu.bandwidth, gpus * DECODING_SHARE * gpu.flops
@@ -134,12 +134,12 @@ class Hardware:
         return Latency(ends, seconds, f"arithmetic for {self.model} on {self.gpu}", model.token_bytes / bandwidth)
 
     def costs(self, **given: Any) -> Costs:
-        """What is not decoding: 2 FLOPs a parameter forward and 4 backward, shares of the FLOP/s as above.
+        """Estimated costs of passes over tokens: 2 FLOP per parameter forward, 4 backward, at the shares of FLOP/s above.
 
-        Attention's own multiplications are left out: some hundredths at 8,192 tokens.
+        The multiplications inside attention are left out; at 8,192 tokens they add a few percent.
 
         Args:
-            given: costs by name, which are taken as they are.
+            given: costs by name that replace the estimates.
         """
         model, gpu = MODELS[self.model], GPUS[self.gpu]
         forward = 2 * model.parameters / gpu.flops

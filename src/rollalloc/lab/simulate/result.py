@@ -1,4 +1,4 @@
-"""What a simulated run came to, and several seeds of one together."""
+"""Results of a simulated run, and of several seeds together."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ USES = ("decoding", "pausing", "training", "idle", "unused")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """Sums from the beginning of a run until one of its updates.
+    """Totals from the start of a run until one of its updates.
 
     Attributes:
         clock: seconds.
-        decoding, pausing, training, idle, unused: GPU-seconds; together the clock times all GPUs. Pausing is prefill and new
-            weights on their way; unused are GPUs too few for a replica.
-        slot_seconds: seconds of each rollout on a replica, added up.
+        decoding, pausing, training, idle, unused: GPU-seconds, which sum to clock × GPUs. Pausing is prefill and weight
+            synchronization; unused are GPUs too few for another replica.
+        slot_seconds: sum over rollouts of the seconds spent on a replica.
         tail: seconds in which few rollouts ran and none waited.
         paid: rollouts ordered.
-        stopped: rollouts whose end was a stop.
-        preempted: times that a rollout was put back because the memory for keys and values was full.
+        stopped: rollouts that were stopped.
+        preempted: number of preemptions because a replica's memory was full.
         tokens: generated, of rollouts that ended.
         rows: trained on.
         row_tokens: trained on, without prompts.
-        accounts: rollouts by cause; `open` are not over.
+        accounts: rollouts by cause; `open` ones have not ended.
     """
 
     clock: float = 0.0
@@ -57,13 +57,13 @@ class Result:
         gpus: of the cluster.
         batches: trained.
         seconds: that they took.
-        batch_seconds: of each.
-        gpu_seconds: by use, the clock times all GPUs in sum: see `Books`.
+        batch_seconds: of each batch.
+        gpu_seconds: by use, as in `Books`; they sum to seconds × GPUs.
         busy_slots: share of the slots that had a rollout, over the whole time.
         tail: share of the time in which few rollouts ran and none waited.
         paid, stopped, preempted, tokens, rows, row_tokens: as in `Books`.
-        accounts: rollouts that were over in this time, by cause.
-        why: why the run ended before all batches were trained; None where it did not.
+        accounts: rollouts that ended in this time, by cause.
+        why: why the run ended before all batches were trained; None if it did not.
     """
 
     seed: int
@@ -85,14 +85,14 @@ class Result:
 
     @classmethod
     def of(cls, books: Sequence[Books], *, seed: int, gpus: int, slots: int, why: str | None) -> Result:
-        """What lies between the first and the last of some books.
+        """The difference between the first and the last of some books.
 
         Args:
             books: at least two.
             seed: of the run.
             gpus: of the cluster.
             slots: of all replicas.
-            why: see above.
+            why: as the attribute.
         """
         first, last = books[0], books[-1]
         seconds = last.clock - first.clock
@@ -118,7 +118,7 @@ class Result:
 
     @property
     def per_batch(self) -> dict[str, float]:
-        """What a batch costs, and shares."""
+        """Costs and shares per batch."""
         paid = {name: getattr(self, name) / self.batches for name in ("paid", "stopped", "preempted", "tokens", "rows")}
         gpu_seconds = sum(self.gpu_seconds.values())
         uses = {f"{use}_share": spent / gpu_seconds if gpu_seconds else 0.0 for use, spent in self.gpu_seconds.items()}
@@ -134,8 +134,8 @@ class Priced:
         label: of the recipe.
         gpus: of the cluster.
         figures: per batch, by name.
-        faster: the first recipe's seconds over this one's on the same cluster, paired by seed.
-        results: one a seed.
+        faster: the first recipe's seconds over this one's on the same cluster, paired by seed; above 1 this one is faster.
+        results: one per seed.
     """
 
     label: str
@@ -146,7 +146,7 @@ class Priced:
 
     @classmethod
     def of(cls, label: str, results: Sequence[Result], baseline: Sequence[Result]) -> Priced:
-        """Put the seeds together; the baseline has the same ones."""
+        """Combine the seeds; the baseline has the same seeds."""
         each = [result.per_batch for result in results]
         pairs = zip(baseline, results, strict=True)
         return cls(
@@ -158,7 +158,7 @@ class Priced:
         )
 
     def described(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Plain data for JSON."""
         return {
             "label": self.label,
             "gpus": self.gpus,
