@@ -89,7 +89,7 @@ def _missing(first: Groups) -> NDArray[np.float64]:
 def _all_of(some_V: NDArray[np.float64], all_V: NDArray[np.float64], size_V: NDArray[np.int64]) -> NDArray[np.float64]:
     """The probability that `size` draws without replacement from `all` items are all among `some` of them.
 
-        C(some, size) / C(all, size)
+    C(some, size) / C(all, size)
     """
     from scipy.special import gammaln
 

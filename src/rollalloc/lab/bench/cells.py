@@ -1,4 +1,4 @@
-"""What a leaderboard found, from its plan and the `run.json` and `metrics.jsonl` of its final runs alone."""
+"""Results of a leaderboard, computed from its plan and the `run.json` and `metrics.jsonl` of its final runs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rollalloc.train.description import Run
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A method on a task, in a track.
+    """A method on a task, in one track.
 
     Attributes:
         label: of the method.
-        paid: what it paid and what its policy was worth, with ratios to the baseline; None before its first run is over.
-        plain: the best plain estimator's cost over this one's, paired by seed, by `COSTS`.
-        runs: that are over, of the plan's seeds.
-        diverged: of these, whose weights diverged; they are censored, at what they had paid.
+        paid: what it paid and how good its policy was, with ratios to the baseline; None until its first run has ended.
+        plain: the best plain estimator's cost over this method's, paired by seed, by `COSTS`.
+        runs: finished runs, of the plan's seeds.
+        diverged: how many of them diverged; they are censored at what they had paid.
         command: repeats its runs up to the target.
     """
 
@@ -39,15 +39,16 @@ class Cell:
 
     @property
     def budget(self) -> Mapping[str, Interval | None]:
-        """What its last evaluations found, at equal budget; nothing where a run diverged."""
+        """Results of its last evaluations, at equal budget; empty if a run diverged."""
         return {} if self.paid is None or self.diverged else self.paid.last
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A task in a track; `plain` is the label of the estimator, of `PLAIN`, that reached the target for the fewest rollouts.
+    """A task in one track; cells are in the plan's order.
 
-    None of them may have been run, or none have reached it. The cells are in the order of the plan.
+    `plain` is the label of the estimator in `PLAIN` that reached the target with the fewest rollouts; there is none if none
+    was run or none reached it.
     """
 
     track: str
@@ -58,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A leaderboard: its plan, the date on which the plan was frozen, and its parts, by task and within a task by track."""
+    """A leaderboard: its plan, the date on which it was frozen, and its parts, ordered by task, then by track."""
 
     plan: Plan
     date: str
@@ -66,18 +67,18 @@ class Board:
 
     @property
     def missing(self) -> int:
-        """Final runs that are not over."""
+        """Number of final runs that have not ended."""
         return sum(
             len(self.plan.seeds_of(part.track, part.task)) - cell.runs for part in self.parts for cell in part.cells
         )
 
 
 def board_of(folder: Path) -> Board:
-    """What the leaderboard in a folder says, finished or not.
+    """Results of the leaderboard in a folder, finished or not.
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: its plan is damaged, or a run in it is none of the plan.
+        ValueError: its plan is damaged, or a run in it does not belong to the plan.
     """
     plan, date = frozen_in(folder)
     diverged = diverged_in(folder)
@@ -114,10 +115,10 @@ def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mappin
 
 
 def _ended(place: Path, plan: Plan, task: TaskPlan, each: Contestant, seed: int, diverged: bool) -> Ended | None:
-    """A final run, where it is over.
+    """A final run if it has ended, else None.
 
     Raises:
-        ValueError: what stands in its place is another run.
+        ValueError: the folder holds another run.
     """
     if not (place / "run.json").exists():
         return None
@@ -129,7 +130,7 @@ def _ended(place: Path, plan: Plan, task: TaskPlan, each: Contestant, seed: int,
 
 
 def _best_plain(found: Sequence[RecipeSummary]) -> str | None:
-    """The plain estimator that reached the target on most seeds, and of these for the fewest rollouts."""
+    """The plain estimator that reached the target on most seeds; among equals, the one with the fewest rollouts."""
     plain = [
         (each, cost) for each in found if each.recipe in PLAIN and each.reached and (cost := each.costs["rollouts"])
     ]
@@ -138,7 +139,7 @@ def _best_plain(found: Sequence[RecipeSummary]) -> str | None:
 
 
 def _command(seeds: Sequence[int], task: TaskPlan, over: Sequence[Ended]) -> str:
-    """What repeats the runs of a cell, of a built-in task; its folder is one that no other command has."""
+    """A command that repeats the runs of a cell on a built-in task, in a folder of its own."""
     if not over or not is_built_in(task.name):
         return ""
     run = over[0].run

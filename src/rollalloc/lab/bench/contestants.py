@@ -1,7 +1,7 @@
-"""Who is compared: a recipe, its shape by default, and the grid that it is tuned over.
+"""The methods of a leaderboard: each a recipe, its default parameters, and the grid over which it is tuned.
 
-Of this package's recipes these are `rollalloc.lab.bench.methods.GRID` and `matched`.
-A recipe of one's own, `module:function`, brings both in its file, under the same names.
+For this package's recipes these come from `rollalloc.lab.bench.methods.GRID` and `matched`. A user's recipe,
+`module:function`, defines `GRID` and `matched` in its own file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollalloc.lab.bench.tiers import Tier
 from rollalloc.named import RECIPES, make_recipe, parameters_of
 
 BASELINE = "grpo"
-PLAIN = ("reinforce", "rloo", "raft")  # estimators that allocate nothing: what every allocator has to beat
+PLAIN = ("reinforce", "rloo", "raft")  # estimators without allocation, which every allocator must beat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +29,11 @@ class Contestant:
     """A method of the leaderboard.
 
     Attributes:
-        recipe: its name, as `rollalloc.named.make_recipe` takes it.
-        label: what it is called, in tables and folders.
-        defaults: parameters of the defaults track, a shape only; None: it is not in it.
-        grid: settings that it is tuned over, each with `parameters` and `learning_rate`; empty: not in the tuned track.
-        contents: SHA-256 of the file that it is from; "" for the package's own.
+        recipe: its name, for `rollalloc.named.make_recipe`.
+        label: its name in tables and folders.
+        defaults: parameters for the defaults track; None: it does not take part in that track.
+        grid: settings to tune over, each with `parameters` and `learning_rate`; empty: not in the tuned track.
+        contents: SHA-256 of the file that defines it; "" for built-in recipes.
     """
 
     recipe: str
@@ -44,16 +44,16 @@ class Contestant:
 
 
 def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
-    """A method by its recipe's name, put to the test: each of its settings makes a recipe.
+    """The method of a recipe, after checking that each of its settings makes a valid recipe.
 
     Raises:
-        ValueError: an unknown recipe; for the tuned track no grid, one smaller than the tier's search, or a setting that
-            makes no recipe; for the defaults track no shape.
+        ValueError: an unknown recipe; for the tuned track, no grid, a grid smaller than the tier's search, or an invalid
+            setting; for the defaults track, no shape.
         ImportError: its module cannot be imported.
     """
     own = ":" in recipe
     for unknown in set() if own else set(recipe.split("+")) - set(RECIPES):
-        make_recipe(unknown, {})  # says which there are
+        make_recipe(unknown, {})  # raises an error that lists the known ones
     grids, shape, contents = _of_module(recipe) if own else (GRID, matched, "")
     shapes: Any = grids.get(recipe.rpartition(":")[2])
     if "tuned" in tracks and (not isinstance(shapes, (list, tuple)) or not shapes):
@@ -78,12 +78,12 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
 
 
 def contestants(names: Sequence[str], own: Sequence[str], tier: Tier, tracks: Sequence[str]) -> tuple[Contestant, ...]:
-    """The methods of a leaderboard: of this package, the tier's where `names` is empty, and `own`, as `module:function`.
+    """The methods of a leaderboard: built-in ones in `names` (empty: the tier's), and the user's `own`, `module:function`.
 
-    A tier with methods of its own has their labels for names.
+    If the tier defines its own methods, `names` are their labels.
 
     Raises:
-        ValueError: as `contestant`; one that is named twice; the baseline is not among them; one of its own that is none.
+        ValueError: as `contestant`; a name given twice; no baseline among them; an invalid user recipe.
     """
     for each in own:
         if ":" not in each:
@@ -107,21 +107,21 @@ def contestants(names: Sequence[str], own: Sequence[str], tier: Tier, tracks: Se
 
 
 def _labelled(label: str, recipe: str, parameters: Mapping[str, Any]) -> Contestant:
-    """A method with parameters that its tier gives it."""
+    """A method with the parameters that its tier defines."""
     make_recipe(recipe, parameters)
     return Contestant(recipe=recipe, label=label, defaults=_plain(recipe, parameters))
 
 
 def _of_module(recipe: str) -> tuple[Mapping[str, Any], Any, str]:
-    """What the module of a recipe says of it: `GRID`, `matched` and its file's digest.
+    """What a user recipe's module defines: `GRID`, `matched`, and its file's digest.
 
     Raises:
-        ValueError: one of these is not what it is to be.
+        ValueError: one of them is invalid.
     """
     name, _, function = recipe.partition(":")
     if function in RECIPES:
         raise ValueError(f"{recipe}: {function} is a recipe of this package; give yours another name")
-    parameters_of(recipe)  # it is there, and can be called
+    parameters_of(recipe)  # raises if it is missing or not callable
     module = sys.modules.get(name) or import_module(name)
     grid, shape = getattr(module, "GRID", {}), getattr(module, "matched", None)
     if not isinstance(grid, Mapping):
@@ -133,7 +133,7 @@ def _of_module(recipe: str) -> tuple[Mapping[str, Any], Any, str]:
 
 
 def _plain(recipe: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as a file holds them."""
+    """Parameters as plain data for a file."""
     try:
         return json.loads(json.dumps(dict(parameters)))
     except (TypeError, ValueError) as error:

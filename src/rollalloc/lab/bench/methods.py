@@ -1,4 +1,4 @@
-"""Parameters of each recipe: by default, where all have the same shape, and those that a search tries."""
+"""Parameters of each recipe: the defaults, the matched shapes, and the grid that a search tries."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}
-DEFAULT_ALONE: Mapping[str, int] = {"groups": 32, "n": 1}  # of what needs no group: learns faster so
+DEFAULT_ALONE: Mapping[str, int] = {"groups": 32, "n": 1}  # shape of recipes without groups, which learn faster with it
 _ALONE = ("reinforce", "raft", "spo", "foresight")
 
 
 def default(recipe: str) -> dict[str, Any]:
-    """A recipe's parameters where nobody says or searched for others, on every task and model; the rest are its defaults.
+    """A recipe's default shape for comparisons, on every task and model; its other parameters keep their own defaults.
 
     Raises:
-        ValueError: a recipe that is not of this package.
+        ValueError: not a recipe of this package.
     """
     return dict(DEFAULT_ALONE) if recipe in _ALONE else matched(recipe, **DEFAULT_SHAPE)
 
@@ -22,7 +22,7 @@ def default(recipe: str) -> dict[str, Any]:
 # The ladder's: label → recipe and parameters. Those of groups have 64 rollouts in a batch, as `reinforce_replay`; what they
 # do not say is their default.
 LADDER_METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "grpo": ("grpo", {"groups": 4, "n": 16}),  # as practised
+    "grpo": ("grpo", {"groups": 4, "n": 16}),  # the usual shape in practice
     "grpo_4": ("grpo", DEFAULT_SHAPE),
     "grpo_4_replay": ("grpo", {**DEFAULT_SHAPE, "replay": 64}),
     "rloo_2": ("rloo", {"groups": 32, "n": 2}),
@@ -30,7 +30,7 @@ LADDER_METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "pilot_commit_4": ("pilot_commit", {"groups": 8, "n_pilot": 4, "n_commit": 4, "gen_groups": 24}),
     "pilot_commit_8": ("pilot_commit", {"groups": 2, "n_pilot": 8, "n_commit": 24, "gen_groups": 6}),
     "reinforce": ("reinforce", DEFAULT_ALONE),
-    # REINFORCE by the defaults of before.
+    # REINFORCE with its former defaults.
     "reinforce_replay": ("reinforce", {"groups": 64, "n": 1, "neg": 0.1, "replay": 64}),
     "raft": ("raft", DEFAULT_ALONE),
     "foresight": ("foresight", DEFAULT_ALONE),
@@ -38,17 +38,17 @@ LADDER_METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
-    """A recipe's parameters where every recipe is to have the same groups per batch and rollouts per group.
+    """A recipe's parameters for comparisons in which all recipes have the same groups per batch and rollouts per group.
 
-    A group has n rollouts: GRPO's and DAPO's n, Pilot-Commit's pilots and commits, racing's last size, what PODS
-    chooses half of, what DARTS trains on, of up to twice as many, Knapsack's mean, Reinforce-Ada's rows and its rounds, and
-    C-GRPO's last size. Methods that look for prompts generate three batches' worth at a time. Those that need no group have
-    as many rollouts per batch, each of a prompt of its own.
+    n stands for GRPO's and DAPO's n; Pilot-Commit's pilots plus commits; racing's last size; the rollouts of which PODS
+    keeps half; the rows DARTS trains on, out of up to twice as many; Knapsack's mean; Reinforce-Ada's rows and rounds;
+    C-GRPO's last size. Recipes that search for prompts generate three batches at a time. Recipes without groups get as many
+    rollouts per batch, each from a different prompt.
 
     Args:
         recipe: a key of `rollalloc.named.RECIPES`.
         groups: prompts in a batch, at least 1.
-        n: rollouts per group, even and at least 4, so that half of them is a group too.
+        n: rollouts per group, even and at least 4, so that half of them still form a group.
 
     Raises:
         ValueError: an unknown recipe, or an n that cannot be halved.
@@ -86,7 +86,7 @@ def _shapes(names: str, rows: Sequence[tuple[Any, ...]], **changes: Any) -> list
 
 
 def _ahead(shapes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Prompts for three batches are generated at a time."""
+    """Shapes that generate prompts for three batches at a time."""
     return [shape | {"gen_groups": 3 * shape["groups"]} for shape in shapes]
 
 
@@ -94,7 +94,7 @@ _GROUPS = _shapes("groups n", ((8, 4), (16, 4), (8, 8), (16, 8), (32, 4), (8, 16
 _DAPO = _ahead(_shapes("groups n", ((8, 4), (16, 4), (8, 8), (4, 8), (4, 16), (16, 8))))
 _PILOTS = ((4, 4, 4), (8, 4, 4), (8, 2, 2), (16, 2, 2), (4, 4, 12), (16, 4, 4))
 _MIXED = ((4, 4, 4, 4), (8, 4, 4, 4), (8, 2, 4, 4), (4, 4, 8, 8), (8, 4, 4, 6), (4, 4, 12, 8))
-# Recipe -> the shapes tried, the small ones first; as many for each.
+# Recipe -> shapes to try, the small ones first; the same number for each recipe.
 GRID: Mapping[str, list[dict[str, Any]]] = {
     "grpo": _GROUPS,
     "dr_grpo": _GROUPS,

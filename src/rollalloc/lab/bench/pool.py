@@ -1,4 +1,4 @@
-"""A process a core, each of which carries out one run after the other; one that dies costs the run it was at."""
+"""A pool of worker processes, each of which carries out one run after another. If one dies, only its current run fails."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from rollalloc.processes.stopping import StopRequest
 from rollalloc.train.description import Run
 from rollalloc.train.execution import execute, one_thread
 
-_LOOKS_S = 0.5  # how often it is looked at what the runs are doing
-_SIGN_S = 5.0  # between two signs of life of a process
-_SILENT_S = 60.0  # without one, after which that is said
-_GRACE_S = 5.0  # between a process's last word and its exit code
+_LOOKS_S = 0.5  # seconds between two checks of the runs
+_SIGN_S = 5.0  # seconds between two signs of life of a process
+_SILENT_S = 60.0  # seconds of silence after which a warning is logged
+_GRACE_S = 5.0  # seconds to wait for the exit code after a process's last message
 _AT_WORK = "at work"
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run and the folder that it is carried out in."""
+    """A run and the folder in which it is carried out."""
 
     run: Run
     place: Path
@@ -38,7 +38,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A run that did not come to its end: `kind` is the class of the exception, "" where its process died."""
+    """A run that failed: `kind` is the exception's class, "" if its process died."""
 
     job: Job
     kind: str
@@ -46,7 +46,7 @@ class Failure:
 
     @property
     def is_the_runs(self) -> bool:
-        """Whether the run itself led there, its weights having diverged, so that it would fail again."""
+        """Whether the run would fail again, because its weights diverged."""
         return self.kind == FloatingPointError.__name__
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Failure:
 
 
 class Failed(RuntimeError):
-    """Some runs failed, at least one; the others were finished first."""
+    """At least one run failed; the others were finished first."""
 
     def __init__(self, failures: Sequence[Failure]) -> None:
         super().__init__("; ".join(map(str, failures)))
@@ -63,19 +63,19 @@ class Failed(RuntimeError):
 
 
 class Agenda(Protocol):
-    """Which runs there are to do; what comes next may depend on how others ended."""
+    """The runs to do; later ones may depend on the results of earlier ones."""
 
     def next(self) -> Job | None:
-        """What to begin now; None: nothing, before another run has ended."""
+        """The runs to start now; None: nothing until another run has ended."""
         ...
 
     def ended(self, job: Job, failure: Failure | None) -> None:
-        """A run is over."""
+        """Called when a run has ended."""
         ...
 
 
 def processes_at_once(given: int | None) -> int:
-    """How many processes there are at a time, one a core where it is not said.
+    """Number of parallel processes; by default one per core.
 
     Raises:
         ValueError: less than one.
@@ -93,16 +93,16 @@ def carry_out(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Have the runs of an agenda carried out, until there is none or it is asked to stop.
+    """Carry out the runs of an agenda until none is left or a stop is requested.
 
-    A run that has a checkpoint in its folder goes on from it. A process that gives no sign of life is named in a warning.
+    A run that has a checkpoint in its folder continues from it. A process without signs of life is named in a warning.
 
     Args:
         agenda: asked whenever a process is free.
         processes: at a time, at least 1.
-        stop: once it is made, the runs at work are saved, and nothing more is begun.
-        watch: called about twice a second with the runs at work.
-        overwrite: remove what another run wrote in a run's folder.
+        stop: once requested, active runs are saved and no more are started.
+        watch: called about twice a second with the active runs.
+        overwrite: remove the files of other runs from the runs' folders.
     """
     workers: list[_Worker] = []
     asked = False
@@ -131,7 +131,7 @@ def _has_room(workers: Sequence[_Worker], processes: int) -> bool:
 
 
 def _free(workers: list[_Worker], overwrite: bool) -> _Worker:
-    """A worker without a run; a new one where all have one."""
+    """An idle worker, or a new one if all are busy."""
     for worker in workers:
         if worker.job is None:
             return worker
@@ -140,39 +140,42 @@ def _free(workers: list[_Worker], overwrite: bool) -> _Worker:
 
 
 class _Worker:
-    """A process that carries out one run after the other."""
+    """A process that carries out one run after another."""
 
     def __init__(self, overwrite: bool = False) -> None:
         self.overwrite = overwrite
-        self.job: Job | None = None  # that it is at
+        self.job: Job | None = None  # current run
         self._start()
 
     def _start(self) -> None:
         self.spawned = Spawned(_work, self.overwrite, name="rollalloc run")
-        self._signed, self._said = time.monotonic(), False  # when it last gave a sign of life; whether silence was said
+        self._signed, self._said = (
+            time.monotonic(),
+            False,
+        )  # time of its last sign of life; whether silence was warned of
 
     def give(self, job: Job) -> None:
-        """Let it carry out a run."""
+        """Start a run on it."""
         self.job, self._signed = job, time.monotonic()
         try:
             self.spawned.connection.send((job.run, job.place))
-        except OSError:  # it died between two runs, and costs none
+        except OSError:  # it died between two runs, so no run is lost
             self._start()
             self.spawned.connection.send((job.run, job.place))
 
     def ask_to_stop(self) -> None:
-        """Let it finish its batch, save and leave the run."""
+        """Ask it to finish its batch, save and leave the run."""
         self.spawned.process.terminate()
 
     def hear(self, *, replace: bool = True) -> tuple[Job, Failure | None] | None:
-        """The run it was at, and what went wrong with it, once that has ended; None before.
+        """The run that just ended and what went wrong with it, if anything; None while it runs.
 
         Args:
-            replace: start another process where it died.
+            replace: start another process if this one died.
         """
         if self.job is None:
             return None
-        alive = self.spawned.process.is_alive()  # asked first: what it sent before its end is in the pipe then
+        alive = self.spawned.process.is_alive()  # check this first: then everything it sent before dying is in the pipe
         try:
             while self.spawned.connection.poll():
                 if (message := self.spawned.connection.recv()) != _AT_WORK:
@@ -181,7 +184,7 @@ class _Worker:
             if alive:
                 self._warn_of_silence()
                 return None
-        except (EOFError, OSError):  # the other end may be reset rather than closed
+        except (EOFError, OSError):  # the other end may be reset instead of closed
             pass
         error = ("", f"its process died with exit code {self.spawned.end(_GRACE_S)}")
         if replace:
@@ -194,7 +197,7 @@ class _Worker:
         return job, None if error is None else Failure(job, *error)
 
     def _warn_of_silence(self) -> None:
-        """One that was stopped (SIGSTOP), or for which the machine has no time, would else be waited for without a word."""
+        """Warn of a process that was suspended (SIGSTOP) or is starved of CPU time; nothing else would report it."""
         silent_s = time.monotonic() - self._signed
         if self.job is not None and silent_s > _SILENT_S and not self._said:
             self._said = True
@@ -207,7 +210,9 @@ class _Worker:
 
 
 def _work(connection: Connection, overwrite: bool) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as Ctrl-C, which is unheard, it reaches all of a terminal
+    signal.signal(
+        signal.SIGHUP, signal.SIG_IGN
+    )  # like Ctrl-C, it reaches all processes of a terminal; the parent decides
     sending = threading.Lock()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     threading.Thread(target=_give_signs, args=(connection, sending), daemon=True).start()
@@ -215,7 +220,7 @@ def _work(connection: Connection, overwrite: bool) -> None:
     while True:
         try:
             run, place = connection.recv()
-        except EOFError:  # the comparison is over
+        except EOFError:  # the parent is done
             return
         error = None
         try:
@@ -234,12 +239,12 @@ def _give_signs(connection: Connection, sending: threading.Lock) -> None:
         try:
             with sending:
                 connection.send(_AT_WORK)
-        except OSError:  # nobody listens any more
+        except OSError:  # the parent is gone
             return
 
 
 def _end_with_parent() -> None:
-    """A comparison that is killed must not leave runs behind: they would write beside those of the next one."""
+    """End this process with its parent: a leftover run would write into the folders of the next comparison."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

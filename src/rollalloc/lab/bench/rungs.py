@@ -1,6 +1,6 @@
-"""Rungs of the ladder: each a file that says a model, its warm-up, its questions and what its runs may pay.
+"""Rungs of the ladder. A rung is a TOML file that describes a model, its warm-up, its questions and its runs' budget.
 
-Those of this package stand in `ladder/NAME.toml`; `read_rung` takes anybody's.
+Built-in rungs are in `ladder/NAME.toml`; `read_rung` reads any file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rollalloc.models.pretrained import MODELS
 
 __all__ = ["PREFIX", "RUNGS", "Budgeted", "LadderRung", "Model", "Questions", "WarmedUp", "read_rung"]
 
-PREFIX = "ladder/"  # of the tasks
+PREFIX = "ladder/"  # of the tasks' names
 _NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9._-]{0,59}")
-_MOST = 2**53  # of any number: what is exact as a float, and far beyond any run
+_MOST = 2**53  # largest number accepted: exact as a float, and far beyond any run
 _MOST_SEEDS = 1000
-_SHOWN = 1000  # letters of an error
+_SHOWN = 1000  # characters of an error message
 
 
 def _check_precision(where: str, given: str) -> None:
@@ -38,11 +38,11 @@ def _check_precision(where: str, given: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """Where a rung's model is from: one of a shape of ours, a name of `rollalloc model`, or a name on the hub.
+    """Where a rung's model comes from: a new model of a given shape, a name of `rollalloc model`, or a name on the hub.
 
     Attributes:
-        hidden: of a Llama from scratch, a multiple of 32; see `rollalloc.lab.bench.tasks.tiny.Shape`.
-        layers: its layers.
+        hidden: width of a new Llama, a multiple of 32; see `rollalloc.lab.bench.tasks.tiny.Shape`.
+        layers: number of layers of the new Llama.
         pretrained: a key of `rollalloc.models.pretrained.MODELS`.
         hub: a name that `from_pretrained` takes.
     """
@@ -70,11 +70,11 @@ class Questions:
     """Questions other than the ladder's mixture.
 
     Attributes:
-        train: a file that `rollalloc data prepare` writes, by name without its suffix, or a path.
+        train: file from `rollalloc data prepare`, by name without suffix, or a path.
         heldout: likewise.
-        sets: what `rollalloc data prepare` is told, so that an error can say it.
+        sets: arguments for `rollalloc data prepare`, quoted in the error if files are missing.
         reward: `package.module:function`.
-        single_answer: each question has one right answer, to the letter.
+        single_answer: each question has exactly one right answer string.
     """
 
     train: str
@@ -86,17 +86,17 @@ class Questions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmedUp:
-    """Supervised training that stops by itself: where the share of right answers on training prompts is in [low, high].
+    """Supervised training that stops when the share of right answers on training prompts is in [low, high].
 
     Attributes:
-        steps: at most.
-        batch: examples of a step.
-        learning_rate: its peak; see `rollalloc.lab.bench.tasks.tiny.WarmUp`.
-        check_every: steps between two looks.
-        low: share of sampled answers that are right, at least.
-        high: at most.
-        pass_at_8: the chance that one of eight is right, at least; where it is less, the warm-up goes on.
-        precision: that it computes in; see `rollalloc.train.settings.Settings`.
+        steps: maximum number.
+        batch: examples per step.
+        learning_rate: peak; see `rollalloc.lab.bench.tasks.tiny.WarmUp`.
+        check_every: steps between two checks.
+        low: minimum share of sampled answers that are right.
+        high: maximum share.
+        pass_at_8: minimum probability that one of eight answers is right; below it, the warm-up continues.
+        precision: of the computation; see `rollalloc.train.settings.Settings`.
     """
 
     steps: int
@@ -120,19 +120,19 @@ class WarmedUp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budgeted:
-    """What a rung's final runs may pay, and how they are evaluated.
+    """Budget and evaluation of a rung's final runs.
 
     Attributes:
         target: held-out accuracy, fixed before the runs.
-        max_rollouts: of each run.
+        max_rollouts: per run.
         learning_rate: of every method.
-        eval_every: rollouts between two points of the grid.
-        max_new_tokens: of a rollout.
-        seeds: how many.
-        eval_samples: a held-out prompt, where accuracy is sampled.
-        rollouts_per_second: of one core or device, for `--plan`; None: nobody measured it.
-        device: e.g. "cpu"; None: a GPU where there is one.
-        precision: that updates and exact evaluations compute in; see `rollalloc.train.settings.Settings`.
+        eval_every: rollouts between two points of the evaluation grid.
+        max_new_tokens: per rollout.
+        seeds: number of seeds.
+        eval_samples: samples per held-out prompt, if accuracy is sampled.
+        rollouts_per_second: of one core or device, for `--plan`; None: not measured.
+        device: e.g. "cpu"; None: a GPU if there is one.
+        precision: of updates and exact evaluations; see `rollalloc.train.settings.Settings`.
     """
 
     target: float
@@ -159,15 +159,15 @@ class Budgeted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LadderRung:
-    """A rung: a model of some size, and what is done with it.
+    """A rung: a model of some size, with its warm-up, questions and runs.
 
     Attributes:
         name: of the rung; the task is "ladder/NAME".
-        parameters: of the model, about.
-        about: a sentence.
-        model: where it is from.
+        parameters: approximate number of the model's parameters.
+        about: one sentence.
+        model: where it comes from.
         run: budget and evaluation.
-        warm_up: None: the model is taken as it is.
+        warm_up: None: use the model as it is.
         questions: None: the ladder's mixture.
     """
 
@@ -195,25 +195,25 @@ class LadderRung:
 
     @property
     def task(self) -> str:
-        """Its name among tasks."""
+        """Its task's name."""
         return f"{PREFIX}{self.name}"
 
     @property
     def digest(self) -> str:
-        """The first 16 hexadecimal digits of the SHA-256 of all that it says and that decides what is run."""
+        """First 16 hex digits of the SHA-256 over everything in the rung that affects its runs."""
         said = asdict(self)
         del said["about"], said["parameters"], said["run"]["rollouts_per_second"]
-        if self.run.precision == "auto":  # which rungs did not say at first
+        if self.run.precision == "auto":  # older rungs had no such field; keep their digests
             del said["run"]["precision"]
         return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_rung(path: Path) -> LadderRung:
-    """The rung that a TOML file describes.
+    """Read a rung from a TOML file.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: names the file and what in it is missing, unknown, of another kind or out of its range.
+        ValueError: names the file and the field that is missing, unknown, of the wrong type or out of range.
     """
     return _rung(str(path), lambda: read_text(path))
 
@@ -221,12 +221,12 @@ def read_rung(path: Path) -> LadderRung:
 def _rung(place: str, text: Callable[[], str]) -> LadderRung:
     try:
         return _filled(LadderRung, tomllib.loads(text()), "")
-    except (ValueError, RecursionError) as error:  # of UTF-8 and TOML as well
+    except (ValueError, RecursionError) as error:  # also raised for bad UTF-8 and TOML
         raise ValueError(f"{place} describes no rung of the ladder: {one_line(str(error), _SHOWN)}") from None
 
 
 def _filled(kind: type[Any], given: Mapping[str, Any], where: str) -> Any:
-    """A dataclass from a table of the file, and those within it."""
+    """A dataclass, with nested ones, from a table of the file."""
     known = {each.name: each for each in fields(kind)}
     if unknown := [f"{where}{name}" for name in given if name not in known]:
         raise ValueError(f"unknown {', '.join(unknown)}; there are {', '.join(known)}")
@@ -238,7 +238,7 @@ def _filled(kind: type[Any], given: Mapping[str, Any], where: str) -> Any:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    if get_origin(hint) is Literal:  # which one, the dataclass checks
+    if get_origin(hint) is Literal:  # the dataclass checks the value
         hint = str
     wanted = next(each for each in get_args(hint) if each is not type(None)) if isinstance(hint, UnionType) else hint
     if wanted in (Model, Questions, WarmedUp, Budgeted):
@@ -251,13 +251,13 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return tuple(value)
     if type(value) is not wanted and (wanted, type(value)) != (float, int):
         raise ValueError(f"{where} must be of {wanted.__name__}, got {value!r}")
-    if wanted in (int, float) and not -_MOST <= value <= _MOST:  # NaN is not between any two
+    if wanted in (int, float) and not -_MOST <= value <= _MOST:  # NaN fails every comparison
         raise ValueError(f"{where} must be finite and at most {_MOST:,}")
     return wanted(value)
 
 
 def _own() -> dict[str, LadderRung]:
-    """The rungs of this package, the small ones first."""
+    """The built-in rungs, the small ones first."""
     folder = files("rollalloc.lab.bench") / "ladder"
     every = [_rung(each.name, partial(each.read_text, encoding="utf-8")) for each in folder.iterdir()]
     return {each.name: each for each in sorted(every, key=lambda one: one.parameters)}

@@ -1,14 +1,14 @@
 """Tuning with an equal budget for every recipe: successive halving over the settings of each.
 
-Every recipe has as many settings, learning rates × the first shapes of its `rollalloc.lab.bench.methods.GRID`, for the shape
-matters more than most allocators do, so that GRPO's is tuned as the others'. All are tried on one seed with a small budget,
-the better half on another seed with a larger one, and so on (Jamieson and Talwalkar, AISTATS 2016; the fresh seed at each
-rung is ours). So each gets the same rollouts to search with:
+Every recipe gets the same number of settings: learning rates × the first shapes of its `rollalloc.lab.bench.methods.GRID`.
+The shape is included because it matters more than most allocators do, so GRPO's must be tuned like the others'. All
+settings run on one seed with a small budget, the better half on another seed with a larger budget, and so on (Jamieson and
+Talwalkar, AISTATS 2016; the new seed at each rung is ours). Each recipe therefore pays the same:
 
     Σ over rungs of settings × seeds × budget.
 
-A setting is better where it was censored on fewer seeds, then where it reached the target for fewer rollouts, then where it
-came to a higher accuracy. What learns fast and ends low is liked too much by the first rungs, of every recipe alike.
+A setting is better if it was censored on fewer seeds; among equals, if it reached the target with fewer rollouts; then, if
+its final accuracy is higher. For every recipe alike, the first rungs favour settings that learn fast but end low.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Rung:
     """One round of a search.
 
     Attributes:
-        settings: that enter it.
-        seeds: that each is tried on; no seed of a comparison.
-        share: of a task's budget, in (0, 1], that a run may pay.
+        settings: number that enter it.
+        seeds: on which each is tried; no comparison uses them.
+        share: of the task's budget that a run may pay, in (0, 1].
     """
 
     settings: int
@@ -39,12 +39,12 @@ class Rung:
     share: float
 
     def budget(self, rollouts: int) -> int:
-        """Rollouts of a run, where those of the task's final runs are given."""
+        """Rollouts per run, given those of the task's final runs."""
         return round(self.share * rollouts)
 
 
 class Trial(NamedTuple):
-    """A run of a search that is over: its curve, and the accuracy of its last evaluation."""
+    """A finished run of a search: its curve, and its last accuracy."""
 
     curve: Curve
     accuracy: float
@@ -55,9 +55,9 @@ class Score:
     """How good a setting is on a rung; less is better.
 
     Attributes:
-        censored: seeds on which it did not reach the target.
-        rollouts: to the target, mean over seeds; a censored run's budget. Infinite where a run diverged.
-        error: 1 − the accuracy at the end, mean over seeds.
+        censored: number of seeds on which it did not reach the target.
+        rollouts: to the target, mean over seeds; a censored run counts its budget. Infinite if a run diverged.
+        error: 1 − final accuracy, mean over seeds.
     """
 
     censored: int
@@ -66,15 +66,15 @@ class Score:
 
 
 def rungs(settings: int, first_seed: int, shares: Sequence[float]) -> tuple[Rung, ...]:
-    """A search that halves the settings at each rung, with a seed of its own for each.
+    """A search that halves the settings at each rung, with a new seed for each.
 
     Args:
-        settings: that it begins with.
-        first_seed: of the first rung; the next ones follow it.
-        shares: of a task's budget, one a rung.
+        settings: number at the start.
+        first_seed: of the first rung; later rungs use the following seeds.
+        shares: of a task's budget, one per rung.
 
     Raises:
-        ValueError: fewer settings than rungs can halve.
+        ValueError: too few settings to halve at every rung.
     """
     if settings >> (len(shares) - 1) < 1:
         raise ValueError(f"{settings} settings cannot be halved {len(shares) - 1} times")
@@ -82,7 +82,7 @@ def rungs(settings: int, first_seed: int, shares: Sequence[float]) -> tuple[Rung
 
 
 def search_rollouts(search: Iterable[Rung], budget: int) -> int:
-    """What a search may pay for each recipe, where the task's final runs may pay `budget` rollouts."""
+    """Rollouts that a search may pay per recipe, given the `budget` of the task's final runs."""
     return sum(rung.settings * len(rung.seeds) * rung.budget(budget) for rung in search)
 
 
@@ -114,7 +114,7 @@ def settings_of(
 
 
 def score(trials: Sequence[Trial | None], target: float, budget: int) -> Score:
-    """How good a setting is, by its runs on the seeds of a rung; None for a run that diverged."""
+    """Score of a setting from its runs on the seeds of a rung; None stands for a run that diverged."""
     known = [(trial, cost_to_target(trial.curve, target)) for trial in trials if trial is not None]
     if len(known) < len(trials) or any(cost is None for _, cost in known):
         return Score(len(trials), inf, inf)
@@ -124,24 +124,24 @@ def score(trials: Sequence[Trial | None], target: float, budget: int) -> Score:
 
 
 def better(scores: Mapping[int, Score], keep: int) -> tuple[int, ...]:
-    """The settings that go on, by number, the best first; of equals the one that stands earlier in the grid."""
+    """The `keep` best settings, by number, best first; ties go to the one earlier in the grid."""
     return tuple(sorted(scores, key=lambda number: (scores[number], number))[:keep])
 
 
 Over = Callable[[Job], bool]
-TrialOf = Callable[[Job], Trial | None]  # of a run that is over; None: it diverged
+TrialOf = Callable[[Job], Trial | None]  # finished run → trial; None: it diverged
 
 
 @dataclass
 class Search:
-    """Successive halving, a rung at a time, over runs that others carry out.
+    """Successive halving, one rung at a time; the caller carries out the runs.
 
     Attributes:
         rungs: of the search.
         budget: rollouts of the task's final runs.
         target: accuracy to reach.
         job: (rung, setting, seed) → its run.
-        scores: of each rung that is over, by the setting's number.
+        scores: of each finished rung, by the setting's number.
     """
 
     rungs: Sequence[Rung]
@@ -152,11 +152,11 @@ class Search:
 
     @property
     def found(self) -> int | None:
-        """The number of the setting that came out of it; None: it is not over."""
+        """The number of the winning setting; None: the search is not over."""
         return better(self.scores[-1], 1)[0] if len(self.scores) == len(self.rungs) else None
 
     def advance(self, over: Over, trial: TrialOf) -> list[Job]:
-        """Score the rungs of which all runs are over; returns the runs of the next that are not, none at the end."""
+        """Score all finished rungs; returns the unfinished runs of the next rung, empty at the end."""
         while len(self.scores) < len(self.rungs):
             jobs = {setting: self._jobs(setting) for setting in self._alive()}
             if todo := [job for of_one in jobs.values() for job in of_one if not over(job)]:
@@ -171,7 +171,7 @@ class Search:
         return []
 
     def costs(self, trial: TrialOf) -> list[int]:
-        """What the setting that was found paid for the target on each seed of the last rung; its budget where it did not."""
+        """Rollouts that the winner paid to the target on each seed of the last rung; its budget if it missed the target."""
         at, budget = len(self.rungs) - 1, self.rungs[-1].budget(self.budget)
         assert self.found is not None
         trials = [trial(self.job(at, self.found, seed)) for seed in self.rungs[-1].seeds]

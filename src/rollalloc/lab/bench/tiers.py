@@ -1,4 +1,4 @@
-"""How much of the leaderboard is run: tasks, budgets, seeds and searches, fixed here before any run."""
+"""Tiers of the leaderboard: tasks, budgets, seeds and searches, fixed here before any run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rollalloc.lab.bench.search import Rung, rungs
 
 TRACKS = ("defaults", "tuned")
 FIRST_TUNING_SEED = 1000
-_FIRST_SEED = 5000  # seeds that nobody has looked at: 4000 to 4007 were, before any full run
-_FIRST_OF_DEFAULTS = 9900  # likewise: no run had them
-_FIRST_OF_LADDER = 9700  # likewise: no run had them
+_FIRST_SEED = 5000  # unused so far; 4000 to 4007 had been looked at before any full run
+_FIRST_OF_DEFAULTS = 9900  # unused so far
+_FIRST_OF_LADDER = 9700  # unused so far
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,17 +23,17 @@ class Tier:
     """One size of the leaderboard.
 
     Attributes:
-        tasks: name → rollouts that each final run pays; where a run stands then is compared at equal budget.
-        recipes: that it compares; None: all that have a grid.
-        methods: instead of `recipes`, in the defaults track: label → recipe and parameters.
-        tracks: that it has.
+        tasks: name → rollouts that each final run pays; results at that point are compared at equal budget.
+        recipes: to compare; None: all that have a grid.
+        methods: used instead of `recipes` in the defaults track: label → recipe and parameters.
+        tracks: to run.
         rates: learning rates of a search.
         search: of the tuned track, the same for every recipe; its first rung's settings are a multiple of `rates`.
-        seeds: of the final runs.
-        default_seeds: of those of the defaults track.
-        seeds_of: task → how many of them it takes, where not all.
-        eval_every: rollouts between two points of the grid; None: the task's.
-        hours: that it is meant to fit in, on two idle cores.
+        seeds: of the tuned track's final runs.
+        default_seeds: of the defaults track's final runs.
+        seeds_of: task → number of seeds, if not all.
+        eval_every: rollouts between two points of the evaluation grid; None: the task's.
+        hours: that it should take on two idle cores.
     """
 
     tasks: Mapping[str, int]
@@ -55,7 +55,7 @@ def _seeds(count: int, first: int = _FIRST_SEED) -> tuple[int, ...]:
 
 TIERS: Mapping[str, Tier] = MappingProxyType(
     {
-        # Shows that all of it works; its figures mean nothing.
+        # Only checks that everything works; its figures mean nothing.
         "smoke": Tier(
             tasks={"sort": 128},
             recipes=("grpo", "reinforce"),
@@ -94,7 +94,7 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
             default_seeds=_seeds(8, _FIRST_OF_DEFAULTS),
             hours=15,
         ),
-        # Does what holds of tiny models hold as they grow? One mixture of questions, models of several sizes.
+        # Do findings on tiny models hold for larger ones? One mixture of questions, several model sizes.
         "ladder": Tier(
             tasks={rung.task: rung.run.max_rollouts for rung in RUNGS.values()},
             recipes=None,
@@ -125,9 +125,9 @@ RATES: Mapping[str, float] = MappingProxyType(
     }
 )
 _UNMEASURED = min(rate for task, rate in RATES.items() if not task.startswith(PREFIX))
-_START_S = 2.0  # of a run: model, prompts, the last checkpoint
+_START_S = 2.0  # overhead of a run: loading model and prompts, the last checkpoint
 
 
 def seconds_of(task: str, rollouts: int, runs: int = 1) -> float:
-    """Seconds of one process for so many runs on a task, and their rollouts together; an estimate."""
+    """Estimated process seconds for `runs` runs on a task that pay `rollouts` together."""
     return runs * _START_S + rollouts / RATES.get(task, _UNMEASURED)

@@ -1,4 +1,4 @@
-"""The rollout logs of TRL, verl, prime-rl and our own as one `Log`. Files are streamed, texts are not kept."""
+"""Read the rollout logs of TRL, verl, prime-rl and rollalloc into one `Log`. Files are streamed; texts are not kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollalloc.lab.waste.readers.shared import Files, Options, by_suffix, names,
 
 __all__ = ["FORMATS", "Options", "check_format", "read_log"]
 
-Watcher = Callable[[Path, int, int], None]  # file, how many were read before it, how many there are
+Watcher = Callable[[Path, int, int], None]  # (file, number read before it, number in all)
 FORMATS = {"trl": trl.FORMAT, "verl": verl.FORMAT, "prime-rl": prime_rl.FORMAT, "rollalloc": ours.FORMAT}
 
 
@@ -26,13 +26,13 @@ def read_log(
 
     Args:
         path: a file, a folder that holds such files at any depth, or a glob.
-        format: one of `FORMATS`; by default told from the files' names and first lines.
-        options: what the log does not say itself.
+        format: one of `FORMATS`; by default detected from the files' names and first lines.
+        options: information that the log does not contain.
         watcher: called before each file.
 
     Raises:
         FileNotFoundError: nothing there.
-        ValueError: an unknown format, or files that have no usable rollout.
+        ValueError: an unknown format, or files without a usable rollout.
     """
     check_format(format)
     files = _files(str(path))
@@ -60,7 +60,7 @@ def read_log(
 
 
 def check_format(format: str | None) -> None:
-    """Refuse a format that there is not.
+    """Refuse an unknown format.
 
     Raises:
         ValueError: unknown.
@@ -70,7 +70,7 @@ def check_format(format: str | None) -> None:
 
 
 def _files(path: str) -> list[Path]:
-    """Files under a path, sorted so that step_10 comes after step_9."""
+    """Files under a path, in natural order: step_10 after step_9."""
     if not path.strip():
         raise ValueError("expected a file, a folder or a glob of rollout logs, got an empty path; . is this folder")
     found = (
@@ -90,10 +90,10 @@ def _naturally(file: Path) -> list[tuple[int, int, str]]:
 
 
 def _detect(files: Sequence[Path], path: str | Path) -> str:
-    """The format that the first line of the first readable file looks like.
+    """The format of the first line of the first readable file.
 
     Raises:
-        ValueError: none.
+        ValueError: no known format.
     """
     if any(file.suffix == ".parquet" for file in files):
         return "trl"
@@ -107,7 +107,7 @@ def _detect(files: Sequence[Path], path: str | Path) -> str:
 
 
 def without_copies(files: Sequence[Path]) -> list[Path]:
-    """The files but for those whose bytes are those of an earlier one; only files of equal size are compared."""
+    """The files without byte-identical copies of earlier ones; only files of equal size are compared."""
     size_of = {file: file.stat().st_size for file in files}
     times = Counter(size_of.values())
     seen: set[bytes] = set()

@@ -1,4 +1,4 @@
-"""Our own trainer's `rollouts.jsonl`, and the accounts in its `metrics.jsonl`."""
+"""Reader for our own trainer's `rollouts.jsonl`, and the accounts in its `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
         if file.name == "metrics.jsonl":
             accounts.update(_last_accounts(file, log))
             continue
-        seen: set[int] = set()  # ids are counted within a run
+        seen: set[int] = set()  # ids are unique within a run
         for where, row in objects(file, log):
             prompt = row["key"] if "key" in row else row.get("prompt")
             if prompt is None or not isinstance(row.get("group"), (int, str)) or not {"version", field} <= row.keys():
@@ -63,7 +63,7 @@ def _flag(value: Any, log: Log, where: str, name: str) -> bool:
 
 
 def _last_accounts(file: Path, log: Log) -> dict[str, int]:
-    """Rollouts by cause at the end of a run; each line of its metrics has them as they were by then."""
+    """Rollouts by cause at the end of a run, from the last line of its metrics."""
     accounts: dict[str, int] = {}
     for where, row in objects(file, log):
         found = row.get("accounts")

@@ -1,4 +1,4 @@
-"""prime-rl's traces: an episode, or a trace of one, a line."""
+"""Reader for prime-rl's traces: each line is an episode, or one trace of an episode."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_toke
 
 @dataclass(slots=True)
 class _Traces:
-    """What was read of the traces so far.
+    """State while traces are read.
 
     Attributes:
-        wanted: the rewards that the user named; empty: all count.
-        all_rows: traces of evaluations count as well.
-        rewards: names of those that were added up.
+        wanted: reward names that the user chose; empty: sum all.
+        all_rows: count traces of evaluations as well.
+        rewards: names of the rewards that were summed.
         seen: ids of traces.
-        repeated: traces whose id was seen before.
-        evaluations: traces of evaluations that were left out.
+        repeated: number of traces whose id was seen before.
+        evaluations: number of evaluation traces left out.
     """
 
     log: Log
@@ -57,7 +57,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
         step = int(named) if named.isdecimal() else None
         for where, record in objects(file, log):
             of_record = record["traces"] if isinstance(record.get("traces"), list) else [record]
-            if not of_record and isinstance(record.get("task"), dict):  # failed before it came to a trace
+            if not of_record and isinstance(record.get("task"), dict):  # it failed before there was a trace
                 of_record = [{"rewards": {}, "ok": False}]
             for trace in of_record:
                 problem = _add(record, trace, where, step, traces)
@@ -78,7 +78,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
 
 
 def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Traces) -> str | None:
-    """Adds a trace's rollout; returns what is wrong with it."""
+    """Add a trace's rollout; returns the problem with it, if any."""
     log = traces.log
     if not isinstance(trace, dict) or not isinstance(trace.get("rewards"), dict):
         return "expected a trace with rewards"
@@ -124,7 +124,7 @@ def _kind(record: Fields) -> Any:
 
 
 def _reward(rewards: Fields, log: Log, where: str) -> float | None:
-    """The sum of named rewards: numbers, or scores with weights; None where none was scored."""
+    """The sum of the chosen rewards, each a number or a score with a weight; None if none was scored."""
     known: list[float] = []
     for name, reward in rewards.items():
         of_score, of_weight = _said(name)
@@ -138,15 +138,15 @@ def _reward(rewards: Fields, log: Log, where: str) -> float | None:
     return number(sum(known), log, where, "sum of rewards") if known else None
 
 
-@lru_cache(256)  # a log has few, each in every line
+@lru_cache(256)  # few distinct names, repeated on every line
 def _said(reward: str) -> tuple[str, str]:
-    """What the score and the weight of a reward are called."""
+    """Names of a reward's score and weight fields."""
     said = f"reward {names([reward])}"
     return said, f"weight of {said}"
 
 
 def _choose(files: Sequence[Path]) -> list[Path]:
-    """Training traces: all of them where they are logged, else those that were trained on."""
+    """Training traces: all of them if logged, else those that were trained on."""
     training = [file for file in by_suffix(files, ".jsonl") if "eval" not in file.parts and file.stem != "metrics"]
     everything = [file for file in training if file.parent.name == "all"]
     return everything or training

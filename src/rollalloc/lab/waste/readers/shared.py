@@ -1,4 +1,4 @@
-"""What the readers of all formats share: what a format is, and fields that may hold anything."""
+"""What the readers share: the definition of a format, and safe access to fields that may hold anything."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a log does not say itself.
+    """Information that a log does not contain.
 
     Attributes:
-        reward: field that holds the reward, for verl (by default `acc`, else `score`) and ours; for TRL and prime-rl one
-            reward, or several separated by commas, instead of the sum of all.
-        weights: of TRL's reward columns, in the trainer's order, 1 each by default; finite, not all 0.
-        group_size: rollouts per prompt, for TRL's files, at least 1; by default the shortest run of rows with one prompt.
-        rows: "all" counts rows of evaluations as training; by default, "training", they are left out.
+        reward: field of the reward, for verl (default `acc`, else `score`) and rollalloc; for TRL and prime-rl, one reward
+            or several, comma-separated, instead of the sum of all.
+        weights: of TRL's reward columns, in the trainer's order, default 1 each; finite, not all 0.
+        group_size: rollouts per prompt in TRL's files, at least 1; by default the shortest run of rows with one prompt.
+        rows: "all" counts evaluation rows as training; by default, "training", they are left out.
 
     Raises:
-        ValueError: one that means nothing.
+        ValueError: an invalid option.
     """
 
     reward: str | None = None
@@ -39,12 +39,12 @@ class Options:
 
     @property
     def rewards(self) -> tuple[str, ...]:
-        """The rewards that are named; empty: none."""
+        """The chosen reward names; empty: none chosen."""
         return () if self.reward is None else tuple(name.strip() for name in self.reward.split(","))
 
     @property
     def all_rows(self) -> bool:
-        """Whether rows of evaluations count."""
+        """Whether evaluation rows count."""
         return self.rows == "all"
 
     def __post_init__(self) -> None:
@@ -61,11 +61,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files to read in this order; each is told of before it is read.
+    """Files to read in this order; the watcher is called before each.
 
     Attributes:
         paths: of the files.
-        watcher: called with a file, how many were read before it, and how many there are.
+        watcher: called with a file, the number read before it, and the number in all.
     """
 
     paths: Sequence[Path]
@@ -80,14 +80,14 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A kind of log.
+    """A log format.
 
     Attributes:
-        expects: what its files are, for a message.
-        choose: those among the files found.
-        read: them into a log.
-        marks: whether a line is one of it; None: told by the file's name.
-        options: that mean something for it.
+        expects: description of its files, for messages.
+        choose: selects its files among those found.
+        read: reads them into a log.
+        marks: whether a line looks like this format; None: recognized by the file's name.
+        options: names of the options that apply to it.
     """
 
     expects: str
@@ -98,12 +98,12 @@ class Format:
 
 
 def by_suffix(files: Sequence[Path], suffix: str) -> list[Path]:
-    """The files that end so."""
+    """The files with this suffix."""
     return [file for file in files if file.suffix == suffix]
 
 
 def objects(file: Path, log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each JSON object of a file with its place; lines that are none are counted."""
+    """Each JSON object of a file with its place; other lines are counted as unusable."""
     place = shown(file)
     for number, row in read_lines(file):
         if isinstance(row, dict):
@@ -118,11 +118,11 @@ def objects(file: Path, log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def number(value: Any, log: Log, where: str, name: str) -> float | None:
-    """A finite number as a float; None for whatever else, which is unscored, and counted unless it is null."""
+    """A finite number as a float; None for anything else, which counts as unscored, and as a doubt unless it is null."""
     try:
         if isinstance(value, (float, int)) and math.isfinite(value):
             return float(value)
-    except OverflowError:  # a whole number beyond any float
+    except OverflowError:  # an integer too large for a float
         pass
     if value is not None:
         log.doubt(where, f"{name} is {short(value)}, expected a finite number")
@@ -130,7 +130,7 @@ def number(value: Any, log: Log, where: str, name: str) -> float | None:
 
 
 def whole(value: Any, log: Log, where: str, name: str) -> int | None:
-    """A whole number, or one as text; None for whatever else, counted unless it is null."""
+    """An integer, or one as text; None for anything else, counted as a doubt unless it is null."""
     try:
         found = int(value)
         if abs(found) < -NO_STEP:
@@ -143,7 +143,7 @@ def whole(value: Any, log: Log, where: str, name: str) -> int | None:
 
 
 def count(value: Any, log: Log, where: str, name: str) -> int | None:
-    """A whole number of 0 or more; None for whatever else, counted unless it is null."""
+    """An integer of 0 or more; None for anything else, counted as a doubt unless it is null."""
     found = whole(value, log, where, name)
     if found is not None and found < 0:
         log.doubt(where, f"{name} is {found}, expected 0 or more")
@@ -157,11 +157,11 @@ def text(value: Any) -> str:
 
 
 def message_text(value: Any, role: str | None = None) -> str:
-    """The text of a prompt or completion that is text or a list of chat messages; whatever else as JSON.
+    """The text of a prompt or completion, which may be text or a list of chat messages; anything else as JSON.
 
     Args:
         value: text, or messages whose content is text or a list of parts.
-        role: whose messages count; all where none is of this role.
+        role: use only messages of this role; all messages if there are none.
     """
     if not isinstance(value, list) or not all(isinstance(one, dict) and "content" in one for one in value):
         return text(value)
@@ -170,7 +170,7 @@ def message_text(value: Any, role: str | None = None) -> str:
 
 
 def _content(content: Any) -> str:
-    """The text of a message; of its parts those that are text."""
+    """The text of a message, or of its text parts."""
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
         return "".join(part for part in parts if isinstance(part, str))
@@ -178,12 +178,12 @@ def _content(content: Any) -> str:
 
 
 def said(value: Any) -> str | None:
-    """Text as it is; None for whatever else."""
+    """Text as it is; None for anything else."""
     return value if isinstance(value, str) else None
 
 
 def inside(record: Fields, *keys: str) -> dict[str, Any]:
-    """A dictionary within dictionaries; empty where there is none."""
+    """A nested dictionary; empty if there is none."""
     found: Any = record
     for key in keys:
         found = found.get(key)
@@ -193,11 +193,11 @@ def inside(record: Fields, *keys: str) -> dict[str, Any]:
 
 
 def shown(file: Path) -> str:
-    """A path as it may be shown: a file's name may hold anything."""
+    """A path made safe to print, since file names may contain control characters."""
     return "".join(character if character.isprintable() else "?" for character in str(file))
 
 
 def names(found: Iterable[str], joint: str = ", ") -> str:
-    """Names out of a file as they may be shown: a few, short, and nothing that moves a terminal's cursor."""
+    """Names from a file made safe to print: a few, shortened, without control characters."""
     shown = [re.sub(r"[^\x20-\x7e]", "?", name)[:40] for name in found]
     return joint.join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")

@@ -1,10 +1,10 @@
-"""TRL's completions: a parquet file for each log, which holds the last generation batch as `GRPOTrainer.log` writes it.
+"""Reader for TRL's completions: `GRPOTrainer.log` writes the last generation batch as a Parquet file at each log.
 
-A file has the columns `step`, `prompt`, `completion`, one for each reward function, those that a reward function logged by
-`log_extra`, and `advantage`, in this order. Nothing in it marks which columns are rewards, or which rows are of an
-evaluation, which writes the file of its step anew; `trl_columns` and `trl_evaluations` tell them apart.
+A file has the columns `step`, `prompt`, `completion`, one per reward function, those that reward functions log with
+`log_extra`, and `advantage`, in this order. It marks neither which columns are rewards, nor which rows belong to an
+evaluation, which overwrites the file of its step; `trl_columns` and `trl_evaluations` find out.
 
-Some rows are read at a time; no text is kept.
+Rows are read in blocks; no text is kept.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from rollalloc.lab.waste.readers.shared import (
 from rollalloc.lab.waste.readers.trl_columns import Columns
 from rollalloc.lab.waste.readers.trl_evaluations import evaluated, states_of
 
-_OWN = ("step", "prompt", "completion", "advantage")  # columns that are TRL's own
-_ROWS = 4096  # held at a time
+_OWN = ("step", "prompt", "completion", "advantage")  # TRL's fixed columns
+_ROWS = 4096  # rows per block
 
 
 class _Row(NamedTuple):
     """A row that has a prompt."""
 
-    prompt: str  # its key
+    prompt: str  # key
     step: int | None
     asked: str
     answered: str | None
@@ -54,7 +54,7 @@ class _Row(NamedTuple):
 
 @dataclass(slots=True)
 class _Read:
-    """What was read of the files so far."""
+    """State while files are read."""
 
     columns: Columns
     gathering: Gathering = field(default_factory=Gathering)
@@ -75,7 +75,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
                 log.reject(shown(file), problem)
                 continue
             digest, rows = _rows(opened, file, scored, log, read)
-            if digest == before:  # logged again before the next generation
+            if digest == before:  # the same batch, logged again before the next generation
                 read.repeated += 1
                 continue
             before = digest
@@ -93,10 +93,10 @@ def _read(files: Files, log: Log, options: Options) -> None:
 
 
 def _leave_out_evaluations(files: Files, log: Log, read: _Read) -> None:
-    """Take the rows of evaluations out of the log, and say so.
+    """Remove evaluation rows from the log, and add a note.
 
     Raises:
-        ValueError: all of them are.
+        ValueError: no other rows are left.
     """
     assert log.groups is not None
     states = states_of(files.paths)
@@ -123,7 +123,7 @@ def _leave_out_evaluations(files: Files, log: Log, read: _Read) -> None:
 
 @contextmanager
 def _opened(file: Path, log: Log) -> Iterator[Any]:
-    """The parquet file, None where it is none; a file that breaks off further in is rejected as well."""
+    """The Parquet file, or None if it is not one; a file that breaks off later is rejected as well."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -132,7 +132,7 @@ def _opened(file: Path, log: Log) -> Iterator[Any]:
     broken = (pyarrow.ArrowException, OSError, UnicodeDecodeError, MemoryError)
     try:
         opened = pyarrow.parquet.ParquetFile(file)
-    except broken:  # a run that was killed leaves half a file
+    except broken:  # a killed run leaves half a file
         log.reject(shown(file), "not a readable parquet file")
         yield None
         return
@@ -147,7 +147,7 @@ def _opened(file: Path, log: Log) -> Iterator[Any]:
 
 
 def _leading(schema: Any) -> tuple[str, ...]:
-    """Columns of floats that may be rewards: TRL writes rewards before what else was logged, as floats."""
+    """Leading float columns, which may be rewards: TRL writes rewards, as floats, before other logged columns."""
     found: list[str] = []
     for column in schema:
         if column.name in _OWN:
@@ -191,7 +191,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _rows(opened: Any, file: Path, scored: Sequence[str], log: Log, read: _Read) -> tuple[bytes, list[_Row]]:
-    """A digest of all that a file says but the step, and its rows that have a prompt."""
+    """A digest of everything in a file except the step, and its rows that have a prompt."""
     schema = opened.schema_arrow
     compared = [at for at, name in enumerate(schema.names) if name != "step"]
     has_advantages = schema.names.count("advantage") == 1 and _is_score(schema.field("advantage").type)
@@ -223,13 +223,13 @@ def _rows(opened: Any, file: Path, scored: Sequence[str], log: Log, read: _Read)
                     advantage,
                 )
             )
-    if not rows and next(places) == 1:  # its footer says that there are rows
+    if not rows and next(places) == 1:  # its footer promises rows
         raise OSError("no rows where the footer has some")
     return digest.digest(), rows
 
 
 def _finite(score: Any, log: Log, where: str, column: str) -> float:
-    """A score as a float, NaN where there is none; an infinite one is counted and is none."""
+    """A score as a float, NaN if missing; an infinite one is counted as a doubt and treated as missing."""
     value = np.nan if score is None else float(score)
     if np.isinf(value):
         log.doubt(where, f"{names([column])} is infinite, expected a finite number")
@@ -241,7 +241,7 @@ def _finite(score: Any, log: Log, where: str, column: str) -> float:
 
 
 def _add_groups(rows: Sequence[_Row], scored: tuple[str, ...], file: int, size: int | None, read: _Read) -> None:
-    """TRL writes a prompt's completions one after the other; a prompt drawn twice in a row is two groups."""
+    """Split rows into groups: TRL writes a prompt's completions together; a prompt drawn twice in a row is two groups."""
     runs = [list(run) for _, run in groupby(rows, key=attrgetter("prompt"))]
     usual = size or min(map(len, runs), default=1)
     for run in runs:

@@ -1,6 +1,6 @@
-"""Which columns of TRL's log are rewards.
+"""Find out which columns of TRL's log are rewards.
 
-Rewards stand before what else was logged, and the logged advantages follow their sum.
+Rewards come before other logged columns, and the logged advantages are proportional to their centred sum.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from rollalloc.lab.waste.groups import Groups
 from rollalloc.lab.waste.readers.shared import names
 
-_VARIES, _MOVES = 1e-6, 3e-4  # deviations within a group beyond which rewards differ, and advantages are not 0
-_PROPORTIONAL = 0.998  # squared correlation within a group
-_DISAGREE = 0.05  # share of the groups that may disagree with their advantages
+_VARIES, _MOVES = 1e-6, 3e-4  # standard deviations within a group above which rewards differ, and advantages are not 0
+_PROPORTIONAL = 0.998  # squared correlation within a group that counts as proportional
+_DISAGREE = 0.05  # share of groups whose advantages may disagree
 
 Floats = NDArray[np.float64]
 Visits = NDArray[np.int64]
@@ -25,28 +25,28 @@ Visits = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The reward of each rollout, NaN where it has none, and what a reader should know of it."""
+    """The reward of each rollout, NaN if it has none, with notes for the reader."""
 
     reward_R: Floats
     notes: list[str]
 
 
 class Columns:
-    """Scores and advantages as they are read, and the choice of the columns that are rewards.
+    """Collects scores and advantages, and chooses the columns that are rewards.
 
     Args:
-        named: the columns that the user named as rewards; empty: to be found out.
-        weights: of the columns of rewards, 1 each by default.
+        named: columns that the user named as rewards; empty: find out.
+        weights: of the reward columns, by default 1 each.
     """
 
     def __init__(self, named: tuple[str, ...], weights: tuple[float, ...] | None) -> None:
         self._named, self._weights = named, weights
-        self._kinds: dict[tuple[str, ...], int] = {}  # the columns of a file, numbered
-        self._scores: list[array[float]] = []  # by kind, row after row
+        self._kinds: dict[tuple[str, ...], int] = {}  # distinct column lists → number
+        self._scores: list[array[float]] = []  # scores by kind, row after row
         self._kind_R, self._advantage_R = array("l"), array("d")
 
     def add(self, columns: tuple[str, ...], scores: Sequence[float], advantage: float | None) -> None:
-        """A rollout with the scores of its file's columns."""
+        """Add a rollout's scores and advantage."""
         kind = self._kinds.get(columns)
         if kind is None:
             kind = self._kinds[columns] = len(self._kinds)
@@ -56,15 +56,15 @@ class Columns:
         self._advantage_R.append(np.nan if advantage is None else advantage)
 
     def chosen(self, groups: Groups) -> Chosen:
-        """The reward of each rollout: of each kind of file, the sum of the columns that the logged advantages follow.
+        """The reward of each rollout: for each kind of file, the sum of columns that explains the logged advantages.
 
-        Where no advantages tell, or none of the sums that are tried is followed, all columns are added, and this is said.
+        If there are no usable advantages, or no sum explains them, all columns are added, with a note.
 
         Args:
             groups: all that was read, in the order of `add`.
 
         Raises:
-            ValueError: not as many columns as weights.
+            ValueError: the number of columns and weights differ.
         """
         visit_R = np.repeat(np.arange(len(groups)), groups.size_V)
         kind_R, advantage_R = np.array(self._kind_R), np.array(self._advantage_R)
@@ -97,10 +97,10 @@ class Columns:
     def _followed(
         self, columns: tuple[str, ...], score_RK: Floats, advantage_R: Floats, visit_R: Visits, before: Container[str]
     ) -> tuple[_Sum, int, int]:
-        """The sum that the advantages follow, in how many groups they do not, and how many groups tell.
+        """The sum that explains the advantages, the number of groups that contradict it, and the number that can tell.
 
-        Tried are the first columns, one, two and so on, then each by itself; the same of columns that were normalized
-        within their group, as `multi_objective_aggregation="normalize_then_sum"` does; then the weights that fit best.
+        Candidates, in order: the first column, the first two, and so on; each column alone; the same with columns
+        normalized within groups, as `multi_objective_aggregation="normalize_then_sum"` does; then the best fitting weights.
         """
         whole = _Sum(np.ones(len(columns)), sure=len(columns) == 1 or bool(self._named))
         if self._weights is not None:
@@ -116,7 +116,7 @@ class Columns:
             for weight_K, (disagree, _) in zip(tried_NK, found, strict=True):
                 if most and disagree <= _DISAGREE * most:
                     return _Sum(weight_K, sure=True), disagree, most
-            if not most:  # no group says anything
+            if not most:  # no group can tell
                 known = (one for one in map(_Sum, tried_NK) if one.words(columns) in before)
                 return next(known, whole), 0, 0
         weight_K = _fitted(score_RK, advantage_R, visit_R)
@@ -124,7 +124,7 @@ class Columns:
         return (_Sum(weight_K, sure=True), disagree, of) if disagree <= _DISAGREE * of else (whole, wrong, told)
 
     def _given(self, columns: tuple[str, ...]) -> Floats:
-        """The weights that the user gave, of the first columns; 0 for the others."""
+        """The user's weights for the first columns; 0 for the others."""
         weights = self._weights or ()
         if len(weights) > len(columns) or (self._named and len(weights) != len(columns)):
             raise ValueError(f"--weights: expected one for each of {names(columns)}, got {len(weights)}")
@@ -139,7 +139,7 @@ class _Sum:
     sure: bool = True
 
     def words(self, columns: Sequence[str]) -> str:
-        """As a sentence has it, e.g. right + 0.2 × short."""
+        """The sum in words, e.g. right + 0.2 × short."""
         terms = [
             names([name]) if weight == 1 else f"{weight:.3g} × {names([name])}"
             for name, weight in zip(columns, self.weight_K.tolist(), strict=True)
@@ -149,14 +149,14 @@ class _Sum:
 
 
 def _summed(score_RK: Floats, weight_K: Floats) -> Floats:
-    """The weighted sum of the scores that there are, as TRL has it; NaN where there is none that has a weight."""
+    """The weighted sum of the scores present, as TRL computes it; NaN if no weighted score is present."""
     score_RK, weight_K = score_RK[:, weight_K != 0], weight_K[weight_K != 0]
     missing_RK = np.isnan(score_RK)
     return np.where(missing_RK.all(1), np.nan, np.where(missing_RK, 0.0, score_RK) @ weight_K)
 
 
 def _centred(value_R: Floats, visit_R: Visits) -> Floats:
-    """A column less its mean over what is known of its group; 0 where nothing is."""
+    """A column minus its group mean over known values; 0 if nothing is known."""
     known_R = ~np.isnan(value_R)
     count_V = np.maximum(np.bincount(visit_R, known_R), 1)
     mean_V = np.bincount(visit_R, np.where(known_R, value_R, 0.0)) / count_V
@@ -164,7 +164,7 @@ def _centred(value_R: Floats, visit_R: Visits) -> Floats:
 
 
 def _normalized(score_RK: Floats, visit_R: Visits) -> Floats:
-    """Each column less its group's mean, over its group's deviation."""
+    """Each column, centred and divided by its standard deviation within the group."""
     columns: list[Floats] = []
     for score_R in score_RK.T:
         value_R = _centred(score_R, visit_R)
@@ -175,10 +175,10 @@ def _normalized(score_RK: Floats, visit_R: Visits) -> Floats:
 
 
 def _fitted(score_RK: Floats, advantage_R: Floats, visit_R: Visits) -> Floats:
-    """The weights whose sum the advantages follow best, the largest of them 1; those below 1e-3 are 0.
+    """The weights that explain the advantages best, scaled so that the largest is 1; weights below 1e-3 become 0.
 
-    Of each group only the direction of the advantages counts, since TRL divides by a deviation. Minimized is what of the
-    centred sums X w is not along them, Σ_g |X_g w − a_g (a_g · X_g w) / |a_g|²|² / Σ_g |X_g w|².
+    Only the direction of each group's advantages counts, since TRL may divide by a standard deviation. The fit minimizes
+    the part of the centred sums X w that is orthogonal to them, Σ_g |X_g w − a_g (a_g · X_g w) / |a_g|²|² / Σ_g |X_g w|².
     """
     x_RK = np.stack([_centred(score_R, visit_R) for score_R in score_RK.T], 1)
     scale_K = np.sqrt(np.square(x_RK).sum(0))
@@ -202,7 +202,7 @@ def _fitted(score_RK: Floats, advantage_R: Floats, visit_R: Visits) -> Floats:
 
 
 def _disagreeing(reward_R: Floats, advantage_R: Floats, visit_R: Visits) -> tuple[int, int]:
-    """Groups whose advantages are not proportional to the reward less its mean, and groups in which either differs.
+    """Number of groups whose advantages are not proportional to the centred reward, and of groups where either varies.
 
     TRL gives a rollout without a reward the advantage 0.
     """

@@ -1,7 +1,7 @@
-"""Which rows of TRL's log are of evaluations, which write the file of the step anew and mark nothing.
+"""Find the evaluation rows of TRL's log; an evaluation overwrites the file of its step and marks nothing.
 
-The trainer's state says at which steps the model was evaluated, where a checkpoint lies beside the log. Without one, an
-evaluation is told by its prompts: each has the same in the same order, and training is shuffled.
+If a checkpoint lies beside the log, its trainer state lists the steps of evaluations. Otherwise evaluations are recognized
+by their prompts, which always have the same order, while training prompts are shuffled.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from numpy.typing import NDArray
 
 from rollalloc.lab.waste.groups import Groups
 
-_TAIL = 3  # prompts at the end by which files are compared
-_BY_CHANCE = 1e-3  # expected sets of files that end alike by chance, below which they do so for a reason
+_TAIL = 3  # number of last prompts by which files are compared
+_BY_CHANCE = 1e-3  # files end alike for a reason if fewer such sets than this are expected by chance
 _STATE = "trainer_state.json"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """What TRL's trainer saved of its log: the steps at which it evaluated, and the last step that the state is of."""
+    """TRL's saved trainer state: the steps with an evaluation, and the step at which it was saved."""
 
     evaluated: frozenset[int]
     until: int
 
 
 def states_of(files: Sequence[Path]) -> dict[Path, TrainerState]:
-    """The latest state of the trainer by folder of its log, where there is one."""
+    """The latest trainer state for each log folder that has one."""
     states: dict[Path, TrainerState] = {}
     for folder in {file.parent for file in files}:
         found = [state for output in (folder, folder.parent) for state in _states_in(output)]
@@ -49,22 +49,22 @@ def _states_in(output: Path) -> Iterator[TrainerState]:
             history = [line for line in state["log_history"] if any(name.startswith("eval_") for name in line)]
             yield TrainerState(frozenset(int(line["step"]) for line in history), int(state["global_step"]))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue  # a folder without a state, or with half of one
+            continue  # no state, or a half-written one
 
 
 def evaluated(
     groups: Groups, file_V: NDArray[np.int64], files: Sequence[Path], states: Mapping[Path, TrainerState]
 ) -> NDArray[np.bool_]:
-    """Which groups are of evaluations, shape (V,).
+    """Which groups belong to evaluations, shape (V,).
 
-    A file holds the last generation batch: where an evaluation has fewer rows it ends with them, and begins with rows of
-    training.
+    A file holds the last generation batch. If an evaluation has fewer rows than that, the file ends with them and begins
+    with training rows.
 
     Args:
         groups: all that was read.
         file_V: index of each group's file, in the order of reading.
         files: paths by that index.
-        states: what `states_of` found.
+        states: from `states_of`.
     """
     found_V = np.zeros(len(groups), np.bool_)
     begins = np.searchsorted(file_V, np.arange(len(files) + 1))
@@ -93,9 +93,9 @@ def evaluated(
 
 
 def _expected(files: int, alike: int, prompts: int, visits: int) -> float:
-    """How many sets of so many files would end with the same visits by chance, were prompts drawn without replacement.
+    """Expected number of sets of `alike` files that end with the same visits by chance.
 
-    C(files, alike) / (prompts · (prompts − 1) ⋯)^(alike − 1)
+    If prompts are drawn without replacement, it is C(files, alike) / (prompts · (prompts − 1) ⋯)^(alike − 1).
     """
     orders = perm(prompts, min(visits, prompts))
     return exp(log(comb(files, alike)) - (alike - 1) * log(orders))
@@ -106,7 +106,7 @@ def _end(span: slice, visits: int) -> slice:
 
 
 def _ends_alike(prompts: Mapping[int, list[int]]) -> list[dict[int, int]]:
-    """Sets of files that end with the same prompts; of each file, how many visits at its end another has in that order."""
+    """Sets of files that end with the same prompts; for each file, how many of its last visits another file shares."""
     by_tail: dict[tuple[int, ...], dict[int, int]] = {}
     for at, visits in prompts.items():
         by_tail.setdefault(tuple([*dict.fromkeys(reversed(visits))][:_TAIL]), {})[at] = 0
@@ -118,6 +118,6 @@ def _ends_alike(prompts: Mapping[int, list[int]]) -> list[dict[int, int]]:
 
 
 def _common_end(one: list[int], other: list[int]) -> int:
-    """Visits at the end that are of the same prompts in the same order."""
+    """Number of visits at the end with the same prompts in the same order."""
     most = min(len(one), len(other))
     return next((at for at in range(most) if one[-1 - at] != other[-1 - at]), most)

@@ -1,7 +1,7 @@
-"""verl's dumps of what it trains on: `trainer.rollout_data_dir`, a file a step.
+"""Reader for verl's dumps of training rollouts: `trainer.rollout_data_dir`, one file per step.
 
-`trainer.validation_data_dir` gets files of the same form; a row of validation has the field `reward` beside its equal
-`score`, which rows of training have not.
+`trainer.validation_data_dir` gets files of the same form. Validation rows have a field `reward` equal to `score`; training
+rows do not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
     gathering, used, seen = Gathering(), Counter[str](), set[int]()
     repeated = validation = 0
     for file in files:
-        # An agent's session may have several outputs, one line each: the last holds what the rollout came to.
+        # An agent's session may have several outputs, one line each; the last holds the rollout's result.
         latest: tuple[Any, ...] | None = None
         step_of_file = int(file.stem) if file.stem.isdecimal() else None
         for where, row in objects(file, log):
@@ -89,7 +89,7 @@ def _add(gathering: Gathering, rollout: tuple[Any, ...]) -> None:
 
 
 def _ids(row: Fields, prompt: str) -> tuple[str, str | None]:
-    """Group and session: the V1 trainer's uid is `{uid}_{session}_{output}`; the older one logs none."""
+    """Group and session of a row. The V1 trainer's uid is `{uid}_{session}_{output}`; the older trainer logs none."""
     uid = row.get("uid")
     if not isinstance(uid, str):
         return prompt, None
