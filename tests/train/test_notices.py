@@ -80,9 +80,9 @@ def test_reasons_are_counted_the_commonest_first_and_made_fit_to_be_shown():
 class Looked:
     """Notices of a run that begins, with a clock and a report that are set by hand."""
 
-    def __init__(self, *, notices=True):
+    def __init__(self, *, notices=True, max_new_tokens=4):
         self.now, self.report = 0.0, {}
-        settings = Settings(sampling=Sampling(4), notices=notices)
+        settings = Settings(sampling=Sampling(max_new_tokens), notices=notices)
         self.notices = Notices(settings, lambda: self.report, lambda: self.now)
         self.allocator, self.outcomes = Allocator(recipes.grpo(32, 2), 64, 0), Outcomes()
         self.allocator.ask()  # 64 rollouts are paid
@@ -117,6 +117,14 @@ def test_held_out_samples_that_are_cut_off_are_said(caplog):
     [said] = caplog.messages
     assert said.startswith("25 of 48 held-out samples were cut off at 4 tokens")
     assert "a higher --max-new-tokens" in said
+
+
+def test_a_limit_of_one_token_is_said_in_a_sentence_of_its_own(caplog):
+    looked = Looked(max_new_tokens=1)
+    looked.notices.first_evaluation(Evaluation(0.1, 0.1, sampled=48))
+    looked.after(*[Scored(0.5, 0.5)] * 64, truncated=True)
+    [said] = caplog.messages
+    assert said.startswith("--max-new-tokens 1: a rollout is a single token")
 
 
 def test_rollouts_that_are_cut_off_are_said_once_where_no_evaluation_did(caplog):

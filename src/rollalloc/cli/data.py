@@ -144,7 +144,10 @@ def convert(
         "of questions with different answers": made.contradicted,
     }
     left_out = "".join(f"; {count:,} rows {reason} are left out" for reason, count in reasons.items() if count)
-    say(Console(stderr=True), f"{made.prompts:,} prompts are in {out}{left_out}")
+    continued = f"; {made.continued:,} rows end with an assistant's message, which the model continues" * (
+        made.continued > 0
+    )
+    say(Console(stderr=True), f"{made.prompts:,} prompts are in {out}{left_out}{continued}")
 
 
 def _pairs(texts: Sequence[str]) -> dict[str, str]:

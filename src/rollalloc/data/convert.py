@@ -29,12 +29,14 @@ class Converted:
         unanswered: rows without an answer, or with one that breaks off within its box.
         repeated: rows whose question came before with the same answer.
         contradicted: rows of questions with different answers, none of which is written.
+        continued: rows whose messages end with the assistant's, which the model is to continue.
     """
 
     prompts: int
     unanswered: int
     repeated: int = 0
     contradicted: int = 0
+    continued: int = 0
 
 
 def convert(
@@ -59,8 +61,9 @@ def convert(
         answer: name of the column that holds the answer, as text or as a number.
         system: text of a system message before each question; None: none is added.
         source: `data_source` of all rows; None: the name of `file` without its suffix.
-        prefill: an assistant's message that ends the messages is the beginning of the answer, which the model continues;
-            otherwise it is refused, because it may be the answer itself.
+        prefill: an assistant's message that ends the messages is always a beginning that the model continues. Otherwise it
+            is one only if it follows a question, is the same in each row that has one and does not contain the row's
+            answer; any other is refused, because it may be the answer itself.
 
     Raises:
         FileExistsError: something stands at `out`.
@@ -75,7 +78,8 @@ def convert(
     kept: dict[str, dict[str, Any]] = {}  # by question
     times: Counter[str] = Counter()
     contradicted: set[str] = set()
-    unanswered = 0
+    beginnings: set[str] = set()  # assistant's messages that the model is to continue
+    unanswered = continued = 0
     for number, (place, raw) in enumerate(read_rows(file)):
         for column in (question, answer):
             if not isinstance(raw, Mapping) or column not in raw:
@@ -87,9 +91,15 @@ def convert(
         if truth is None:
             unanswered += 1
             continue
+        messages = _messages(f"{place}: {question}", raw[question], system)
+        if messages[-1].get("role") == "assistant":
+            continued += 1
+            beginnings.add(repr(messages[-1]))
+            if not prefill and (len(beginnings) > 1 or not _is_beginning(messages, truth)):
+                raise _may_be_answer(f"{place}: {question}", messages[-1])
         row = {
             "data_source": file.stem if source is None else source,
-            "prompt": _messages(f"{place}: {question}", raw[question], system, prefill),
+            "prompt": messages,
             "reward_model": {"style": "rule", "ground_truth": truth},
             "extra_info": {"index": number},
         }
@@ -104,6 +114,7 @@ def convert(
         unanswered=unanswered,
         repeated=sum(count - 1 for asked, count in times.items() if asked not in contradicted),
         contradicted=sum(times[asked] for asked in contradicted),
+        continued=continued,
     )
     if not rows:
         raise ValueError(
@@ -114,24 +125,32 @@ def convert(
     return made
 
 
-def _messages(place: str, asked: Any, system: str | None, prefill: bool) -> list[dict[str, Any]]:
+def _messages(place: str, asked: Any, system: str | None) -> list[dict[str, Any]]:
     """The chat that asks: a system message, where there is to be one, and the question."""
     if isinstance(asked, str) and asked.strip():
         asked = [{"role": "user", "content": asked}]
     if not isinstance(asked, list) or not asked or not all(isinstance(message, Mapping) for message in asked):
         raise ValueError(f"{place} must be text or messages [{{role, content}}], got {short(asked)}; mend the row")
     messages = [{name: value for name, value in message.items() if value is not None} for message in asked]
-    last = messages[-1]
-    if last.get("role") == "assistant" and not prefill:
-        raise ValueError(
-            f"{place} must end with a question, got an assistant's message, {short(last)}; take it out if it is the "
-            "answer, or give --prefill if the model is to continue it"
-        )
     if system is None:
         return messages
     if messages[0].get("role") == "system":
         raise ValueError(f"{place} has a system message of its own, {short(asked[0])}; leave --system out")
     return [{"role": "system", "content": system}, *messages]
+
+
+def _is_beginning(messages: list[dict[str, Any]], truth: str) -> bool:
+    """Whether a last message of the assistant follows a question and does not contain the answer."""
+    text = messages[-1].get("content")
+    asked = any(message.get("role") not in ("system", "assistant") for message in messages)
+    return asked and isinstance(text, str) and bool(text.strip()) and truth.casefold() not in text.casefold()
+
+
+def _may_be_answer(place: str, message: Mapping[str, Any]) -> ValueError:
+    return ValueError(
+        f"{place} must end with a question, got an assistant's message, {short(message)}; take it out if it is the answer, "
+        "or give --prefill if the model is to continue it"
+    )
 
 
 def _answer(place: str, given: Any) -> str | None:

@@ -51,7 +51,7 @@ class Notices:
         self._differs = found.accuracy is not None and found.sampled > 0 and found.constant is None
         for text in of_first_evaluation(found):
             self._say(text, text)
-        if found.truncated > _HALF * found.sampled:
+        if found.truncated > _HALF * found.sampled or (found.sampled and self._settings.sampling.max_new_tokens == 1):
             self._cut_off(f"{found.truncated:,} of {found.sampled:,} held-out samples")
         if found.accuracy is not None and not -_ROUNDING <= found.accuracy <= 1 + _ROUNDING:
             self._say("no rate", _of_no_rate(f"the mean held-out metric is {found.accuracy:.4g}"))
@@ -85,11 +85,7 @@ class Notices:
 
     def _cut_off(self, which: str) -> None:
         most = self._settings.sampling.max_new_tokens
-        self._say(
-            "cut off",
-            f"{which} were cut off at {most:,} token{'s' * (most > 1)}, end of sequence included, and may not have come to "
-            "their answer: a higher --max-new-tokens would tell",
-        )
+        self._say("cut off", _of_one_token() if most == 1 else _of_cut_off(which, most))
 
     def _look_at_time(self) -> None:
         if "slow" in self._said or not self._settings.notices:
@@ -153,6 +149,20 @@ def _of_constant(metric: float, samples: int) -> str:
     return (
         f"check the reward function: all {samples:,} held-out samples scored {metric:g} before any training. Try it on an "
         "answer that you know to be wrong. If it is sound, these prompts have nothing left to teach"
+    )
+
+
+def _of_cut_off(which: str, most: int) -> str:
+    return (
+        f"{which} were cut off at {most:,} tokens, end of sequence included, and may not have come to their answer: a higher "
+        "--max-new-tokens would tell"
+    )
+
+
+def _of_one_token() -> str:
+    return (
+        "--max-new-tokens 1: a rollout is a single token, either its end of sequence, which is an empty answer, or one that "
+        "is cut off before it. If answers are longer than a token, give more"
     )
 
 
