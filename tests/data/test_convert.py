@@ -148,7 +148,7 @@ def test_one_beginning_in_all_rows_is_continued_and_counted(run):
     ],
 )
 def test_a_last_message_that_may_be_the_answer_is_refused(run, rows):
-    with pytest.raises(ValueError, match="must end with a question.*give --prefill"):
+    with pytest.raises(ValueError, match=r"must end with a question.*give --prefill"):
         run(rows, "q", "a")
     assert run(rows, "q", "a", prefill=True)[0].prompts == len(rows)
 

@@ -25,8 +25,9 @@ def opening_halt(run: Run) -> Halt | None:
     if run.barren >= max(_PATIENCE, len(run.table)):
         return Halt(
             f"barren: none of the last {run.barren} prompts tried gave a group to train on; prompts by the fate of "
-            f"their last visit: {_fates(run)}. Unless rollouts failed or went stale, they are solved or impossible "
-            "for this model",
+            f"their last visit: {_fates(run)}. Unless rollouts failed or went stale, the prompts are solved or "
+            "impossible for this model, or the reward function gives all rollouts of a prompt the same: try it on an "
+            "answer that you know to be right, and on one that is wrong",
             Ends.RUN,
         )
     return run.budgets.halt() if run.budgets.room() == 0 else None

@@ -88,6 +88,22 @@ WRONG: dict[str, dict[str, Any]] = {
         "recipe": replace(tiny_trl.RECIPES["grpo"], prompts=Posterior()),
         "shuffle_dataset": False,
     },
+    "got question, answer, number; rename the column that holds it, dataset.rename_column('question', 'prompt')": {
+        "recipe": "grpo",
+        "dataset": tiny_trl.prompts().rename_column("prompt", "question"),
+    },
+    "row 2 of train_dataset has the prompt None; expected text or messages": {
+        "recipe": "grpo",
+        "dataset": Dataset.from_dict({"prompt": ["k1 =", "k2 =", None] * 2}),
+    },
+    "row 0 of train_dataset has the prompt []; expected text or messages": {
+        "recipe": "grpo",
+        "dataset": Dataset.from_dict({"prompt": [[], [{"role": "user", "content": "k1"}]] * 2}),
+    },
+    "row 1 of eval_dataset has the prompt None; expected text or messages": {
+        "recipe": "grpo",
+        "more": {"eval_dataset": Dataset.from_dict({"prompt": ["k1 =", None], "answer": ["a1", "a1"]})},
+    },
     "rollout_func is not supported under a recipe": {"recipe": "grpo", "more": {"rollout_func": print}},
     "num_generations=4, but the recipe trains on one row per prompt. TRL takes no 1: set num_generations=2": {
         "recipe": "foresight",
@@ -214,6 +230,27 @@ def test_a_recipe_without_sizes_trains_under_a_usual_config(tmp_path, recipe):
     trainer.train()
     assert trainer.state.global_step == 1
     assert trainer.allocation.allocator.recipe.groups == 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("reinforce", True),
+        (recipes.raft(), True),
+        (recipes.reinforce(n=8), False),
+        (recipes.reinforce(groups=1, n=8), False),
+        ("rloo", False),
+    ],
+)
+def test_groups_made_of_a_recipe_for_single_rollouts_are_said(tmp_path, caplog, recipe, said):
+    args = tiny_trl.settings(tmp_path, per_device_train_batch_size=8, num_generations=8)
+    assert in_shape_of(args, recipe).groups == 1
+    assert ("8 rollouts of each of 1 prompts in a batch" in caplog.text) == said
+
+
+def test_completions_of_a_single_token_are_said(tmp_path, caplog):
+    tiny_trl.trainer(tmp_path, "grpo", max_completion_length=1)
+    assert "max_completion_length=1: a completion is a single token" in caplog.text
 
 
 @pytest.mark.parametrize(

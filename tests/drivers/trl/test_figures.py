@@ -35,3 +35,9 @@ def test_of_a_part_of_the_completions_only_the_scores_are_told(rewards):
 @pytest.mark.parametrize("scores", [[], SCORES[:3], [[None, 1.0]] * 4], ids=["none", "no whole group", "no score"])
 def test_what_is_not_known_is_not_told(rewards, scores):
     assert evaluated_figures(rewards, scores, COMPLETIONS[: len(scores)], 4) == {}
+
+
+@pytest.mark.parametrize(("weights", "told"), [([1.0, 0.5], False), ([2.0, 0.0], False), ([1.0, 0.0], True)])
+def test_of_a_weighted_sum_no_attempt_is_called_right(weights, told):
+    rewards = RewardFunctions([len, len], ["right", "style"], weights, [None, None])
+    assert bool(evaluated_figures(rewards, SCORES, COMPLETIONS, 4)) == told

@@ -52,6 +52,19 @@ def test_a_completion_without_any_score_is_said_in_trls_words(caplog):
     assert "'answer': 2, 'completion': 'yy'" in caplog.text
 
 
+def test_a_function_that_raises_is_named_with_what_it_gets():
+    def startswith(completions: Any, **_: Any) -> Any:
+        return [float(message.startswith("a")) for message in completions]
+
+    rewards = of_functions(startswith)
+    chats = [[{"role": "assistant", "content": text}] for text in TEXTS]
+    with pytest.raises(AttributeError) as raised:
+        rewards(EXAMPLES, chats, IDS, STATE)
+    [note] = raised.value.__notes__
+    assert note.startswith("raised by the reward function startswith. It gets answer of the data set and prompts, ")
+    assert "Each completion is a list of messages, whose text is completion[0]['content']" in note
+
+
 def test_each_function_gets_the_columns_of_the_rows_that_were_rolled_out():
     seen = {}
 

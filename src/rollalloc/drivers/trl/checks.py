@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
+from inspect import signature
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -15,7 +17,8 @@ from trl import is_conversational
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.trl.rewards import RewardFunctions, check_columns, how_to_name_a_metric
-from rollalloc.named import in_shape
+from rollalloc.named import in_shape, signature_of
+from rollalloc.recipes.shapes import call_of
 from rollalloc.rules import rows
 from rollalloc.rules.prompts import InOrder, Shuffled
 from rollalloc.train.objective import Clip
@@ -66,10 +69,30 @@ def in_shape_of(args: Any, recipe: Recipe | str) -> Recipe:
     own = rows_per_group(made)
     if own is not None and own != n and rows % own == 0:
         made = in_shape(recipe, {}, rows // own, n)
+    _warn_of_own_n(recipe, made)
     if made is not recipe:
         sizes = ", ".join(f"{stage.name}: {stage.size!r}" for stage in made.stages)
         log.info("the recipe has TRL's sizes: %d groups in a batch, %s, rows %r", made.groups, sizes, made.rows)
     return made
+
+
+def _warn_of_own_n(recipe: Recipe | str, made: Recipe) -> None:
+    """Warn where a recipe that is meant for one rollout of each prompt got its n from `num_generations`."""
+    if isinstance(recipe, str):
+        parameters = signature_of(recipe)
+    else:
+        call = call_of(recipe)
+        parameters = {} if call is None or {"groups", "n"} & call.given.keys() else signature(call.function).parameters
+    rows = rows_per_group(made)
+    if "n" in parameters and parameters["n"].default == 1 and rows is not None and rows > 1:
+        log.warning(
+            "this recipe is meant for one rollout of each of many prompts, but num_generations=%d gives it %d rollouts of "
+            "each of %d prompts in a batch. For one of each write num_generations=2, the least that TRL takes, and n=1 in "
+            "the recipe, as in recipes.reinforce(n=1)",
+            rows,
+            rows,
+            made.groups,
+        )
 
 
 def check_sizes(args: Any, recipe: Recipe) -> None:
@@ -153,6 +176,11 @@ def check_settings(args: Any, recipe: Recipe) -> None:
             f"{args.scale_rewards!r} and {args.multi_objective_aggregation!r}; use dataclasses.replace(recipe, "
             "advantage=...) with a rule of rollalloc.rules.advantages, e.g. OverGroup(dr_grpo)"
         )
+    if args.max_completion_length == 1:
+        log.warning(
+            "max_completion_length=1: a completion is a single token, either its end of sequence, which is an empty answer, "
+            "or one that is cut off before it. If answers are longer than a token, give more"
+        )
     if args.use_vllm:
         _check_vllm(args)
     if not recipe.trains_older_rows:
@@ -201,8 +229,7 @@ def check_metric(recipe: Recipe, rewards: RewardFunctions) -> None:
     Raises:
         ValueError: says how to name a metric.
     """
-    own = sorted(weight for weight in rewards.weights if weight) == [1.0]
-    if recipe.rate_readers and rewards.metric is None and not own:
+    if recipe.rate_readers and rewards.is_weighted_sum:
         parts = " + ".join(f"{weight:g} · {name}" for weight, name in zip(rewards.weights, rewards.names, strict=True))
         raise ValueError(
             f"{recipe.rate_readers[0]} takes the metric for a success rate, but the metric is the whole reward, {parts}; "
@@ -258,7 +285,12 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
     if "prompt" not in first:
         if "environment_factory" in turns:
             return
-        raise ValueError(f"a row of the training data needs a column `prompt`, got {', '.join(first)}")
+        raise ValueError(
+            f"a row of the training data needs a column `prompt`, got {', '.join(first)}; rename the column that holds it, "
+            f"dataset.rename_column({next(iter(first), '...')!r}, 'prompt')"
+        )
+    if "environment_factory" not in turns:  # one may make up the prompt
+        check_prompt_forms(dataset, "train_dataset")
     talk = is_conversational({"prompt": first["prompt"]})
     if turns and not talk:
         raise ValueError(
@@ -269,6 +301,28 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
             "the prompts are conversations, but the tokenizer has no chat template; set tokenizer.chat_template, or give "
             "the prompts as text"
         )
+
+
+def check_prompt_forms(dataset: Any, where: str) -> None:
+    """Refuse a prompt that is neither text nor a list of messages.
+
+    Args:
+        dataset: of any kind; one that cannot be indexed, or has no column `prompt`, is not looked at.
+        where: names the data set in the error.
+
+    Raises:
+        ValueError: names the first such row.
+    """
+    if "prompt" not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "__len__"):
+        return
+    for row, prompt in enumerate(dataset["prompt"]):
+        if isinstance(prompt, str):
+            continue
+        if not isinstance(prompt, Sequence) or not prompt or not all(isinstance(part, Mapping) for part in prompt):
+            raise ValueError(
+                f"row {row} of {where} has the prompt {short(prompt)}; expected text or messages [{{role, content}}], at "
+                f"least one. Mend the row, or leave it out by {where}.filter(...)"
+            )
 
 
 def check_evaluated(dataset: Any, train: Any = None) -> None:
@@ -283,6 +337,7 @@ def check_evaluated(dataset: Any, train: Any = None) -> None:
     """
     for name, each in (dataset if isinstance(dataset, dict) else {"": dataset}).items():
         check_columns(getattr(each, "column_names", None) or (), f"eval_dataset{name and f'[{name!r}]'}")
+        check_prompt_forms(each, f"eval_dataset{name and f'[{name!r}]'}")
         warn_of_shared(train, each, f"eval_dataset{name and f'[{name!r}]'}")
 
 

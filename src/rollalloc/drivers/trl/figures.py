@@ -67,6 +67,8 @@ def evaluated_figures(
             evaluation, the metrics of differing answers are left out.
         each: number of completions per prompt.
     """
+    if rewards.is_weighted_sum:
+        return {}  # 1 does not mean right
     metrics = [np.nan if (metric := rewards.selected_by(scores_F)) is None else metric for scores_F in scores_BF]
     if not metrics or len(metrics) % each:
         return {}

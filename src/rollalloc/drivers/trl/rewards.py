@@ -134,8 +134,8 @@ class RewardFunctions:
             **({} if environments is None else {"environments": list(environments)}),
         }
         scores_FB: list[Any] = [
-            self._judge(function, tokenizer, given)
-            for function, tokenizer in zip(self.functions, self.tokenizers, strict=True)
+            self._judge(name, function, tokenizer, given)
+            for name, function, tokenizer in zip(self.names, self.functions, self.tokenizers, strict=True)
         ]
         waiting = [at for at, scores in enumerate(scores_FB) if inspect.isawaitable(scores)]
         for at, scores in zip(waiting, self._await([scores_FB[at] for at in waiting]), strict=True):
@@ -175,6 +175,11 @@ class RewardFunctions:
         """The metric, by which the recipe selects: the score of the function that `metric` names, or else the reward."""
         return self.reward(scores_F) if self.metric is None else scores_F[self.names.index(self.metric)]
 
+    @property
+    def is_weighted_sum(self) -> bool:
+        """Whether the metric is more than what a single function returned: then 1 does not mean right."""
+        return self.metric is None and sorted(weight for weight in self.weights if weight) != [1.0]
+
     def _logged(self, column: str, values: list[Any], expected: int) -> list[Any]:
         """Check the name and the length of a column that a function logged for the table of completions."""
         if column in (*_TABLE, *self.names):
@@ -188,9 +193,13 @@ class RewardFunctions:
             )
         return values
 
-    def _judge(self, function: Any, tokenizer: Any, given: dict[str, Any]) -> Any:
+    def _judge(self, name: str, function: Any, tokenizer: Any, given: dict[str, Any]) -> Any:
         if not isinstance(function, torch.nn.Module):
-            return function(**given)
+            try:
+                return function(**given)
+            except Exception as error:
+                error.add_note(_what_it_got(name, given))
+                raise
         texts = [
             prompt + completion
             if isinstance(completion, str)
@@ -220,6 +229,18 @@ class RewardFunctions:
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="rollalloc-rewards", daemon=True).start()
         return loop
+
+
+def _what_it_got(name: str, given: Mapping[str, Any]) -> str:
+    """What a reward function that raised was called with, for its author."""
+    columns = [key for key in given if key not in RESERVED]
+    texts = all(isinstance(completion, str) for completion in given["completions"])
+    form = "text" if texts else "a list of messages, whose text is completion[0]['content']"
+    return (
+        f"raised by the reward function {name}. It gets {', '.join(columns) or 'no columns'} of the data set and "
+        f"{', '.join(key for key in given if key in RESERVED)}, all by name; take what it does not use as **kwargs. Each "
+        f"completion is {form}. For a completion that it cannot score it should return None"
+    )
 
 
 def how_to_name_a_metric(names: Sequence[str]) -> str:
