@@ -23,29 +23,29 @@ def dapo_carry(
     max_candidates: int | None = None,
     deviation: Deviation | None = None,
 ) -> Recipe:
-    """DAPO, with more mixed groups than needed carried into the next batch instead of discarded.
+    """DAPO, which carries surplus groups into the next batch instead of discarding them.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
-        gen_groups: prompts generated at a time, at least 1; None: three times `groups`.
-        max_candidates: prompts tried for one batch at most; then it is short. None: no limit.
+        gen_groups: prompts that are generated at a time, at least 1. None: three times `groups`.
+        max_candidates: prompts that are tried for one batch, at most; after that the batch is short. None: no limit.
         deviation: as for `recipes.grpo`.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number is out of its range.
     """
     return recipes.dapo(groups, n, gen_groups, surplus="carry", max_candidates=max_candidates, deviation=deviation)
 
 
 def pilot_commit_pods(**parameters: Any) -> Recipe:
-    """Pilot-Commit, trained on the m rollouts of largest reward variance of each group, as PODS does.
+    """Pilot-Commit, trained on the m rollouts of each group with the largest reward variance, as PODS does.
 
     Args:
-        parameters: of `recipes.pilot_commit` and `recipes.pods`, whose n is n_pilot + n_commit.
+        parameters: those of `recipes.pilot_commit` and `recipes.pods`; n of PODS is n_pilot + n_commit.
 
     Raises:
-        ValueError: as `make_recipe`.
+        ValueError: as for `make_recipe`.
     """
     return make_recipe("pilot_commit+pods", parameters)
 
@@ -72,26 +72,28 @@ RECIPES: Mapping[str, Callable[..., Recipe]] = {
     "racing": recipes.racing,
     "pilot_commit+pods": pilot_commit_pods,
 }
-_SAY_N = {"n_pilot", "n_commit", "sizes_S"}  # parameters that say how many rollouts stages give a group
+_SAY_N = {"n_pilot", "n_commit", "sizes_S"}  # parameters that set the number of rollouts of a group by its stages
 
 
 def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
-    """The recipe of that name with those parameters.
+    """Return the recipe with that name and those parameters.
 
     Args:
-        name: a key of `RECIPES`; or `module:object`, a recipe or a function that returns one, which is imported, so it
-            runs that module's code; or several of these joined by "+", which `recipes.mix` composes.
-        parameters: arguments of the function, or of the functions: each takes those that it knows. Where stages say how
-            many rollouts a group has, as those of Pilot-Commit and racing do, a function beside that needs n has their sum.
+        name: a key of `RECIPES`; or `module:object`, which is imported and therefore runs that module's code, where
+            the object is a recipe or a function that returns one; or several of these joined by "+", which
+            `recipes.mix` composes.
+        parameters: arguments of the recipe function. In a mixture, each function takes those that it knows. If the
+            stages of one part set the number of rollouts of a group, as in Pilot-Commit and racing, another part
+            that needs n gets their sum.
 
     Raises:
-        ValueError: an unknown name or parameter, naming the nearest right one; a missing parameter; an n that the stages
-            contradict.
+        ValueError: the name or a parameter is unknown (the message names the nearest right one), a parameter is
+            missing, or n contradicts the stages.
     """
     refuse_unknown(name, parameters, parameters_of(name))
     parts = _parts(name)
     if len(parts) > 1 and "groups" not in parameters and "groups" in signature_of(name):
-        parameters = {**parameters, "groups": signature_of(name)["groups"].default}  # the first one's, for all
+        parameters = {**parameters, "groups": signature_of(name)["groups"].default}  # the first part's default for all
         if parameters["groups"] is inspect.Parameter.empty:
             raise ValueError(f"{name} needs groups; it takes {', '.join(parameters_of(name))}")
     n = group_size(name, parameters)
@@ -99,7 +101,7 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
         raise ValueError(
             f"{name}: its stages give a group {n} rollouts, and n says {parameters['n']!r}; leave n out, or make them equal"
         )
-    # Those without n first: what is wrong with the stages is said before what follows from them.
+    # Make the parts without n first, so that an error in their stages is reported before its consequences.
     made: dict[str, Recipe] = {}
     for part in sorted(parts, key=lambda part: "n" in _takes(parts[part])):
         takes_n = _takes(parts[part]).get("n")
@@ -111,18 +113,18 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
 def in_shape(
     recipe: str | Recipe, parameters: Mapping[str, Any], groups: int, n: int, *, trained: bool = True
 ) -> Recipe:
-    """A recipe in the shape of a framework's batch, as far as the user said no other.
+    """Return a recipe with the sizes of a framework's batch, except for sizes that the user set.
 
     Args:
-        recipe: a name, as for `make_recipe`; or a recipe, which stays as it is where its call said `groups`, or where it was
-            changed after it was made.
-        parameters: of a recipe by name.
+        recipe: a name, as for `make_recipe`; or a recipe. A recipe stays as it is if its call set `groups`, or if it
+            was changed after the call.
+        parameters: parameters of a recipe that is given by name.
         groups: the framework's prompts in a batch.
-        n: its rollouts per prompt.
+        n: the framework's rollouts per prompt.
         trained: as for `recipes.shapes.sizes_for`.
 
     Raises:
-        ValueError: as `make_recipe`.
+        ValueError: as for `make_recipe`.
     """
     if isinstance(recipe, str):
         own = all(made in RECIPES.values() for made in _parts(recipe).values())
@@ -138,43 +140,44 @@ def in_shape(
 
 
 def signature_of(name: str) -> Mapping[str, inspect.Parameter]:
-    """What the recipe of that name takes, with defaults; nothing where it is a value.
+    """The parameters of the recipe with that name, with their defaults; empty if the name stands for a recipe value.
 
     Raises:
-        ValueError: an unknown name, naming the nearest right one.
+        ValueError: the name is unknown; the message names the nearest right one.
     """
     taken: dict[str, inspect.Parameter] = {}
     for made in _parts(name).values():
         for key, parameter in _takes(made).items():
             taken.setdefault(key, parameter)
     if "n" in taken and _SAY_N & taken.keys():
-        taken["n"] = taken["n"].replace(default=None)  # what the stages say
+        taken["n"] = taken["n"].replace(default=None)  # None: the sum of the stages
     return taken
 
 
 def functions_of(name: str) -> Mapping[str, Recipe | Callable[..., Any]]:
-    """What the recipe of that name is made by, each part of a mixture by its own name.
+    """The functions that make the recipe with that name; for a mixture, each part by its own name.
 
     Raises:
-        ValueError: as `signature_of`.
+        ValueError: as for `signature_of`.
     """
     return _parts(name)
 
 
 def parameters_of(name: str) -> tuple[str, ...]:
-    """The names of what the recipe of that name takes.
+    """The names of the parameters of the recipe with that name.
 
     Raises:
-        ValueError: as `signature_of`.
+        ValueError: as for `signature_of`.
     """
     return tuple(signature_of(name))
 
 
 def group_size(name: str, parameters: Mapping[str, Any]) -> int | None:
-    """Rollouts of a group, where a recipe takes n and has stages beside it that say how many; else None.
+    """Rollouts of a group, if one part of a mixture takes n and the stages of another part set the number; otherwise
+    None.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: the name is unknown.
     """
     known = signature_of(name)
     if "n" not in known or not _SAY_N & known.keys():
@@ -186,16 +189,16 @@ def group_size(name: str, parameters: Mapping[str, Any]) -> int | None:
 
 
 def standard(name: str) -> str:
-    """The name as `RECIPES` has it, where it joins the same in another order; else as it is."""
+    """The name as in `RECIPES`, if it joins the same parts in another order; otherwise the name itself."""
     parts = sorted(part.strip() for part in name.split("+"))
     return next((each for each in RECIPES if sorted(each.split("+")) == parts), name)
 
 
 def refuse_unknown(name: str, parameters: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse a parameter that is not known.
+    """Refuse parameters that are not known.
 
     Raises:
-        ValueError: names it and the nearest right one.
+        ValueError: names the parameter and the nearest right one.
     """
     known = list(known)
     for parameter in parameters:
@@ -211,7 +214,7 @@ def _made(name: str, made: Recipe | Callable[..., Any], parameters: Mapping[str,
     missing = [key for key, p in known.items() if p.default is p.empty and key not in parameters]
     if missing:
         raise ValueError(f"{name} needs {', '.join(missing)}; it takes {', '.join(known)}")
-    kinds = get_type_hints(made) if made in RECIPES.values() else {}  # those of a user's own function are the user's
+    kinds = get_type_hints(made) if made in RECIPES.values() else {}  # a user's own function checks its own arguments
     given = {key: _typed(name, key, parameters[key], kinds.get(key)) for key in known if key in parameters}
     recipe = made(**given)
     if not isinstance(recipe, Recipe):
@@ -220,10 +223,10 @@ def _made(name: str, made: Recipe | Callable[..., Any], parameters: Mapping[str,
 
 
 def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
-    """A parameter's value as its annotation wants it; whole numbers and words are looked at by the recipe itself.
+    """A parameter's value, converted to its annotation. Whole numbers and words are checked by the recipe itself.
 
     Raises:
-        ValueError: it is of another kind.
+        ValueError: the value is of another kind.
     """
     if kind == tuple[int, ...]:
         if isinstance(value, (list, tuple)) and all(type(each) is int for each in value):
@@ -243,12 +246,12 @@ def _takes(made: Recipe | Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return {}
     try:
         return inspect.signature(made).parameters
-    except ValueError as error:  # of something built into Python
+    except ValueError as error:  # raised for built-in functions, which have no signature
         raise ValueError(f"expected a Recipe or a function that returns one, got {made!r} ({error})") from error
 
 
 def _parts(name: str) -> dict[str, Recipe | Callable[..., Any]]:
-    """What is joined by "+"."""
+    """The parts of a name that are joined by "+"."""
     return {part: _find(part) for part in map(str.strip, name.split("+"))}
 
 
@@ -269,7 +272,7 @@ def _find(name: str) -> Recipe | Callable[..., Any]:
         raise ImportError(f"recipe {name}: {error}; install it, or run from the folder that holds it") from error
     except AttributeError as error:
         raise AttributeError(f"recipe {name}: {error}; check the name after the colon") from error
-    except ImportError:  # this says what is wrong
+    except ImportError:  # its message already says what is wrong
         raise
     except (Exception, SystemExit) as error:
         raise ImportError(

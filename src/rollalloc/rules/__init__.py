@@ -1,1 +1,1 @@
-"""The rules recipes are made of: frozen values, one family a file."""
+"""Rules that several recipes share: frozen values, one slot of a recipe in each file."""

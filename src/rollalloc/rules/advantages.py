@@ -1,9 +1,9 @@
-"""Advantages: what each trained rollout is credited with, relative to its group.
+"""Advantages: how much better or worse each trained rollout did than its baseline.
 
-The kernels are plain functions of rewards. They subtract the first reward before anything else, so that the advantages
-of a group of equal rewards are exactly 0 for any value. `OverGroup` and `OverChosen` make rules of them: group statistics
-before, or after, the choice of rows. `GRPO` is `grpo` with its deviation said; plain `grpo` leaves it to what trains, see
-`settled`.
+The kernels are plain functions of rewards. `OverGroup` and `OverChosen` turn a kernel into a rule: it is applied to
+the whole group before the choice of rows, or to the chosen rows alone. Kernels subtract the first reward before
+anything else, so that equal rewards give advantages of exactly 0. The kernel `grpo` leaves the kind of standard
+deviation to the framework that trains (see `settled`); `GRPO` states it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _K = TypeVar("_K", bound=Callable[..., NDArray[np.float64]])
 
 @runtime_checkable
 class _Promising(Protocol):
-    """A kernel that promises more than what every kernel does (see `_OfKernel`)."""
+    """A kernel that promises more than every kernel does (see `_OfKernel`)."""
 
     def promises(self, rewards_G: NDArray[np.float64], advantages_G: NDArray[np.float64], /) -> dict[str, bool]:
-        """Of a whole group: each promise in plain words, and whether it is kept."""
+        """For a whole group: each promise in plain words, and whether it is kept."""
         ...
 
 
 def promising(promises: Promises) -> Callable[[_K], _K]:
-    """Make a kernel `_Promising`."""
+    """Attach promises to a kernel."""
 
     def state(kernel: _K) -> _K:
         kernel.__dict__["promises"] = promises
@@ -52,7 +52,7 @@ def _centred(rewards_G: NDArray[np.float64], advantages_G: NDArray[np.float64]) 
     }
 
 
-_MOST_EPS = 1e-3  # that a kernel adds to a deviation
+_MOST_EPS = 1e-3  # largest eps of any kernel
 
 
 def _standardised(ddof: int) -> Promises:
@@ -69,32 +69,32 @@ def _standardised(ddof: int) -> Promises:
 
 
 def _shifted(rewards_G: ArrayLike) -> NDArray[np.float64]:
-    """Rewards relative to the first: the differences of equal rewards are exact zeros."""
+    """Rewards minus the first one. The differences of equal rewards are exactly 0."""
     reward_G = as_floats(rewards_G, "rewards_G")
     return reward_G - reward_G[0] if reward_G.size else reward_G
 
 
 @promising(_standardised(ddof=0))
 def grpo(rewards_G: ArrayLike, *, eps: float = 1e-6, ddof: int = 0) -> NDArray[np.float64]:
-    """Group-relative advantage: A_i = (r_i - mean) / (std + eps).
+    """GRPO's group-relative advantage: A_i = (r_i - mean) / (std + eps).
 
     Shao et al., DeepSeekMath, arXiv 2402.03300.
 
     Args:
         rewards_G: shape (G,), finite.
-        eps: keeps a small std from blowing up; above 0.
-        ddof: 0 for the population's std, 1 for the unbiased one.
+        eps: avoids a division by a very small std; above 0.
+        ddof: 0 for the population's std, 1 for the sample's.
 
     Returns:
-        Shape (G,); all 0 where the rewards are equal.
+        Shape (G,); all 0 if the rewards are equal.
 
     Raises:
-        ValueError: rewards that are not finite or not of one axis.
+        ValueError: the rewards are not finite, or do not have one axis.
     """
     shifted_G = _shifted(rewards_G)
     if shifted_G.size <= ddof:
         return np.zeros_like(shifted_G)
-    # What `mean` and `std` compute, without their cost for a handful of values: this is called for every group.
+    # This is called for every group. For so few values it is faster than numpy's `mean` and `std`.
     from_mean_G = shifted_G - shifted_G.sum() / shifted_G.size
     std = np.sqrt((from_mean_G * from_mean_G).sum() / (shifted_G.size - ddof))
     return from_mean_G / (std + eps)
@@ -102,7 +102,7 @@ def grpo(rewards_G: ArrayLike, *, eps: float = 1e-6, ddof: int = 0) -> NDArray[n
 
 @promising(_centred)
 def dr_grpo(rewards_G: ArrayLike) -> NDArray[np.float64]:
-    """A_i = r_i - mean: GRPO without the division that favours groups of little variance.
+    """Dr. GRPO's advantage: A_i = r_i - mean. GRPO's division by std would favour groups with little variance.
 
     Liu et al., Dr. GRPO, arXiv 2503.20783.
 
@@ -113,7 +113,7 @@ def dr_grpo(rewards_G: ArrayLike) -> NDArray[np.float64]:
         Shape (G,).
 
     Raises:
-        ValueError: rewards that are not finite or not of one axis.
+        ValueError: the rewards are not finite, or do not have one axis.
     """
     shifted_G = _shifted(rewards_G)
     return shifted_G - shifted_G.mean() if shifted_G.any() else np.zeros_like(shifted_G)
@@ -121,9 +121,9 @@ def dr_grpo(rewards_G: ArrayLike) -> NDArray[np.float64]:
 
 @promising(_centred)
 def rloo(rewards_G: ArrayLike) -> NDArray[np.float64]:
-    """REINFORCE with a leave-one-out baseline: A_i = r_i - mean of the others.
+    """Advantage with a leave-one-out baseline: A_i = r_i - mean of the other rewards.
 
-    Ahmadian et al., arXiv 2402.14740. A single rollout has no others: 0.
+    Ahmadian et al., arXiv 2402.14740. A single rollout has no others; its advantage is 0.
 
     Args:
         rewards_G: shape (G,), finite.
@@ -132,7 +132,7 @@ def rloo(rewards_G: ArrayLike) -> NDArray[np.float64]:
         Shape (G,).
 
     Raises:
-        ValueError: rewards that are not finite or not of one axis.
+        ValueError: the rewards are not finite, or do not have one axis.
     """
     centred_G = dr_grpo(rewards_G)
     count = centred_G.size
@@ -141,7 +141,7 @@ def rloo(rewards_G: ArrayLike) -> NDArray[np.float64]:
 
 @promising(_standardised(ddof=1))
 def pods(rewards_M: ArrayLike) -> NDArray[np.float64]:
-    """GRPO's advantage as PODS computes it on the rows it kept: unbiased std, eps 1e-4.
+    """GRPO's advantage as PODS computes it over the rows that it kept: the sample's std, eps 1e-4.
 
     Xu et al., arXiv 2504.13818.
 
@@ -152,7 +152,7 @@ def pods(rewards_M: ArrayLike) -> NDArray[np.float64]:
         Shape (M,).
 
     Raises:
-        ValueError: rewards that are not finite or not of one axis.
+        ValueError: the rewards are not finite, or do not have one axis.
     """
     return grpo(rewards_M, eps=1e-4, ddof=1)
 
@@ -162,14 +162,15 @@ Deviation = Literal["population", "sample"]
 
 @dataclass(frozen=True, slots=True)
 class GRPO:
-    """`grpo` with its deviation said, as a kernel: A_i = (r_i - mean) / (std + eps), whatever trains.
+    """The kernel `grpo` with a stated standard deviation, whatever framework trains: A_i = (r_i - mean) / (std + eps).
 
     Attributes:
-        ddof: 0 for the population's std, 1 for the sample's; of (1, 0, 0, 0) the first gets 1.732 or 1.5.
-        eps: keeps a small std from blowing up; above 0.
+        ddof: 0 for the population's std, 1 for the sample's. For rewards (1, 0, 0, 0) the first advantage is 1.732
+            or 1.5.
+        eps: avoids a division by a very small std; above 0.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: a value is out of its range.
     """
 
     ddof: Literal[0, 1]
@@ -189,13 +190,13 @@ class GRPO:
 
 
 def kernel_of(deviation: Deviation | None) -> Kernel:
-    """The kernel that a recipe's `deviation` names; None: plain `grpo`, which leaves it to what trains.
+    """The kernel for a recipe's parameter `deviation`. None: plain `grpo`, whose deviation the training framework sets.
 
     Raises:
-        ValueError: another name.
+        ValueError: the name is unknown.
     """
     kernels: dict[Deviation | None, Kernel] = {None: grpo, "population": GRPO(ddof=0), "sample": GRPO(ddof=1)}
-    if deviation not in [*kernels]:  # a list cannot be looked up in a dictionary
+    if deviation not in [*kernels]:  # a list, because a value that cannot be hashed must be refused too
         raise ValueError(f"deviation must be population, sample or None (that of what trains), got {deviation!r}")
     return kernels[deviation]
 
@@ -214,10 +215,10 @@ class _OfKernel(AdvantageRule):
     def kept(
         self, rewards_G: NDArray[np.float64], made_M: NDArray[np.float64], of_M: NDArray[np.float64]
     ) -> dict[str, bool]:
-        """What every group-relative kernel promises, and this one.
+        """Check the promises of every group-relative kernel, and those of this one.
 
         Args:
-            rewards_G: those that the statistics are of.
+            rewards_G: the rewards from which the statistics are computed.
             made_M: the advantages of the rows.
             of_M: the rewards of the rows.
         """
@@ -235,7 +236,7 @@ class _OfKernel(AdvantageRule):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OverGroup(_OfKernel):
-    """Advantages from the statistics of the whole group, before the choice of rows."""
+    """Apply the kernel to the whole group, before the choice of rows."""
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return self.kernel(group.rewards_G)[chosen_M]
@@ -253,7 +254,7 @@ class OverGroup(_OfKernel):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OverChosen(_OfKernel):
-    """Advantages from the statistics of the chosen rows alone."""
+    """Apply the kernel to the chosen rows alone."""
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return self.kernel(group.rewards_G[chosen_M])
@@ -270,7 +271,7 @@ class OverChosen(_OfKernel):
 
 @dataclass(frozen=True, slots=True)
 class Rewards(AdvantageRule):
-    """A_i = r_i: REINFORCE without a baseline, or with one over the batch (`BatchMean`)."""
+    """A_i = r_i: REINFORCE without a baseline, or with a baseline over the batch (`BatchMean`)."""
 
     @property
     def traits(self) -> Traits:
@@ -287,7 +288,7 @@ class Rewards(AdvantageRule):
 
 @dataclass(frozen=True, slots=True)
 class Successes(AdvantageRule):
-    """A_i = max(r_i, 0): only what was rewarded is learned from (RAFT, arXiv 2304.06767, 2504.11343)."""
+    """A_i = max(r_i, 0): learn only from rewarded rollouts (RAFT, arXiv 2304.06767, 2504.11343)."""
 
     @property
     def traits(self) -> Traits:
@@ -310,9 +311,9 @@ class Successes(AdvantageRule):
 
 @dataclass(frozen=True, slots=True)
 class AgainstBaseline(AdvantageRule):
-    """A_i = r_i - b; b is what was expected when the prompt was drawn.
+    """A_i = r_i - b, where b is the reward that the prompt rule expected when it drew the prompt.
 
-    Where nothing was expected yet, b is the mean of the group's rewards: a rollout alone then counts for nothing.
+    If it expected nothing, b is the mean of the group's rewards. The advantage of a single rollout is then 0.
     """
 
     @property
@@ -335,27 +336,30 @@ class AgainstBaseline(AdvantageRule):
 
 Batchwise = Sequence[NDArray[np.float64]]
 Chosen = Sequence[NDArray[np.int64]]
-_ROUNDING = 1e-9  # of an advantage that is none
-USUAL_NEG = 0.1  # weight of failures where nothing is known of how uncertain rollouts were
+_ROUNDING = 1e-9  # smaller advantages count as 0
+USUAL_NEG = 0.1  # weight of negative advantages if the uncertainty of rollouts is unknown
 
 
 def variance_ratio(over_R: NDArray[np.float64], uncertainty_R: NDArray[np.float64]) -> float:
-    """The weight of failures at which the update varies least: how uncertain successes were over how uncertain failures.
+    """The weight of negative advantages that minimises the variance of the update.
 
-        neg = min(1, mean of u over A > 0  /  mean of u over A < 0)
+        neg = min(1, mean of u over rows with A > 0  /  mean of u over rows with A < 0)        u: `Done.uncertainty`
 
-    Since p · E[∇ log π | right] = -(1 - p) · E[∇ log π | wrong] = ∇p, successes and failures estimate the same gradient.
-    With a baseline of p, weights in inverse proportion to the variances of the two estimates make neg the ratio of
-    E|∇ log π|² of the one to that of the other, and u goes in proportion to |∇ log π|². It is small where a right answer is
-    nearly certain and a wrong one is one of many, and large where many are right. With a handful of rows on one side it is
-    as noisy as their mean. It takes a row's tokens for summed, not averaged (`token_mean`). Ours; see docs/foresight.md.
+    Successes and failures estimate the same gradient, because p · E[∇ log π | right] = -(1 - p) · E[∇ log π | wrong]
+    = ∇p. Two estimates of one quantity are best weighted by the inverse of their variances. With a baseline of p,
+    the ratio of these weights is the ratio of E|∇ log π|² of successes to that of failures, and u is proportional to
+    |∇ log π|².
+
+    The result is small if right answers are nearly certain and wrong ones are diverse, and large if right answers
+    are diverse. With few rows on one side it is noisy. It assumes a loss that sums over a row's tokens
+    (`token_mean`). This method is ours; see docs/foresight.md.
 
     Args:
-        over_R: what each row has above its baseline, shape (R,).
-        uncertainty_R: `Done.uncertainty` of each, shape (R,); NaN where it is unknown.
+        over_R: advantage of each row over its baseline, shape (R,).
+        uncertainty_R: `Done.uncertainty` of each row, shape (R,); NaN if unknown.
 
     Returns:
-        In [0, 1]; `USUAL_NEG` where no row of one of the two sides is known.
+        In [0, 1]; `USUAL_NEG` if no row with A > 0, or no row with A < 0, has a known uncertainty.
     """
     known_R = ~np.isnan(uncertainty_R)
     right_R, wrong_R = (over_R > _ROUNDING) & known_R, (over_R < -_ROUNDING) & known_R
@@ -367,21 +371,21 @@ def variance_ratio(over_R: NDArray[np.float64], uncertainty_R: NDArray[np.float6
 
 @dataclass(frozen=True, slots=True)
 class BatchMean(BatchRule):
-    """A baseline over the batch: each advantage less the mean of the batch's others, times neg where that is below 0.
+    """Subtract a baseline from each advantage of the batch, and multiply negative results by neg.
 
-        A_i ← A_i - mean of A_j, j ≠ i  =  (A_i - mean) · M / (M - 1)
-        A_i ← A_i - b  where something was expected of the prompt when it was drawn, b
+        A_i ← A_i - b                              if a reward b was expected of the prompt when it was drawn
+        A_i ← A_i - mean of A_j over j ≠ i         otherwise, over all other rows of the batch
 
-    With `Rewards` this is REINFORCE with a leave-one-out baseline over the whole batch, unbiased; under a prompt rule that
-    expects something, such as a running mean, the batch serves only the prompts that were drawn before it could. A row
-    alone: 0. Of binary rewards and b = p̂, the expected update is ∇p · (1 - p̂ + neg · p̂): neg changes how much each prompt
-    counts, and the variance, but not the direction.
+    With `Rewards` and no expectations this is REINFORCE with a leave-one-out baseline over the whole batch, which is
+    unbiased. The advantage of a single row is 0. For binary rewards and b = p̂, the expected update is ∇p · (1 - p̂
+    + neg · p̂). So neg changes how much each prompt counts, and the variance, but not the direction of a prompt's
+    update.
 
     Attributes:
-        neg: weight of what did worse than the others, 0 or more; None: each batch's `variance_ratio`.
+        neg: weight of negative advantages, 0 or more. None: `variance_ratio` of each batch.
 
     Raises:
-        ValueError: a negative weight, or one that is not finite.
+        ValueError: the weight is negative or not finite.
     """
 
     neg: float | None = 1.0
@@ -399,7 +403,7 @@ class BatchMean(BatchRule):
     def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], chosen: Chosen, view: View) -> Batchwise:
         before_R = np.concatenate(advantages)
         expected = [group.baseline for group, rows_M in zip(groups, advantages, strict=True) for _ in rows_M]
-        expected_R = np.array(expected, np.float64)  # None becomes NaN
+        expected_R = np.array(expected, np.float64)  # turns None into NaN
         over_R = np.where(np.isnan(expected_R), rloo(before_R), before_R - expected_R)
         return _split_as(advantages, np.where(over_R < 0, self._weight(over_R, groups, chosen) * over_R, over_R))
 
@@ -427,7 +431,7 @@ class BatchMean(BatchRule):
 
     @staticmethod
     def _weight_row_by_row(over: Sequence[float], groups: Sequence[GroupView], chosen: Chosen) -> float:
-        """`variance_ratio` of the rows that are trained on, each looked up by itself."""
+        """`variance_ratio` of the trained rows, computed row by row."""
         rows = [(group, row) for group, chosen_M in zip(groups, chosen, strict=True) for row in chosen_M.tolist()]
         known = [(above, float(group.uncertainties_G[row])) for above, (group, row) in zip(over, rows, strict=True)]
         right = [each for above, each in known if above > _ROUNDING and not isnan(each)]
@@ -443,13 +447,13 @@ def _mean_of_others(values: NDArray[np.float64], i: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class BatchNormalised(BatchRule):
-    """A_i ← (A_i - mean) / (std + eps) over the batch: SPO's, arXiv 2509.13232.
+    """A_i ← (A_i - mean) / (std + eps) over the batch, as in SPO, arXiv 2509.13232.
 
     Attributes:
-        eps: keeps a small std from blowing up; above 0.
+        eps: avoids a division by a very small std; above 0.
 
     Raises:
-        ValueError: eps not above 0 and finite.
+        ValueError: eps is not above 0, or not finite.
     """
 
     eps: float = 1e-6
@@ -479,15 +483,16 @@ class BatchNormalised(BatchRule):
 
 
 def _split_as(like: Batchwise, made_R: NDArray[np.float64]) -> Batchwise:
-    """One array for the whole batch, cut into those of its groups."""
+    """Split an array over the whole batch into one array for each group."""
     return np.split(made_R, np.cumsum([each.size for each in like])[:-1])
 
 
 def settled(rule: Any, kernel: GRPO) -> Any:
-    """An advantage rule with the deviation of the framework that trains, where the rule leaves it open.
+    """Return an advantage rule whose standard deviation is the training framework's, if the rule leaves it open.
 
     Args:
-        rule: any; one of plain `grpo` leaves it open, and stands for the population's where nobody settles it.
-        kernel: the framework's.
+        rule: any advantage rule. A rule with plain `grpo` leaves it open; without this call it uses the
+            population's.
+        kernel: the framework's kernel.
     """
     return replace(rule, kernel=kernel) if isinstance(rule, _OfKernel) and rule.kernel is grpo else rule

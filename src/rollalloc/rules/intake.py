@@ -1,4 +1,4 @@
-"""Intake: how many groups to open now. What is held and running is bounded here."""
+"""Intake rules: how many groups to open now. They bound the number of groups that are held and running."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollalloc.core.rule import IntakeRule, IntakeTraits, Memory, View
 
 @dataclass(frozen=True, slots=True)
 class Fill(IntakeRule):
-    """Just as many groups as the batch still needs."""
+    """Open exactly as many groups as the batch still needs."""
 
     def __call__(self, view: View, memory: Memory) -> int:
         return view.need - view.on_the_way
@@ -22,15 +22,15 @@ class Fill(IntakeRule):
 
 @dataclass(frozen=True, slots=True)
 class KeepInFlight(IntakeRule):
-    """Keep `groups` groups running in the first stage while those further on do not suffice.
+    """Keep `groups` groups running in the first stage, as long as those in later stages do not fill the batch.
 
-    Opens groups - running[0] while held + running in later stages < need + a batch where it looks ahead. So at most need +
-    that + groups are held at any time.
+    Opens groups - running[0] if (held + running in later stages) < need + extra. `extra` is one batch if the rule
+    looks ahead, otherwise 0. At most need + extra + groups groups are held at any time.
 
     Attributes:
         groups: at least 1.
-        ahead: whether, where the recipe allows staleness, a batch beyond the one in the making is wanted: the first stage
-            for the next batch is then generated together with the last stage for this one, at the price of one version of
+        ahead: if the recipe allows staleness, also open groups for the batch after the current one. The first stage
+            of the next batch then runs together with the last stage of this one, at the price of one version of
             staleness.
     """
 
@@ -56,7 +56,7 @@ class KeepInFlight(IntakeRule):
         return self.groups - view.running_S[0] if further_on < view.need + ahead else 0
 
     def _ahead(self, view: View) -> int:
-        """Groups wanted beyond the batch in the making."""
+        """Number of groups wanted beyond the current batch."""
         return view.groups if self.ahead and view.max_staleness else 0
 
     def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
@@ -73,17 +73,17 @@ class KeepInFlight(IntakeRule):
 
 @dataclass(frozen=True, slots=True)
 class Ahead(IntakeRule):
-    """What another rule would open if a batch had `groups` more, where the recipe allows staleness.
+    """Open what another rule would open if a batch had `groups` more groups. Only if the recipe allows staleness.
 
-    For trainers that take a batch while rollouts go on: with `Fill` a batch is then the first of so many
-    groups to end, and the others are the next one's.
+    For trainers that take a batch while rollouts are running. With `Fill`, a batch then consists of the first groups
+    that end, and the others belong to the next batch.
 
     Attributes:
         of: the other rule.
         groups: at least 1.
 
     Raises:
-        ValueError: groups out of its range.
+        ValueError: `groups` is out of its range.
     """
 
     of: IntakeRule
@@ -100,10 +100,10 @@ class Ahead(IntakeRule):
         return self.of(self._seen(view), memory)
 
     def _seen(self, view: View) -> View:
-        """The view that the other rule is shown."""
+        """The view that the other rule gets."""
         if not view.max_staleness:
             return view
-        # Those ready beyond the batch are of the next: where the trainer is slower nothing more is opened to grow stale.
+        # Count the groups that are ready beyond this batch. If the trainer is slow, no more are opened to grow stale.
         return view._replace(need=max(0, view.groups + self.groups - view.held_S[-1]))
 
     def promises(self, opened: int, view: View, memory: Memory) -> Mapping[str, bool]:

@@ -1,4 +1,4 @@
-"""Judges: what becomes of a group when its results are in."""
+"""Judges: what happens to a group when its results are in."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.prompt_pool import NEXT_EPOCH, Until
 from rollalloc.core.rule import Act, JudgeRule, JudgeTraits, Verdict, View
 
-SUCCESS_ABOVE = 0.7  # what is above it is a success: Reinforce-Ada's
-TINY = 1e-9  # 1 - 0.9 is a little less than 0.1; a mean of 1/10 must not fall out of the window by that
+SUCCESS_ABOVE = 0.7  # a metric above this is a success, as in Reinforce-Ada
+TINY = 1e-9  # tolerance for rounding: 1 - 0.9 is a little less than 0.1
 
 
 def mixed(group: GroupView) -> bool:
@@ -18,7 +18,7 @@ def mixed(group: GroupView) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Complete(JudgeRule):
-    """Train on every group once all its rollouts ended (GRPO); `until`: when its prompt may be drawn again."""
+    """Train on every group when all its rollouts have ended (GRPO). `until`: when its prompt may be drawn again."""
 
     until: Until = NEXT_EPOCH
 
@@ -38,11 +38,11 @@ class Complete(JudgeRule):
 
 @dataclass(frozen=True, slots=True)
 class NonzeroVariance(JudgeRule):
-    """Keep a complete group if its metrics differ, drop it otherwise (dynamic sampling, DAPO, arXiv 2503.14476).
+    """Keep a complete group if its metrics differ, and drop it otherwise: DAPO's dynamic sampling, arXiv 2503.14476.
 
     Attributes:
-        act: TRAIN in a last stage, NEXT in an earlier one.
-        early: decide as soon as two metrics differ, although rollouts are still to come.
+        act: what keeping means: TRAIN in the last stage, NEXT in an earlier one.
+        early: keep a group as soon as two metrics differ, although rollouts are still to come.
         until: when the prompt may be drawn again.
     """
 

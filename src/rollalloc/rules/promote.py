@@ -1,4 +1,4 @@
-"""Promotion: which of the groups that passed a stage go on when there are more than needed."""
+"""Promote rules: which of the groups that passed a stage go on if there are more than needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollalloc.core.rule import PromoteRule, PromoteTraits, View
 
 @dataclass(frozen=True, slots=True)
 class Oldest(PromoteRule):
-    """Those with the oldest rollouts first, then those drawn first."""
+    """Groups with the oldest rollouts first; among equals, those drawn first."""
 
     @property
     def traits(self) -> PromoteTraits:
@@ -34,7 +34,7 @@ class Oldest(PromoteRule):
 
 @dataclass(frozen=True, slots=True)
 class MostRecent(PromoteRule):
-    """Those with the newest rollouts first, then those drawn last."""
+    """Groups with the newest rollouts first; among equals, those drawn last."""
 
     @property
     def traits(self) -> PromoteTraits:
@@ -54,7 +54,7 @@ class MostRecent(PromoteRule):
 
 @dataclass(frozen=True, slots=True)
 class RandomOrder(PromoteRule):
-    """Any k, at random."""
+    """Random groups."""
 
     @property
     def traits(self) -> PromoteTraits:
@@ -69,15 +69,15 @@ class RandomOrder(PromoteRule):
 
 @dataclass(frozen=True, slots=True)
 class TopVariance(PromoteRule):
-    """Those whose metrics have the highest variance first, then the newest.
+    """Groups whose metrics have the highest variance first; among equals, those drawn last.
 
-    Two things differ from the published order. Groups that would be too old at the next update go first: highest variance
-    first would starve them until their paid rollouts expire. And it waits while groups are still running in its stage,
-    because what is highest is known only when all are in; the intake rules stop opening groups while enough are held, so
-    the wait ends.
+    This differs from Pilot-Commit's published order in two ways. Groups that would be too old after the next update
+    go first; otherwise they would wait until their paid rollouts expire. And the rule waits while groups are running
+    in its stage, because the highest variance is known only when all have ended. The wait ends, because intake rules
+    open no groups while enough are held.
 
     Attributes:
-        always: also where rollouts stream, at the price of that wait; None: `Oldest` takes its place there.
+        always: True: use the rule also if rollouts stream, and accept the wait. None: `Oldest` replaces it there.
     """
 
     always: bool | None = None
@@ -93,7 +93,7 @@ class TopVariance(PromoteRule):
 
     def _rank(self, group: GroupView, view: View) -> tuple[bool, float, int]:
         lasts = view.version - group.first_version < view.max_staleness
-        # With staleness 0 every group is at its last chance, and none needs to go before the others.
+        # With staleness 0 this is the last chance of every group, so none has priority.
         variance = round(float(np.var(group.metrics_G)), 12)
         return (lasts if view.max_staleness else True, -variance, -group.group)
 
@@ -104,7 +104,7 @@ class TopVariance(PromoteRule):
         variances = [
             _variance(group)
             for group in chosen
-            if not view.version - group.first_version >= view.max_staleness > 0  # at its last chance
+            if not view.version - group.first_version >= view.max_staleness > 0  # too old after the next update
         ]
         best_left = max((_variance(group) for group in left), default=0.0)
         return {

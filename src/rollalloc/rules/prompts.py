@@ -1,4 +1,4 @@
-"""Prompts: which are drawn next, before any rollout."""
+"""Prompt rules: which prompts are drawn next, before any of their rollouts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from rollalloc.core.table import PromptTable
 
 @dataclass(frozen=True, slots=True)
 class Shuffled(PromptRule):
-    """Each prompt once an epoch, in random order; several sources by weight.
+    """Draw each prompt once an epoch, in random order; several sources are mixed by weight.
 
     Attributes:
-        weights: share of the draws for each source of the table, by its index; None: one order over all prompts. A source
-            that is used up before the others begins a new pass with the next epoch, while the others go on in theirs.
+        weights: share of the draws for each source of the table, by its index. A source that is used up before the
+            others starts over with the next epoch, while the others continue. None: one random order over all
+            prompts.
 
     Raises:
-        ValueError: a weight that is not above 0, or not one for each source.
+        ValueError: a weight is not above 0, or their number is not the number of sources.
     """
 
     weights: tuple[float, ...] | None = None
@@ -44,9 +45,9 @@ class Shuffled(PromptRule):
                 f"expected {sources} weights for sources with prompts, the table has {size_S.tolist()} prompts a source"
             )
         ends_S = np.cumsum(size_S)
-        # `order` lists the prompts source by source; a source is shuffled afresh when its cursor stands at its end.
+        # `order` lists the prompts source by source. A source is shuffled again when its cursor is at its end.
         order = np.argsort(source_N, kind="stable").astype(np.int32)
-        # `short`: the sources that could not give their share when last asked.
+        # `short`: whether each source had too few free prompts for its share at the last draw.
         return {"order": order, "ends": ends_S, "cursors": ends_S.copy(), "short": np.zeros(sources, np.bool_)}
 
     def pick(
@@ -57,13 +58,15 @@ class Shuffled(PromptRule):
     def beside(
         self, taken: Sequence[int], memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator
     ) -> list[int]:
-        """As `pick`, beside free prompts that were drawn otherwise in the same call."""
+        """Like `pick`, for a rule that has already drawn the free prompts `taken` in the same call."""
         picked = list(taken)
         short_S, missing = memory["short"], 0
         open_S = np.ones(len(short_S), np.bool_)
         for source, count in enumerate(self._shares(k, open_S, rng)):
             lacking = count - self._take(memory, source, count, free_N, picked, rng)
-            if lacking and short_S[source]:  # the next epoch did not help: the others take its share
+            if (
+                lacking and short_S[source]
+            ):  # too few for the second time, even in a new epoch: give its share to others
                 missing += lacking
             if count:
                 short_S[source], open_S[source] = lacking > 0, lacking == 0
@@ -83,15 +86,16 @@ class Shuffled(PromptRule):
         self, memory: Memory, source: int, count: int, free_N: NDArray[np.bool_], picked: list[int],
         rng: np.random.Generator,
     ) -> int:  # fmt: skip
-        """Append the next `count` free prompts of one source to `picked`; returns how many there were.
+        """Append the next `count` free prompts of one source to `picked`. Returns how many there were.
 
-        First those whose turn is still to come in this pass, then, from a fresh order, those that came back after theirs.
+        First come prompts whose turn is still to come in this pass. Then, in a new order, come prompts that became
+        free after their turn.
         """
         before = len(picked)
         order, end = memory["order"], int(memory["ends"][source])
         begin = int(memory["ends"][source - 1]) if source else 0
         cursor = int(memory["cursors"][source])
-        while len(picked) - before < count and cursor < end:  # in blocks: many evicted prompts cost no Python loop
+        while len(picked) - before < count and cursor < end:  # in blocks, so that evicted prompts are skipped fast
             missing = count - (len(picked) - before)
             block = order[cursor : min(end, cursor + 4 * missing + 64)]
             at = np.flatnonzero(_free(block, free_N, picked))[:missing]
@@ -113,13 +117,13 @@ class Shuffled(PromptRule):
 
 
 def _free(block: NDArray[np.int32], free_N: NDArray[np.bool_], picked: list[int]) -> NDArray[np.bool_]:
-    """Which prompts of a block may be drawn: those picked already in the same call still count as free in `free_N`."""
+    """The prompts of a block that may be drawn. Prompts picked earlier in this call are still free in `free_N`."""
     return free_N[block] & ~np.isin(block, picked) if picked else free_N[block]
 
 
 @dataclass(frozen=True, slots=True)
 class InOrder(PromptRule):
-    """Each prompt once an epoch, in the order of the data set: a curriculum that the user laid out."""
+    """Draw each prompt once an epoch, in the order of the data set: a curriculum laid out by the user."""
 
     def init(self, table: PromptTable) -> Memory:
         return {"next": 0}
@@ -129,14 +133,14 @@ class InOrder(PromptRule):
     ) -> Sequence[int]:
         begin, end = memory["next"], free_N.size
         picked = self._free(free_N, begin, end, k)
-        if len(picked) < k:  # what came back after its turn
+        if len(picked) < k:  # prompts that became free after their turn
             picked += self._free(free_N, 0, begin, k - len(picked))
         memory["next"] = picked[-1] + 1 if len(picked) == k else 0
         return picked
 
     @staticmethod
     def _free(free_N: NDArray[np.bool_], begin: int, end: int, count: int) -> list[int]:
-        """The first `count` free prompts from `begin` on, looked for in blocks that grow."""
+        """The first `count` free prompts from `begin` on. It searches in blocks of growing size."""
         found: list[int] = []
         block = 4 * count + 64
         while len(found) < count and begin < end:
@@ -154,7 +158,9 @@ class InOrder(PromptRule):
 
 @dataclass(frozen=True, slots=True)
 class AsOffered(OfferedPromptRule):
-    """The prompts that a framework's own loader hands over, in its order; those not free to be drawn are passed over."""
+    """Draw the prompts that a framework's own data loader hands over, in its order. Prompts that are not free are
+    skipped.
+    """
 
     def init(self, table: PromptTable) -> Memory:
         return {"queue": [], "ended": False}
@@ -189,7 +195,7 @@ class AsOffered(OfferedPromptRule):
 
 
 def some_free(free_N: NDArray[np.bool_], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """At most `count` different free prompts at random; looks at all of them only where free ones are rare."""
+    """At most `count` different random free prompts. It scans all prompts only if free ones are rare."""
     tried = np.unique(rng.integers(free_N.size, size=4 * count))
     found = tried[free_N[tried]]
     if found.size < count:
@@ -198,38 +204,40 @@ def some_free(free_N: NDArray[np.bool_], count: int, rng: np.random.Generator) -
 
 
 def prior_rate(table: PromptTable, prompt: int) -> float:
-    """That of one prompt, as `prior_rates` has it."""
+    """The prior rate of one prompt, see `prior_rates`."""
     prior = float("nan") if table.prior_N is None else float(np.asarray(table.prior_N)[prompt])
     return 0.5 if isnan(prior) else prior
 
 
 def prior_rates(table: PromptTable) -> NDArray[np.float64]:
-    """The success rate believed of each prompt before its first rollout, shape (N,); 1/2 where the table says nothing."""
+    """The prior success rate of each prompt, before its first rollout, shape (N,); 1/2 if the table has none."""
     if table.prior_N is None:
         return np.full(len(table), 0.5)
     return np.nan_to_num(np.asarray(table.prior_N, np.float64), nan=0.5)
 
 
 def prior_counts(table: PromptTable, weight: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Successes and failures believed of each prompt before its first rollout, shape (N,) each.
+    """Prior numbers of successes and failures of each prompt, before its first rollout, shape (N,) each.
 
-    α₀ = w · p, with the table's rate p, or 1/2; β₀ = w · (1 - p).
+    α₀ = w · p and β₀ = w · (1 - p), where p is the prompt's prior rate in the table, or 1/2.
 
     Args:
-        table: of the prompts.
-        weight: w, the rollouts that a rule's own predicted counts for.
+        table: the data set.
+        weight: w, the number of rollouts that the prior counts for.
     """
     rate_N = prior_rates(table)
     return rate_N * weight, (1 - rate_N) * weight
 
 
 def rises(picked: Sequence[Drawn], score_K: Sequence[float]) -> bool:
-    """Whether of two that were drawn together the one of higher score had no smaller sampling_ratio."""
+    """Whether, among prompts drawn together, a higher score never has a smaller sampling_ratio."""
     chance_K = np.array([each.sampling_ratio or 0.0 for each in picked])[np.argsort(score_K, kind="stable")]
     return bool((np.diff(chance_K) >= -1e-6).all() and (chance_K > 0).all())
 
 
 def without_replacement(chance_K: NDArray[np.float64], k: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """At most k indices, one after the other by their chances among those left (Gumbel's trick), in order of their draw."""
+    """Draw at most k different indices, each in proportion to its chance among those left, by Gumbel's trick. In draw
+    order.
+    """
     key_K = np.log(chance_K) + rng.gumbel(size=chance_K.size)
     return np.argsort(-key_K, kind="stable")[:k]

@@ -1,4 +1,4 @@
-"""Rows: which scored rollouts of a group are trained on, and with which loss weight."""
+"""Row rules: which scored rollouts of a group are trained on, and with which loss weight."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Chosen = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 def max_variance_subset(rewards_G: ArrayLike, m: int) -> NDArray[np.int64]:
-    """The m rewards of largest variance: for some i, the i highest and the m - i lowest.
+    """The m rewards with the largest variance. For some i, these are the i highest and the m - i lowest.
 
-    The variance of every such subset comes from prefix sums of r and r², so the cost is that of the sort, O(G log G).
-    PODS, Xu et al., arXiv 2504.13818.
+    The variance of every such subset follows from prefix sums of r and r², so the cost is that of sorting, O(G log
+    G). PODS, Xu et al., arXiv 2504.13818.
 
     Args:
         rewards_G: shape (G,), finite.
@@ -31,7 +31,7 @@ def max_variance_subset(rewards_G: ArrayLike, m: int) -> NDArray[np.int64]:
         Indices into `rewards_G`, shape (m,), ascending.
 
     Raises:
-        ValueError: m out of its range, or rewards that are not finite.
+        ValueError: m is out of its range, or the rewards are not finite.
     """
     reward_G = as_floats(rewards_G, "rewards_G")
     at_least("m", m, 1)
@@ -39,28 +39,28 @@ def max_variance_subset(rewards_G: ArrayLike, m: int) -> NDArray[np.int64]:
         raise ValueError(f"m must be at most the number of rewards, {reward_G.size}, got {m}")
     order_G = np.argsort(reward_G, kind="stable")
     sorted_G = reward_G[order_G]
-    # Centred on the middle of the range and scaled to it, which keeps r² from swamping the differences or leaving the range
-    # of floats, and is exact for binary rewards.
+    # Centre on the middle of the range and divide by its width. Otherwise r² could hide the differences or overflow.
+    # This is exact for binary rewards.
     sorted_G = sorted_G - (sorted_G[0] / 2 + sorted_G[-1] / 2)
     sorted_G = sorted_G / (np.abs(sorted_G).max() or 1.0)
     lowest, highest = sorted_G[:m][::-1], sorted_G[sorted_G.size - m :][::-1]
     sum_I, square_I = _sums(lowest, highest), _sums(lowest**2, highest**2)
-    high = int(np.argmax(m * square_I - sum_I**2))  # m² times the variance with the `high` highest
+    high = int(np.argmax(m * square_I - sum_I**2))  # m² times the variance of each subset
     return np.sort(np.concatenate([order_G[: m - high], order_G[reward_G.size - high :]]))
 
 
 def _sums(lowest_M: NDArray[np.float64], highest_M: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sum of the i highest and the m - i lowest for i = 0 ... m; `lowest_M` descending, `highest_M` descending."""
+    """The sum of the i highest and the m - i lowest for i = 0 ... m. Both arguments are in descending order."""
     of_lowest = np.concatenate([np.cumsum(lowest_M[::-1])[::-1], [0.0]])
     of_highest = np.concatenate([[0.0], np.cumsum(highest_M)])
     return of_lowest + of_highest
 
 
-_MOST_SUBSETS = 1000  # that are tried to prove a choice the best
+_MOST_SUBSETS = 1000  # with at most this many subsets, `promises` tries them all
 
 
 def _split(chosen: Chosen, group: GroupView) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The rewards kept and those left."""
+    """The rewards that were chosen, and those that were left out."""
     return group.rewards_G[chosen[0]], np.delete(group.rewards_G, chosen[0])
 
 
@@ -88,7 +88,7 @@ class Everything(RowRule):
 
 @dataclass(frozen=True, slots=True)
 class _Some(RowRule):
-    """What the rules that keep m rollouts share: all of them where failures left m or fewer."""
+    """Base class of the rules that take m rollouts. They take all if failures left m or fewer."""
 
     m: int
 
@@ -105,7 +105,7 @@ class _Some(RowRule):
         return even(self.choose(group, rng))
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
-        """m indices, ascending, of a group of more than m."""
+        """m indices, ascending, for a group of more than m rollouts."""
         raise NotImplementedError
 
     def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
@@ -116,7 +116,7 @@ class _Some(RowRule):
         } | (self.best(kept_M, left_L) if left_L.size else {})
 
     def best(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
-        """What is promised of the rewards kept and of those left, where some are."""
+        """The promises about the chosen rewards and those left out, if some are left out."""
         return {}
 
 
@@ -137,7 +137,7 @@ class MaxVariance(_Some):
 
 @dataclass(frozen=True, slots=True)
 class MaxReward(_Some):
-    """The m rollouts of highest reward; among equals the first ordered."""
+    """The m rollouts with the highest reward; among equals, those ordered first."""
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         return np.sort(np.argsort(-group.rewards_G, kind="stable")[: self.m])
@@ -148,7 +148,7 @@ class MaxReward(_Some):
 
 @dataclass(frozen=True, slots=True)
 class Random(_Some):
-    """m rollouts at random, without replacement."""
+    """m random rollouts, without replacement."""
 
     @property
     def traits(self) -> RowTraits:
@@ -160,7 +160,7 @@ class Random(_Some):
 
 @dataclass(frozen=True, slots=True)
 class Percentile(_Some):
-    """m rollouts evenly spread over the sorted rewards: those at the quantiles (j + 1/2) / m."""
+    """m rollouts spread evenly over the sorted rewards, at the quantiles (j + 1/2) / m."""
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         count = group.rewards_G.size
@@ -180,18 +180,20 @@ class Percentile(_Some):
 
 @dataclass(frozen=True, slots=True)
 class Balanced(_Some):
-    """Half of the m rows successes and half failures, the first ordered of each; where one lacks, more of the other.
+    """m rows, half of them successes and half failures, those ordered first. If one kind is short, take more of the
+    other.
 
-    Of an odd m the failures have one more. Reinforce-Ada, arXiv 2510.04996.
+    If m is odd, there is one more failure than successes. Reinforce-Ada, arXiv 2510.04996.
 
     Attributes:
-        above: a metric above it is a success.
+        above: a metric above this is a success.
     """
 
     above: float = SUCCESS_ABOVE
 
     def __post_init__(self) -> None:
-        at_least("m", self.m, 1)  # `super()` does not know a dataclass that was made anew for its slots
+        # Not by `super()`: a dataclass with slots is a new class, which `super()` does not know.
+        at_least("m", self.m, 1)
         if not 0 <= self.above < 1:
             raise ValueError(f"above must be in [0, 1), got {self.above!r}")
 

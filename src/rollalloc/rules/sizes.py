@@ -1,4 +1,4 @@
-"""Sizes: how many rollouts each group gets in a stage."""
+"""Size rules: how many rollouts each group gets in a stage."""
 
 from __future__ import annotations
 
