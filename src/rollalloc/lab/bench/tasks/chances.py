@@ -1,4 +1,4 @@
-"""What a warmed-up model can do on its task's training questions, and which task is refused for it."""
+"""How good a warmed-up model is on its task's training questions, and whether the task leaves room for learning."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from rollalloc.models.policy import Policy
 from rollalloc.rewards.function import Sample, Scored
 from rollalloc.rewards.scorers import WorkerScorer
 
-TRIED, ATTEMPTS = 64, 8  # training questions that are looked at; answers that are sampled for each
-LEAST = 0.1  # of pass@8: with less, nine groups of eight in ten have no reward
-HEADROOM = 0.05  # of pass@8 over accuracy: with less, sampling finds next to nothing that the model does not do already
+TRIED, ATTEMPTS = 64, 8  # training questions used; sampled answers per question
+LEAST = 0.1  # minimum pass@8; below it, nine of ten groups of eight have no reward
+HEADROOM = 0.05  # minimum of pass@8 minus accuracy; below it, sampling finds hardly anything new
 _ENOUGH, _ENOUGH_HEADROOM, _EVERY = (
     0.2,
     0.15,
     50,
-)  # accuracy and headroom at which a warm-up ends; steps between two looks
+)  # accuracy and headroom at which a warm-up ends; steps between two checks
 
 
 def in_band(
     model: PreTrainedModel, tokenizer: Any, prompts: Sequence[str], answers: Sequence[str]
 ) -> Callable[[int], bool]:
-    """Whether a warm-up may end before a step: .2 or more of the answers are right, and pass@8 is well above that.
+    """Whether a warm-up may end: at least 20% of the answers are right, and pass@8 is well above that.
 
     Args:
-        model: that is warmed up.
+        model: being warmed up.
         tokenizer: its own.
         prompts: some of the training questions.
-        answers: the right answer of each; others may be right too, and are not counted.
+        answers: the right answer of each; other answers that may be right too are not counted.
     """
     pad_id, eos_id = ids_of(tokenizer)
     asked = [tokenizer(text)["input_ids"] for text in prompts]
@@ -57,13 +57,13 @@ def in_band(
 
 
 def chances(folder: Path, prompts: PromptSet, reward: str, max_new_tokens: int) -> tuple[float, float]:
-    """The share of sampled answers that are right, and pass@8: the share of questions of which one of eight is.
+    """Accuracy of sampled answers, and pass@8, the share of questions for which one of eight answers is right.
 
     Args:
         folder: of the model.
-        prompts: the training questions, of which the first `TRIED` are asked.
-        reward: path of the reward function; it runs in a process that may be killed.
-        max_new_tokens: of an answer.
+        prompts: the training questions; the first `TRIED` are used.
+        reward: path of the reward function, which runs in a process that can be killed.
+        max_new_tokens: per answer.
     """
     policy, count = Policy.load(str(folder), device="cpu"), min(TRIED, len(prompts.prompts))
     requests = [
@@ -81,7 +81,7 @@ def chances(folder: Path, prompts: PromptSet, reward: str, max_new_tokens: int) 
 
 
 def refuse_beyond_learning(task: str, accuracy: float, pass_at_8: float, others: Sequence[str]) -> None:
-    """Refuse a task that its warmed-up model can learn nothing from, or has nothing left to learn from.
+    """Refuse a task from which its warmed-up model can learn nothing, or on which nothing is left to learn.
 
     Raises:
         ValueError: with both figures, and what to do.
@@ -104,7 +104,7 @@ def refuse_beyond_learning(task: str, accuracy: float, pass_at_8: float, others:
 
 
 def write_chances(to: Path, accuracy: float, pass_at_8: float) -> None:
-    """Keep both figures beside the model."""
+    """Save both figures beside the model."""
     (to / "warm_up.json").write_text(json.dumps({"accuracy": accuracy, "pass_at_8": pass_at_8}))
 
 

@@ -1,8 +1,8 @@
-"""Tasks for a small pretrained chat model: questions of reasoning-gym, and word problems made by templates.
+"""Tasks for a small pretrained chat model: questions of reasoning-gym, and word problems from templates.
 
-Each is a folder with two parquet files in verl's schema, whose prompts are messages: what to answer with, a question that
-is answered, then the question. Without that example a model of this size talks instead of answering. The settings are those
-under which SmolLM2-135M-Instruct is right now and then (dev/LOG.md), so that there is something to learn.
+Each is a folder with two Parquet files in verl's schema, whose prompts are messages: an instruction, a solved example, then
+the question. Without the example, a model of this size talks instead of answering. With these settings
+SmolLM2-135M-Instruct is right some of the time (dev/LOG.md), so that there is something to learn.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ _STORIES = "stories"
 
 @dataclass(frozen=True)
 class ChatTask:
-    """A task in chat form; no prompt is both in `train` and in `heldout`.
+    """A task in chat form; no prompt is in both `train` and `heldout`.
 
     Attributes:
         about: what is asked, in words.
-        gym: name in reasoning-gym; None: word problems by templates.
-        settings: of its generator, where not its own defaults.
-        number: the answer is a number: the last one of a completion counts. Else all of the completion is the answer.
+        gym: name in reasoning-gym; None: word problems from templates.
+        settings: of its generator, where they differ from the generator's defaults.
+        number: the answer is a number, and the last number of a completion counts. Otherwise the whole completion is the
+            answer.
         system: the message before the question.
-        max_new_tokens: tokens of a rollout that are enough.
+        max_new_tokens: tokens that a rollout needs.
     """
 
     about: str
@@ -83,7 +84,7 @@ CHAT_TASKS = {
 
 @dataclass(frozen=True)
 class ChatFiles:
-    """A task on disk: parquet files of prompts, and the tokens of a rollout that are enough."""
+    """A task on disk: Parquet files of prompts, and the tokens that a rollout needs."""
 
     train: Path
     heldout: Path
@@ -91,7 +92,7 @@ class ChatFiles:
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any]) -> float:
-    """1.0 for a right answer, 0.0 for a wrong one; `extra_info` has `number`, else what `gym.compute_score` needs."""
+    """1.0 for a right answer, else 0.0; `extra_info` has `number`, or else what `gym.compute_score` needs."""
     if extra_info["number"]:
         return numeric(
             data_source=data_source, solution_str=solution_str, ground_truth=ground_truth, extra_info=dict(extra_info)
@@ -100,11 +101,11 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
 
 
 def prepare(folder: Path, task: ChatTask) -> ChatFiles:
-    """Make the task's files in a folder of its own, or find them made.
+    """Create the task's files in its own folder, unless they exist.
 
     Raises:
-        ValueError: a task whose verifier cannot be trusted, too few different questions, or a folder that is no task's or
-            was made with another configuration.
+        ValueError: a task whose verifier cannot be trusted, too few different questions, or a folder that is no task or was
+            created with another configuration.
         ImportError: reasoning-gym is not installed.
     """
 
@@ -115,7 +116,7 @@ def prepare(folder: Path, task: ChatTask) -> ChatFiles:
         (example,) = draw(np.random.default_rng([task.seed, 0]), 1, taken)
 
         def rest(rng: np.random.Generator, count: int, taken_too: set[str]) -> Sequence[Problem]:
-            taken_too |= taken  # what is answered in every prompt is asked in none
+            taken_too |= taken  # the solved example of the prompts is never asked
             return draw(rng, count, taken_too)
 
         chat = partial(_messages, task.system, example)
@@ -133,7 +134,7 @@ def _messages(system: str, example: Problem, question: str) -> list[dict[str, st
 def _drawer(task: ChatTask) -> Callable[[np.random.Generator, int, set[str]], Sequence[Problem]]:
     if task.gym is None:
         return stories.problems
-    # An answer that is no number is right to the letter: reasoning-gym's verifier, which says so too, is not asked.
+    # Answers that are not numbers must match exactly; reasoning-gym's verifier agrees and is not called.
     config = gym.Config(task.gym, task.settings, single_answer=not task.number)
     gym.refuse_bad_verifier(f"{gym.PREFIX}{task.gym}", config)
     return partial(_gym_problems, config, task.number)
@@ -142,9 +143,9 @@ def _drawer(task: ChatTask) -> Callable[[np.random.Generator, int, set[str]], Se
 def _gym_problems(
     config: gym.Config, number: bool, rng: np.random.Generator, count: int, taken: set[str]
 ) -> list[Problem]:
-    """Different questions, a quarter of them at most with the same answer.
+    """Different questions, at most a quarter of them with the same answer.
 
-    Without that bound 70% of `letters` and 78% of `gcd` are answered by 1, which is what a policy learns first, and all.
+    Without this bound, 70% of `letters` and 78% of `gcd` have the answer 1, and a policy learns only to say that.
     """
     found: list[Problem] = []
     answered: Counter[str] = Counter()
@@ -152,7 +153,7 @@ def _gym_problems(
         for each in gym.problems(config, rng, count, taken):
             if len(found) < count and answered[each.answer] < -(-count // 4):
                 answered[each.answer] += 1
-                # What else there is, is of use to reasoning-gym's verifier only.
+                # The other fields are only needed by reasoning-gym's verifier.
                 extra = {"number": True} if number else {"number": False, **each.extra}
                 found.append(Problem(each.prompt, each.answer, extra))
     return found

@@ -1,4 +1,4 @@
-"""What a task is on disk: a model, two prompt files in verl's schema, and the reward that they share."""
+"""A task on disk: a model, two prompt files in verl's schema, and their reward."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from rollalloc.data.prompts import write_prompts
 from rollalloc.files.claims import refuse
 from rollalloc.files.opening import opened
 
-SETTINGS = "settings.json"  # of a task's folder: how it was made
-Shown = Callable[[str, int, int], None]  # what is being made, how much of it is done, of how much
+SETTINGS = "settings.json"  # file in a task's folder with the settings it was created with
+Shown = Callable[[str, int, int], None]  # (stage, number done, number in all)
 
 
 def unseen(what: str, done: int, of: int) -> None:
-    """Shows nothing of how far it is."""
+    """Ignores progress."""
 
 
 @dataclass(frozen=True)
 class TaskFiles:
-    """A task in the form a user would bring one.
+    """A task in the form in which a user would supply one.
 
     Attributes:
         model: folder with a model and its tokenizer, for `from_pretrained`.
-        train: parquet of training prompts in verl's schema.
-        heldout: parquet of held-out prompts; no prompt is in both.
-        reward: `package.module:function` with verl's `compute_score` signature.
+        train: Parquet file of training prompts in verl's schema.
+        heldout: Parquet file of held-out prompts; no prompt is in both.
+        reward: `package.module:function` with the signature of verl's `compute_score`.
         max_new_tokens: tokens of the longest right answer, EOS included.
         single_answer: each prompt has exactly one right answer, so that `exact_answers` applies.
-        can_hang: the reward may never return, so that it needs a process of its own.
-        device: that it is trained on; None: a GPU where there is one.
+        can_hang: the reward may never return, so it needs a process of its own.
+        device: to train on; None: a GPU if there is one.
     """
 
     model: Path
@@ -52,7 +52,7 @@ class TaskFiles:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One prompt with its right answer, both as space-separated tokens, and what else is known of it."""
+    """One prompt with its right answer, both as space-separated tokens, and extra information."""
 
     prompt: str
     answer: str
@@ -60,14 +60,14 @@ class Problem:
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    """1.0 where the answer's tokens are exactly the right ones, else 0.0; white space does not count."""
+    """1.0 if the answer's tokens are exactly the right ones, else 0.0; white space does not count."""
     return float(solution_str.split() == ground_truth.split())
 
 
 def graded_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    """The share of places that are right: #{i: answer_i = truth_i} / max(|answer|, |truth|), in [0, 1].
+    """The share of right positions: #{i: answer_i = truth_i} / max(|answer|, |truth|), in [0, 1].
 
-    It is 1 for the right answer alone: what is left out, and what is one too many, is a place that is wrong.
+    Only the right answer scores 1, since missing and superfluous tokens count as wrong positions.
     """
     answer, truth = solution_str.split(), ground_truth.split()
     return sum(map(str.__eq__, answer, truth)) / max(len(answer), len(truth))
@@ -82,14 +82,14 @@ def write_splits(
     seed: int,
     chat: Callable[[str], list[dict[str, str]]] | None = None,
 ) -> None:
-    """Write `<split>.parquet` for each split, in verl's schema; no prompt occurs twice, in one split or in two.
+    """Write `<split>.parquet` for each split, in verl's schema; no prompt occurs twice, within a split or across splits.
 
     Args:
         sizes: split → number of prompts.
-        draw: (random generator, number of problems, prompts that are taken) → that many problems of untaken prompts;
-            it adds their prompts to the taken ones.
-        data_source: e.g. "skills/late"; what stands before its first slash is the ability.
-        seed: each split draws from a generator of its own under this seed.
+        draw: (random generator, number of problems, prompts already taken) → that many new problems; it adds their prompts
+            to those taken.
+        data_source: e.g. "skills/late"; the part before the first slash is the ability.
+        seed: each split draws from its own generator under this seed.
         chat: prompt → its messages; None: prompts are text.
     """
     taken: set[str] = set()
@@ -110,7 +110,7 @@ def write_splits(
 def prompt_files(
     folder: Path, config: Any, draw: Callable[[np.random.Generator, int, set[str]], Sequence[Problem]], data_source: str
 ) -> Path:
-    """The folder of a task's prompts, made unless it is there; `config` has how many there are, and the seed."""
+    """The folder of a task's prompts, created unless it exists; `config` has the numbers of prompts and the seed."""
     sizes = {"train": config.train, "heldout": config.heldout}
     return make_once(
         folder, config, lambda to: write_splits(to, sizes, draw, data_source=data_source, seed=config.seed)
@@ -118,30 +118,30 @@ def prompt_files(
 
 
 def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path:
-    """The folder `target`, made by `make` unless it is there already; whole or not at all.
+    """The folder `target`, created by `make` unless it exists; complete or not at all.
 
-    `make` fills a folder beside the target that is moved into place when complete, so a killed run leaves no half
-    folder. Of several processes one makes it and the others wait.
+    `make` fills a folder beside the target, which is moved into place when complete, so a killed process leaves no half
+    folder. If several processes call this, one creates the folder and the others wait.
 
     Args:
-        settings: a dataclass of all that decides the contents; kept in the folder.
+        settings: a dataclass of everything that decides the contents; saved in the folder.
         make: writes the contents into the folder it is given.
 
     Raises:
-        ValueError: the folder is there, but was made with other settings.
+        ValueError: the folder exists, but was created with other settings.
     """
     wanted = json.dumps(asdict(settings), indent=2)
     if not os.path.lexists(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        # A lock dies with its process, so what lies in `partial` under the lock is from a run that was killed.
+        # A lock dies with its process, so if we hold it, files in `partial` are from a killed process.
         with opened(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not os.path.lexists(target):
                 partial = _emptied(target.with_name(f".{target.name}.partial"))
-                (partial / SETTINGS).write_text(wanted)  # first: it says whose the folder is
+                (partial / SETTINGS).write_text(wanted)  # first, since it marks the folder as ours
                 try:
                     make(partial)
-                except BaseException:  # Ctrl-C as well
+                except BaseException:  # also on Ctrl-C
                     shutil.rmtree(partial, ignore_errors=True)
                     raise
                 partial.rename(target)
@@ -154,10 +154,10 @@ def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path
 
 
 def _emptied(partial: Path) -> Path:
-    """An empty folder in which a target is made, without what a call that was killed left.
+    """An empty folder to create a target in; removes what a killed call left there.
 
     Raises:
-        FileExistsError: somebody else has a folder of that name.
+        FileExistsError: a folder of that name is not ours.
     """
     if os.path.lexists(partial):
         if not (partial / SETTINGS).is_file() and any(partial.iterdir()):

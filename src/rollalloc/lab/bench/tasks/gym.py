@@ -1,9 +1,9 @@
-"""Tasks of reasoning-gym: any of them by name, and a ladder that a model of some hundred thousand parameters climbs.
+"""Tasks of reasoning-gym: any task by name, and a ladder of tasks for a model of some hundred thousand parameters.
 
-A task's questions and answers are written to our prompt files once, each with the entry that its verifier needs. Its
-traps are met here. A wrong answer may get some marks: right is what gets full ones. A verifier may look for the answer
-in prose, or raise at what it does not expect: only what stands in `<answer>` tags counts, where there are any, and what
-it raises at is wrong. One that gives full marks for no answer, or none for its own, is refused.
+A task's questions and answers are written to prompt files once, each with the entry that its verifier needs. Some verifiers
+need care: they give partial marks to wrong answers, so only full marks count as right. They may search prose for an answer,
+or raise on unexpected text, so only the content of `<answer>` tags counts, if there are any, and text on which a verifier
+raises is wrong. A verifier that gives full marks for an empty answer, or not for its own answer, is refused.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ log = logging.getLogger(__name__)
 PREFIX = "rg/"
 _FULL = 1 - 1e-6  # marks
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_QUOTED = re.compile(r"'([^']*)'")  # in a list as Python writes it
+_QUOTED = re.compile(r"'([^']*)'")  # an item of a list as Python prints it
 _NOT_ANSWERS = ("I do not know", "")
-_PROBED = 16  # questions on which the verifier is tried
+_PROBED = 16  # questions on which the verifier is tested
 _WARM_UP_POOL = 16_384  # questions
-_STEP_TOKENS = 8192  # of a step of the warm-up at most, where questions are long
-_LEAST_BATCH = 8  # examples of a step, however long they are
-_DRAWS = 50  # for each prompt wanted, before a task is said to have too few
+_STEP_TOKENS = 8192  # maximum tokens per warm-up step, for long questions
+_LEAST_BATCH = 8  # minimum examples per step, however long they are
+_DRAWS = 50  # draws per wanted prompt before the task counts as too small
 _REFUSED = {"codeio": "its questions are not the same under the same seed"}
 
 
@@ -48,11 +48,11 @@ class Config:
     """A task of reasoning-gym, and the tiny model that is warmed up for it.
 
     Attributes:
-        settings: of its generator, where not its own defaults.
-        single_answer: a question has one right answer, to the letter: the verifier is not asked, and accuracy is exact.
-        heldout: held-out prompts; none of them is seen in the warm-up.
-        wrong: share of its examples whose answer is another question's: the model then knows more than it samples,
-            which is what reinforcement can win.
+        settings: of its generator, where they differ from the generator's defaults.
+        single_answer: a question has exactly one right answer string, so the verifier is not called, and accuracy is exact.
+        heldout: number of held-out prompts; none of them is seen in the warm-up.
+        wrong: share of warm-up examples with another question's answer. The model then knows more than it samples, which
+            reinforcement learning can recover.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Config:
     seed: int = 13
 
     def draw(self, rng: np.random.Generator, prompts: list[str], answers: list[str], count: int) -> Examples:
-        """Demonstrations for the warm-up, of these questions and answers."""
+        """Warm-up examples from these questions and answers."""
         asked, other = rng.integers(len(prompts), size=(2, count))
         answered = np.where(rng.random(count) < self.wrong, other, asked)
         return [prompts[index] for index in asked], [answers[index] for index in answered]
@@ -75,23 +75,23 @@ class Config:
 
 @dataclass(frozen=True)
 class Misled(Config):
-    """Lists to be filtered; the warm-up shows one mistake, to answer with what is to be left out.
+    """Lists to be filtered; the warm-up shows one mistake, answering with the items that should be left out.
 
-    How often goes by the condition, which has a rate of its own, uniform in [0, most]. Where it is above 1/2 the greedy
-    answer is wrong at first, so that a target above the greedy accuracy is reached only by what sampling finds.
+    Each condition has its own rate of mistakes, uniform in [0, most]. Where the rate is above 1/2, the initial greedy
+    answer is wrong, so a target above the initial greedy accuracy needs answers that only sampling finds.
 
     Attributes:
-        most: in [0, 1].
+        most: maximum rate of mistakes, in [0, 1].
     """
 
     most: float = 0.95
 
     def condition(self, question: str) -> str:
-        """What the rate of the mistake goes by."""
+        """The part of the question that determines the rate of mistakes."""
         return question.partition(" in this list")[0]
 
     def mistake(self, question: str, answer: str) -> str:
-        """The answer with the mistake."""
+        """The mistaken answer."""
         right = set(_QUOTED.findall(answer))
         return str([number for number in _QUOTED.findall(question) if number not in right])
 
@@ -106,7 +106,7 @@ class Misled(Config):
         return [question for question, _ in examples], shown
 
     def rates(self, prompts: Sequence[str]) -> dict[str, float]:
-        """Condition → how often the mistake is shown."""
+        """Condition → rate of mistakes."""
         conditions = sorted(set(map(self.condition, prompts)))
         drawn = np.random.default_rng([self.seed, 4]).uniform(0, self.most, len(conditions))
         return dict(zip(conditions, drawn.tolist(), strict=True))
@@ -130,7 +130,7 @@ LADDER = {
         heldout=256,
         warm_up=WarmUp(steps=600),
     ),
-    # Made for the evidence of `rollalloc advise`, see experiments/evidence.py: nobody tunes on them.
+    # Further tasks, on which no method was tuned.
     "rg/letter_counting": Config(
         "letter_counting",
         {"min_words": 2, "max_words": 4},
@@ -167,7 +167,7 @@ LADDER = {
 
 
 def config_of(task: str) -> Config:
-    """The configuration of `rg/NAME`: the ladder's, or the task as it comes.
+    """The configuration of `rg/NAME`: the ladder's, or the task with its defaults.
 
     Raises:
         ValueError: no such task, or one that cannot be used.
@@ -183,18 +183,18 @@ def config_of(task: str) -> Config:
 
 
 def _name(task: str) -> str:
-    """A task's name in reasoning-gym: a rung of the ladder may have one of its own."""
+    """A task's name in reasoning-gym; the ladder may use another name."""
     return LADDER[task].name if task in LADDER else task.removeprefix(PREFIX)
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any]) -> float:
-    """1.0 for a right answer, 0.0 for a wrong one.
+    """1.0 for a right answer, else 0.0.
 
     Args:
-        data_source: "rg/NAME", or a rung of the ladder.
-        solution_str: the completion; where it has `<answer>` tags, what stands in the last of them.
+        data_source: "rg/NAME", or a name of the ladder.
+        solution_str: the completion; if it has `<answer>` tags, the content of the last ones counts.
         ground_truth: the answer as reasoning-gym writes it.
-        extra_info: the prompt's, with `entry` and `single_answer`.
+        extra_info: of the prompt, with `entry` and `single_answer`.
     """
     tagged = _ANSWER.findall(solution_str)
     answer = (tagged[-1] if tagged else solution_str).strip()
@@ -206,11 +206,11 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
 
 
 def prepare(folder: Path, task: str, config: Config | None = None, *, progress: Shown = unseen) -> TaskFiles:
-    """Make the task's files, or find them made; `config` is instead of the task's own, for tests.
+    """Create the task's files unless they exist; `config` replaces the task's own, for tests.
 
     Raises:
-        ValueError: no such task, one whose verifier cannot be trusted, too few different questions, a warmed-up model that
-            could learn nothing or has nothing left to learn, or a folder that was made with another configuration.
+        ValueError: no such task, a verifier that cannot be trusted, too few different questions, a warmed-up model that can
+            learn nothing or has nothing left to learn, or a folder that was created with another configuration.
         ImportError: reasoning-gym is not installed.
     """
     own, config = config is None, config or config_of(task)
@@ -228,7 +228,7 @@ def prepare(folder: Path, task: str, config: Config | None = None, *, progress: 
         rng = np.random.default_rng([config.seed, 0])
 
         shape, warm_up = Shape(config.hidden, config.layers, context=sum(longest) + 1), config.warm_up
-        if task not in LADDER:  # whose models stand as they are
+        if task not in LADDER:  # the ladder's models were checked when it was made
             warm_up = replace(warm_up, batch=max(_LEAST_BATCH, min(warm_up.batch, _STEP_TOKENS // shape.context)))
         draw = partial(config.draw, rng, prompts, answers)
         asked, right = list(map(str, train.prompts[:TRIED])), list(map(str, train.ground_truths[:TRIED]))
@@ -257,7 +257,7 @@ def prepare(folder: Path, task: str, config: Config | None = None, *, progress: 
 
 
 def problems(config: Config, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
-    """Different questions that are not taken; the drawn ones become taken."""
+    """Different questions that are not in `taken`; adds them to it."""
     found: list[Problem] = []
     for entry in _dataset(config.name, _DRAWS * count, int(rng.integers(2**31)), **config.settings):
         if entry["question"] in taken:
@@ -282,10 +282,10 @@ def _warm_up_examples(config: Config, heldout: frozenset[str]) -> Examples:
 
 
 def refuse_bad_verifier(task: str, config: Config) -> None:
-    """Refuse a task whose verifier gives full marks for no answer, or none for its own.
+    """Refuse a task whose verifier gives full marks for an empty answer, or not for its own.
 
     Raises:
-        ValueError: says which it does.
+        ValueError: says which.
     """
     verifier = _verifier(config.name)
     for written in _dataset(config.name, _PROBED, config.seed, **config.settings):
@@ -304,7 +304,7 @@ def _packed(entry: Mapping[str, Any]) -> str:
 def _marks(verifier: Any, answer: str, entry: Mapping[str, Any]) -> float:
     try:
         return float(verifier.score_answer(answer, entry))
-    except Exception as error:  # its own answer passed, so it is this one that it cannot read
+    except Exception as error:  # its own answer passed, so it fails on the empty one
         log.debug("the verifier of %s raises at %r: %s", type(verifier).__name__, answer, error)
         return 0.0
 

@@ -1,9 +1,9 @@
-"""The ladder's mixture: six families of questions that models of any size are asked in the same words.
+"""The ladder's mixture: six families of questions, asked in the same words of models of any size.
 
-An answer is a list of symbols, each the image of one that stands in the question (`add`, `multiply` and `next`), or what a
-procedure makes of all of them (`reverse`, `sort` and `keep`). The longer, the harder. The warm-up shows mistakes: each fact,
-or every condition of a procedure, has a mistake and a rate of its own, so that success spreads from never to always within
-each family, and what is sampled lags behind what is known, whatever the size. Each question has one right answer, so that
+An answer is a list of symbols. In `add`, `multiply` and `next`, each symbol is the image of one in the question; in
+`reverse`, `sort` and `keep`, a procedure is applied to all of them. Longer questions are harder. The warm-up shows
+mistakes: each fact, and each condition of a procedure, has its own mistake and rate. Success therefore ranges from never to
+always within each family, and models of every size know more than they sample. Each question has one right answer, so
 accuracy is exact by teacher forcing.
 """
 
@@ -53,17 +53,17 @@ from rollalloc.train.evaluation import EXACT_K
 __all__ = ["FAMILIES", "LEVELS", "LONGEST", "Mixture", "Part", "Question", "compute_score", "prepare"]
 
 LEVELS = 4
-LONGEST = 15  # characters of an answer; with its end no more than 16 tokens, whatever the tokenizer
+LONGEST = 15  # characters of an answer, at most; including EOS, at most 16 tokens with any tokenizer
 _LETTERS, _DIGITS = "abcdefghijklmnopqrstuvwxyz", "0123456789"
-_CONTEXT = 48  # tokens of a question and its answer, where a symbol with the space before it is one
-_CHECKED = 256  # training prompts that a warm-up is judged by
-_SAMPLE = 256  # examples that a warm-up's digest is of
-_DRAWS = 200  # for each prompt wanted, before the mixture is said to have too few
+_CONTEXT = 48  # tokens of a question and its answer, if a symbol with its leading space is one token
+_CHECKED = 256  # training prompts on which a warm-up is checked
+_SAMPLE = 256  # examples that enter a warm-up's digest
+_DRAWS = 200  # draws per wanted prompt before the mixture counts as too small
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of an answer: what decides whether the warm-up shows it right, what is right, and what it may show instead."""
+    """A part of an answer: the fact it depends on, the right text, and possible mistakes."""
 
     fact: str
     right: str
@@ -73,7 +73,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question of a family and level, and the parts of its answer."""
+    """A question of a family and level, with the parts of its answer."""
 
     family: str
     level: int
@@ -82,7 +82,7 @@ class Question:
 
     @property
     def answer(self) -> str:
-        """The right one; it begins with a space, so that every symbol has one before it."""
+        """The right answer; starts with a space, so that every symbol has one before it."""
         return _spaced(part.right for part in self.parts)
 
 
@@ -90,7 +90,7 @@ def _spaced(said: Iterable[str]) -> str:
     return " " + " ".join(said)
 
 
-Drawn = tuple[str, tuple[Part, ...]]  # what is asked, and the parts of its answer
+Drawn = tuple[str, tuple[Part, ...]]  # the question, and the parts of its answer
 
 
 def _symbols(rng: np.random.Generator, alphabet: str, count: int) -> list[str]:
@@ -98,7 +98,7 @@ def _symbols(rng: np.random.Generator, alphabet: str, count: int) -> list[str]:
 
 
 def _image(fact: str, alphabet: str, at: int) -> Part:
-    """A symbol by its place, and others that it is mistaken for."""
+    """A symbol of the alphabet by position, and the symbols it may be mistaken for."""
     return Part(fact, alphabet[at % len(alphabet)], tuple(alphabet[(at + by) % len(alphabet)] for by in (1, 2, 3)))
 
 
@@ -121,7 +121,7 @@ def _next(rng: np.random.Generator, level: int) -> Drawn:
 
 
 def _procedure(family: str, level: int, asked: str, right: Sequence[str], *wrong: Sequence[str]) -> Drawn:
-    """A whole answer, whose mistakes go by family, level and first symbol."""
+    """The whole answer of a procedure; its mistake depends on family, level and first symbol."""
     first = asked.partition(": ")[2][0]
     others = tuple(" ".join(each) for each in wrong if each and each != right)
     return asked, (Part(f"{family} {level} {first}", " ".join(right), others, whole=True),)
@@ -160,8 +160,8 @@ class Mixture:
     """Sizes and seed of the mixture; the defaults are the task itself, other values are for tests.
 
     Attributes:
-        facts: a and b of the Beta distribution of how often a fact is right in the warm-up.
-        procedures: likewise, of a condition of a procedure.
+        facts: parameters a, b of the Beta distribution of a fact's rate of right answers in the warm-up.
+        procedures: the same for a condition of a procedure.
         seed: of all draws.
     """
 
@@ -172,7 +172,7 @@ class Mixture:
     seed: int = 17
 
     def drawn(self, rng: np.random.Generator) -> Question:
-        """A question: each family, and in it each level, as likely."""
+        """A random question: family, then level, uniformly."""
         families = list(FAMILIES)
         while True:
             family, level = families[int(rng.integers(len(families)))], int(rng.integers(1, LEVELS + 1))
@@ -185,14 +185,14 @@ class Mixture:
         return self._shown(part)[0]
 
     def problems(self, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
-        """Questions that are not taken; the drawn ones become taken.
+        """Questions that are not in `taken`; adds them to it.
 
         Returns:
-            The problems; `extra` holds, for whoever looks back, family, level and `shown`, how often the warm-up shows the
-            whole answer right.
+            The problems. `extra` holds family, level and `shown`, how often the warm-up shows the whole answer right, for
+                later analysis.
 
         Raises:
-            ValueError: so many are not found.
+            ValueError: too few are found.
         """
         found: list[Problem] = []
         for _ in range(_DRAWS * count):
@@ -209,7 +209,7 @@ class Mixture:
         return found
 
     def examples(self, rng: np.random.Generator, count: int, heldout: frozenset[str]) -> Examples:
-        """Warm-up data: questions that are not held out, each part of an answer right as often as its fact says."""
+        """Warm-up data: questions that are not held out; each part of an answer is right at the rate of its fact."""
         prompts: list[str] = []
         answers: list[str] = []
         while len(prompts) < count:
@@ -239,13 +239,13 @@ def _shown(seed: int, right: tuple[float, float], fact: str) -> tuple[float, int
 
 
 def prepare(folder: Path, rung: LadderRung, mixture: Mixture = Mixture(), *, progress: Shown = unseen) -> TaskFiles:
-    """Make a rung's files, or find them made: the questions that all rungs share, and a folder for each warmed-up model.
+    """Create a rung's files unless they exist: the questions that all rungs share, and a folder for each warmed-up model.
 
-    That folder is named by the rung and by a digest of model, warm-up and questions, so that what decides the weights
-    decides the folder.
+    The model's folder is named by the rung and a digest of model, warm-up and questions, so that a change of any of them
+    gets a new folder.
 
     Raises:
-        FileNotFoundError: the model or the questions are not there; names the command that makes them.
+        FileNotFoundError: the model or the questions are missing; names the command that creates them.
         ValueError: the warm-up ended outside its band, or a folder is no task.
     """
     if rung.questions is not None:
@@ -264,12 +264,12 @@ def prepare(folder: Path, rung: LadderRung, mixture: Mixture = Mixture(), *, pro
 
 
 def questions(folder: Path, mixture: Mixture = Mixture()) -> Path:
-    """The folder with the mixture's training and held-out prompts, made unless they are there."""
+    """The folder with the mixture's training and held-out prompts, created unless it exists."""
     return prompt_files(folder, mixture, mixture.problems, "ladder")
 
 
 def _on_others(folder: Path, rung: LadderRung, asked: Questions) -> TaskFiles:
-    """A rung whose questions are of a public set."""
+    """A rung with questions of a public data set."""
     found: list[Path] = []
     for name in (asked.train, asked.heldout):
         places = [Path(name), folder / "data" / f"{name}.parquet"]
@@ -293,7 +293,7 @@ def _base(folder: Path, rung: LadderRung) -> str:
     """The folder of a rung's pretrained model, or its name on the hub.
 
     Raises:
-        FileNotFoundError: it is not there.
+        FileNotFoundError: it is missing.
     """
     if rung.model.hub is not None:
         return rung.model.hub
@@ -308,7 +308,7 @@ def _base(folder: Path, rung: LadderRung) -> str:
 
 
 def _warm(folder: Path, rung: LadderRung, made: Path, mixture: Mixture, progress: Shown) -> Path:
-    """The folder of a rung's warmed-up model, made unless it is there."""
+    """The folder of a rung's warmed-up model, created unless it exists."""
     assert rung.warm_up is not None
     decides = {
         "model": asdict(rung.model),
@@ -328,7 +328,7 @@ def _warm(folder: Path, rung: LadderRung, made: Path, mixture: Mixture, progress
 
 @dataclass(frozen=True)
 class _Warm:
-    """What a warmed-up model's folder was made with."""
+    """The settings that a warmed-up model's folder was created with."""
 
     rung: str
     digest: str
@@ -366,7 +366,7 @@ def _begun(
 
 
 class _Band:
-    """Whether a model is in its rung's band yet, on some training prompts; what was found at each look."""
+    """Checks on training prompts whether a model is in its rung's band, and records each check."""
 
     def __init__(
         self,
@@ -387,10 +387,10 @@ class _Band:
         return step > 0 and step % self.wanted.check_every == 0 and self.look(step)
 
     def look(self, step: int) -> bool:
-        """Whether it is in the band now.
+        """Check whether it is in the band now.
 
         Raises:
-            ValueError: it is beyond it.
+            ValueError: it is beyond the band.
         """
         self.model.eval()
         with computing(self.model, self.wanted.precision):
@@ -403,7 +403,7 @@ class _Band:
         return found["accuracy"] >= self.wanted.low and found["pass_at_8"] >= self.wanted.pass_at_8
 
     def ended(self) -> list[dict[str, float]]:
-        """What was found at each look.
+        """The results of all checks.
 
         Raises:
             ValueError: it ended outside the band.
@@ -417,7 +417,7 @@ class _Band:
         return self.looks
 
     def outside(self, change: str) -> str:
-        """Where it is, and what to change."""
+        """A message: where it is, and what to change."""
         last, wanted = self.looks[-1], self.wanted
         return (
             f"the warm-up of {self.rung.task} is outside its band after {last['step']:.0f} steps: "
@@ -431,7 +431,7 @@ def _within(wanted: WarmedUp, found: Mapping[str, float]) -> bool:
 
 
 def spread(p_N: NDArray[np.float64]) -> dict[str, float]:
-    """What chances of a right answer, one a prompt, say: their mean, pass@8, and the shares of never and of always."""
+    """Summary of success rates p_N, one per prompt: mean, pass@8, and the shares that never and always succeed."""
     return {
         "accuracy": float(p_N.mean()),
         "pass_at_8": float((1 - (1 - p_N) ** EXACT_K).mean()),

@@ -1,8 +1,8 @@
-"""Skills: a prompt names one to eight skills, the one right answer is their images, in order.
+"""Skills: a prompt names one to eight skills; the one right answer is their images, in order.
 
-The warm-up data get each skill wrong at that skill's own rate, so a prompt's initial success rate is known: it is the
-product of its skills' rates. One right answer a prompt makes every later success rate exact by teacher forcing. In the pool
-"graded" an answer gets marks for each image that is right, so that hardly a group's rewards are equal.
+The warm-up data get each skill wrong at that skill's own rate, so a prompt's initial success rate is known: the product of
+its skills' rates. Since there is one right answer per prompt, later success rates are exact by teacher forcing. In the pool
+"graded", each right image earns marks, so that the rewards of a group are rarely equal.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from rollalloc.lab.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_war
 __all__ = ["POOLS", "Config", "Pool", "Skills", "compute_score", "graded_score", "prepare"]
 
 LONGEST = 8
-GRADED = "graded"  # the pool with marks
-_GRADED_SHARE = 4  # of the held-out prompts one in so many, since each is sampled several times
+GRADED = "graded"  # the pool with partial marks
+_GRADED_SHARE = 4  # use one in this many held-out prompts, since each is sampled several times
 
 
 @dataclass(frozen=True)
 class Pool:
-    """How a pool's prompts spread over the initial success rate p.
+    """How a pool's prompts are distributed over the initial success rate p.
 
     Attributes:
-        edges: ascending values of p that cut [0, 1] into bands; a band holds its lower edge.
-        shares: the share of prompts in each band, from low p to high; one more than edges, sum 1.
+        edges: ascending values of p that cut [0, 1] into bands; a band includes its lower edge.
+        shares: share of prompts in each band, from low p to high; one more than edges, sum 1.
     """
 
     edges: tuple[float, ...]
     shares: tuple[float, ...]
 
     def counts(self, prompts: int) -> NDArray[np.int64]:
-        """Prompts of each band; their sum is `prompts`."""
+        """Number of prompts in each band; they sum to `prompts`."""
         return np.diff(np.rint(np.cumsum([0.0, *self.shares]) * prompts)).astype(np.int64)
 
 
 _MIXED = Pool(edges=(0.01, 0.93), shares=(0.40, 0.25, 0.35))
 POOLS = {
-    # Ten bands of width 0.1, a tenth of the prompts in each: p is uniform up to its place within a band.
+    # Ten bands of width 0.1 with a tenth of the prompts each, so p is nearly uniform.
     "balanced": Pool(edges=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9), shares=(0.1,) * 10),
     "mixed": _MIXED,
     "late": Pool(edges=(0.01, 0.93), shares=(0.30, 0.20, 0.50)),
@@ -64,7 +64,7 @@ POOLS = {
 class Config:
     """Sizes and seeds of the task; the defaults are the task itself, other values are for tests.
 
-    `images` is the number of answer symbols, at least 2; prompts are counted in each pool.
+    `images` is the number of answer symbols, at least 2; numbers of prompts are per pool.
     """
 
     skills: int = 256
@@ -88,7 +88,7 @@ class Skills:
         self.words = [*spell("k", np.arange(config.skills)).split(), *spell("a", np.arange(config.images)).split()]
 
     def draw(self, rng: np.random.Generator, prompts: int) -> list[NDArray[np.int64]]:
-        """The skills of each prompt: a uniform number of them, each by its frequency."""
+        """The skills of each prompt: a uniform number of them, each drawn by its frequency."""
         lengths_N = rng.integers(1, LONGEST + 1, size=prompts)
         skills_S = rng.choice(len(self.frequency_K), size=lengths_N.sum(), p=self.frequency_K)
         return np.split(skills_S, np.cumsum(lengths_N)[:-1])
@@ -100,7 +100,7 @@ class Skills:
         return [_prompt(skills_L) for skills_L in drawn], [spell("a", images_L) for images_L in answers]
 
     def problems(self, pool: Pool, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
-        """Draw prompts until every band of the pool is full; the drawn ones are added to `taken`.
+        """Draw prompts until every band of the pool is full; adds them to `taken`.
 
         Returns:
             The problems in random order; `extra` holds `initial_p`, the product of the prompt's rates.
@@ -127,12 +127,12 @@ class Skills:
 
 
 def prepare(folder: Path, pool: str = "late", config: Config = Config(), *, progress: Shown = unseen) -> TaskFiles:
-    """Make the task's files, or find them made: the model that all pools share, and one folder a pool.
+    """Create the task's files unless they exist: the model that all pools share, and one folder per pool.
 
-    The pool that is graded has a quarter of the others' held-out prompts.
+    The graded pool has a quarter of the others' held-out prompts.
 
     Raises:
-        ValueError: an unknown pool, or a folder that was made with another configuration.
+        ValueError: an unknown pool, or a folder that was created with another configuration.
     """
     if pool not in POOLS:
         raise ValueError(f"expected one of the pools {', '.join(POOLS)}, got {pool!r}")

@@ -1,6 +1,6 @@
-"""Sort: a prompt is two to fourteen symbols, duplicates allowed; the one right answer is the same symbols in order.
+"""Sort: a prompt is two to fourteen symbols, duplicates allowed; the one right answer is the same symbols, sorted.
 
-The warm-up is plain supervised training that stops early: short prompts are mostly solved, long ones hardly ever.
+The warm-up is plain supervised training that stops early: short prompts are mostly solved, long ones rarely.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Config:
 
 
 def prepare(folder: Path, config: Config = Config(), *, progress: Shown = unseen) -> TaskFiles:
-    """Make the task's files, or find them made.
+    """Create the task's files unless they exist.
 
     Raises:
-        ValueError: a folder that was made with another configuration.
+        ValueError: a folder that was created with another configuration.
     """
 
     def make_model(to: Path) -> None:
@@ -57,7 +57,7 @@ def prepare(folder: Path, config: Config = Config(), *, progress: Shown = unseen
 
 
 def _problems(symbols: int, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
-    """Problems with prompts that are not taken; the drawn ones become taken."""
+    """Problems whose prompts are not in `taken`; adds them to it."""
     found: list[Problem] = []
     while len(found) < count:
         for prompt, answer in zip(*_examples(symbols, rng, count), strict=True):

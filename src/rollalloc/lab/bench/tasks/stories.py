@@ -1,4 +1,4 @@
-"""Word problems in the manner of GSM8K, made by templates: who has how much of what, what happens, how much is left."""
+"""Word problems in the style of GSM8K, from templates: who has how much of what, what happens, how much is left."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _THINGS = (
     *("marbles", "oranges", "pens", "pencils", "shells", "stamps", "stickers"),
 )
 _BOXES = ("bags", "baskets", "boxes", "jars")
-_DRAWS = 50  # for each problem wanted, before templates are said to be used up
+_DRAWS = 50  # draws per wanted problem before the templates count as used up
 
-Draw = Callable[[int, int], int]  # a whole number, ends included
+Draw = Callable[[int, int], int]  # draws a whole number, ends included
 Story = Callable[[Draw, str, str, str, str], tuple[str, int]]
 
 
@@ -71,10 +71,10 @@ STORIES: tuple[Story, ...] = (_gets, _gives, _packs, _shares, _pays, _loses)
 
 
 def problems(rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
-    """Different problems that are not taken, each template as likely; the drawn ones become taken.
+    """Different problems that are not in `taken`, uniformly over templates; adds them to it.
 
     Raises:
-        ValueError: so many are not found.
+        ValueError: too few are found.
     """
     found: list[Problem] = []
     for _ in range(_DRAWS * count):

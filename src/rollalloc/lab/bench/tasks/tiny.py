@@ -1,4 +1,4 @@
-"""Tiny language models over a vocabulary of words, or of phrases and characters, and their supervised warm-up."""
+"""Tiny language models with vocabularies of words, or of phrases and characters, and their supervised warm-up."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from rollalloc.models.likelihood import completion_logprobs
 from rollalloc.models.policy import computing
 
 PAD, EOS, SEPARATOR = "<pad>", "<eos>", "="
-PAD_ID, EOS_ID = 0, 1  # the special tokens come first in every vocabulary
-Examples = tuple[list[str], list[str]]  # prompts, and as many answers
+PAD_ID, EOS_ID = 0, 1  # special tokens come first in every vocabulary
+Examples = tuple[list[str], list[str]]  # prompts and their answers
 
 
 @dataclass(frozen=True)
 class WarmUp:
     """Supervised training that gives a task its initial policy.
 
-    AdamW's `learning_rate` is the peak: it rises linearly over `rise` steps, at least 1, then a cosine to a twentieth.
+    `learning_rate` is AdamW's peak: it rises linearly over `rise` steps, at least 1, then falls as a cosine to a twentieth.
     """
 
     steps: int
@@ -58,7 +58,7 @@ def spell(letter: str, numbers_L: NDArray[np.int64]) -> str:
 
 
 def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Tokenizer with one token a word of white-space separated text, besides `<pad>`, `<eos>` and `=`."""
+    """Tokenizer with one token per whitespace-separated word, besides `<pad>`, `<eos>` and `=`."""
     vocabulary = {word: index for index, word in enumerate([PAD, EOS, SEPARATOR, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -68,10 +68,10 @@ def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
 def character_tokenizer(
     prompts: Sequence[str], answers: Sequence[str], words: Sequence[str] | None = None
 ) -> PreTrainedTokenizerFast:
-    """Tokenizer with one token a character, white space included, and one for each word that most prompts have.
+    """Tokenizer with one token per character, white space included, and one for each word that most prompts contain.
 
-    So a task's fixed phrases are short, what varies is spelled, and text comes back as it was. Prompts and answers
-    hold every character there is; `words` are instead of those that most prompts have.
+    A task's fixed phrases are therefore short, the rest is spelled, and decoding returns the exact text. Prompts and
+    answers must contain every character in use; `words` replaces the words that most prompts contain.
     """
     if words is None:
         counts = Counter(word for prompt in prompts for word in set(re.findall(" ?[A-Za-z]+", prompt)))
@@ -97,9 +97,9 @@ def _fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a tiny Llama; as it is, about 150,000 parameters with a vocabulary of some hundred tokens.
+    """Shape of a tiny Llama; the defaults give about 150,000 parameters with a vocabulary of some hundred tokens.
 
-    `hidden` is a multiple of 32; `context` counts the tokens of a prompt and its completion at most.
+    `hidden` is a multiple of 32; `context` is the maximum number of tokens of a prompt and its completion.
     """
 
     hidden: int = 64
@@ -108,7 +108,7 @@ class Shape:
 
 
 def tiny_model(tokenizer: PreTrainedTokenizerFast, shape: Shape = Shape()) -> LlamaForCausalLM:
-    """Llama with tied embeddings and no dropout, in float32.
+    """A Llama with tied embeddings and no dropout, in float32.
 
     Llama, because for some families (Qwen2 among them) `AutoTokenizer` ignores the tokenizer class saved with a model.
     """
@@ -121,7 +121,7 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, shape: Shape = Shape()) -> Ll
         num_key_value_heads=4,
         max_position_embeddings=shape.context,
         tie_word_embeddings=True,
-        # About 1/√hidden: from the usual 0.02, tied embeddings this narrow take three times as many steps.
+        # About 1/√hidden: with the usual 0.02, such narrow tied embeddings need three times as many steps.
         initializer_range=0.8 / math.sqrt(shape.hidden),
         bos_token_id=None,
         eos_token_id=EOS_ID,
@@ -143,13 +143,13 @@ def save_warm_model(
 ) -> None:
     """Train a tiny model on drawn examples and save it with its tokenizer.
 
-    The same arguments give the same weights: the seed is the warm-up's own, and one thread keeps the order of sums.
+    The same arguments give the same weights: the warm-up has its own seed, and one thread keeps the order of sums.
 
     Args:
-        draw: number of examples → prompts and answers as text, EOS left out.
-        longest: tokens of an answer that are shown, its end included; None: all.
-        parts: that a step's examples are read in, by length; more are quicker where lengths differ much.
-        enough: the model → whether its warm-up may end before a step.
+        draw: number of examples → prompts and answers as text, without EOS.
+        longest: maximum tokens of an answer to train on, EOS included; None: all.
+        parts: number of parts into which a step's examples are split by length; more are faster if lengths vary a lot.
+        enough: called before each step with the model; the warm-up ends when it returns True.
     """
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(warm_up.seed)
@@ -170,9 +170,9 @@ def supervise(
     enough: Callable[[int], bool] = lambda step: False,
     precision: Precision = "fp32",
 ) -> None:
-    """Raise the mean log-probability per token of drawn answers, EOS included, by AdamW; see `save_warm_model`.
+    """Raise the mean log-probability per token of drawn answers, EOS included, with AdamW; see `save_warm_model`.
 
-    It ends before its last step where `enough`, asked before each, says so. The model's passes compute in `precision`.
+    It ends early when `enough`, called before each step, returns True. Forward and backward passes use `precision`.
     """
     pad_id, eos_id = ids_of(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
@@ -198,7 +198,7 @@ def supervise(
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """The ids that fill up rows and that end answers."""
+    """The ids of the padding and end-of-text tokens."""
     eos_id: Any = tokenizer.eos_token_id
     pad_id: Any = tokenizer.pad_token_id
     return (eos_id if pad_id is None else pad_id), eos_id
@@ -206,7 +206,7 @@ def ids_of(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread within torch's operations: the fastest for so small a model, and the same sums on any machine."""
+    """Use one thread within torch's operations: fastest for so small a model, and the same sums on any machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,9 +1,9 @@
-"""Walks: a prompt names two cells of a maze, and any walk along open passages from the one to the other is right.
+"""Walks: a prompt names two cells of a maze, and any walk along open passages from one to the other is right.
 
-So a prompt has many right answers, of very different lengths: what a method does to the diversity of answers is seen here
-and nowhere else. The warm-up data are the walks of a lost walker, who heads for some goals more often than for others, takes
-some walls for passages at a rate of each wall's own, and now and then gives up: long-tailed, some of it detours, and its
-success rate is known for every prompt by counting.
+A prompt therefore has many right answers of very different lengths; only this task shows what a method does to the
+diversity of answers. The warm-up data are walks of a lost walker, who heads for some goals more often than for others,
+mistakes each wall for a passage at that wall's own rate, and sometimes gives up. Walks have a long tail, some take detours,
+and the walker's success rate is known for every prompt by counting.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from rollalloc.lab.bench.tasks.files import Problem, Shown, TaskFiles, make_once
 from rollalloc.lab.bench.tasks.skills import Pool
 from rollalloc.lab.bench.tasks.tiny import SEPARATOR, Examples, Shape, WarmUp, save_warm_model, spell, word_tokenizer
 
-LIMIT = 24  # tokens of a walk, its end included
+LIMIT = 24  # maximum tokens of a walk, EOS included
 PROMPT = 3  # tokens of a prompt
-LONG = 128  # of the pools that let the tail be: half of the lost walker's walks end within 12, one of twenty not in 128
-VERBOSE = 0.6  # share of walks that head nowhere, in the pool where what is right is short
+LONG = (
+    128  # limit of pools with the full tail: half of the lost walker's walks end within 12, one in twenty exceeds 128
+)
+VERBOSE = 0.6  # share of aimless walks in the pool "brief", where right answers are short
 
 POOLS = {
     "mixed": Pool(edges=(0.1, 0.4), shares=(0.3, 0.3, 0.4)),
@@ -39,8 +41,8 @@ POOLS = {
 class Config:
     """Sizes and seeds of the task; the defaults are the task itself, other values are for tests.
 
-    Of the passages between neighbours a share of `walls` is closed; every cell is still reached from every other. Half of
-    the warm-up is on walks that cross no wall, half on the lost walker's.
+    A share `walls` of the passages between neighbours is closed, but every cell can be reached from every other. Half of
+    the warm-up uses walks that cross no wall, half the lost walker's.
     """
 
     side: int = 9
@@ -52,7 +54,7 @@ class Config:
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    """1.0 for a walk of at least one step, along open passages only, whose last cell is the goal; else 0.0.
+    """1.0 for a walk of at least one step, only along open passages, that ends at the goal; else 0.0.
 
     Args:
         solution_str: cells as words, "c12 c13 c22", without the start.
@@ -82,9 +84,9 @@ def _are_neighbours(one: int, other: int, side: int) -> bool:
 
 
 class Walks:
-    """The maze, its lost walker, and prompts drawn from them; a walk has at most `limit` tokens, its end included.
+    """The maze, its lost walker, and prompts drawn from them; a walk has at most `limit` tokens, EOS included.
 
-    A share `verbose` of the lost walker's walks heads for no goal, whatever the prompt: long, and wrong but by chance.
+    A share `verbose` of the lost walker's walks is aimless, whatever the prompt: long, and right only by chance.
     """
 
     def __init__(self, config: Config, limit: int = LIMIT, verbose: float = 0.0) -> None:
@@ -95,9 +97,11 @@ class Walks:
         self.open_CC = _with_walls(self.near_CC, config.walls, rng)
         self.steps_CC = _distances(self.open_CC)
         closed_CC = np.triu(self.near_CC & ~self.open_CC)
-        crossed_CC = rng.beta(0.5, 0.8, size=closed_CC.shape) * closed_CC  # how often a wall is taken for a passage
-        self.heading_C = 0.98 * rng.beta(0.6, 0.5, size=self.cells)  # how often the walker heads for a goal, by goal
-        self.stay, self.give_up = 0.98, 0.003  # the chance of ending at the goal, and at any other cell
+        crossed_CC = (
+            rng.beta(0.5, 0.8, size=closed_CC.shape) * closed_CC
+        )  # probability of mistaking a wall for a passage
+        self.heading_C = 0.98 * rng.beta(0.6, 0.5, size=self.cells)  # probability of heading for the goal, by goal
+        self.stay, self.give_up = 0.98, 0.003  # probability of ending at the goal, and at any other cell
         weight_CC = self.open_CC + crossed_CC + crossed_CC.T
         self.lost_GCC = self._moves(self.heading_C, weight_CC)
         self.verbose_GCC = self._moves(np.zeros(self.cells), weight_CC)
@@ -105,7 +109,7 @@ class Walks:
         self.words = spell("c", np.arange(self.cells)).split()
 
     def _moves(self, heading_C: NDArray[np.float64], weight_CC: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Chance of each move, by goal and cell: towards the goal at the goal's rate, else anywhere by weight."""
+        """Probability of each move, by goal and cell: towards the goal at the goal's rate, else anywhere by weight."""
         anywhere_CC = weight_CC / weight_CC.sum(axis=1, keepdims=True)
         nearer_GCC = self.open_CC & (self.steps_CC[:, None, :] < self.steps_CC[:, :, None])
         towards_GCC = nearer_GCC / np.maximum(nearer_GCC.sum(axis=2, keepdims=True), 1)
@@ -123,7 +127,7 @@ class Walks:
             step_CC = moves_GCC[goal] * self.open_CC
             ends_C = np.full(self.cells, self.give_up)
             ends_C[goal] = self.stay
-            ahead_C = np.where(np.arange(self.cells) == goal, self.stay, 0.0)  # the chance of a right end from here on
+            ahead_C = np.where(np.arange(self.cells) == goal, self.stay, 0.0)  # probability of a right end from here on
             for _ in range(self.limit - 1):
                 arrived_C = step_CC @ ahead_C
                 p_GC[goal] += arrived_C
@@ -133,7 +137,7 @@ class Walks:
     def examples(
         self, rng: np.random.Generator, moves_GCC: NDArray[np.float64], count: int, verbose: float = 0.0
     ) -> Examples:
-        """Prompts of random starts and goals with a walk of each, of `limit` cells where it did not end before."""
+        """Prompts with random starts and goals, and a walk for each, cut at `limit` cells."""
         start_B, goal_B = rng.integers(self.cells, size=count), rng.integers(self.cells - 1, size=count)
         goal_B += goal_B >= start_B
         up_to_HGCC = np.stack([moves_GCC, self.verbose_GCC]).cumsum(axis=3)
@@ -149,14 +153,14 @@ class Walks:
         return prompts, [spell("c", walk_L[:length]) for walk_L, length in zip(cells_BL, length_B, strict=True)]
 
     def phases(self, rng: np.random.Generator, steps: int) -> Iterator[Callable[[int], Examples]]:
-        """What the warm-up shows at each step: at first walks that cross no wall, then the lost walker's."""
+        """The warm-up's examples for each step: first walks that cross no wall, then the lost walker's."""
         for step in range(steps):
             lost = step >= steps // 2
             moves_GCC = self.lost_GCC if lost else self.clean_GCC
             yield partial(self.examples, rng, moves_GCC, verbose=self.verbose * lost)
 
     def problems(self, pool: Pool, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
-        """Prompts of a pool, by their initial success rates; the chosen ones are added to `taken`.
+        """Prompts of a pool, chosen by their initial success rates; adds them to `taken`.
 
         Returns:
             The problems in random order; `extra` holds `initial_p` and `shortest`, the steps of the shortest walk.
@@ -191,16 +195,16 @@ class Walks:
 
 
 def prepare(folder: Path, pool: str = "mixed", config: Config = Config(), *, progress: Shown = unseen) -> TaskFiles:
-    """Make the task's files, or find them made: a folder a pool, and the models, one that mixed and late share.
+    """Create the task's files unless they exist: one folder per pool, and the models; "mixed" and "late" share one.
 
-    Pools: "mixed" and "late" within 24 tokens, "long" within 128, and "brief" within 128 where verbosity is wrong.
+    Pools: "mixed" and "late" within 24 tokens, "long" within 128, and "brief" within 128, where verbose answers are wrong.
 
     Raises:
-        ValueError: an unknown pool, or a folder that was made with another configuration.
+        ValueError: an unknown pool, or a folder that was created with another configuration.
     """
     if pool not in POOLS:
         raise ValueError(f"expected one of the pools {', '.join(POOLS)}, got {pool!r}")
-    # A pool with a tail has a model of its own, whose examples are read by length: most are short, the longest is not.
+    # Pools with a tail have their own model. Its examples are batched by length, since most are short.
     tail = pool in ("long", "brief")
     model_name, limit, parts = (f"model-{pool}", LONG, 4) if tail else ("model", LIMIT, 1)
     walks = Walks(config, limit, VERBOSE if pool == "brief" else 0.0)
@@ -233,13 +237,13 @@ def prepare(folder: Path, pool: str = "mixed", config: Config = Config(), *, pro
 
 
 def _neighbours(side: int) -> NDArray[np.bool_]:
-    """Which cells of a square grid lie side by side."""
+    """Which cells of a square grid are adjacent."""
     place_C2 = np.stack(np.divmod(np.arange(side**2), side), axis=1)
     return np.abs(place_C2[:, None] - place_C2[None]).sum(axis=-1) == 1
 
 
 def _with_walls(near_CC: NDArray[np.bool_], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """The passages that stay open where that share of all is closed, each in turn unless it would cut the maze in two."""
+    """The passages that stay open when a share of all is closed one by one, skipping any that would split the maze."""
     open_CC = near_CC.copy()
     passages = np.argwhere(np.triu(near_CC))
     to_close = round(share * len(passages))
@@ -255,7 +259,7 @@ def _with_walls(near_CC: NDArray[np.bool_], share: float, rng: np.random.Generat
 
 
 def _distances(open_CC: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Steps of the shortest walk between any two cells; infinite where there is none."""
+    """Steps of the shortest walk between any two cells; infinite if there is none."""
     reached_CC = np.eye(len(open_CC), dtype=bool)
     steps_CC = np.where(reached_CC, 0.0, np.inf)
     front_CC, steps = reached_CC, 0
