@@ -106,3 +106,39 @@ def test_the_design_page_names_the_packages_in_the_order_of_imports():
     tree = re.search(r"```\nsrc/rollalloc/\n(.*?)```", page, re.DOTALL)
     assert tree is not None
     assert tuple(re.findall(r"^  (\w+)", tree[1], re.MULTILINE)) == FLOORS
+
+
+def modules_imported(module: str) -> set[str]:
+    """Modules of this package that a module's text imports, within functions too."""
+    path = ROOT.joinpath(*module.split(".")[1:])
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in names if is_module(name)}
+
+
+def is_module(name: str) -> bool:
+    place = ROOT.joinpath(*name.split(".")[1:])
+    return name.startswith("rollalloc.") and (place.is_dir() or place.with_suffix(".py").exists())
+
+
+def reachable(first: str, *, without: str) -> set[str]:
+    """Modules of this package that a module imports, directly or through others, without those behind one of them."""
+    seen, open_ = {without}, [first]
+    while open_:
+        module = open_.pop()
+        if module not in seen:
+            seen.add(module)
+            open_ += modules_imported(module)
+    return seen - {without}
+
+
+def test_training_a_model_of_ones_own_needs_nothing_of_the_benchmark():
+    modules = reachable("rollalloc.cli.train", without="rollalloc.cli.tasks")
+    assert {"rollalloc.cli.sources", "rollalloc.train.defaults", "rollalloc.train.loop"} <= modules
+    assert not sorted(name for name in modules if floor(name) == "lab")
+    assert "rollalloc.lab.bench.presets" in reachable("rollalloc.cli.tasks", without="")  # it makes a task's files

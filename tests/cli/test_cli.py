@@ -13,7 +13,7 @@ import pytest
 from rollalloc.cli.compare import cost_table, last_table
 from rollalloc.cli.options import Given, parameters_of
 from rollalloc.cli.recipes import explained_parameters
-from rollalloc.cli.sources import USUAL, budget_said, run_of
+from rollalloc.cli.sources import budget_said, run_of
 from rollalloc.data.prompts import write_prompts
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench import presets
@@ -22,6 +22,7 @@ from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Policy
 from rollalloc.named import RECIPES, functions_of
 from rollalloc.runs.reader import read_metrics
+from rollalloc.train.defaults import default_parameters
 from rollalloc.train.description import Run
 from rollalloc.train.objective import Clip, Loss
 from rollalloc.train.schedule import Schedule
@@ -620,7 +621,7 @@ def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(tmp_p
     plain = Settings(sampling=Sampling(4))
     for task in ("skills/late", "rg/gcd", "walks/mixed"):
         run = run_of(Given(task=task), "foresight", {}, 0)
-        assert dict(run.parameters) == USUAL["foresight"] == {"groups": 32, "n": 1}
+        assert dict(run.parameters) == default_parameters("foresight") == {"groups": 32, "n": 1}
         assert run.settings.learning_rate == presets.DEFAULT_RATE
         assert (run.settings.betas, run.settings.adaptive_clip) == (plain.betas, plain.adaptive_clip)
         assert run.settings.averaging == plain.averaging > 0
@@ -635,13 +636,12 @@ def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(tmp_p
         run_of(Given(model="m", prompts=[tmp_path], reward="a:b", settings="tuned"), "grpo", {}, 0)
 
 
-@pytest.mark.parametrize("recipe", USUAL)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_the_usual_shapes_make_recipes(recipe, own):
     given = Given(model="model", prompts=[own / "prompts.parquet"], reward="my_reward.py:score", optimizer_steps=3)
     run = run_of(given, recipe, {}, 0)
-    assert dict(run.parameters) == USUAL[recipe] | {
-        "groups": min(USUAL[recipe]["groups"], 24)
-    }  # prompts that there are
+    defaults = default_parameters(recipe)
+    assert dict(run.parameters) == defaults | {"groups": min(defaults["groups"], 24)}  # 24: prompts that there are
     assert run.settings.optimizer_steps_per_batch == 3
 
 

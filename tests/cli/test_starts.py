@@ -14,8 +14,8 @@ from itertools import product
 import pytest
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from rollalloc.lab.bench.methods import matched
 from rollalloc.named import RECIPES, make_recipe
+from rollalloc.train.defaults import matched
 
 REWARD = """
 def even(data_source, solution_str, ground_truth, extra_info):

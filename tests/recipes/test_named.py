@@ -8,8 +8,8 @@ import pytest
 
 from rollalloc import Allocator, recipes
 from rollalloc.cli.options import parameters_of as from_command_line
-from rollalloc.lab.bench.methods import matched
 from rollalloc.named import RECIPES, group_size, in_shape, make_recipe, parameters_of, standard
+from rollalloc.train.defaults import matched
 
 COMMIT = {"groups": 4, "n_pilot": 2, "n_commit": 2, "gen_groups": 12}
 

@@ -400,7 +400,7 @@ def parameters_by_label(
 
 
 def _matched_shape(text: str | None, recipe: str) -> dict[str, Any]:
-    from rollalloc.lab.bench.methods import matched
+    from rollalloc.train.defaults import matched
 
     if text is None:
         return {}

@@ -26,9 +26,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from rollalloc.files.table import FittingTable
 from rollalloc.files.text import visible
-from rollalloc.lab.report.terminal import Fitting
-from rollalloc.runs.recorded import share_taught
+from rollalloc.runs.recorded import share_done, share_taught
 
 if TYPE_CHECKING:
     from rollalloc.runs.recorded import RecordedRun
@@ -261,8 +261,6 @@ class Standings:
 
     def _time_left(self, row: tuple[str, str], runs: Sequence[RecordedRun]) -> str:
         """Time until the runs of a row have spent their budgets, at their pace so far."""
-        from rollalloc.lab.bench.compare import share_done
-
         known = [share for run in runs if (share := share_done(run)) is not None]
         if len(known) < len(runs):
             return "no budget"
@@ -286,13 +284,13 @@ class Standings:
         lines.say(f"{len(ended)} of {len(standings)} runs ended · {paid:,} rollouts", every_s=_STANDINGS_S)
 
 
-def table(rows: Sequence[Mapping[str, str]]) -> Fitting:
+def table(rows: Sequence[Mapping[str, str]]) -> FittingTable:
     """A table of tasks and recipes as wide as the terminal allows; a single task becomes the title."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     if len(tasks) > 1:
-        return Fitting(rows, prose=_PROSE, optional=_OPTIONAL)
+        return FittingTable(rows, prose=_PROSE, optional=_OPTIONAL)
     rows = [{heading: value for heading, value in row.items() if heading != "task"} for row in rows]
-    return Fitting(rows, prose=_PROSE, optional=_OPTIONAL, title="".join(tasks))
+    return FittingTable(rows, prose=_PROSE, optional=_OPTIONAL, title="".join(tasks))
 
 
 def uses(accounts: Sequence[Mapping[str, int]], *, grouped: bool = True) -> tuple[str, str]:

@@ -14,97 +14,69 @@ from rollalloc.cli.options import Given
 from rollalloc.data._files import read_rows
 from rollalloc.data.encoding import template_arguments
 from rollalloc.generate.sampling import Sampling, Streaming
-from rollalloc.lab.bench.methods import default
-from rollalloc.lab.bench.presets import (
-    DEFAULT_OPTIMIZER,
-    PRESETS,
-    Tuned,
-    planned_run,
-    preset_of,
-    tuned_of,
-)
 from rollalloc.models.lora import Lora
 from rollalloc.named import RECIPES, standard
+from rollalloc.train.defaults import (
+    LEAST_ROLLOUTS,
+    MAX_NEW_TOKENS,
+    ROLLOUTS_PER_PROMPT,
+    default_budget,
+    default_grid,
+    default_parameters,
+)
 from rollalloc.train.description import Run, Source
 from rollalloc.train.objective import Aggregation, Clip, Loss
 from rollalloc.train.schedule import Schedule, Shape, check_budget
 from rollalloc.train.settings import Settings
 
 SETTINGS = ("defaults", "tuned")
-# A model of the user's own begins with the same as the tasks. Nobody tuned it for that model.
-USUAL: Mapping[str, dict[str, Any]] = {recipe: default(recipe) for recipe in RECIPES}
-_USUAL_VISITS, _LEAST_ROLLOUTS = 16, 4096  # of a budget that nobody gave: rollouts per prompt, and all of them
-_USUAL_RATE = 1e-6
-_EVALUATIONS = 10  # over a run's budget, where nobody says otherwise, beside that of the initial model
-_USUAL_TOKENS = 1024
-# Options that a task decides itself; given beside one they would be ignored.
-_OF_OWN_RUNS = (
-    *("prompts", "heldout", "reward", "single_answer", "drop_overlong", "max_new_tokens", "temperature", "kv_tokens"),
-    *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device", "features"),
-    *("lora", "lora_alpha", "lora_target", "chat_template_args", "accept_overlap"),
-)
-_OF_STREAMING = ("ahead", "overlap", "generator_limit")  # options of the asynchronous engine
-_OF_EVALUATION = (
-    "target",
-    "eval_every",
-    "single_answer",
-    "accept_overlap",
-)  # options that do nothing without held-out prompts
+_ASYNC_ONLY = ("ahead", "overlap", "generator_limit")  # options of the asynchronous engine
+_OF_EVALUATION = ("target", "eval_every", "single_answer", "accept_overlap")  # options that need held-out prompts
 
 
 def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
-    """The run of a recipe under the options given; a task is not made yet, which `rollalloc.lab.bench.presets.made` does.
+    """The run of a recipe under the given options.
+
+    The files of a built-in task are not made yet: `rollalloc.cli.tasks.with_task_files` makes them.
 
     Raises:
-        ValueError: neither a task nor a model with prompts and a reward, or both; an option that would do nothing; a recipe
+        ValueError: neither a task nor a model with prompts and a reward, or both; an option that has no effect; a recipe
             that cannot be made.
     """
     if given.settings not in SETTINGS:
         raise ValueError(f"--settings must be one of {', '.join(SETTINGS)}, got {given.settings!r}")
     if (given.task is None) == (given.model is None):
-        raise ValueError(f"give either --task ({', '.join(PRESETS)}, rg/NAME), or --model with --prompts and --reward")
-    useless = [name for name in _OF_STREAMING if getattr(given, name) != getattr(Given, name)]
-    if given.engine == "sync" and useless:
-        options = _as_said(useless)
+        raise ValueError(f"give either --task ({_task_names()}, rg/NAME), or --model with --prompts and --reward")
+    unused = changed_options(given, _ASYNC_ONLY)
+    if given.engine == "sync" and unused:
         raise ValueError(
-            f"{options}: only the asynchronous engine knows it; give --engine async as well, or take it out"
+            f"{unused}: only the asynchronous engine knows it; give --engine async as well, or take it out"
         )
-    made = _own_run if given.task is None else _task_run
-    run = made(given, recipe, parameters, seed)
+    if given.task is None:
+        run = _own_run(given, recipe, parameters, seed)
+    else:
+        from rollalloc.cli.tasks import task_run  # only a task needs the benchmark
+
+        run = task_run(given, recipe, parameters, seed)
     run = replace(run, track=tuple(given.track or ()), staleness=given.staleness, ahead=given.ahead)
     if given.max_rows is not None:
         sampling = replace(run.settings.sampling, max_rows=given.max_rows)
         run = replace(run, settings=replace(run.settings, sampling=sampling))
-    # What cannot be is said before a model is loaded.
+    # Refuse an impossible schedule before a model is loaded.
     check_budget(run.settings.schedule, run.made_recipe().budget, run.settings.max_batches)
     return run
 
 
-def _as_said(names: Sequence[str]) -> str:
-    """Options as they were given, with another value than the default."""
-    return ", ".join(f"--{'no-' if getattr(Given, name) is True else ''}{name.replace('_', '-')}" for name in names)
+def _task_names() -> str:
+    from rollalloc.cli.tasks import PRESETS
+
+    return ", ".join(PRESETS)
 
 
-def _task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
-    task = str(given.task)
-    said = [name for name in _OF_OWN_RUNS if getattr(given, name) != getattr(Given, name)]
-    if said:
-        options = _as_said(said)
-        raise ValueError(f"{options}: a task has its own; take it out, or give --model with --prompts and --reward")
-    _, preset = preset_of(task)
-    if given.settings == "tuned":
-        usual = tuned_of(preset.tuned_on).get(standard(recipe)) or Tuned({}, _USUAL_RATE)
-    else:
-        usual = Tuned(USUAL.get(standard(recipe), {}), preset.rate, DEFAULT_OPTIMIZER)
-    rate = _or(given.learning_rate, usual.learning_rate)
-    chosen = replace(usual, parameters={**usual.parameters, **parameters}, learning_rate=rate)
-    changes = _said(target=given.target, eval_every=given.eval_every)
-    run = planned_run(task, recipe, seed, tuned=chosen, **_update(given), **changes)
-    run = replace(run, max_rollouts=_or(given.max_rollouts, run.max_rollouts))
-    if given.eval_every is None and run.max_rollouts is not None:
-        usual = min(run.settings.eval_every, usual_grid(run.max_rollouts))
-        run = replace(run, settings=replace(run.settings, eval_every=usual))
-    return run
+def changed_options(given: Given, names: Sequence[str]) -> str:
+    """Those of the options that have another value than the default, as the user gave them; "" if there are none."""
+    changed = [name for name in names if getattr(given, name) != getattr(Given, name)]
+    return ", ".join(f"--{'no-' if getattr(Given, name) is True else ''}{name.replace('_', '-')}" for name in changed)
 
 
 def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
@@ -114,10 +86,9 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         raise ValueError(f"--model needs {' and '.join(missing)} as well")
     if given.settings != "defaults":
         raise ValueError("--settings tuned: nobody tuned anything for a model of your own; take it out")
-    useless = [name for name in _OF_EVALUATION if getattr(given, name) != getattr(Given, name)]
-    if given.heldout is None and useless:
-        options = _as_said(useless)
-        raise ValueError(f"{options}: without prompts to evaluate on it does nothing; give --heldout as well")
+    unused = changed_options(given, _OF_EVALUATION)
+    if given.heldout is None and unused:
+        raise ValueError(f"{unused}: without prompts to evaluate on it does nothing; give --heldout as well")
     source = Source(
         model=model,
         prompts=tuple(map(str, given.prompts or ())),
@@ -135,32 +106,28 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         chat_template_args=_canonical(given.chat_template_args),
         accept_overlap=given.accept_overlap,
     )
-    budget = usual_budget(source.prompts) if given.max_rollouts is None else given.max_rollouts
+    budget = default_budget(prompts_in(source.prompts)) if given.max_rollouts is None else given.max_rollouts
     settings = Settings(
         seed=seed,
         sampling=Sampling(
-            _or(given.max_new_tokens, _USUAL_TOKENS), temperature=given.temperature, kv_tokens=given.kv_tokens
+            _or(given.max_new_tokens, MAX_NEW_TOKENS), temperature=given.temperature, kv_tokens=given.kv_tokens
         ),
-        learning_rate=_or(given.learning_rate, _USUAL_RATE),
+        learning_rate=_or(given.learning_rate, Settings.learning_rate),
         target=given.target,
-        **_update(given),
-        eval_every=_or(given.eval_every, usual_grid(budget)),
+        **update_settings(given),
+        eval_every=_or(given.eval_every, default_grid(budget)),
     )
-    usual = dict(USUAL.get(standard(recipe), {}))
-    if usual:  # no more prompts in a batch than there are
-        usual["groups"] = max(1, min(usual["groups"], prompts_in(source.prompts)))
-    parameters = {**usual, **parameters}
+    defaults = usual_parameters(recipe)
+    if defaults:  # a batch cannot have more prompts than there are
+        defaults["groups"] = max(1, min(defaults["groups"], prompts_in(source.prompts)))
+    parameters = {**defaults, **parameters}
     return Run(source=source, recipe=recipe, parameters=parameters, settings=settings, max_rollouts=budget)
 
 
-def usual_budget(files: tuple[str, ...]) -> int:
-    """Rollouts that a run on these prompts pays at most, where nobody says: the same for every recipe."""
-    return max(_USUAL_VISITS * prompts_in(files), _LEAST_ROLLOUTS)
-
-
-def usual_grid(budget: int) -> int:
-    """Rollouts between two evaluations, where nobody says: a tenth of the budget."""
-    return max(1, budget // _EVALUATIONS)
+def usual_parameters(recipe: str) -> dict[str, Any]:
+    """The default parameters of a recipe, by its name or an older one; empty for a recipe that is not of this package."""
+    name = standard(recipe)
+    return default_parameters(name) if name in RECIPES else {}
 
 
 @lru_cache
@@ -174,23 +141,18 @@ def budget_said(given: Given, rollouts: int | None) -> str:
     """What a run pays at most, and where nobody said so, why that."""
     if rollouts is None:
         return "rollouts without a limit"
-    usual = given.max_rollouts is None and given.task is None
-    why = (
-        f" (the default: {_USUAL_VISITS} a prompt and at least {_LEAST_ROLLOUTS:,}; --max-rollouts changes it)"
-        if usual
-        else ""
-    )
-    return f"at most {rollouts:,} rollouts{why}"
+    if given.max_rollouts is not None or given.task is not None:
+        return f"at most {rollouts:,} rollouts"
+    default = f"{ROLLOUTS_PER_PROMPT} a prompt and at least {LEAST_ROLLOUTS:,}"
+    return f"at most {rollouts:,} rollouts (the default: {default}; --max-rollouts changes it)"
 
 
 def _lora(given: Given) -> Lora | None:
     if given.lora is not None:
         with _named("--lora, --lora-alpha, --lora-target"):
             return Lora(given.lora, given.lora_alpha, tuple(given.lora_target or ()))
-    said = [name for name in ("lora_alpha", "lora_target") if getattr(given, name) != getattr(Given, name)]
-    if said:
-        options = _as_said(said)
-        raise ValueError(f"{options}: of adapters, which --lora RANK asks for; give it as well, e.g. --lora 16")
+    if unused := changed_options(given, ("lora_alpha", "lora_target")):
+        raise ValueError(f"{unused}: of adapters, which --lora RANK asks for; give it as well, e.g. --lora 16")
     return None
 
 
@@ -211,7 +173,7 @@ def model_name(text: str) -> str:
     return text
 
 
-def _update(given: Given) -> dict[str, Any]:
+def update_settings(given: Given) -> dict[str, Any]:
     """Settings of the update, the same for every recipe and task."""
     with _named("--schedule, --warmup-steps, --schedule-steps"):
         schedule = Schedule(given.warmup_steps, cast("Shape", given.schedule), given.schedule_steps)

@@ -65,12 +65,11 @@ def train(
     """Train one model under one recipe."""
     from rollalloc.cli.sources import budget_said, run_of
     from rollalloc.core.errors import NoScores
-    from rollalloc.lab.bench.presets import made
-    from rollalloc.lab.report.wording import held_out
     from rollalloc.named import make_recipe
     from rollalloc.processes.stopping import Stopped
     from rollalloc.recipes.streaming import streaming_notes
     from rollalloc.runs.reader import read_run
+    from rollalloc.runs.recorded import held_out
     from rollalloc.train.checkpoint import newest
     from rollalloc.train.description import Run
     from rollalloc.train.execution import execute, one_thread  # torch takes seconds to import, `--help` should not
@@ -92,8 +91,11 @@ def train(
     if at is None:
         with RunFolder(out) as place:  # said before a task is made, which may take minutes
             place.check(overwrite=overwrite or resume)
-    with staged() as shown:
-        run = made(run, given.tasks, shown)
+    if given.task:
+        from rollalloc.cli.tasks import with_task_files
+
+        with staged() as shown:
+            run = with_task_files(run, given.tasks, shown)
     say(
         console,
         f"{run.recipe} {dict(run.parameters)}, learning rate {run.settings.learning_rate:g}, "

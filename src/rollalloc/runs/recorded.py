@@ -174,6 +174,27 @@ def remaining(run: RecordedRun) -> timedelta | None:
     return timedelta(seconds=round(left)) if left < _LONGEST else None
 
 
+def share_done(run: RecordedRun) -> float | None:
+    """The share of its budget that a run has paid, in [0, 1], and 1 once it has ended; None: it has no budget."""
+    if run.ended:
+        return 1.0
+    return min(1.0, run.paid / run.budget) if run.budget else None
+
+
+def held_out(run: RecordedRun) -> str:
+    """The first and last held-out accuracy, e.g. "held-out 0.465 → 0.577 (± 0.027)"; empty without an evaluation.
+
+    The number after ± is the standard error of the last one.
+    """
+    if not (accuracy := run.curve.accuracy):
+        return ""
+    last = f"{accuracy[-1]:.3f}"
+    first = f"{accuracy[0]:.3f} → " if len(accuracy) > 1 else ""
+    error = next(reversed(run.curve.standard_error), None)
+    certainty = "" if error is None else " (exact)" if error == 0 else f" (± {error:.3f})"
+    return f"held-out {first}{last}{certainty}"
+
+
 def state(run: RecordedRun) -> str:
     """What the run is at, in a word or two."""
     if run.unread:

@@ -17,8 +17,8 @@ from rollalloc.data.prompts import write_prompts
 from rollalloc.lab.advise import pasting
 from rollalloc.lab.advise.pasting import FRAMEWORKS, changes, pasted
 from rollalloc.lab.advise.verdict import Choice
-from rollalloc.lab.bench.methods import default
 from rollalloc.named import make_recipe
+from rollalloc.train.defaults import default_parameters
 from rollalloc.train.description import Source
 
 CHOICES = {
@@ -56,7 +56,7 @@ def test_a_built_in_task_is_named_by_itself():
 @pytest.mark.parametrize("name", ["reinforce", "raft", "foresight", "grpo"])
 def test_the_parameters_are_those_that_were_measured(name):
     """The evidence is of the defaults, 64 rows a batch."""
-    measured = default(name)
+    measured = default_parameters(name)
     choice = Choice(name, measured["groups"], measured["n"])
     assert make_recipe(name, pasting.parameters_of(choice)) == make_recipe(name, measured)
 

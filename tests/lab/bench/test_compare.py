@@ -16,10 +16,11 @@ import pytest
 
 from rollalloc.files.claims import InUse, Lock, claim_files
 from rollalloc.lab.bench import pool
-from rollalloc.lab.bench.compare import check_places, compare, is_finished, result_of, share_done, standing
+from rollalloc.lab.bench.compare import check_places, compare, is_finished, result_of, standing
 from rollalloc.lab.bench.pool import Job, _Worker
 from rollalloc.processes.stopping import Stopped
 from rollalloc.runs.reader import newest_line, read_metrics
+from rollalloc.runs.recorded import share_done
 from rollalloc.train.checkpoint import newest
 from rollalloc.train.description import Source, digests_of
 from rollalloc.train.execution import execute

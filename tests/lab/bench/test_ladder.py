@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from rollalloc.data.prompts import load_prompts
-from rollalloc.lab.bench.methods import DEFAULT_ALONE, LADDER_METHODS, default
+from rollalloc.lab.bench.methods import LADDER_METHODS
 from rollalloc.lab.bench.plan import freeze, frozen_in, make_plan
 from rollalloc.lab.bench.presets import PRESETS, planned_run
 from rollalloc.lab.bench.rungs import RUNGS, Model, Questions, WarmedUp, read_rung
 from rollalloc.lab.bench.tasks import ladder
 from rollalloc.lab.bench.tasks.ladder import FAMILIES, LEVELS, LONGEST, Mixture, compute_score, spread
 from rollalloc.models.policy import Policy
+from rollalloc.train.defaults import DEFAULT_ALONE, default_parameters
 
 SMALL = Mixture(train=300, heldout=60)
 QUICK = replace(
@@ -248,7 +249,7 @@ def test_the_plan_of_the_ladder_has_each_rung_s_own_seeds_rate_and_digest(tmp_pa
 def test_all_methods_of_groups_have_as_many_rows_in_a_batch():
     for label, (recipe, parameters) in LADDER_METHODS.items():
         each = parameters.get("n", 0) or parameters["n_pilot"] + parameters["n_commit"]
-        assert parameters["groups"] * each == 64 or parameters == default(recipe) == DEFAULT_ALONE, label
+        assert parameters["groups"] * each == 64 or parameters == default_parameters(recipe) == DEFAULT_ALONE, label
 
 
 def test_runs_compute_in_their_rung_s_precision_and_one_that_says_none_keeps_its_digest():

@@ -18,11 +18,11 @@ from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench import leaderboard, presets
 from rollalloc.lab.bench.cells import board_of
 from rollalloc.lab.bench.leaderboard import Progress, run_leaderboard
-from rollalloc.lab.bench.methods import default
 from rollalloc.lab.bench.plan import DIVERGED, PAGE, PLAN, TABLE, freeze, make_plan
 from rollalloc.lab.bench.pool import Failed, Failure, Job
 from rollalloc.lab.report.leaderboard import markdown, page, write_leaderboard
 from rollalloc.runs.reader import read_metrics
+from rollalloc.train.defaults import default_parameters
 from rollalloc.train.description import Run, Source
 from rollalloc.train.settings import Settings
 
@@ -72,7 +72,7 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
         tuned = {name: getattr(final.settings, name) for name in presets.DEFAULT_OPTIMIZER}
         assert tuned == presets.DEFAULT_OPTIMIZER == {**one["optimizer"], "betas": tuple(one["optimizer"]["betas"])}
         plain = Run.described_in(out / "defaults" / "sort" / f"{recipe}-9900")
-        assert plain.parameters == default(recipe)
+        assert plain.parameters == default_parameters(recipe)
         assert plain.settings.learning_rate == presets.DEFAULT_RATE
         own = Settings(sampling=plain.settings.sampling)
         assert {name: getattr(plain.settings, name) for name in presets.TUNED_WITH} == {

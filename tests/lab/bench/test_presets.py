@@ -9,12 +9,13 @@ import pytest
 
 from rollalloc.core.recipe import Recipe
 from rollalloc.lab.bench import presets
-from rollalloc.lab.bench.methods import GRID, matched
+from rollalloc.lab.bench.methods import GRID
 from rollalloc.lab.bench.presets import PRESETS, Tuned, preset_of, task_run, tuned_of
 from rollalloc.lab.bench.rungs import RUNGS
 from rollalloc.lab.bench.tasks import gym, skills, walks
 from rollalloc.lab.bench.tasks.files import TaskFiles
 from rollalloc.named import RECIPES, make_recipe
+from rollalloc.train.defaults import matched
 
 
 @pytest.fixture(autouse=True)

@@ -190,10 +190,3 @@ def is_finished(run: Run, folder: Path) -> bool:
 def standing(run: Run, folder: Path, read: Callable[[Path], RecordedRun] = read_run) -> RecordedRun:
     """A run's state; files that another run left in its folder do not count."""
     return read(folder) if run.is_described_in(folder) else RecordedRun(folder, {"max_rollouts": run.max_rollouts})
-
-
-def share_done(run: RecordedRun) -> float | None:
-    """The share of its budget that a run has paid, in [0, 1], and 1 once it has ended; None: it has no budget."""
-    if run.ended:
-        return 1.0
-    return min(1.0, run.paid / run.budget) if run.budget else None

@@ -1,7 +1,7 @@
 """The methods of a leaderboard: each a recipe, its default parameters, and the grid over which it is tuned.
 
-For this package's recipes these come from `rollalloc.lab.bench.methods.GRID` and `matched`. A user's recipe,
-`module:function`, defines `GRID` and `matched` in its own file.
+For this package's recipes these come from `rollalloc.lab.bench.methods.GRID` and `rollalloc.train.defaults.matched`.
+A user's recipe, `module:function`, defines `GRID` and `matched` in its own file.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rollalloc.lab.bench.methods import DEFAULT_SHAPE, GRID, default, matched
+from rollalloc.lab.bench.methods import GRID
 from rollalloc.lab.bench.search import settings_of
 from rollalloc.lab.bench.tiers import Tier
 from rollalloc.named import RECIPES, make_recipe, parameters_of
+from rollalloc.train.defaults import DEFAULT_SHAPE, default_parameters, matched
 
 BASELINE = "grpo"
 PLAIN = ("reinforce", "rloo", "raft")  # estimators without allocation, which every allocator must beat
@@ -66,7 +67,7 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
         make_recipe(recipe, one.parameters)
     plain = None
     if "defaults" in tracks:
-        plain = _plain(recipe, shape(recipe, **DEFAULT_SHAPE) if own else default(recipe))
+        plain = _plain(recipe, shape(recipe, **DEFAULT_SHAPE) if own else default_parameters(recipe))
         make_recipe(recipe, plain)
     return Contestant(
         recipe=recipe,

@@ -12,7 +12,7 @@ from typing import Any
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims, Lock
 from rollalloc.files.opening import read_text
-from rollalloc.lab.bench.compare import is_finished, share_done, standing
+from rollalloc.lab.bench.compare import is_finished, standing
 from rollalloc.lab.bench.contestants import Contestant
 from rollalloc.lab.bench.plan import DIVERGED, KIND, Plan, TaskPlan, freeze, frozen_in, settings_file
 from rollalloc.lab.bench.pool import Failed, Failure, Job, carry_out, processes_at_once
@@ -22,7 +22,7 @@ from rollalloc.lab.bench.summary import ended
 from rollalloc.lab.bench.tiers import seconds_of
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.reader import Reader, newest_line
-from rollalloc.runs.recorded import RecordedRun
+from rollalloc.runs.recorded import RecordedRun, share_done
 from rollalloc.train.description import Run, folder_of
 from rollalloc.train.folder import RunFolder
 

@@ -1,23 +1,11 @@
-"""Parameters of each recipe: the defaults, the matched shapes, and the grid that a search tries."""
+"""Parameters of recipes in the benchmark: those of the ladder's methods, and those that a search tries."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}
-DEFAULT_ALONE: Mapping[str, int] = {"groups": 32, "n": 1}  # shape of recipes without groups, which learn faster with it
-_ALONE = ("reinforce", "raft", "spo", "foresight")
-
-
-def default(recipe: str) -> dict[str, Any]:
-    """A recipe's default shape for comparisons, on every task and model; its other parameters keep their own defaults.
-
-    Raises:
-        ValueError: not a recipe of this package.
-    """
-    return dict(DEFAULT_ALONE) if recipe in _ALONE else matched(recipe, **DEFAULT_SHAPE)
-
+from rollalloc.train.defaults import DEFAULT_ALONE, DEFAULT_SHAPE
 
 # The ladder's: label → recipe and parameters. Those of groups have 64 rollouts in a batch, as `reinforce_replay`; what they
 # do not say is their default.
@@ -35,50 +23,6 @@ LADDER_METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "raft": ("raft", DEFAULT_ALONE),
     "foresight": ("foresight", DEFAULT_ALONE),
 }
-
-
-def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
-    """A recipe's parameters for comparisons in which all recipes have the same groups per batch and rollouts per group.
-
-    n stands for GRPO's and DAPO's n; Pilot-Commit's pilots plus commits; racing's last size; the rollouts of which PODS
-    keeps half; the rows DARTS trains on, out of up to twice as many; Knapsack's mean; Reinforce-Ada's rows and rounds;
-    C-GRPO's last size. Recipes that search for prompts generate three batches at a time. Recipes without groups get as many
-    rollouts per batch, each from a different prompt.
-
-    Args:
-        recipe: a key of `rollalloc.named.RECIPES`.
-        groups: prompts in a batch, at least 1.
-        n: rollouts per group, even and at least 4, so that half of them still form a group.
-
-    Raises:
-        ValueError: an unknown recipe, or an n that cannot be halved.
-    """
-    if n < 4 or n % 2:
-        raise ValueError(f"n must be even and at least 4, so that every method can have its shape, got {n}")
-    half, ahead = n // 2, {"gen_groups": 3 * groups}
-    alone = {"groups": groups * n, "n": 1}
-    shapes: dict[str, dict[str, Any]] = {
-        "grpo": {"n": n},
-        "dr_grpo": {"n": n},
-        "rloo": {"n": n},
-        "mopps": {"n": n},
-        **dict.fromkeys(_ALONE, alone),
-        "dapo": {"n": n, **ahead},
-        "dapo_carry": {"n": n, **ahead},
-        "greso": {"n": n, **ahead},
-        "knapsack": {"n": n},
-        "vcrl": {"n": n},
-        "cgrpo": {"sizes_S": (half, n)},
-        "reinforce_ada": {"n": n, "round_n": n},
-        "pilot_commit": {"n_pilot": half, "n_commit": half, **ahead},
-        "pods": {"n": n, "m": half},
-        "darts": {"shortest": n - 1, "longest": 1},
-        "racing": {"sizes_S": (half, n), **ahead},
-        "pilot_commit+pods": {"n_pilot": half, "n_commit": half, "m": half, **ahead},
-    }
-    if recipe not in shapes:
-        raise ValueError(f"{recipe} has no matched shape; there is one for {', '.join(shapes)}")
-    return {"groups": groups, **shapes[recipe]}
 
 
 def _shapes(names: str, rows: Sequence[tuple[Any, ...]], **changes: Any) -> list[dict[str, Any]]:

@@ -1,26 +1,24 @@
-"""Terminal views: what `rollalloc watch` shows, and tables that fit the terminal's width."""
+"""Terminal views: what `rollalloc watch` shows."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rollalloc.files.table import FittingTable, Row
 from rollalloc.files.text import one_line, visible
 from rollalloc.lab.report.style import STATES, by_cause, cause, state_of
 from rollalloc.lab.report.wording import damage
 from rollalloc.runs.recorded import RecordedRun, remaining, state, unshown
 
 _Drawn = TypeVar("_Drawn")
-Row = Mapping[str, str | Text]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR = 40  # columns
@@ -148,10 +146,10 @@ def _last_heard(run: RecordedRun) -> str:
     return f"last line {ago} ago" if run.why is None else f"ended {ago} ago"
 
 
-def _table(rows: Sequence[Row]) -> Fitting:
+def _table(rows: Sequence[Row]) -> FittingTable:
     # A narrow terminal first leaves out columns that are empty for all runs.
     empty = [heading for heading in rows[0] if not any(row[heading] for row in rows)]
-    return Fitting(rows, prose=_PROSE, optional=(*empty, *_OPTIONAL))
+    return FittingTable(rows, prose=_PROSE, optional=(*empty, *_OPTIONAL))
 
 
 def _line(run: RecordedRun) -> Row:
@@ -171,35 +169,3 @@ def _line(run: RecordedRun) -> Row:
         "left": "" if left is None else str(left),
         "state": Text(state(run), style="red" if run.failed else "green" if run.reached else ""),
     }
-
-
-class Fitting:
-    """A table that fits the terminal: it leaves out optional columns first, then cuts the text of those that remain.
-
-    Args:
-        rows: values by heading; all rows have the same headings.
-        prose: headings of left-aligned columns; others are right-aligned.
-        optional: headings of columns that may be left out, in that order.
-        title: above the table.
-    """
-
-    def __init__(
-        self, rows: Sequence[Row], *, prose: Collection[str], optional: Sequence[str], title: str = ""
-    ) -> None:
-        self._rows, self._prose, self._optional, self._title = rows, prose, optional, title
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        tables = [self._table(self._optional[:count]) for count in range(len(self._optional) + 1)]
-        unbounded = options.update(width=1000)
-        fitting = (each for each in tables if Measurement.get(console, unbounded, each).maximum <= options.max_width)
-        yield next(fitting, tables[-1])
-
-    def _table(self, left_out: Collection[str]) -> Table:
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=Text(self._title) or None)
-        table.title_justify = "left"
-        headings = [name for name in (self._rows[0] if self._rows else ()) if name not in left_out]
-        for heading in headings:
-            table.add_column(heading, justify="left" if heading in self._prose else "right", no_wrap=True)
-        for row in self._rows:
-            table.add_row(*(Text(cell) if isinstance(cell := row[heading], str) else cell for heading in headings))
-        return table

@@ -95,20 +95,6 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def held_out(run: RecordedRun) -> str:
-    """First and last held-out accuracy, e.g. "held-out 0.465 → 0.577 (± 0.027)"; empty if the run was not evaluated.
-
-    The number after ± is the standard error of the last evaluation.
-    """
-    if not (accuracy := run.curve.accuracy):
-        return ""
-    last = f"{accuracy[-1]:.3f}"
-    first = f"{accuracy[0]:.3f} → " if len(accuracy) > 1 else ""
-    error = next(reversed(run.curve.standard_error), None)
-    sure = "" if error is None else " (exact)" if error == 0 else f" (± {error:.3f})"
-    return f"held-out {first}{last}{sure}"
-
-
 def story(runs: Sequence[RecordedRun], label: str) -> Sentence:
     """A sentence or two on a single run, or on the mean over the seeds of one method."""
     paid, name = fmean(run.paid for run in runs), one_line(label)

@@ -1,0 +1,52 @@
+"""From the options of a command to a run on a built-in task. Only this module of `train`'s needs the benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rollalloc.cli.options import Given
+from rollalloc.cli.sources import changed_options, update_settings, usual_parameters
+from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, PRESETS, Tuned, planned_run, preset_of, tuned_of
+from rollalloc.lab.bench.presets import made as with_task_files
+from rollalloc.named import standard
+from rollalloc.train.defaults import default_grid
+from rollalloc.train.description import Run
+from rollalloc.train.settings import Settings
+
+__all__ = ["PRESETS", "task_run", "with_task_files"]
+
+# Options that a task decides itself; given beside one they would be ignored.
+_OF_OWN_RUNS = (
+    *("prompts", "heldout", "reward", "single_answer", "drop_overlong", "max_new_tokens", "temperature", "kv_tokens"),
+    *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device", "features"),
+    *("lora", "lora_alpha", "lora_target", "chat_template_args", "accept_overlap"),
+)
+
+
+def task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
+    """The run of a recipe on the task that `--task` names; its files are not made yet, `with_task_files` makes them.
+
+    Raises:
+        ValueError: an unknown task, or an option that a task decides itself.
+    """
+    task = str(given.task)
+    if options := changed_options(given, _OF_OWN_RUNS):
+        raise ValueError(f"{options}: a task has its own; take it out, or give --model with --prompts and --reward")
+    _, preset = preset_of(task)
+    if given.settings == "tuned":
+        usual = tuned_of(preset.tuned_on).get(standard(recipe)) or Tuned({}, Settings.learning_rate)
+    else:
+        usual = Tuned(usual_parameters(recipe), preset.rate, DEFAULT_OPTIMIZER)
+    rate = usual.learning_rate if given.learning_rate is None else given.learning_rate
+    chosen = replace(usual, parameters={**usual.parameters, **parameters}, learning_rate=rate)
+    evaluation = {"target": given.target, "eval_every": given.eval_every}
+    changes = {name: value for name, value in evaluation.items() if value is not None}
+    run = planned_run(task, recipe, seed, tuned=chosen, **update_settings(given), **changes)
+    if given.max_rollouts is not None:
+        run = replace(run, max_rollouts=given.max_rollouts)
+    if given.eval_every is None and run.max_rollouts is not None:
+        grid = min(run.settings.eval_every, default_grid(run.max_rollouts))
+        run = replace(run, settings=replace(run.settings, eval_every=grid))
+    return run

@@ -1,0 +1,80 @@
+"""What a training run takes where the user gives nothing: parameters of each recipe, tokens, budget, grid of evaluations.
+
+The defaults of the optimizer and the loss stand in `rollalloc.train.settings.Settings`. The benchmark uses the same ones, so
+that a comparison on its tasks shows what a user's run would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}
+DEFAULT_ALONE: Mapping[str, int] = {"groups": 32, "n": 1}  # of recipes that need no group; they learn faster with it
+_ALONE = ("reinforce", "raft", "spo", "foresight")
+MAX_NEW_TOKENS = 1024
+ROLLOUTS_PER_PROMPT, LEAST_ROLLOUTS = 16, 4096  # of the default budget
+_EVALUATIONS = 10  # over the budget, beside that of the initial model
+
+
+def default_parameters(recipe: str) -> dict[str, Any]:
+    """Parameters of a recipe where the user gives none, on every task and model; the recipe has defaults for the rest.
+
+    Raises:
+        ValueError: the recipe is not one of this package.
+    """
+    return dict(DEFAULT_ALONE) if recipe in _ALONE else matched(recipe, **DEFAULT_SHAPE)
+
+
+def default_budget(prompts: int) -> int:
+    """Rollouts that a run pays at most, from the number of its training prompts; the same for every recipe."""
+    return max(ROLLOUTS_PER_PROMPT * prompts, LEAST_ROLLOUTS)
+
+
+def default_grid(budget: int) -> int:
+    """Rollouts between two evaluations: a tenth of the budget, at least 1."""
+    return max(1, budget // _EVALUATIONS)
+
+
+def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
+    """A recipe's parameters for comparisons in which all recipes have the same groups per batch and rollouts per group.
+
+    n stands for GRPO's and DAPO's n; Pilot-Commit's pilots plus commits; racing's last size; the rollouts of which PODS
+    keeps half; the rows DARTS trains on, out of up to twice as many; Knapsack's mean; Reinforce-Ada's rows and rounds;
+    C-GRPO's last size. Recipes that search for prompts generate three batches at a time. Recipes without groups get as many
+    rollouts per batch, each from a different prompt.
+
+    Args:
+        recipe: a key of `rollalloc.named.RECIPES`.
+        groups: prompts in a batch, at least 1.
+        n: rollouts per group, even and at least 4, so that half of them still form a group.
+
+    Raises:
+        ValueError: an unknown recipe, or an n that cannot be halved.
+    """
+    if n < 4 or n % 2:
+        raise ValueError(f"n must be even and at least 4, so that every method can have its shape, got {n}")
+    half, ahead = n // 2, {"gen_groups": 3 * groups}
+    alone = {"groups": groups * n, "n": 1}
+    shapes: dict[str, dict[str, Any]] = {
+        "grpo": {"n": n},
+        "dr_grpo": {"n": n},
+        "rloo": {"n": n},
+        "mopps": {"n": n},
+        **dict.fromkeys(_ALONE, alone),
+        "dapo": {"n": n, **ahead},
+        "dapo_carry": {"n": n, **ahead},
+        "greso": {"n": n, **ahead},
+        "knapsack": {"n": n},
+        "vcrl": {"n": n},
+        "cgrpo": {"sizes_S": (half, n)},
+        "reinforce_ada": {"n": n, "round_n": n},
+        "pilot_commit": {"n_pilot": half, "n_commit": half, **ahead},
+        "pods": {"n": n, "m": half},
+        "darts": {"shortest": n - 1, "longest": 1},
+        "racing": {"sizes_S": (half, n), **ahead},
+        "pilot_commit+pods": {"n_pilot": half, "n_commit": half, "m": half, **ahead},
+    }
+    if recipe not in shapes:
+        raise ValueError(f"{recipe} has no matched shape; there is one for {', '.join(shapes)}")
+    return {"groups": groups, **shapes[recipe]}
