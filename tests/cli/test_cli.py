@@ -688,10 +688,10 @@ def test_what_a_command_was_called_for_goes_to_standard_output(own, rollalloc, m
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("pilot_commit", ("n_pilot", "rollouts that estimate a prompt", "confidence", "0.95", "--set")),
-        ("pilot_commit+pods", ("a few pilots estimate each prompt", "rollouts trained on, in [1, n]")),
-        ("reinforce", ("neg", "replay", "rows of earlier batches, of rollouts that did better than expected")),
-        ("dapo_carry", ("deviation", "what advantages are divided by")),  # "as for grpo" is looked up
+        ("pilot_commit", ("n_pilot", "pilot rollouts of each prompt", "confidence", "0.95", "--set")),
+        ("pilot_commit+pods", ("Train on pilots and commits of a prompt", "rollouts of each prompt to train on")),
+        ("reinforce", ("neg", "replay", "rows of earlier batches to train on again")),
+        ("dapo_carry", ("deviation", "which standard deviation of the group's rewards")),  # "as for grpo" is looked up
     ],
 )
 def test_recipes_explains_the_parameters_of_one(rollalloc, name, words):
