@@ -36,7 +36,7 @@ class Reading:
     ] = None
     reward: Annotated[
         str | None,
-        typer.Option(help="Field or column of the reward; the sum of several, comma-separated."),
+        typer.Option(help="Field or column of the reward; several, comma-separated, are summed."),
     ] = None
     weights: Annotated[
         str | None, typer.Option(help="TRL's reward_weights, comma-separated, in the order of the reward columns.")

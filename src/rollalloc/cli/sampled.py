@@ -29,7 +29,7 @@ class Asked(Reading, Sampled, Exported):
     reward: Annotated[
         str | None,
         typer.Option(
-            help="With a log: its reward fields or columns, comma-separated. With --model: the reward function, "
+            help="With a log: reward fields or columns to sum, comma-separated. With --model: the reward function, "
             "package.module:function or file.py:function, called as verl's compute_score."
         ),
     ] = None

@@ -16,7 +16,7 @@ from rollalloc.cli.progress import say
 def verify_resume(
     run: Annotated[Path, typer.Argument(help="Folder of a run that `rollalloc train` wrote.", parser=folder_of_runs)],
     batches: Annotated[
-        int, typer.Option(help="Batches to train, at least 2; the second run is killed half-way.", min=2)
+        int, typer.Option(help="Batches to train, at least 2; the second training is killed half-way.", min=2)
     ] = 6,
 ) -> None:
     """Check that resuming is exact: train a few batches unbroken, then killed and resumed; exit code 1 if they differ."""

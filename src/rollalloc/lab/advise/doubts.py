@@ -47,10 +47,12 @@ def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool 
 def is_filtered(judged: Groups, rates: RateMixture) -> bool:
     """Whether the log has fewer groups without variance than chance allows, by three or four standard errors.
 
-    Only rollouts ordered before any result was known count, since later ones depend on results. Two tests: fewer such
-    groups than any distribution of success rates would give, which detects that all are missing; and fewer among a prompt's
-    visits than if its rollouts were dealt to them at random, which also detects that some are missing. The second test
-    needs prompts with several visits.
+    Only rollouts that were ordered before any result was known are used, since later orders depend on results. There are
+    two tests:
+
+    1. The log has fewer such groups than any distribution of success rates would give. This detects that all are missing.
+    2. A prompt's visits have fewer such groups than if its rollouts were dealt to the visits at random. This also detects
+    that some are missing, but needs prompts with several visits.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.

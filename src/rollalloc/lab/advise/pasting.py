@@ -92,7 +92,7 @@ def _trl(choice: Choice, source: Source, task: str) -> str:
         raise ValueError(f"TRL trains on {_LEAST_ROWS} rows in a batch at least, got {choice.groups} × {choice.n}")
     # TRL refuses num_generations=1, so set the smallest divisor of the batch; it is ignored, since the recipe decides n.
     each = choice.n if choice.n > 1 else _divisors(rows)[1]
-    why = f"  # TRL takes no 1: the recipe's n={choice.n} decides" if each != choice.n else ""
+    why = f"  # ignored: the recipe generates n={choice.n}; TRL refuses 1" if each != choice.n else ""
     device = max(size for size in _divisors(rows) if size <= _MOST_ROWS)
     stock = choice.recipe == _STOCK
     trainer = "GRPOTrainer" if stock else "AllocatedGRPOTrainer"

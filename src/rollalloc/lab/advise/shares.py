@@ -83,7 +83,7 @@ def pairs_differ(judged: Groups) -> Share | None:
 
 
 def tallied(of_R: NDArray[Any], value_R: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Count each distinct pair (number, value); returns the pair's number and its count."""
+    """Count the distinct pairs (of, value); returns, for each pair, its `of` and how often the pair occurs."""
     order_R = np.lexsort((value_R, of_R))
     of_R, value_R = of_R[order_R], value_R[order_R]
     begins_R = np.ones(len(of_R), np.bool_)

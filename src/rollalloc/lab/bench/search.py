@@ -89,16 +89,16 @@ def search_rollouts(search: Iterable[Rung], budget: int) -> int:
 def settings_of(
     recipe: str, shapes: Sequence[Mapping[str, Any]], rates: Sequence[float], settings: int
 ) -> tuple[Tuned, ...]:
-    """The settings that a recipe is searched over: the first shapes of its grid, each with every learning rate.
+    """The settings over which a recipe is searched: each learning rate with each of the grid's first shapes.
 
     Args:
         recipe: whose grid it is.
         shapes: its grid.
         rates: learning rates.
-        settings: how many every recipe has, a multiple of the learning rates.
+        settings: number per recipe, a multiple of the number of learning rates.
 
     Raises:
-        ValueError: the grid is smaller, so that this recipe would be searched less than the others, or repeats itself.
+        ValueError: the grid has too few shapes, so this recipe would be searched less than the others, or has duplicates.
     """
     wanted = settings // len(rates)
     if len(shapes) < wanted:

@@ -38,7 +38,7 @@ METHODS = (INK, BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)  # the baseline is 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A cause of spending, or a state of prompts, as a legend and as a sentence name it."""
+    """A cause of spending or a state of prompts, with its text for legends and its text for sentences."""
 
     words: str
     means: str

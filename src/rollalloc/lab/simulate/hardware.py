@@ -151,11 +151,11 @@ class Hardware:
         return Costs(**{**arithmetic, **given})
 
     def kv_tokens(self, gpus: int) -> int:
-        """Tokens whose keys and values fit beside the weights on a replica of so many GPUs; 0 where not even these fit."""
+        """Tokens of context that fit beside the weights on a replica of several GPUs; 0 if the weights alone do not fit."""
         model, gpu = MODELS[self.model], GPUS[self.gpu]
         room = gpus * self.memory_share * gpu.memory - model.weight_bytes
         return max(0, int(room // model.token_bytes))
 
     def describe(self) -> dict[str, Any]:
-        """For the result: names, and where their figures are from."""
+        """Names and sources of the figures, for the result."""
         return {**asdict(self), "sources": [MODELS[self.model].source, GPUS[self.gpu].source]}

@@ -247,7 +247,7 @@ class _FittedWorld:
         self._within, self._runaway, self._limit = lengths.within, lengths.runaway, lengths.limit
 
     def outcome(self, prompt: int, rollout: int, version: int) -> Outcome:
-        """See `World`."""
+        """See `World.outcome`."""
         normal, runaway, wins, _ = self._draws(rollout)
         if self._correlation:  # 1 - wins is uniform too, and smaller values mean success
             score = self._correlation * normal + self._rest * _NORMAL.inv_cdf(min(max(1 - wins, _LEAST), 1 - _LEAST))
@@ -345,7 +345,7 @@ class _LoggedWorld:
         self._rates, self._draws = _Rates(rates, learning), draws
 
     def outcome(self, prompt: int, rollout: int, version: int) -> Outcome:
-        """See `World`."""
+        """See `World.outcome`."""
         _, _, wins, which = self._draws(rollout)
         among = (self._right if wins < self._rates(prompt, version) else self._wrong)[prompt]
         return among[int(which * len(among))]

@@ -1,1 +1,1 @@
-"""What a run's rollouts taught, from logs that people already have."""
+"""Analyze training logs: which rollouts taught something, and which did not."""

@@ -21,11 +21,13 @@ for _number, _characters in enumerate(_COUNTED):
 
 
 def features_of(text: str) -> array[float]:
-    """Numbers of a prompt's text that are cheap: log of its length, of its lines, shares of kinds of characters, hashed
-    pairs and triples of bytes as shares of all.
+    """Cheap features of a prompt's text.
+
+    They are the logarithms of its length and number of lines, shares of several kinds of characters, and shares of hashed
+    pairs and triples of bytes.
 
     Args:
-        text: of the prompt, of which the last 8,192 bytes are looked at.
+        text: of the prompt; shares are of its last 8,192 bytes.
     """
     whole = text.encode("utf-8", "replace")
     code_T = np.frombuffer(whole[-_MOST:], np.uint8)

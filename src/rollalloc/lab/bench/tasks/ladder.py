@@ -1,4 +1,4 @@
-"""The ladder's mixture: six families of questions, asked in the same words of models of any size.
+"""The ladder's mixture: six families of questions, worded the same for models of any size.
 
 An answer is a list of symbols. In `add`, `multiply` and `next`, each symbol is the image of one in the question; in
 `reverse`, `sort` and `keep`, a procedure is applied to all of them. Longer questions are harder. The warm-up shows
@@ -230,7 +230,7 @@ class Mixture:
 
 @cache
 def _shown(seed: int, right: tuple[float, float], fact: str) -> tuple[float, int]:
-    """How often a fact is right in the warm-up, and the kind of its mistake."""
+    """The rate at which the warm-up shows a fact right, and the kind of mistake it shows otherwise."""
     rng = np.random.default_rng([seed, 4, *fact.encode()])
     return float(rng.beta(*right)), int(rng.integers(3))
 
