@@ -1,4 +1,4 @@
-"""Where runs lie: every folder that holds a `run.json`, and which of them are compared with one another."""
+"""Where runs lie, ours and those of TRL and verl, and which of them are compared with one another."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from pathlib import Path
 from rollalloc.runs.reader import read_run
 from rollalloc.runs.recorded import RecordedRun
 from rollalloc.runs.trl_log import is_checkpoint, state_in
-from rollalloc.runs.verl_log import logs_in, validated
+from rollalloc.runs.verl_run import is_log
 
 _DEEPEST = 3  # folders below: a folder of comparisons of several tasks
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Every run in a folder, itself included, in order of their names: by their `run.json`, or TRL's `trainer_state.json`.
+    """Every run in a folder, itself included, in order of their names.
 
-    A folder that links lead to as well is found once, and by its own name where it lies in the folder.
+    A run is a folder with our `run.json` or with TRL's `trainer_state.json`, or a log of verl, which writes those of one
+    project into one folder. A folder that links lead to as well is found once, and by its own name where it lies in the folder.
 
     Raises:
         NotADirectoryError: not a folder.
@@ -37,6 +38,8 @@ def run_folders(folder: Path) -> list[Path]:
             seen.add((here.st_dev, here.st_ino))
             if os.path.lexists(place / "run.json") or (state_in(place) is not None and not _within_trl(place, folder)):
                 found.append(place)
+            else:
+                found += [path for path in place.glob("*.jsonl") if is_log(path)]
             if depth < _DEEPEST:
                 for entry in _folders_in(place):
                     (links if entry.is_symlink() else waiting).append((place / entry.name, depth + 1))
@@ -80,24 +83,9 @@ def comparisons(folder: Path, read: Callable[[Path], RecordedRun] = read_run) ->
     if not found:
         raise FileNotFoundError(
             f"expected the folder of a run, or of runs, got {folder}: it has neither a run.json, which `rollalloc train` "
-            f"and `rollalloc compare` write, nor TRL's checkpoint-*/trainer_state.json{_of_verl(folder)}"
+            "and `rollalloc compare` write, nor TRL's checkpoint-*/trainer_state.json, nor a log of verl's file logger"
         )
     return found
-
-
-def _of_verl(folder: Path) -> str:
-    """Where it holds logs of verl, how they are looked at."""
-    try:
-        logs = logs_in(folder)
-    except OSError:
-        return ""
-    if not logs:
-        return ""
-    keys = validated(logs[0])
-    return (
-        f". It has {len(logs)} log{'s' * (len(logs) > 1)} of verl: rollalloc report {folder} --verl "
-        f"{keys[0] if keys else 'KEY'} --peak 0.99"
-    )
 
 
 def is_over(folder: Path, runs: Sequence[RecordedRun]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import SEEK_END
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from rollalloc.runs.fields import MetricsLine, description, metrics_line
 from rollalloc.runs.files import LONGEST, Growing, open_regular, stamp_of, why
 from rollalloc.runs.recorded import Line, RecordedRun
 from rollalloc.runs.trl_log import read_trl, state_in
+from rollalloc.runs.verl_run import read_verl_run
 
 _MOST = 1024  # lines of a kind that are kept at least; beyond twice as many, neighbours are joined
 _AT_LEAST = 1 << 20  # bytes of each run's metrics that a look reads
@@ -126,9 +127,13 @@ class _Followed:
         self._run = RecordedRun(folder)
 
     def look(self, limit: int | None) -> RecordedRun:
+        if self.folder.is_file():
+            if (stamps := (stamp_of(self.folder),)) != self._stamps:
+                self._run, self._stamps = _bounded(read_verl_run(self.folder)), stamps
+            return self._run
         if not os.path.lexists(self.folder / DESCRIPTION) and (state := state_in(self.folder)) is not None:
             if (stamps := (stamp_of(state),)) != self._stamps:
-                self._run, self._stamps = read_trl(self.folder), stamps
+                self._run, self._stamps = _bounded(read_trl(self.folder)), stamps
             return self._run
         stamps = tuple(stamp_of(self.folder / name) for name in (DESCRIPTION, METRICS))
         if stamps == self._stamps and not self._run.unread:
@@ -284,6 +289,17 @@ class _Thinned:
             self.entries = [first, *pairs]
             self._in_last += self._each if len(rest) % 2 == 0 else 0
             self._each *= 2
+
+
+def _bounded(run: RecordedRun) -> RecordedRun:
+    """The run with no more lines than the views can show."""
+    if len(run.metrics) <= 2 * _MOST:
+        return run
+    kept: dict[str, _Thinned] = {}
+    for at, line in enumerate(run.metrics):
+        kept.setdefault(line["kind"], _Thinned()).add(at, line)
+    entries = sorted((entry for thinned in kept.values() for entry in thinned.entries), key=lambda entry: entry[0])
+    return replace(run, metrics=[line for _, line in entries])
 
 
 def _joined(one: tuple[int, Line], other: tuple[int, Line]) -> tuple[int, Line]:

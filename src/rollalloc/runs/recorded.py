@@ -21,13 +21,13 @@ class RecordedRun:
     """What is known of a run; fields that its version did not write are just not there.
 
     Attributes:
-        folder: of the run.
+        folder: of the run; of a run of verl, its log.
         description: what `run.json` says; empty where it cannot be read.
         metrics: the lines of `metrics.jsonl`; of a long run, one for several.
         problem: what could not be read, with the file and its line; None: nothing.
         changed: when its files were last written, in seconds since the epoch; 0: never.
         unread: bytes of the metrics that are still to be read.
-        unit: what `rollouts_paid` counts: "optimizer steps" in a log that does not say the rollouts.
+        unit: what `rollouts_paid` counts: steps of the framework in a log that does not say the rollouts.
         note: what a reader must know of where the figures come from; None: nothing.
     """
 

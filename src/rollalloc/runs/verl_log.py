@@ -119,15 +119,6 @@ class _Progress:
         self.paid, self.tokens = _number(data, _ROLLOUTS, nan), _number(data, _TOKENS, nan)
 
 
-def validated(path: Path) -> list[str]:
-    """The keys of verl's validation in a log, in order.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    return [*dict.fromkeys(name for _, data in _steps(path) for name in data if name.startswith("val-"))]
-
-
 def read_verl(path: Path, metrics: Sequence[str]) -> LoggedRun:
     """A run's curve. A last line that is broken off is left out; what else cannot be read is said in its `problem`.
 

@@ -43,7 +43,7 @@ def samples(folder: Path) -> Samples:
     wrong: list[str] = []
     try:
         lines = list(_newest(folder / "rollouts.jsonl", wrong))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a run of verl is a file
         return Samples([])
     except OSError as error:
         return Samples([], f"rollouts.jsonl: {why(error)}")

@@ -64,7 +64,7 @@ def _parts(run: RecordedRun) -> Iterator[tuple[str, RenderableType]]:
     yield "run", Text(f"{one_line(run.label)}{seed} · {state(run)}", style="bold")
     if run.problem:
         yield "problem", Text(visible(run.problem), style="yellow")
-    yield run.unit.split()[-1 if run.unit == "optimizer steps" else 0], _progress(run)
+    yield run.unit.removesuffix(" paid").split()[-1], _progress(run)
     last = run.last
     if last is None:
         return

@@ -1,0 +1,154 @@
+"""What a framework's own log is brought into: the lines of `metrics.jsonl` that every view of a run reads.
+
+A resumed run goes back to the step of its checkpoint. Lines of later steps that the log already has are dropped then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollalloc.runs.metrics import PREFIX
+from rollalloc.runs.recorded import Line
+from rollalloc.runs.values import MOST
+
+ROLLOUTS, TOKENS = f"{PREFIX}/rollouts_paid", f"{PREFIX}/tokens_paid"
+_FIGURES = ("selection", "teaching")
+_PLAIN = {  # of ours, under the same name in a line
+    **dict.fromkeys(("rows", "groups", "replayed", "staleness_max", "evicted", "revived", "quarantined"), int),
+    **dict.fromkeys(("staleness_mean", "entropy"), float),
+}
+_NOTHING_PAID: Line = {
+    "rollouts_paid": 0,
+    "tokens_paid": 0,
+    "seconds": 0.0,
+    "accounts": {},
+    "version": 0,
+    "optimizer_steps": 0,
+}
+
+
+def number(value: Any) -> float | None:
+    """A number that a view can draw, or None: NaN, infinite, beyond 2^53, or something else."""
+    return value if type(value) in (int, float) and abs(value) <= MOST else None  # NaN is not
+
+
+def figures_in(logged: Mapping[str, Any], names: Mapping[str, str]) -> Line:
+    """What a batch's line says: the framework's figures, and ours under `rollalloc/`.
+
+    Args:
+        logged: of one step, by its keys.
+        names: of a line's figures, and the framework's key of each.
+    """
+    line: Line = {ours: value for ours, theirs in names.items() if (value := number(logged.get(theirs))) is not None}
+    line |= {"prompts": counts} if (counts := _under(logged, "prompts")) else {}
+    line |= {name: figures for name in _FIGURES if (figures := _under(logged, name, float))}
+    for name, kind in _PLAIN.items():
+        if (value := number(logged.get(f"{PREFIX}/{name}"))) is not None:
+            line[name] = kind(value)
+    return line
+
+
+def lengths_in(logged: Mapping[str, Any], keys: Iterable[str]) -> Line:
+    """Minimum, mean and maximum of the rollouts' lengths, where all three are logged."""
+    lengths = [number(logged.get(key)) for key in keys]
+    return {} if None in lengths else {"mean_lengths": lengths}
+
+
+def _under(logged: Mapping[str, Any], name: str, kind: type = int) -> dict[str, Any]:
+    start = f"{PREFIX}/{name}/"
+    found = {key.removeprefix(start): number(value) for key, value in logged.items() if key.startswith(start)}
+    return {key: kind(value) for key, value in found.items() if value is not None and value >= 0}
+
+
+@dataclass
+class LoggedSteps:
+    """The lines of a log so far.
+
+    Args:
+        counts_rollouts: the log says how many rollouts were paid; else steps stand in their place.
+
+    Attributes:
+        lines: in the order of the steps.
+        rolled_back: training steps that a resume took back.
+    """
+
+    counts_rollouts: bool
+    lines: list[Line] = field(default_factory=list[Line])
+    rolled_back: int = 0
+    _batches: list[Line] = field(default_factory=list[Line])
+
+    @property
+    def paid(self) -> Line:
+        """The totals by now."""
+        newest = self._batches[-1] if self._batches else _NOTHING_PAID
+        return {name: newest[name] for name in _NOTHING_PAID}
+
+    def train(self, step: int, logged: Mapping[str, Any], figures: Line, seconds: float, tokens: float | None) -> None:
+        """A training step. A second entry of the same step adds to the first.
+
+        Args:
+            step: at or before the newest one if the run was resumed.
+            logged: by its keys, of which ours are read here.
+            figures: of the step.
+            seconds: that the steps since the entry before took.
+            tokens: paid so far, by the framework's own count; None: not known.
+        """
+        self.begin(step)
+        again = self._batches.pop() if self._batches and self._batches[-1]["version"] == step else None
+        before = self.paid
+        rollouts = number(logged.get(ROLLOUTS)) if self.counts_rollouts else step
+        tokens = tokens if (ours := number(logged.get(TOKENS))) is None else ours
+        totals: Line = {
+            "rollouts_paid": int(before["rollouts_paid"] if rollouts is None else rollouts),
+            "tokens_paid": int(before["tokens_paid"] if tokens is None else tokens),
+            "seconds": before["seconds"] + max(0.0, seconds),
+            "accounts": _under(logged, "accounts") or before["accounts"],
+        }
+        if again is not None:  # what the second entry does not say stays
+            totals = {name: max(again[name], totals[name]) for name in ("rollouts_paid", "tokens_paid", "seconds")}
+            totals["accounts"] = _under(logged, "accounts") or again["accounts"]
+        steps = {"version": step, "optimizer_steps": step, "batch": len(self._batches) + 1}
+        line = {**(again or {}), **totals, **steps, **figures, "kind": "batch"}
+        self._batches.append(line)
+        if again is None:
+            self.lines.append(line)
+        else:
+            self.lines[next(at for at in range(len(self.lines) - 1, -1, -1) if self.lines[at] is again)] = line
+
+    def evaluate(self, step: int, logged: Mapping[str, Any], accuracy: float, breadth: Line) -> None:
+        """An evaluation after that many steps; of two in a row after the same step the second counts."""
+        self.go_back_to(step)
+        paid = self.paid
+        if not self._batches:  # before the first step, or of a log that begins with a resume
+            paid |= {"version": step, "optimizer_steps": step}
+            paid["rollouts_paid"] = int(number(logged.get(ROLLOUTS)) or 0) if self.counts_rollouts else step
+        if self.lines and self.lines[-1]["kind"] == "eval" and self.lines[-1]["version"] == paid["version"]:
+            self.lines.pop()
+        line = {"kind": "eval", "at": paid["rollouts_paid"], "accuracy": accuracy, "standard_error": None}
+        self.lines.append({**paid, **line, "breadth": breadth})
+
+    def begin(self, step: int) -> None:
+        """Get ready for a training step: one before the newest is trained anew, after a resume."""
+        if step < self.paid["version"]:
+            self.go_back_to(step - 1)
+
+    def go_back_to(self, step: int) -> None:
+        """Forget what the log says of steps after this one."""
+        while self._batches and self._batches[-1]["version"] > step:
+            gone = self._batches.pop()
+            self.rolled_back += 1
+            while self.lines.pop() is not gone:
+                pass
+
+    @property
+    def newest(self) -> Line:
+        """The totals by now, with the state of the prompts where it is logged."""
+        prompts = self._batches[-1].get("prompts") if self._batches else None
+        return self.paid if prompts is None else {**self.paid, "prompts": prompts}
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the lines must know."""
+        return [f"{self.rolled_back:,} steps were rolled back by a resume and are left out"] if self.rolled_back else []
