@@ -20,7 +20,8 @@ def run_folders(folder: Path) -> list[Path]:
     """Every run in a folder, itself included, in order of their names.
 
     A run is a folder with our `run.json` or with TRL's `trainer_state.json`, or a log of verl, which writes those of one
-    project into one folder. A folder that links lead to as well is found once, and by its own name where it lies in the folder.
+    project into one folder. A folder that links lead to as well is found once, and by its own name where it lies in the
+    folder.
 
     Raises:
         NotADirectoryError: not a folder.
