@@ -1,1 +1,1 @@
-"""What a prompt's success rate will be, said before a rollout of it is paid for: numpy only, no I/O."""
+"""Predict a prompt's success rate before paying for a rollout of it. Needs only numpy; no I/O."""

@@ -1,11 +1,11 @@
-"""A common drift of all logits: a random walk, followed by a Kalman step on what came beside what was said."""
+"""Follow a common drift of all logits: a random walk, estimated by Kalman steps from prediction errors."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-_FARTHEST = 1.0  # logits in one step: the step is linear, and holds no farther
+_FARTHEST = 1.0  # largest step in logits; the linear approximation does not hold beyond it
 
 
 def step(
@@ -19,20 +19,20 @@ def step(
 ) -> tuple[float, float]:
     """One extended Kalman step: P⁻ = P + qM, δ ← δ + P⁻g / (1 + P⁻I), P ← P⁻ / (1 + P⁻I).
 
-    g = Σ (h − np)·p′ / (p(1 − p)) is the score of δ and I = Σ n·p′² / (p(1 − p)) its information, over the events since the
-    last step, which had M rollouts.
+    g = Σ (h − np)·p′ / (p(1 − p)) is the score of δ and I = Σ n·p′² / (p(1 − p)) its information. Both sums are over
+    the events since the last step, which had M rollouts.
 
     Args:
-        offset: δ, logits.
-        variance: P of δ, at least 0.
-        said_K: p of each event under δ, in (0, 1).
+        offset: δ, in logits.
+        variance: P, the variance of δ, at least 0.
+        said_K: p, the predicted rate of each event under δ, in (0, 1).
         slope_K: p′ = ∂p/∂δ.
-        hits_K: sum of metrics, in [0, count].
-        count_K: rollouts, at least 1.
-        rate: q, variance of the walk's step a rollout, at least 0; 0 does not follow.
+        hits_K: h, the sum of the event's metrics, in [0, count].
+        count_K: n, the event's rollouts, at least 1.
+        rate: q, variance of the walk's step per rollout, at least 0. 0 follows no drift.
 
     Returns:
-        δ and P after the step; δ moves by at most 1.
+        δ and P after the step. δ moves by at most 1.
     """
     variance += rate * float(count_K.sum())
     spread_K = said_K * (1 - said_K)

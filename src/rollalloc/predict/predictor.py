@@ -1,4 +1,4 @@
-"""The predictor: experts on features, a record of each prompt and a running mean, mixed by what they got wrong."""
+"""The predictor mixes regressions on features, a record of each prompt and a running mean, by their past losses."""
 
 from __future__ import annotations
 
@@ -14,49 +14,56 @@ from numpy.typing import ArrayLike, NDArray
 from rollalloc.predict import drift, quality, ridge, ring
 from rollalloc.predict.ridge import Features, rows_of
 
-Memory = dict[str, Any]  # numpy arrays, numbers, strings and lists of them
+Memory = dict[str, Any]  # the state: numpy arrays, numbers, strings and lists of them
 
-SILENT = 1e-4  # a block whose experts all weigh less is not asked for a draw
-_LEAST_RIDGE = 1e-4  # with less, columns that are nearly equal could not be told from singular ones
-FADED = 0.03  # a weight below it: the event is not fitted to
+SILENT = 1e-4  # for a draw, a block of features is skipped if all its experts weigh less
+_LEAST_RIDGE = 1e-4  # a smaller ridge would make columns that are nearly equal numerically singular
+FADED = 0.03  # events with a smaller weight are left out of a fit
 
 
 def mixture(loss_E: NDArray[np.float64]) -> NDArray[np.float64]:
-    """w ∝ exp(−L), of losses in nats; shape (E,), sum 1."""
+    """Weights w ∝ exp(−L) for losses in nats; shape (E,), sum 1."""
     weight_E = np.exp(loss_E.min() - loss_E)
     return weight_E / weight_E.sum()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictor:
-    """A prompt's success rate before a rollout of it, p̂ = Σ_e w_e p_e, w_e ∝ exp(−L_e).
+    """Predicts a prompt's success rate before its rollouts: p̂ = Σ_e w_e p_e with w_e ∝ exp(−L_e).
 
-    The experts: for each block of features and each ridge λ a logistic regression with a Laplace posterior,
-    p_e = σ(κ(μ + δ)), κ = 1/√(1 + πv/8), on events weighted by 2^(−age/half_life), where δ is the drift of all logits
-    since the parameters were fitted; the running mean c; and the prompt's record, p = (h + aB) / (n + a), where h successes
-    in n rollouts are faded by age and B is the mixture of all other experts. L_e is the log-loss of what an expert said
-    before it knew, faded by 2^(−rollouts/loss_half_life). Before the first fit only the record and the mean are mixed.
+    The experts e are:
 
-    An event's logit is φθ + D(its time) − D(now) in a fit, where D is the path of the drift, so that what the parameters
-    take in of the drift is taken out of δ, which begins at 0 after each fit.
+    - For each block of features and each ridge λ, a logistic regression with a Laplace posterior: p_e = σ(κ(μ + δ))
+      with κ = 1/√(1 + πv/8). Events are weighted by 2^(−age/half_life). δ is the drift of all logits since the last
+      fit.
+    - The running mean c of all metrics.
+    - The prompt's own record: p = (h + aB) / (n + a), for h successes in n rollouts, both faded by age. B is the
+      mixture of all other experts.
 
-    State is a flat dictionary that the caller owns and saves; nothing is random. Lengths of time are numbers of rollouts.
+    L_e is the log-loss of the predictions that expert e made before it knew the outcome, faded by
+    2^(−rollouts/loss_half_life). Before the first fit, only the record and the mean are mixed.
+
+    In a fit, the logit of an event is φθ + D(its time) − D(now), where D is the path of the drift. So the parameters
+    take in the drift up to now, and δ starts at 0 again after each fit.
+
+    The state is a flat dictionary that the caller owns and saves. Nothing is random. All durations are numbers of
+    rollouts.
 
     Attributes:
-        ridges: λ, each .0001 or more, at least one.
-        half_life: of an event's weight in a fit, and of a prompt's record.
-        loss_half_life: of the experts' losses.
-        mean_half_life: of the running mean.
-        record_weight: a, the rollouts that B counts for beside a prompt's own.
-        prior_weight: the rollouts that a prompt's prior counts for in its record, where it has one.
-        drift_rate: q, variance of the drift's step a rollout, logits²; 0: no drift is followed.
-        events: the newest visits that are kept.
-        first_fits: rollouts after which the parameters are fitted at first, ascending.
+        ridges: λ of each regression, each 0.0001 or more, at least one.
+        half_life: half-life of an event's weight in a fit, and of a prompt's record.
+        loss_half_life: half-life of the experts' losses.
+        mean_half_life: half-life of the running mean.
+        record_weight: a, the number of rollouts that B counts for beside a prompt's own.
+        prior_weight: number of rollouts that a prompt's prior rate counts for in its record.
+        drift_rate: q, variance of the drift's step per rollout, in logits². 0: follow no drift.
+        events: number of newest visits to keep.
+        first_fits: numbers of rollouts at which the first fits happen, ascending.
         fit_every: rollouts between two fits after those.
-        track_every: rollouts after which losses and drift are brought up to date.
+        track_every: rollouts after which losses and drift are updated.
 
     Raises:
-        ValueError: a value out of range.
+        ValueError: a value is out of its range.
     """
 
     ridges: tuple[float, ...] = (0.1, 1.0, 10.0)
@@ -88,7 +95,7 @@ class Predictor:
             raise ValueError(f"drift_rate must be 0 or more and finite, got {self.drift_rate!r}")
 
     def _next_fit(self, paid: int) -> int:
-        """The number of rollouts at which the next fit is due, after so many."""
+        """The number of rollouts at which the next fit is due, after `paid` rollouts."""
         return next((each for each in self.first_fits if each > paid), paid + self.fit_every)
 
     def init(
@@ -97,16 +104,16 @@ class Predictor:
         widths: Mapping[str, int],
         prior_N: ArrayLike | None = None,
     ) -> Memory:
-        """The memory before the first rollout.
+        """Return the memory before the first rollout.
 
         Args:
             prompts: N, at least 1.
-            widths: the number of columns of each block of features, at least 1; no block at all is fine.
-            prior_N: success rate of each prompt in [0, 1] believed before, NaN where unknown; shape (N,). In its record it
-                counts for `prior_weight` rollouts.
+            widths: number of columns of each block of features, at least 1. There may be no blocks.
+            prior_N: prior success rate of each prompt, in [0, 1], NaN if unknown; shape (N,). It counts for
+                `prior_weight` rollouts in the prompt's record.
 
         Raises:
-            ValueError: an argument out of its range.
+            ValueError: an argument is out of its range.
         """
         if prompts < 1 or any(width < 1 for width in widths.values()):
             raise ValueError(
@@ -121,19 +128,19 @@ class Predictor:
         memory: Memory = {
             "hits_N": hits_N.astype(np.float32),
             "count_N": count_N.astype(np.float32),
-            "last_N": np.zeros(prompts, np.int64),  # rollouts observed when the record was last brought up to date
+            "last_N": np.zeros(prompts, np.int64),  # number of rollouts observed at the last update of the record
             "blocks": sorted(widths),
             "widths": [int(widths[name]) for name in sorted(widths)],
             "loss_E": np.zeros(len(widths) * len(self.ridges) + 2),
             "paid": 0,
             "mean_hits": 0.5,
             "mean_count": 1.0,
-            "drift": 0.0,  # D, now
+            "drift": 0.0,  # D now
             "drift_variance": 0.0,
-            "drift_fits": [0.0, 0.0],  # D at the last fit but one, and at the last
-            "event_fits": [0, 0],  # events seen then
+            "drift_fits": [0.0, 0.0],  # D at the last two fits, the older first
+            "event_fits": [0, 0],  # number of events at these fits
             "fits": 0,
-            "tracked": 0,  # events whose losses are counted
+            "tracked": 0,  # number of events whose losses are counted already
             "fit_at": self._next_fit(0),
             "track_at": self.track_every,
         }
@@ -146,18 +153,19 @@ class Predictor:
         return memory | ring.empty(self.events)
 
     def __call__(self, memory: Memory, features: Features, prompts_K: ArrayLike) -> NDArray[np.float64]:
-        """p̂ of the prompts asked for, in [.001, .999]; reads no other rows of the features.
+        """Predict p̂ for these prompts, in [0.001, 0.999]. Reads only their rows of the features.
 
         Args:
-            memory: left as it is.
-            features: each block's shape (N, D).
+            memory: not changed.
+            features: each block, of shape (N, D).
             prompts_K: indices in [0, N), in any order.
 
         Returns:
             Shape (K,).
 
         Raises:
-            ValueError: an index out of range; a block that is missing, of another shape, or not finite for one of them.
+            ValueError: an index is out of range; or a block is missing, has another shape, or is not finite for one
+                of them.
         """
         asked_K = np.asarray(prompts_K, np.int64).reshape(-1)
         if asked_K.size and not 0 <= asked_K.min() <= asked_K.max() < len(memory["hits_N"]):
@@ -175,17 +183,17 @@ class Predictor:
         return np.clip(said_KE @ weight_E, quality.LEAST, 1 - quality.LEAST)
 
     def observe(self, memory: Memory, prompt: int, predicted: float | None, hits: float, count: int) -> None:
-        """A visit was scored.
+        """Learn from a visit that was scored.
 
         Args:
-            memory: written to.
+            memory: is changed.
             prompt: in [0, N).
-            predicted: the p̂ that it was drawn with, in (0, 1); None where there was none. `figures` judges it.
+            predicted: the p̂ with which it was drawn, in (0, 1), for `figures`; None if there was none.
             hits: sum of its metrics, each in [0, 1].
-            count: its scored rollouts, 0 or more; nothing is learned from 0.
+            count: number of its scored rollouts, 0 or more. With 0 nothing is learned.
 
         Raises:
-            ValueError: an argument out of its range.
+            ValueError: an argument is out of its range.
         """
         if not (
             0 <= prompt < len(memory["hits_N"]) and 0 <= hits <= count and (predicted is None or 0 < predicted < 1)
@@ -213,18 +221,18 @@ class Predictor:
         memory["mean_hits"], memory["mean_count"] = faded * mean_hits + hits, faded * mean_count + count
 
     def due(self, memory: Memory) -> bool:
-        """Whether enough rollouts came since the last `refit` for another."""
+        """Whether enough rollouts came since the last `refit` for another one."""
         return memory["paid"] >= min(memory["track_at"], memory["fit_at"])
 
     def refit(self, memory: Memory, features: Features) -> None:
-        """Bring losses and drift up to date, and the parameters where their time has come.
+        """Update losses and drift, and fit the parameters again if a fit is due.
 
         Args:
-            memory: written to, or left as it is where an error is raised.
-            features: each block's shape (N, D); only rows of prompts in the ring are read.
+            memory: is changed; unchanged if an error is raised.
+            features: each block, of shape (N, D). Only rows of prompts with kept events are read.
 
         Raises:
-            ValueError: a block that is missing, of another shape, or not finite for a prompt that was visited.
+            ValueError: a block is missing, has another shape, or is not finite for a prompt that was visited.
         """
         fitting = memory["paid"] >= memory["fit_at"]
         rows = self._rows(memory, features, self._fitted_to(memory)) if fitting else {}
@@ -234,12 +242,13 @@ class Predictor:
         memory["track_at"] = memory["paid"] + self.track_every
 
     def figures(self, memory: Memory) -> dict[str, float]:
-        """What the predictions were worth between the last two fits, and what is mixed now.
+        """Report how good the predictions were between the last two fits, and the current weights.
 
         Returns:
-            rollouts that were predicted, in that interval; auc, calibration_error and log_loss (nats per rollout) of these,
-            and constant_log_loss of the running mean beside them, those that are defined; drift, the rise of all logits in
-            it; drift_offset, δ now; weight/… of each expert.
+            rollouts: number of rollouts that were predicted in this interval; auc, calibration_error and log_loss
+                (nats per rollout) of these predictions; constant_log_loss of the running mean for comparison; drift:
+                rise of all logits in the interval; drift_offset: δ now; weight/…: weight of each expert. Undefined
+                numbers are left out.
         """
         weight_E = self._weights(memory)
         names = [f"{name}/{penalty:g}" for name in memory["blocks"] for penalty in self.ridges] + ["mean", "record"]
@@ -267,19 +276,20 @@ class Predictor:
         widths: Mapping[str, int] | None = None,
         prior_N: ArrayLike | None = None,
     ) -> Memory:
-        """The memory for another data set: records go with their prompts; parameters, losses and drift stay.
+        """Return the memory for another data set. Records follow their prompts; parameters, losses and drift stay.
 
-        Events of prompts that left are forgotten in fits. Features of the same widths must be made by the same means; of
-        other widths, parameters are fitted at the next `refit`, to the events that are kept, and losses begin anew.
+        Events of prompts that left are not used in fits. Features with the same widths must be computed in the same
+        way. With other widths, parameters are fitted to the kept events at the next `refit`, and losses start anew.
 
         Args:
-            memory: left as it is.
-            source_N: for each prompt of the new data set its index in the old one, each at most once, −1 where it is new.
-            widths: the number of columns of each block of the new data set's features; None: they are as they were.
-            prior_N: as in `init`; looked at for new prompts, whose records it fills.
+            memory: not changed.
+            source_N: for each prompt of the new data set its index in the old one, each at most once, −1 for a new
+                prompt.
+            widths: number of columns of each block of the new features. None: as before.
+            prior_N: as in `init`; used for new prompts.
 
         Raises:
-            ValueError: an index that the old data set does not have, or has been given twice; or as in `init`.
+            ValueError: an index is not in the old data set or occurs twice; or as in `init`.
         """
         from_N = np.asarray(source_N, np.int64).reshape(-1)
         known_N, old = from_N >= 0, len(memory["hits_N"])
@@ -299,7 +309,7 @@ class Predictor:
 
     @staticmethod
     def _unfitted(memory: Memory, fresh: Memory) -> Memory:
-        """The records and events of a memory, with the parameters of a fresh one, to be fitted at once."""
+        """The records and events of a memory with the parameters of a new one; the next fit is due at once."""
         seen = memory["seen"]
         memory["event_drift"] = np.zeros_like(memory["event_drift"])
         fitted = ("blocks", "widths", "loss_E", "drift", "drift_variance", "drift_fits", "fits", "fit_at")
@@ -310,7 +320,7 @@ class Predictor:
 
     @staticmethod
     def _weights(memory: Memory) -> NDArray[np.float64]:
-        """Weight of every expert: on features by block and ridge, the mean, the record; shape (E,)."""
+        """The weight of every expert: regressions by block and ridge, then the mean, then the record; shape (E,)."""
         if memory["fits"]:
             return mixture(memory["loss_E"])
         return np.concatenate([np.zeros(memory["loss_E"].size - 2), mixture(memory["loss_E"][-2:])])
@@ -318,9 +328,10 @@ class Predictor:
     def _logits(
         self, memory: Memory, features: Features, prompts_K: NDArray[np.int64], least: float
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """μ and v of the experts on features, shape (K, blocks · ridges).
+        """μ and v of the regressions, shape (K, blocks · ridges).
 
-        They are 0 for those of a block none of whose experts weighs `least` beside the mean and each other.
+        They are 0 for a block if all its experts weigh less than `least`, compared with the mean and with each
+        other.
         """
         several, blocks = len(self.ridges), memory["blocks"]
         flat = (prompts_K.size, len(blocks) * several)
@@ -345,7 +356,7 @@ class Predictor:
         hits_K: NDArray[np.float64],
         count_K: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """What every expert says, shape (K, E)."""
+        """The prediction of every expert, shape (K, E)."""
         mu_KE, v_KE = logits
         delta = memory["drift"] - memory["drift_fits"][1]
         said_KE = np.column_stack([ridge.sigmoid(ridge.flatness(v_KE) * (mu_KE + delta)), mean_K])
@@ -354,7 +365,7 @@ class Predictor:
         return np.column_stack([said_KE, record_K])
 
     def _track(self, memory: Memory, features: Features) -> None:
-        """Count the losses of what is new, and follow the drift."""
+        """Add the losses of new events, and follow the drift."""
         at = ring.slots(memory, memory["tracked"], memory["seen"])
         if memory["fits"] and at.size:
             hits_K, count_K = memory["event_hits"][at], memory["event_count"][at].astype(np.float64)
@@ -377,16 +388,16 @@ class Predictor:
                     count_K,
                     self.drift_rate,
                 )
-            memory["event_drift"][at] = memory["drift"]  # what was estimated is the drift up to these events
+            memory["event_drift"][at] = memory["drift"]  # the estimate is the drift up to these events
         memory["tracked"] = memory["seen"]
 
     def _fitted_to(self, memory: Memory) -> NDArray[np.int64]:
-        """Slots of the events that still weigh something."""
+        """The positions of events that still have a relevant weight."""
         at = ring.slots(memory, 0, memory["seen"])
         return at[0.5 ** ((memory["paid"] - memory["event_paid"][at]) / self.half_life) >= FADED]
 
     def _fit(self, memory: Memory, rows: dict[str, NDArray[np.float32]]) -> None:
-        """New parameters from the events of `_fitted_to`."""
+        """New parameters, fitted to the events of `_fitted_to`."""
         at = self._fitted_to(memory)
         weight_K = 0.5 ** ((memory["paid"] - memory["event_paid"][at]) / self.half_life)
         offset_K = memory["event_drift"][at] - memory["drift"]
@@ -407,12 +418,12 @@ class Predictor:
         memory["fit_at"] = self._next_fit(memory["paid"])
 
     def _rows(self, memory: Memory, features: Features, at: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
-        """The rows of every block for some events."""
+        """The rows of every block of features for these events."""
         prompts_K = memory["event_prompt"][at]
         return {name: self._rows_of(memory, features, block, prompts_K) for block, name in enumerate(memory["blocks"])}
 
     @staticmethod
     def _rows_of(memory: Memory, features: Features, block: int, prompts_K: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The rows of a block for some prompts, shape (K, D)."""
+        """The rows of one block of features for these prompts, shape (K, D)."""
         name, shape = memory["blocks"][block], (len(memory["hits_N"]), memory["widths"][block])
         return rows_of(features, name, shape, prompts_K)

@@ -1,34 +1,34 @@
-"""How good predictions were: order, calibration, log-loss; hits may be fractions."""
+"""How good predictions were: ranking, calibration and log-loss. Hits may be fractions."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = 1e-3  # no rate is said to be nearer to 0 or 1; so one surprise costs at most 6.9 nats per rollout
+LEAST = 1e-3  # rates are clipped to [LEAST, 1 - LEAST], so one surprise costs at most 6.9 nats per rollout
 
 Floats = NDArray[np.float64]
 
 
 def log_losses(said_KE: Floats, hits_K: Floats, count_K: Floats) -> Floats:
-    """−h·log p − (n − h)·log(1 − p), summed over events, for each column; p is kept in [.001, .999].
+    """−h·log p − (n − h)·log(1 − p), summed over events, for each column; p is clipped to [0.001, 0.999].
 
     Args:
-        said_KE: p, shape (K, E).
-        hits_K: sum of metrics, in [0, count].
-        count_K: rollouts.
+        said_KE: p, the predictions, shape (K, E).
+        hits_K: h, the sum of metrics, in [0, count].
+        count_K: n, the rollouts.
 
     Returns:
-        Shape (E,), nats.
+        Shape (E,), in nats.
     """
     sure_KE = np.clip(said_KE, LEAST, 1 - LEAST)
     return -(hits_K @ np.log(sure_KE) + (count_K - hits_K) @ np.log1p(-sure_KE))
 
 
 def auc(said_K: Floats, hits_K: Floats, count_K: Floats) -> float | None:
-    """The probability that a success was given a higher rate than a failure, ties counted half; None without both.
+    """The probability that a success had a higher prediction than a failure; ties count half. None without both.
 
-    An event is `hits` successes and `count − hits` failures.
+    An event counts as `hits` successes and `count − hits` failures.
     """
     _, tie_K = np.unique(said_K, return_inverse=True)
     hits_T, misses_T = np.bincount(tie_K, hits_K), np.bincount(tie_K, count_K - hits_K)
@@ -38,9 +38,11 @@ def auc(said_K: Floats, hits_K: Floats, count_K: Floats) -> float | None:
 
 
 def calibration_error(said_K: Floats, hits_K: Floats, count_K: Floats, bins: int = 10) -> float:
-    """Σ share · |mean rate said − mean metric| over bins of equally many events by rate; at least 0, and chance adds to it.
+    """Σ share · |mean prediction − mean metric| over bins of events sorted by prediction, equally many in each; 0 or
+    more.
 
-    Of a perfect prediction it is about √(2 p(1 − p) bins / (π rollouts)), .05 for 640 rollouts at p = 1/2 in 10 bins.
+    Chance adds to it: a perfect prediction has about √(2 p(1 − p) bins / (π rollouts)), which is 0.05 for 640
+    rollouts at p = 1/2 in 10 bins.
     """
     error = 0.0
     for part in np.array_split(np.argsort(said_K, kind="stable"), bins):

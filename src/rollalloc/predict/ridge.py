@@ -1,4 +1,4 @@
-"""Ridge logistic regression of success rates on features, with a Laplace posterior; weights and offsets by event."""
+"""Ridge logistic regression of success rates on features, with a Laplace posterior, event weights and offsets."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_FARTHEST = 10.0  # a standardised feature beyond it is an outlier, and counts as one just there
-_PRIOR_SD = 4.0  # of a logit under ridge 1, whatever the number of features
+_FARTHEST = 10.0  # standardised features are clipped to ±10
+_PRIOR_SD = 4.0  # prior standard deviation of a logit under ridge 1, for any number of features
 _BIAS_RIDGE = 0.01
-_MOST_STEPS, _CONVERGED = 12, 1e-5  # nats
+_MOST_STEPS, _CONVERGED = 12, 1e-5  # Newton steps; a gain in nats below which the fit has converged
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]
-Features = Mapping[str, NDArray[Any]]  # by block: shape (N, D), columns of mean about 0 and deviation about 1
+Features = Mapping[str, NDArray[Any]]  # blocks of shape (N, D); columns have mean about 0 and std about 1
 
 
 def rows_of(features: Features, name: str, shape: tuple[int, int], prompts_K: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The rows of a block for some prompts, shape (K, D); reads no others.
+    """The rows of a block for some prompts, shape (K, D). Reads no other rows.
 
     Args:
-        features: by block.
-        name: of the block.
-        shape: (N, D) that a memory was made for.
+        features: all blocks.
+        name: name of the block.
+        shape: (N, D) for which the memory was made.
         prompts_K: indices in [0, N).
 
     Raises:
-        ValueError: a block that is missing, of another shape, or not finite for one of them.
+        ValueError: the block is missing, has another shape, or is not finite for one of the prompts.
     """
     if name not in features or features[name].shape != shape:
         got = features[name].shape if name in features else f"only {sorted(features)}"
         raise ValueError(f"features {name!r}: expected shape {shape}, as the memory was made for, got {got}")
-    with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
+    with np.errstate(over="ignore"):  # values that are too large for float32 are refused below
         rows_KD = features[name][prompts_K].astype(np.float32, copy=False)
     if not np.isfinite(rows_KD).all():
         bad = prompts_K[~np.isfinite(rows_KD).all(1)][0]
@@ -47,28 +47,28 @@ def sigmoid(logit: Floats) -> Floats:
 
 
 def measure(rows_KD: Rows) -> tuple[Rows, Rows]:
-    """Centre and scale of each column: its mean, and its deviation where that is above 1.
+    """Centre and scale of each column: its mean, and its standard deviation or 1 if that is larger.
 
-    A column that is standardised stays as it is, but for noise. One that varies less is never blown up, since it may be
-    one that is seldom anything but 0.
+    A standardised column stays almost unchanged. A column that varies less is not scaled up, because it may be one
+    that is rarely different from 0.
 
     Args:
         rows_KD: finite, shape (K, D).
 
     Returns:
-        centre and scale, each of shape (D,); the scale is at least 1.
+        Centre and scale, each of shape (D,). The scale is at least 1.
     """
-    mean_D, deviation_D = rows_KD.mean(0, dtype=np.float64), rows_KD.std(0, dtype=np.float64)  # squares beyond float32
+    mean_D, deviation_D = rows_KD.mean(0, dtype=np.float64), rows_KD.std(0, dtype=np.float64)  # float32 may overflow
     return mean_D.astype(np.float32), np.maximum(deviation_D, 1.0).astype(np.float32)
 
 
 def design(rows_KD: Rows, centre_D: Rows, scale_D: Rows) -> Rows:
-    """φ = (4 / √D · clip((x − centre) / scale, ±10), 1): under ridge 1 a logit's prior deviation is about 4 for any D.
+    """φ = (4 / √D · clip((x − centre) / scale, ±10), 1). Under ridge 1 the prior std of a logit is about 4 for any D.
 
     Args:
         rows_KD: finite features, shape (K, D).
-        centre_D: of `measure`.
-        scale_D: of `measure`.
+        centre_D: from `measure`.
+        scale_D: from `measure`.
 
     Returns:
         Shape (K, D + 1); the last column is the bias.
@@ -76,7 +76,7 @@ def design(rows_KD: Rows, centre_D: Rows, scale_D: Rows) -> Rows:
     count, width = rows_KD.shape
     phi_KF = np.ones((count, width + 1), np.float32)
     inner_KD = phi_KF[:, :width]
-    with np.errstate(over="ignore"):  # an infinity here is an outlier, and is clipped
+    with np.errstate(over="ignore"):  # an infinity is clipped below
         np.subtract(rows_KD, centre_D, out=inner_KD)
     inner_KD /= scale_D
     np.clip(inner_KD, -_FARTHEST, _FARTHEST, out=inner_KD)
@@ -85,7 +85,7 @@ def design(rows_KD: Rows, centre_D: Rows, scale_D: Rows) -> Rows:
 
 
 def penalties(ridge: float, size: int) -> Floats:
-    """λ of each parameter, shape (F,): the ridge, and .01 for the bias, which is the last."""
+    """λ of each parameter, shape (F,): the ridge, and 0.01 for the bias, which is the last one."""
     ridge_F = np.full(size, ridge)
     ridge_F[-1] = _BIAS_RIDGE
     return ridge_F
@@ -94,22 +94,24 @@ def penalties(ridge: float, size: int) -> Floats:
 def fit(
     phi_KF: Floats, hits_K: Floats, count_K: Floats, weight_K: Floats, offset_K: Floats, ridge: float, theta_F: Floats
 ) -> tuple[Floats, Floats]:
-    """θ that maximises Σ w (h·z − n·log(1 + e^z)) − ½ Σ λ θ², z = φθ + offset, by Newton steps; λ is .01 for the bias.
+    """Find θ that maximises Σ w (h·z − n·log(1 + e^z)) − ½ Σ λ θ² with z = φθ + offset, by Newton steps.
 
-    The score is that of the quasi-binomial family: hits need not be whole. A graded metric varies less than a success of
-    the same mean, so there the posterior is wider than it need be.
+    λ is 0.01 for the bias and `ridge` otherwise. The score is that of the quasi-binomial family, so hits need not be
+    whole numbers. Graded metrics vary less than successes with the same mean; for them the posterior is wider than
+    necessary.
 
     Args:
-        phi_KF: of `design`, shape (K, F), in float64: two columns that are nearly equal must not cost definiteness.
-        hits_K: sum of the metrics of each event, in [0, count].
-        count_K: rollouts of each event, at least 1.
-        weight_K: in (0, 1].
-        offset_K: logits added to each event's.
+        phi_KF: φ from `design`, shape (K, F), in float64, so that columns that are nearly equal stay
+            distinguishable.
+        hits_K: h, the sum of the metrics of each event, in [0, count].
+        count_K: n, the rollouts of each event, at least 1.
+        weight_K: w, in (0, 1].
+        offset_K: logits added to those of each event.
         ridge: λ, above 0.
-        theta_F: where to begin, shape (F,).
+        theta_F: start value, shape (F,).
 
     Returns:
-        θ, shape (F,), and the precision −∇² there, shape (F, F).
+        θ, shape (F,), and the precision −∇² at θ, shape (F, F).
     """
     ridge_F = penalties(ridge, theta_F.size)
     pull_K, push_K = weight_K * hits_K, weight_K * count_K
@@ -129,27 +131,28 @@ def fit(
         rooted_KF = phi_KF * np.sqrt(push_K * rate_K * (1 - rate_K))[:, None]
         precision_FF = rooted_KF.T @ rooted_KF + np.diag(ridge_F)
         step_F = np.linalg.solve(precision_FF, slope_F)
-        gain = float(slope_F @ step_F)  # twice the gain that a quadratic promises
+        gain = float(slope_F @ step_F)  # twice the gain predicted by the quadratic approximation
         while gain > _CONVERGED:
             z_K = logits(theta_F + step_F)
             then = cost(z_K, theta_F + step_F)
             if then <= now - 1e-4 * gain:
                 break
             step_F, gain = step_F / 2, gain / 2
-        else:  # nothing left to gain
+        else:  # no step length improves the objective
             break
         theta_F, now = theta_F + step_F, then
     return theta_F, precision_FF
 
 
 def spread(precision_RFF: Floats) -> tuple[Rows, Rows]:
-    """Q and c with variance of φθ_r ≈ Σ c_ri (φQ)_i², for several ridges r by one product φQ.
+    """Q and c such that the variance of φθ_r is about Σ_i c_ri (φQ)_i², for several ridges r with one product φQ.
 
-    Q holds the eigenvectors of the middle precision, and c the diagonals of Qᵀ P_r⁻¹ Q. It is exact for the middle ridge,
-    and for the others as far as their precisions have the same eigenvectors; their rates differ little.
+    Q has the eigenvectors of the middle precision, and c the diagonals of Qᵀ P_r⁻¹ Q. This is exact for the middle
+    ridge. For the others it is exact if their precisions have the same eigenvectors; the resulting rates differ
+    little.
 
     Args:
-        precision_RFF: P_r of `fit`, shape (R, F, F).
+        precision_RFF: P_r from `fit`, shape (R, F, F).
 
     Returns:
         Q, shape (F, F), and c, shape (R, F).
@@ -161,7 +164,7 @@ def spread(precision_RFF: Floats) -> tuple[Rows, Rows]:
 
 def moments(phi_KF: Rows, theta_RF: Floats, basis_FF: Rows, spread_RF: Rows) -> tuple[Floats, Floats]:
     """Mean and variance of the logits φθ_r under their posteriors, each of shape (K, R)."""
-    with np.errstate(invalid="ignore"):  # OpenBLAS computes lanes beyond the arrays, whose flags NumPy takes for theirs
+    with np.errstate(invalid="ignore"):  # OpenBLAS also computes beyond the arrays, and NumPy reports its flags
         mean_KR = phi_KF @ theta_RF.T.astype(np.float32)
         turned_KF = phi_KF @ basis_FF
         np.square(turned_KF, out=turned_KF)
@@ -169,5 +172,5 @@ def moments(phi_KF: Rows, theta_RF: Floats, basis_FF: Rows, spread_RF: Rows) -> 
 
 
 def flatness(variance: Floats) -> Floats:
-    """κ = 1 / √(1 + πv/8), by which E σ(z) ≈ σ(κμ) for z of mean μ and variance v (MacKay 1992)."""
+    """κ = 1 / √(1 + πv/8). For z with mean μ and variance v, E σ(z) ≈ σ(κμ) (MacKay 1992)."""
     return 1.0 / np.sqrt(1.0 + np.pi * variance / 8.0)
