@@ -99,9 +99,9 @@ def test_a_curriculum_is_exported_and_is_a_file_of_prompts(call, own, tmp_path):
     ("words", "said"),
     [
         ((), "give a log of rollouts, or --model with --prompts and --reward, or --task"),
-        (("log.jsonl", "--model", "model"), "--model: means nothing beside a log"),
-        (("log.jsonl", "--sample-n", 4), "--sample-n: means nothing beside a log"),
-        ((*ADVISE[1:], "--format", "trl"), "--format: means nothing for a profile"),
+        (("log.jsonl", "--model", "model"), "--model: does not apply to a log"),
+        (("log.jsonl", "--sample-n", 4), "--sample-n: does not apply to a log"),
+        ((*ADVISE[1:], "--format", "trl"), "--format: does not apply when a profile is sampled"),
         (("--task", "sort", "--reward", "a.py:f"), "--reward: a task has its own"),
         (("--model", "model"), "--model needs --prompts and --reward"),
         ((*ADVISE[1:], "--mix", "uniform"), "--mix: sets the sampling weights of --export; give --export"),

@@ -56,13 +56,13 @@ class Asked(Reading, Sampled, Exported):
         if path is not None:
             if useless:
                 raise ValueError(
-                    f"{options}: means nothing beside a log; take it out, or leave the log out to sample one"
+                    f"{options}: does not apply to a log; take it out, or leave the log out to sample a profile"
                 )
             return path, self
         if self.task is None and self.model is None:
             raise ValueError("give a log of rollouts, or --model with --prompts and --reward, or --task, to sample one")
         if useless:
-            raise ValueError(f"{options}: means nothing for a profile that is sampled here; take it out")
+            raise ValueError(f"{options}: does not apply when a profile is sampled; take it out")
         return str(self._profile(seed)), replace(self, reward=None)
 
     def _profile(self, seed: int) -> Path:

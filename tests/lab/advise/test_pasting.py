@@ -98,5 +98,5 @@ def test_names_of_files_are_quoted(framework):
 def test_what_cannot_be_pasted_is_refused():
     with pytest.raises(ValueError, match="one of rollalloc, trl, verl to paste into, got 'slime'"):
         pasted(CHOICES["raft"], "slime")
-    with pytest.raises(ValueError, match="TRL trains on 2 rows in a batch at least, got 1 × 1"):
+    with pytest.raises(ValueError, match="TRL needs batches of at least 2 rows, got 1 × 1"):
         pasted(Choice("raft", 1, 1), "trl")

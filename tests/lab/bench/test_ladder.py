@@ -157,10 +157,10 @@ def test_what_chances_say_by_hand():
 
 def test_a_rung_without_its_model_or_its_questions_names_the_command(tmp_path):
     pretrained = replace(QUICK, model=Model(pretrained="smollm2"))
-    with pytest.raises(FileNotFoundError, match=f"make it: rollalloc model smollm2 {tmp_path}/smollm2"):
+    with pytest.raises(FileNotFoundError, match=f"create it: rollalloc model smollm2 {tmp_path}/smollm2"):
         ladder.prepare(tmp_path, pretrained, SMALL)
     (tmp_path / "mine.toml").write_text(FILE)
-    with pytest.raises(FileNotFoundError, match=f"make it: rollalloc data prepare gsm8k --out {tmp_path}/data"):
+    with pytest.raises(FileNotFoundError, match=f"create it: rollalloc data prepare gsm8k --out {tmp_path}/data"):
         ladder.prepare(tmp_path, read_rung(tmp_path / "mine.toml"))
 
 

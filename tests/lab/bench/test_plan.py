@@ -71,7 +71,7 @@ def test_what_a_plan_pays_by_hand():
         ({"tier": "day"}, "unknown tier 'day'; there are smoke, ci, full, ladder"),
         ({"tasks": ["rg/sudoku"]}, "tier smoke has no task 'rg/sudoku'; there are sort"),
         ({"recipes": ["gropo", "grpo"]}, "unknown recipe 'gropo' .did you mean 'grpo'"),
-        ({"recipes": ["dapo"]}, "grpo is what every ratio is to; add it: --recipes grpo,dapo"),
+        ({"recipes": ["dapo"]}, "grpo is the baseline of every ratio; add it: --recipes grpo,dapo"),
         ({"recipes": ["grpo", "grpo"]}, "named twice: grpo"),
         ({"own": ["my_recipes:other"]}, "n must be a whole number of at least 1, got 0"),
         ({"own": ["bare_recipe:mine"]}, "bare_recipe:mine has no GRID.*docs/benchmark.md, or give --track defaults"),
@@ -154,5 +154,5 @@ def test_a_plan_knows_the_code_that_decides(monkeypatch):
 def test_searches_and_final_runs_share_no_seed():
     plan = make_plan("smoke")
     for seeds in ("seeds", "default_seeds"):
-        with pytest.raises(ValueError, match=r"seeds \[1000\] are of the search and of the final runs"):
+        with pytest.raises(ValueError, match=r"seeds \[1000\] are used by both the search and the final runs"):
             replace(plan, **{seeds: (1000, 4000)})

@@ -191,7 +191,7 @@ def test_a_recipe_that_ends_says_why():
 
 def test_what_cannot_be_simulated_is_refused():
     scenario = Scenario(cluster=Cluster(gpus=2))
-    with pytest.raises(ValueError, match="waits for a framework's loader"):
+    with pytest.raises(ValueError, match="gets its prompts from a framework's data loader"):
         simulate(replace(RECIPES["grpo"], prompts=AsOffered()), scenario, 0)
     with pytest.raises(ValueError, match="staleness must be a whole number of at least 0"):
         simulate(RECIPES["grpo"], scenario, 0, max_staleness=-1)

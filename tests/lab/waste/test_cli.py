@@ -90,9 +90,9 @@ def test_graded_rewards_and_lines_that_cannot_be_used_are_told_of(call, tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--weights", "1,2"), "weights: means nothing for a log of verl"),
+        (("--weights", "1,2"), "weights: does not apply to a log of verl"),
         (("--weights", "a"), "--weights: expected numbers separated by commas, got 'a'"),
-        (("--group-size", "4"), "group_size: means nothing for a log of verl"),
+        (("--group-size", "4"), "group_size: does not apply to a log of verl"),
         (("--group-size", "0"), "--group-size: expected a whole number of at least 1, got 0"),
         (("--reward", " "), "--reward: expected the name of a field or column"),
         (("--weights", "nan"), "--weights: expected finite numbers that are not all 0, got nan"),

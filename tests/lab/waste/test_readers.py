@@ -126,7 +126,7 @@ def test_half_a_parquet_file_is_told_of_and_the_others_are_read(tmp_path):
 
 
 def test_options_of_another_format_are_refused():
-    with pytest.raises(ValueError, match="weights and group_size: means nothing for a log of verl"):
+    with pytest.raises(ValueError, match="weights and group_size: does not apply to a log of verl"):
         read_log(SAMPLES / "verl", options=Options(weights=(1.0,), group_size=4))
 
 

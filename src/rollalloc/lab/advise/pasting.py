@@ -89,7 +89,7 @@ def _ours(choice: Choice, source: Source, task: str) -> str:
 def _trl(choice: Choice, source: Source, task: str) -> str:
     rows = choice.groups * choice.n
     if rows < _LEAST_ROWS:
-        raise ValueError(f"TRL trains on {_LEAST_ROWS} rows in a batch at least, got {choice.groups} × {choice.n}")
+        raise ValueError(f"TRL needs batches of at least {_LEAST_ROWS} rows, got {choice.groups} × {choice.n}")
     # TRL refuses num_generations=1, so set the smallest divisor of the batch; it is ignored, since the recipe decides n.
     each = choice.n if choice.n > 1 else _divisors(rows)[1]
     why = f"  # ignored: the recipe generates n={choice.n}; TRL refuses 1" if each != choice.n else ""

@@ -125,7 +125,7 @@ def _ended(place: Path, plan: Plan, task: TaskPlan, each: Contestant, seed: int,
     run = Run.described_in(place)
     said = (run.task, run.recipe, run.name, run.settings.seed, run.max_rollouts, run.settings.eval_every)
     if said != (task.name, each.recipe, each.label, seed, task.budget, task.eval_every):
-        raise ValueError(f"{place} is of another run than the plan has there; it says {said}")
+        raise ValueError(f"{place} holds another run than the plan expects there; it says {said}")
     return ended(run, place, target=task.target, diverged=diverged)
 
 

@@ -96,7 +96,7 @@ def contestants(names: Sequence[str], own: Sequence[str], tier: Tier, tracks: Se
     if twice := {each for each in every if every.count(each) > 1}:
         raise ValueError(f"named twice: {', '.join(sorted(twice))}; each method is compared once")
     if BASELINE not in every:
-        raise ValueError(f"{BASELINE} is what every ratio is to; add it: --recipes {','.join((BASELINE, *names))}")
+        raise ValueError(f"{BASELINE} is the baseline of every ratio; add it: --recipes {','.join((BASELINE, *names))}")
     made = tuple(
         _labelled(each, *tier.methods[each]) if each in tier.methods else contestant(each, tier, tracks)
         for each in every

@@ -96,7 +96,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if shared := {seed for rung in self.search for seed in rung.seeds} & {*self.seeds, *self.default_seeds}:
-            raise ValueError(f"seeds {sorted(shared)} are of the search and of the final runs; each must have its own")
+            raise ValueError(
+                f"seeds {sorted(shared)} are used by both the search and the final runs; use different ones"
+            )
 
     def described(self) -> dict[str, Any]:
         """The plan as plain data."""
@@ -234,7 +236,7 @@ def _task_plan(name: str, tier: Tier) -> TaskPlan:
     _, preset = preset_of(name)
     if preset.target is None:
         raise ValueError(
-            f"{name} has no target, and a leaderboard's are fixed before its runs; give it a `Preset` with one"
+            f"{name} has no target, which a leaderboard must fix before its runs; give it a `Preset` with a target"
         )
     preset = replace(preset, eval_every=tier.eval_every or preset.eval_every)
     rung = RUNGS[name.removeprefix(PREFIX)].digest if name.startswith(PREFIX) else ""

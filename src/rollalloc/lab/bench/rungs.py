@@ -189,9 +189,7 @@ class LadderRung:
         if self.warm_up is None and self.model.hidden is not None:
             raise ValueError("warm_up: a model from scratch needs one")
         if self.warm_up is not None and (self.questions is not None or self.model.hub is not None):
-            raise ValueError(
-                "warm_up: there are demonstrations for the ladder's own questions only, and models that lie here"
-            )
+            raise ValueError("warm_up: only works with the ladder's own questions and a local model")
 
     @property
     def task(self) -> str:

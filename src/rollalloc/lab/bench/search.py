@@ -107,9 +107,7 @@ def settings_of(
             f"{len(shapes)}; add {wanted - len(shapes)}"
         )
     if any(shape in shapes[:at] for at, shape in enumerate(shapes[:wanted])):
-        raise ValueError(
-            f"{recipe}: its GRID has the same parameters twice in the first {wanted}; each must be another"
-        )
+        raise ValueError(f"{recipe}: its GRID has the same parameters twice in the first {wanted}; all must differ")
     return tuple(Tuned(dict(shape), rate) for rate in rates for shape in shapes[:wanted])
 
 

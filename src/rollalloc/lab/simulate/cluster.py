@@ -196,8 +196,8 @@ class Scenario:
         refuse_unmeasured(recipe, "the simulator")
         if isinstance(recipe.prompts, OfferedPromptRule):
             raise ValueError(
-                f"{recipe.prompts!r} waits for a framework's loader, which there is not here; give a recipe that "
-                "draws its prompts"
+                f"{recipe.prompts!r} gets its prompts from a framework's data loader, which the simulator lacks; "
+                "give a recipe that draws its prompts"
             )
         if self.cluster.schedule == "async":
             if max_staleness is None and self.cluster.ahead is None:

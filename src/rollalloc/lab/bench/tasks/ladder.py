@@ -275,7 +275,7 @@ def _on_others(folder: Path, rung: LadderRung, asked: Questions) -> TaskFiles:
         places = [Path(name), folder / "data" / f"{name}.parquet"]
         if not (there := [place for place in places if place.is_file()]):
             command = f"rollalloc data prepare {' '.join(asked.sets)} --out {folder / 'data'}"
-            raise FileNotFoundError(f"{rung.task} needs {places[1]}, which is not there; make it: {command}")
+            raise FileNotFoundError(f"{rung.task} needs {places[1]}, which is missing; create it: {command}")
         found.append(there[0])
     return TaskFiles(
         model=Path(_base(folder, rung)),
@@ -301,7 +301,7 @@ def _base(folder: Path, rung: LadderRung) -> str:
     place = folder / name
     if not (place / "config.json").is_file():
         raise FileNotFoundError(
-            f"{rung.task} needs {MODELS[name].title} in {place}, which is not there; make it: "
+            f"{rung.task} needs {MODELS[name].title} in {place}, which is missing; create it: "
             f"rollalloc model {name} {place}"
         )
     return str(place)

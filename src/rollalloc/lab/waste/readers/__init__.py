@@ -44,7 +44,7 @@ def read_log(
         if getattr(options, name) is not None and name not in reader.options
     ]
     if unused:
-        raise ValueError(f"{' and '.join(unused)}: means nothing for a log of {format}; leave it out, or --format")
+        raise ValueError(f"{' and '.join(unused)}: does not apply to a log of {format}; leave it out, or --format")
     chosen = reader.choose(files)
     if not chosen:
         raise ValueError(f"{path}: expected {reader.expects}, found {_some(files)}")
