@@ -193,6 +193,20 @@ def test_a_call_cut_short_keeps_what_was_finished_and_a_torn_file_is_made_again(
     assert len(load_prompts(out / "gsm8k_test.parquet")) == 1
 
 
+def test_a_folder_whose_files_name_no_split_is_taken_whole_and_it_is_said(local: Path, tmp_path: Path, caplog) -> None:
+    folder = tmp_path / "sets" / "deepmath"
+    (local / "deepmath.jsonl").unlink()
+    write_rows(folder / "part-0.parquet", ROWS["deepmath"][:1])
+    write_rows(folder / "part-1.parquet", ROWS["deepmath"][1:])
+    (file,) = prepare(["deepmath"], tmp_path / "out", local=local)
+    assert file.rows == 2
+    (said,) = caplog.messages
+    assert "all 2 files are taken for the 'train' split of deepmath" in said
+    caplog.clear()
+    prepare(["deepmath"], tmp_path / "chosen", local=local, splits={"deepmath": "all"})
+    assert not caplog.messages
+
+
 def test_files_of_a_folder_are_one_set(local: Path, tmp_path: Path) -> None:
     folder = tmp_path / "sets" / "deepmath"
     (local / "deepmath.jsonl").unlink()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from reprlib import repr as short
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 ALL = "all"  # choice of every file of a folder, whatever split it is of
 
@@ -79,6 +82,15 @@ def files_of_split(folder: Path, wanted: Wanted) -> list[Path]:
     if chosen is None:
         raise ValueError(
             f"{folder}: cannot tell which files are the split {wanted.named!r} of {wanted.name}; {_choices(groups, wanted)}"
+        )
+    if chosen == ALL:
+        log.warning(
+            "%s: no name of a file says a split, so all %d files are taken for the %r split of %s; if they hold others "
+            "too, choose with --split, or put the files of each into a folder named after it",
+            folder,
+            len(files),
+            wanted.split,
+            wanted.name,
         )
     return groups[chosen]
 
