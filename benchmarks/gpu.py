@@ -46,7 +46,7 @@ from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.contestants import BASELINE
 from rollalloc.lab.bench.leaderboard import run_leaderboard
 from rollalloc.lab.bench.plan import TABLE, Plan, TaskPlan, freeze, plan_of_rung
-from rollalloc.lab.bench.pool import Failed
+from rollalloc.lab.bench.pool import RunsFailed
 from rollalloc.lab.bench.presets import source_of
 from rollalloc.lab.bench.rungs import RUNGS, LadderRung, read_rung
 from rollalloc.lab.bench.tasks import ladder
@@ -281,7 +281,7 @@ def _run(plan: Plan, out: Path, base: Any, processes: int, left_s: float | None)
             run_leaderboard(plan, out, out, processes=processes, watcher=shown.show, base_of=base, stop=stop)
     except Stopped as stopped:
         return str(stopped)
-    except Failed as failed:
+    except RunsFailed as failed:
         return f"some runs failed: {failed}"
     finally:
         clock.cancel()

@@ -12,7 +12,7 @@ from findings_map import LATE_SHARES, SIZES, WINDOW, Floats, Map, Method, pool_o
 from findings_runs import gains, more_than
 from matplotlib.colors import TwoSlopeNorm
 
-from rollalloc.lab.bench.summary import Ended, Interval
+from rollalloc.lab.bench.summary import EndedRun, Interval
 
 STEPS = np.arange(10) / 10  # shares of hopeless and of solved prompts
 INK, BLUE, RED, GREY = "#222222", "#2a6fb0", "#c0392b", "#888888"
@@ -127,7 +127,7 @@ def draw_runs(predicted: Mapping[str, tuple[Floats, float]], trained: Mapping[st
     plt.close(figure)
 
 
-def lines(found: Mapping[str, Sequence[Ended]]) -> list[str]:
+def lines(found: Mapping[str, Sequence[EndedRun]]) -> list[str]:
     """A table of a question's runs: points of accuracy gained, and how many more than the first gained."""
     base = next(iter(found.values()))
     table = ["| | gain by seed, points | mean | more than the first, by seed | mean |", "|---|---|---|---|---|"]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rollalloc.data.prompts import PromptSet, load_prompts, write_prompts
 from rollalloc.lab.bench.compare import is_finished
 from rollalloc.lab.bench.presets import Tuned, task_run, task_source
-from rollalloc.lab.bench.summary import Ended, Interval, ended, interval
+from rollalloc.lab.bench.summary import EndedRun, Interval, ended, interval
 from rollalloc.lab.bench.tasks.files import make_once
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
@@ -149,7 +149,7 @@ def run_of(variant: Variant, label: str, seed: int, tasks: Path, rollouts: int) 
     return replace(run, source=source, task=variant.pool, label=label, max_rollouts=rollouts)
 
 
-def carried_out(variant: Variant, label: str, seed: int, tasks: Path, out: Path, rollouts: int) -> Ended:
+def carried_out(variant: Variant, label: str, seed: int, tasks: Path, out: Path, rollouts: int) -> EndedRun:
     """The run, unless it is there; what it found."""
     run = run_of(variant, label, seed, tasks, rollouts)
     place = folder_of(run, out)
@@ -161,10 +161,10 @@ def carried_out(variant: Variant, label: str, seed: int, tasks: Path, out: Path,
     return found
 
 
-def answers(question: str, tasks: Path, out: Path, seeds: Sequence[int], rollouts: int) -> dict[str, list[Ended]]:
+def answers(question: str, tasks: Path, out: Path, seeds: Sequence[int], rollouts: int) -> dict[str, list[EndedRun]]:
     """Every run of a question, by label; all labels on one seed before the next."""
     asked = QUESTIONS[question]
-    found: dict[str, list[Ended]] = {label: [] for label in asked}
+    found: dict[str, list[EndedRun]] = {label: [] for label in asked}
     for seed in seeds:
         for label, variant in asked.items():
             found[label].append(carried_out(variant, label, seed, tasks, out / "matched", rollouts))
@@ -191,7 +191,7 @@ def best(tried: Mapping[str, Variant], tasks: Path, out: Path, rollouts: int) ->
     return list(tried.values())[at]
 
 
-def large_groups(tasks: Path, out: Path, seeds: Sequence[int]) -> dict[str, list[Ended]]:
+def large_groups(tasks: Path, out: Path, seeds: Sequence[int]) -> dict[str, list[EndedRun]]:
     """Every run of `large`, by method, with the settings that its search found."""
     chosen = {
         name: best(
@@ -206,7 +206,7 @@ def large_groups(tasks: Path, out: Path, seeds: Sequence[int]) -> dict[str, list
         )
         for name, shapes in large().items()
     }
-    found: dict[str, list[Ended]] = {name: [] for name in chosen}
+    found: dict[str, list[EndedRun]] = {name: [] for name in chosen}
     for seed in seeds:
         for name, variant in chosen.items():
             found[name].append(carried_out(variant, name, seed, tasks, out / "large", BUDGET))
@@ -216,11 +216,11 @@ def large_groups(tasks: Path, out: Path, seeds: Sequence[int]) -> dict[str, list
 
 def cell(
     at: tuple[str, int], rates: Mapping[str, float], tasks: Path, out: Path, seeds: Sequence[int], rollouts: int
-) -> dict[str, list[Ended]]:
+) -> dict[str, list[EndedRun]]:
     """A cell of the map with real training, on fresh seeds: every run, by method."""
     pool, n = at
     every = methods(n)
-    found: dict[str, list[Ended]] = {name: [] for name in rates}
+    found: dict[str, list[EndedRun]] = {name: [] for name in rates}
     for seed in seeds:
         for name, rate in rates.items():
             variant = replace(every[name], pool=pool, rate=rate)
@@ -250,12 +250,12 @@ def _unchanged() -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------------------- comparison
 
 
-def gains(found: Sequence[Ended]) -> Interval:
+def gains(found: Sequence[EndedRun]) -> Interval:
     """Held-out accuracy of each run's last weights, its budget spent, less that of the initial model."""
     return interval([each.last["accuracy"] - each.curve.accuracy[0] for each in found])
 
 
-def more_than(base: Sequence[Ended], other: Sequence[Ended]) -> Interval:
+def more_than(base: Sequence[EndedRun], other: Sequence[EndedRun]) -> Interval:
     """By how much the other gained more on the same seed."""
     return interval([two - one for one, two in zip(gains(base).values, gains(other).values, strict=True)])
 

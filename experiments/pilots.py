@@ -19,7 +19,7 @@ from typing import Any
 
 from rollalloc.lab.bench.compare import is_finished
 from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, Tuned, made, planned_run
-from rollalloc.lab.bench.summary import Ended, Interval, RecipeSummary, ended, summaries_to
+from rollalloc.lab.bench.summary import EndedRun, Interval, RecipeSummary, ended, summaries_to
 from rollalloc.train.description import Run, folder_of
 from rollalloc.train.execution import execute, one_thread
 
@@ -52,7 +52,7 @@ def run_of(task: str, method: str, rate: float, seed: int, rollouts: int | None 
     return replace(run, label=f"{method}@{rate:g}" if rollouts else method, max_rollouts=rollouts or most)
 
 
-def carried_out(planned: Run, out: Path, tasks: Path) -> Ended:
+def carried_out(planned: Run, out: Path, tasks: Path) -> EndedRun:
     """The run, unless it is there; what it found."""
     run = made(planned, tasks)
     place = folder_of(run, out)
@@ -96,14 +96,14 @@ def table(out: Path) -> Iterable[str]:
             yield f"| {task}, {target} | {label} | {each.learning_rate:g} | {reached} | {' | '.join(cells)} |"
 
 
-def over_of(task: str, out: Path) -> Sequence[Ended]:
+def over_of(task: str, out: Path) -> Sequence[EndedRun]:
     """A task's runs that have ended."""
     places = [file.parent for file in sorted((out / "runs").rglob("run.json"))]
     runs = [(place, run) for place in places if (run := Run.described_in(place)).task == task]
     return [found for place, run in runs if (found := ended(run, place)) is not None]
 
 
-def over_pilot_commit(over: Sequence[Ended], label: str) -> Interval | None:
+def over_pilot_commit(over: Sequence[EndedRun], label: str) -> Interval | None:
     """The cost of a method over that of Pilot-Commit."""
     pair: Sequence[RecipeSummary] = summaries_to(
         label, [each for each in over if each.run.name in (label, "pilot_commit")]

@@ -29,7 +29,7 @@ from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.lab.advise.predictability import predicted_rates
 from rollalloc.lab.bench.plan import frozen_in, place_of
 from rollalloc.lab.bench.rungs import PREFIX, RUNGS
-from rollalloc.lab.bench.summary import Ended, Interval, ended, interval
+from rollalloc.lab.bench.summary import EndedRun, Interval, ended, interval
 from rollalloc.lab.bench.tasks import ladder
 from rollalloc.models.features import features_of
 from rollalloc.models.likelihood import exact_answers
@@ -61,7 +61,7 @@ class OnRung:
 
     name: str
     parameters: int
-    runs: Mapping[str, Mapping[int, Ended]]
+    runs: Mapping[str, Mapping[int, EndedRun]]
 
 
 # ------------------------------------------------------------------------------------------------------------- its tables
@@ -74,7 +74,7 @@ def rungs_in(folders: Sequence[Path]) -> list[OnRung]:
         plan, _ = frozen_in(folder)
         for task in plan.tasks:
             name = task.name.removeprefix(PREFIX)
-            runs: dict[str, dict[int, Ended]] = {}
+            runs: dict[str, dict[int, EndedRun]] = {}
             for each in plan.contestants:
                 for seed in plan.seeds_of("defaults", task):
                     place = folder / place_of("defaults", task, each.label, seed)
@@ -87,14 +87,14 @@ def rungs_in(folders: Sequence[Path]) -> list[OnRung]:
     return sorted(found.values(), key=lambda rung: rung.parameters)
 
 
-def ratio(dear: Ended, cheap: Ended, within: float = inf) -> float | None:
+def ratio(dear: EndedRun, cheap: EndedRun, within: float = inf) -> float | None:
     """The first run's rollouts over the second's, at the lower of their accuracies after so many; None: one never rose."""
     level = min(float(np.interp(within, run.curve.rollouts, run.curve.accuracy)) for run in (dear, cheap))
     paid = [_paid(run, level) for run in (dear, cheap)]
     return paid[0] / paid[1] if min(paid) > 0 else None
 
 
-def _paid(run: Ended, level: float) -> float:
+def _paid(run: EndedRun, level: float) -> float:
     """Rollouts until a run's accuracy first stands at a level that it reaches."""
     at, accuracy = np.array(run.curve.rollouts), np.array(run.curve.accuracy)
     first = int(np.argmax(accuracy >= level))
@@ -195,7 +195,7 @@ def _of_rung(rung: OnRung) -> None:
         print(f"| {' | '.join(row)} |")
 
 
-def _auc(run: Ended) -> float | None:
+def _auc(run: EndedRun) -> float | None:
     """Of what a run predicted, weighed by rollouts; None: it predicts nothing."""
     found = dict(_fits(run.folder))
     return (

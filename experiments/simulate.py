@@ -29,7 +29,7 @@ from rollalloc.lab.simulate.cluster import Cluster, Scenario
 from rollalloc.lab.simulate.cost import Costs, Latency
 from rollalloc.lab.simulate.hardware import Hardware
 from rollalloc.lab.simulate.simulation import Simulation, simulate
-from rollalloc.lab.simulate.workload import Fitted, Lengths, Logged, Outcome, Workload, read_rollouts
+from rollalloc.lab.simulate.workload import Fitted, Lengths, Logged, SimulatedOutcome, Workload, read_rollouts
 from rollalloc.rules.intake import Ahead, Fill
 from rollalloc.rules.sizes import Fixed
 
@@ -76,8 +76,8 @@ class Exactly:
     def describe(self) -> dict[str, Any]:
         return {"source": "the sampler", "prompts": self.prompts}
 
-    def outcome(self, prompt: int, rollout: int, version: int) -> Outcome:
-        return Outcome(self.tokens[rollout], self.tokens[rollout] == self.limit, rollout % 2 == 0)
+    def outcome(self, prompt: int, rollout: int, version: int) -> SimulatedOutcome:
+        return SimulatedOutcome(self.tokens[rollout], self.tokens[rollout] == self.limit, rollout % 2 == 0)
 
 
 def sampler() -> None:

@@ -26,7 +26,7 @@ def one_torch_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def task(tmp_path_factory: pytest.TempPathFactory) -> TaskFiles:
-    config = sort.Config(symbols=8, train=80, heldout=20, warm_up=WarmUp(steps=20, batch=32, rise=1))
+    config = sort.SortConfig(symbols=8, train=80, heldout=20, warm_up=WarmUp(steps=20, batch=32, rise=1))
     return sort.prepare(tmp_path_factory.mktemp("task"), config)
 
 

@@ -142,3 +142,30 @@ def test_training_a_model_of_ones_own_needs_nothing_of_the_benchmark():
     assert {"rollalloc.cli.sources", "rollalloc.train.defaults", "rollalloc.train.loop"} <= modules
     assert not sorted(name for name in modules if floor(name) == "lab")
     assert "rollalloc.lab.bench.presets" in reachable("rollalloc.cli.tasks", without="")  # it makes a task's files
+
+
+# Classes that share a public name with another one, each with its module; the list may only become shorter.
+SHARED_NAMES = {"Run": {"core.run", "train.description"}}
+
+
+def classes(source: str) -> set[str]:
+    """Names of the classes that a module's text defines, whether at its top or within another class or a function."""
+    return {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)}
+
+
+def test_a_class_name_is_defined_once():
+    """So that a name in an error, a guide or a search is one class. Private classes and private modules are free."""
+    modules: dict[str, set[str]] = {}
+    for path in ROOT.rglob("*.py"):
+        module = path.relative_to(ROOT).with_suffix("").parts
+        if any(part.startswith("_") and part != "__init__" for part in module):
+            continue
+        for name in classes(path.read_text("utf-8")):
+            if not name.startswith("_"):
+                modules.setdefault(name, set()).add(".".join(module))
+    shared = {name: where for name, where in modules.items() if len(where) > 1}
+    assert shared == {name: where for name, where in SHARED_NAMES.items() if name in shared}
+
+
+def test_a_class_is_seen_wherever_it_stands():
+    assert classes("class A:\n    class B:\n        pass\n\ndef f():\n    class C:\n        pass") == {"A", "B", "C"}

@@ -24,7 +24,9 @@ REWARD = (
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `model`, `prompts.parquet`, the same as `prompts.jsonl`, `heldout.jsonl` and `my_reward.py`."""
     folder = tmp_path_factory.mktemp("own")
-    files = sort.prepare(folder, sort.Config(symbols=6, train=8, heldout=4, warm_up=WarmUp(steps=2, batch=4, rise=1)))
+    files = sort.prepare(
+        folder, sort.SortConfig(symbols=6, train=8, heldout=4, warm_up=WarmUp(steps=2, batch=4, rise=1))
+    )
     rows: list[dict[str, Any]] = [
         {
             "data_source": "mine",

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from rollalloc.lab.bench.summary import ended
-from rollalloc.lab.report.board import Board
+from rollalloc.lab.report.board import BoardPages
 from rollalloc.lab.report.page import sections
 from rollalloc.lab.report.terminal import view
 from rollalloc.runs.discovery import comparisons, is_over
@@ -70,7 +70,7 @@ def test_all_that_speaks_of_a_run_says_the_same(call, own, tmp_path, case):
     assert len(run.curve.accuracy) > 1 or not accuracy or case == "stopped"  # else a figure of them is a dot
     assert is_over(folder, [run]) == (case != "stopped")
 
-    terminal, board, watched = " ".join(output.split()), Board(tmp_path / "runs").page("/"), shown(run)
+    terminal, board, watched = " ".join(output.split()), BoardPages(tmp_path / "runs").page("/"), shown(run)
     [page] = sections(comparisons(folder), folder)
     story = "".join(f"{finding.lead}{finding.rest}" for finding in page.findings)
     assert f"{paid:,} rollouts" in story or not paid

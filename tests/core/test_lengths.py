@@ -11,7 +11,7 @@ import pytest
 from rollalloc import Allocator, recipes
 from rollalloc.core.errors import RuleError
 from rollalloc.core.events import Cancelled, Done, Updated
-from rollalloc.core.rule import Sample, StopRule
+from rollalloc.core.rule import SampledStops, StopRule
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.recipes.darts import ShortestAndLongest
 
@@ -121,7 +121,7 @@ class Keeps(StopRule):
     kept: tuple[tuple[int, float], ...]
 
     def __call__(self, group, view, rng):
-        return Sample([max(group.running)], dict(self.kept))
+        return SampledStops([max(group.running)], dict(self.kept))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ class SaysOfShares(StopRule):
     said: ClassVar[object] = None
 
     def __call__(self, group, view, rng):
-        return Sample([], self.said)
+        return SampledStops([], self.said)
 
 
 @pytest.mark.parametrize("said", [[1], None, {1: None}, {1: "half"}, {1.5: 0.5}, {"1": 0.5}])

@@ -15,7 +15,7 @@ from rollalloc.core.recipe import Replay
 from rollalloc.predict.predictor import Predictor
 from rollalloc.recipes.foresight import Foresight
 from rollalloc.recipes.mopps import Posterior
-from rollalloc.testing.feeder import Run
+from rollalloc.testing.feeder import AuditedRun
 from rollalloc.testing.world import World
 
 PROMPTS = PromptTable(
@@ -50,7 +50,7 @@ class Driver(RuleBasedStateMachine):
     def begin(self, recipe, budget, seed):
         self.budget, self.since_batch = budget, 0
         world = World(seed, rewards=(0.0, 1.0))
-        self.under_audit = Run(replace(recipe, budget=budget), PROMPTS, world, seed=seed, reload=0.3)
+        self.under_audit = AuditedRun(replace(recipe, budget=budget), PROMPTS, world, seed=seed, reload=0.3)
 
     @property
     def running(self):

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from rollalloc.core.table import key_digests
 from rollalloc.data.feature_file import Origin, holds_features, read_features, seal, write_features
-from rollalloc.data.features import Cost, Features
+from rollalloc.data.features import FeatureCost, Features
 
 KEYS = tuple(f"mine/{number}" for number in range(6))
 ORIGIN = Origin("some/model", "abc", 3)
@@ -22,7 +22,7 @@ ORIGIN = Origin("some/model", "abc", 3)
 def make_features(rows=6, **more):
     numbers_N = np.arange(rows, dtype=np.float32)
     blocks = {"hidden": np.stack([numbers_N, -numbers_N], axis=1), "length": numbers_N[:, None], **more}
-    return Features(blocks, Cost(rows, 40, 1.5))
+    return Features(blocks, FeatureCost(rows, 40, 1.5))
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_what_was_written_is_read(path):
     for name, block_ND in make_features().blocks.items():
         assert np.array_equal(read.blocks[name], block_ND)
         assert read.blocks[name].dtype == np.float32
-    assert read.cost == Cost(6, 40, 1.5)
+    assert read.cost == FeatureCost(6, 40, 1.5)
     described = described_in(path)
     assert described["origin"] == {"model": "some/model", "weights": "abc", "seed": 3}
     assert described["blocks"] == {"hidden": 2, "length": 1}
@@ -74,7 +74,7 @@ def test_rows_come_in_the_readers_order(path, order):
 
 def test_the_order_of_the_blocks_is_kept(tmp_path):
     blocks = {name: np.ones((1, 1), np.float32) for name in ("zeta", "alpha", "mid dle/é")}
-    write_features(tmp_path / "f.safetensors", ["k"], Features(blocks, Cost(1, 0, 0.0)))
+    write_features(tmp_path / "f.safetensors", ["k"], Features(blocks, FeatureCost(1, 0, 0.0)))
     assert list(read_features(tmp_path / "f.safetensors", ["k"]).blocks) == list(blocks)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from rollalloc.data.features import (
-    Cost,
+    FeatureCost,
     Features,
     check_width,
     log_length,
@@ -149,7 +149,7 @@ def test_own_arrays_are_standardised_and_where_wide_projected():
     rng = np.random.default_rng(0)
     narrow, wide = rng.standard_normal((20, 3)), 1000 + rng.standard_normal((20, 30))
     made = own_features({"narrow": narrow, "wide": wide.tolist()}, width=8)
-    assert made.cost == Cost(20, 0, 0.0)
+    assert made.cost == FeatureCost(20, 0, 0.0)
     assert np.array_equal(made.blocks["narrow"], standardised(narrow))
     assert made.blocks["wide"] == pytest.approx(standardised(standardised(wide) @ projection(0, 30, 8)), abs=1e-4)
 
@@ -175,7 +175,7 @@ def test_arrays_that_are_no_features_are_refused(blocks, message):
 )
 def test_features_are_float32_with_a_row_a_prompt(block_ND):
     with pytest.raises(ValueError, match="features 'mine': expected float32 of shape"):
-        Features({"mine": block_ND}, Cost(2, 0, 0.0))
+        Features({"mine": block_ND}, FeatureCost(2, 0, 0.0))
 
 
 @pytest.mark.parametrize("width", [0, -1, 4097, 2.0, True, "256"])

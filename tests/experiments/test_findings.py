@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollalloc.lab.bench.summary import Ended
+from rollalloc.lab.bench.summary import EndedRun
 from rollalloc.runs.cost import Curve
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
@@ -87,7 +87,7 @@ def run_with(*accuracy):
     grid = tuple(100.0 * at for at in range(count))
     curve = Curve(grid, grid, grid, grid, tuple(range(count)), accuracy, (0.0,) * count)
     last = {"accuracy": accuracy[-1] + 0.01}  # weights that no point of the grid has
-    return Ended(None, Path(), curve, (), last, {}, None)
+    return EndedRun(None, Path(), curve, (), last, {}, None)
 
 
 def test_gains_are_compared_on_the_same_seed():

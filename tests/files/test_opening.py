@@ -11,7 +11,7 @@ from rollalloc.data.prepare import prepare
 from rollalloc.files.claims import Claims, Lock
 from rollalloc.files.opening import opened, read_text
 from rollalloc.lab.bench.tasks.files import make_once
-from rollalloc.lab.bench.tasks.sort import Config
+from rollalloc.lab.bench.tasks.sort import SortConfig
 from rollalloc.runs.reader import newest_line, read_metrics
 from rollalloc.train.checkpoint import CorruptCheckpoint, load_newest
 from rollalloc.train.description import Run
@@ -60,7 +60,7 @@ READERS = {
     "metrics.jsonl": newest_line,
     "run.json": Run.described_in,
     "prepared.json": lambda folder: prepare(["gsm8k"], folder, local=raw_sets(folder / "raw")),
-    ".task.lock": lambda folder: make_once(folder / "task", Config(), lambda made: None),
+    ".task.lock": lambda folder: make_once(folder / "task", SortConfig(), lambda made: None),
 }
 
 

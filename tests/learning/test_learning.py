@@ -39,7 +39,7 @@ def one_thread():
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> TaskFiles:
     """A quarter of the skills, a sixteenth of the prompts; ten bands of initial p from 0 to 1, equally full."""
-    config = skills.Config(skills=64, images=16, train=512, heldout=128, warm_up=WarmUp(steps=250, batch=64))
+    config = skills.SkillsConfig(skills=64, images=16, train=512, heldout=128, warm_up=WarmUp(steps=250, batch=64))
     return skills.prepare(tmp_path_factory.mktemp("skills"), "balanced", config)
 
 

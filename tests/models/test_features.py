@@ -16,7 +16,7 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from rollalloc.data.features import Cost, log_length, projection, standardised, token_bag
+from rollalloc.data.features import FeatureCost, log_length, projection, standardised, token_bag
 from rollalloc.models.features import _Reduction, features_of, weights_digest
 
 VOCABULARY, HIDDEN, LAYERS, CONTEXT, PAD = 40, 16, 2, 64, 0
@@ -268,7 +268,7 @@ def test_what_it_cost_is_counted_and_shown():
     shown = []
     made = features_of(make_model(), tokens, pad_id=PAD, progress=lambda *at: shown.append(at))
     total = sum(map(len, tokens))
-    assert made.cost == Cost(300, total, made.cost.seconds)
+    assert made.cost == FeatureCost(300, total, made.cost.seconds)
     assert made.cost.seconds > 0
     assert shown[-1] == (total, total)
     assert shown == sorted(set(shown))

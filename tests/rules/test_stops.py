@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.rule import Sample, View
+from rollalloc.core.rule import SampledStops, View
 from rollalloc.core.seeds import rng
 from rollalloc.recipes.darts import SampledTail, ShortestAndLongest, ShortestOnly
 
@@ -36,14 +36,14 @@ def test_sampled_tail_by_hand(group, stopped, kept):
     if kept is None:
         assert decided == ()
         return
-    assert isinstance(decided, Sample)
+    assert isinstance(decided, SampledStops)
     assert len(decided.cancel) == len(set(decided.cancel)) == stopped
     assert list(decided.kept.values()) == kept
     assert {*decided.cancel, *decided.kept} == {*group.running}
 
 
 def test_without_a_tail_all_are_stopped_at_once():
-    assert made(GroupView.of([1, 0], running=2), 2, 0) == Sample([2, 3], {})
+    assert made(GroupView.of([1, 0], running=2), 2, 0) == SampledStops([2, 3], {})
 
 
 def test_the_sample_is_uniform():

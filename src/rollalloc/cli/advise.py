@@ -20,7 +20,7 @@ from rollalloc.cli.reading import plain, points
 from rollalloc.cli.sampled import Asked
 
 if TYPE_CHECKING:
-    from rollalloc.lab.advise.verdict import Choice, Verdict
+    from rollalloc.lab.advise.verdict import Advice, Choice
     from rollalloc.lab.waste.groups import Log
 
 _MOST = 1_000_000  # rollouts per batch, at most: catches a slip of the finger before it is pasted
@@ -125,7 +125,7 @@ def _choice(text: str) -> Choice:
     return Choice(recipe, counts[1] if "groups" in given else max(1, round(BATCH / n)), n)
 
 
-def _pastes(verdict: Verdict, framework: str, asked: Asked) -> list[str]:
+def _pastes(verdict: Advice, framework: str, asked: Asked) -> list[str]:
     """Configuration to paste for the recommended setting, and what it changes; empty if nothing changes."""
     from rollalloc.lab.advise.pasting import changes, pasted
     from rollalloc.train.description import Source

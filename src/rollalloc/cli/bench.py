@@ -70,7 +70,7 @@ def bench(
 
 def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int) -> None:
     from rollalloc.lab.bench.leaderboard import run_leaderboard
-    from rollalloc.lab.bench.pool import Failed
+    from rollalloc.lab.bench.pool import RunsFailed
     from rollalloc.processes.stopping import Stopped
 
     try:
@@ -81,7 +81,7 @@ def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int)
         leave(console, str(stopped), stopped.by)
     except KeyboardInterrupt:
         leave(console, "left at once; the same command goes on from the newest checkpoint of each run", SIGINT)
-    except Failed:  # show what is finished, although a run failed
+    except RunsFailed:  # show what is finished, although a run failed
         _written(console, out)
         raise
     if _written(console, out):

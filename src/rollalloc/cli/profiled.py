@@ -11,7 +11,7 @@ from rich.table import Table
 from rollalloc.cli.reading import points, table
 
 if TYPE_CHECKING:
-    from rollalloc.lab.advise.lengths import Lengths
+    from rollalloc.lab.advise.lengths import LengthProfile
     from rollalloc.lab.advise.predictability import Predictability
     from rollalloc.lab.advise.profile import Profile
     from rollalloc.lab.waste.shares import Share
@@ -53,7 +53,7 @@ def _predictability(found: Predictability) -> Table:
     return shown
 
 
-def _lengths(lengths: Lengths) -> Table:
+def _lengths(lengths: LengthProfile) -> Table:
     faster = [(f"seconds of GRPO over those of {name}", share, _number) for name, share in lengths.faster.items()]
     rows = [
         ("median", lengths.p50, _count),

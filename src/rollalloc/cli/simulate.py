@@ -37,7 +37,7 @@ from rollalloc.recipes.streaming import streaming_notes
 
 if TYPE_CHECKING:
     from rollalloc.core.recipe import Recipe
-    from rollalloc.lab.simulate.result import Priced
+    from rollalloc.lab.simulate.result import PricedRecipe
     from rollalloc.lab.simulate.workload import Workload
 
 # Classes whose fields become options of the same name, and the help panel for each.
@@ -203,11 +203,11 @@ def _scenarios(given: Given, gpus: Sequence[int], latency: Path | None, workload
 
 def _priced(
     recipes: Mapping[str, Recipe], scenarios: Sequence[Scenario], seeds: Sequence[int], staleness: int | None
-) -> list[Priced]:
-    from rollalloc.lab.simulate.result import Priced
+) -> list[PricedRecipe]:
+    from rollalloc.lab.simulate.result import PricedRecipe
     from rollalloc.lab.simulate.simulation import simulate as carry_out
 
-    priced: list[Priced] = []
+    priced: list[PricedRecipe] = []
     todo, done = len(scenarios) * len(recipes) * len(seeds), 0
     with staged() as shown:
         for scenario in scenarios:
@@ -219,7 +219,7 @@ def _priced(
                     results.append(carry_out(recipe, scenario, seed, max_staleness=staleness))
                     done += 1
                 baseline = baseline or results
-                priced.append(Priced.of(label, results, baseline))
+                priced.append(PricedRecipe.of(label, results, baseline))
     return priced
 
 
@@ -237,7 +237,7 @@ def _described(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def _fitting(priced: Sequence[Priced], console: Console) -> Table:
+def _fitting(priced: Sequence[PricedRecipe], console: Console) -> Table:
     """The table with as many columns as the console has room for."""
     tables = [_table(priced, sum(_OPTIONAL[:count], ())) for count in range(len(_OPTIONAL) + 1)]
     unbounded = console.options.update(width=1000)
@@ -245,7 +245,7 @@ def _fitting(priced: Sequence[Priced], console: Console) -> Table:
     return next((each for each, width in widths if width <= console.width), tables[-1])
 
 
-def _table(priced: Sequence[Priced], left_out: Collection[str]) -> Table:
+def _table(priced: Sequence[PricedRecipe], left_out: Collection[str]) -> Table:
     shown = {name: column for name, column in _COLUMNS.items() if name not in left_out}
     meanings = " ".join(meaning for name, meaning in _MEANINGS.items() if name in shown)
     table = Table(
@@ -275,7 +275,7 @@ def _streaming_notes(scenario: Scenario, recipes: Mapping[str, Recipe], stalenes
     return [f"{label}: {note}." for label, both in made.items() for note in streaming_notes(*both)]
 
 
-def _notes(scenario: Scenario, priced: Sequence[Priced]) -> list[str]:
+def _notes(scenario: Scenario, priced: Sequence[PricedRecipe]) -> list[str]:
     """Sentences on the assumptions, and on what went wrong."""
     workload = scenario.workload.describe()
     holds = (

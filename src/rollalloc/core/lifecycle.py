@@ -11,7 +11,7 @@ from rollalloc.core.group import Group
 from rollalloc.core.latency import Curve, checked_curve
 from rollalloc.core.phase import OVER, Phase
 from rollalloc.core.prompt_pool import NOW, Until
-from rollalloc.core.rule import Act, Sample, StopRule
+from rollalloc.core.rule import Act, SampledStops, StopRule
 from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
 from rollalloc.core.statistics import QUARANTINED
@@ -374,7 +374,7 @@ def stop_early(run: Run) -> None:
         if rule is None or group.phase is not _RUNNING:
             continue
         named = rule(group.view, run.view(), rng_when_used(run.seed, "stop", group.id))
-        if isinstance(named, Sample):
+        if isinstance(named, SampledStops):
             _keep(group, rule, named)
             named = named.cancel
         rollouts = [int(rollout) for rollout in named]
@@ -385,7 +385,7 @@ def stop_early(run: Run) -> None:
             judge(run, group)
 
 
-def _keep(group: Group, rule: StopRule, sample: Sample) -> None:
+def _keep(group: Group, rule: StopRule, sample: SampledStops) -> None:
     """Record which rollouts a stop rule kept, and with what probability."""
     try:
         kept = {index(rollout): float(share) for rollout, share in sample.kept.items()}

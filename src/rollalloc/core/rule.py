@@ -180,7 +180,7 @@ class Drawn(NamedTuple):
     sampling_ratio: float | None = None
 
 
-class Sample(NamedTuple):
+class SampledStops(NamedTuple):
     """The answer of a stop rule that chooses at random which rollouts of a group continue.
 
     Attributes:
@@ -409,7 +409,7 @@ class StopRule(Rule):
     """Says which rollouts of a group to cancel.
 
     The core asks after a rollout ended or a group entered a stage, and before it orders anything new. A rule that
-    chooses at random returns a `Sample`, so that the rollouts that continue can be weighted to represent those that
+    chooses at random returns a `SampledStops`, so that the rollouts that continue can be weighted to represent those that
     were stopped.
     """
 
@@ -420,7 +420,7 @@ class StopRule(Rule):
         return 0
 
     @abstractmethod
-    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int] | Sample: ...
+    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int] | SampledStops: ...
 
 
 class JudgeRule(Rule):

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from rollalloc.core.table import key_digests
-from rollalloc.data.features import Cost, Features
+from rollalloc.data.features import FeatureCost, Features
 from rollalloc.files.atomic import written
 from rollalloc.files.claims import claim_files, refuse_foreign_files
 
@@ -174,7 +174,7 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
             missing_N = rows_N < 0
             names = () if missing_N.any() else described["blocks"]
             blocks = {name: _taken(_block_of(file, name, described), rows_N) for name in names}
-        features = Features(blocks, Cost(**described["cost"])) if blocks else None
+        features = Features(blocks, FeatureCost(**described["cost"])) if blocks else None
     except _NOT_OURS as error:
         raise ValueError(
             f"{path}: not a whole file of features of schema {_SCHEMA} ({error}); make it again with `{_MADE_BY}`"

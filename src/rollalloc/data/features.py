@@ -27,7 +27,7 @@ Tokens = Sequence[int]
 
 
 @dataclass(frozen=True)
-class Cost:
+class FeatureCost:
     """What features cost.
 
     Attributes:
@@ -54,7 +54,7 @@ class Features:
     """
 
     blocks: Mapping[str, NDArray[np.float32]]
-    cost: Cost
+    cost: FeatureCost
 
     def __post_init__(self) -> None:
         if not self.blocks:
@@ -170,7 +170,7 @@ def own_features(blocks: Mapping[str, ArrayLike], *, width: int = WIDTH, seed: i
     """
     check_width(width)
     reduced = {name: _reduced(name, block, width, seed) for name, block in blocks.items()}
-    return Features(reduced, Cost(max((len(block_ND) for block_ND in reduced.values()), default=0), 0, 0.0))
+    return Features(reduced, FeatureCost(max((len(block_ND) for block_ND in reduced.values()), default=0), 0, 0.0))
 
 
 def _reduced(name: str, block: ArrayLike, width: int, seed: int) -> NDArray[np.float32]:

@@ -17,7 +17,7 @@ from rollalloc.data._files import is_readable, read_rows
 from rollalloc.data.hub import why_unreachable
 from rollalloc.data.overlap import NGrams
 from rollalloc.data.prompts import check_row, write_prompts
-from rollalloc.data.public import INSTRUCTION, SETS, NoAnswer, Part, to_verl
+from rollalloc.data.public import INSTRUCTION, SETS, NoAnswer, PublicSplit, to_verl
 from rollalloc.data.splits import SUFFIXES, Wanted, files_of_split
 from rollalloc.files.atomic import write_text, written
 from rollalloc.files.claims import claim_files, refuse_foreign_files
@@ -45,7 +45,7 @@ class Prepared:
         overlap: by evaluation set, how many of this training set's questions share an n-gram with it.
     """
 
-    part: Part
+    part: PublicSplit
     path: Path
     rows: int
     dropped: Mapping[str, int]
@@ -134,7 +134,7 @@ def _leave_out_system(rows: Iterable[dict[str, Any]]) -> None:
         row["prompt"] = [message for message in row["prompt"] if message["role"] != "system"]
 
 
-def _check_splits(splits: Mapping[str, str], parts: Sequence[Part], local: Path | None) -> None:
+def _check_splits(splits: Mapping[str, str], parts: Sequence[PublicSplit], local: Path | None) -> None:
     """Refuse choices of splits that would do nothing."""
     known = {name for part in parts for name in (part.original, _set_of(part))}
     if unknown := sorted(set(splits) - known):
@@ -145,7 +145,7 @@ def _check_splits(splits: Mapping[str, str], parts: Sequence[Part], local: Path 
         raise ValueError("--split chooses among local files; give --from-local FOLDER as well, or take it out")
 
 
-def _parts(name: str) -> tuple[Part, ...]:
+def _parts(name: str) -> tuple[PublicSplit, ...]:
     if name not in SETS:
         near = get_close_matches(name, SETS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -157,7 +157,7 @@ def _parts(name: str) -> tuple[Part, ...]:
 
 
 def _verl_rows(
-    part: Part, source: Iterable[tuple[str, Mapping[str, Any]]], progress: Progress
+    part: PublicSplit, source: Iterable[tuple[str, Mapping[str, Any]]], progress: Progress
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The set's rows in verl's schema, and how many were left out for what."""
     kept: dict[str, dict[str, Any]] = {}  # by question
@@ -201,7 +201,7 @@ def _make_unique(rows: Sequence[dict[str, Any]]) -> None:
             info["index"] = f"row-{number}"
 
 
-def _source(part: Part, files: Sequence[Path] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _source(part: PublicSplit, files: Sequence[Path] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Each row of the set, with its place."""
     if files is not None:
         for file in files:
@@ -228,7 +228,7 @@ def _source(part: Part, files: Sequence[Path] | None) -> Iterator[tuple[str, Map
     yield from ((f"{part.hub}[{number}]", row) for number, row in enumerate(rows))
 
 
-def _local_files(part: Part, local: Path, splits: Mapping[str, str]) -> list[Path]:
+def _local_files(part: PublicSplit, local: Path, splits: Mapping[str, str]) -> list[Path]:
     """The files of a split: one that is named after it, or those of it in the folder of its set."""
     name = _set_of(part)
     choice = splits.get(part.original, splits.get(name))
@@ -249,7 +249,7 @@ def _local_files(part: Part, local: Path, splits: Mapping[str, str]) -> list[Pat
     )
 
 
-def _set_of(part: Part) -> str:
+def _set_of(part: PublicSplit) -> str:
     """The name of the set that a split belongs to."""
     return next(name for name, parts in SETS.items() if part.original in {each.original for each in parts})
 

@@ -21,7 +21,7 @@ class NoAnswer(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PublicProblem:
     """What a row of a public set says.
 
     Attributes:
@@ -40,7 +40,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PublicSplit:
     """One split of a public set, which becomes one file.
 
     Attributes:
@@ -58,7 +58,7 @@ class Part:
     hub: str
     split: str
     use: Literal["train", "evaluation"]
-    read: Callable[[Row], Problem]
+    read: Callable[[Row], PublicProblem]
     config: str | None = None
     copies: int = 1
 
@@ -68,7 +68,7 @@ class Part:
         return self.name.removesuffix(f"x{self.copies}")
 
 
-def to_verl(part: Part, number: int, problem: Problem) -> dict[str, Any]:
+def to_verl(part: PublicSplit, number: int, problem: PublicProblem) -> dict[str, Any]:
     """A problem as a row in verl's schema.
 
     Args:
@@ -94,44 +94,46 @@ def to_verl(part: Part, number: int, problem: Problem) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------- columns
 
 
-def _deepmath(row: Row) -> Problem:
+def _deepmath(row: Row) -> PublicProblem:
     about = {"rating": f"{float(row['difficulty'])}/9.0"} if row.get("difficulty") is not None else {}
-    return Problem(row.get("original_index"), _text(row, "question"), _answer(row, "final_answer"), about)
+    return PublicProblem(row.get("original_index"), _text(row, "question"), _answer(row, "final_answer"), about)
 
 
-def _polaris(row: Row) -> Problem:
+def _polaris(row: Row) -> PublicProblem:
     rate = row.get("difficulty")
-    return Problem(None, _text(row, "problem"), _answer(row, "answer"), {} if rate is None else _pass_rate(str(rate)))
+    return PublicProblem(
+        None, _text(row, "problem"), _answer(row, "answer"), {} if rate is None else _pass_rate(str(rate))
+    )
 
 
-def _dapo(row: Row) -> Problem:
+def _dapo(row: Row) -> PublicProblem:
     """Already in verl's schema; its prompts ask for the answer in words of their own and keep them."""
     prompt = tuple(row["prompt"])
     answer = _answer(row["reward_model"], "ground_truth")
-    return Problem(row["extra_info"]["index"], prompt[-1]["content"], answer, {}, prompt)
+    return PublicProblem(row["extra_info"]["index"], prompt[-1]["content"], answer, {}, prompt)
 
 
-def _gsm8k(row: Row) -> Problem:
+def _gsm8k(row: Row) -> PublicProblem:
     _, marker, answer = _answer(row, "answer").rpartition("####")
     if not marker:
         raise NoAnswer("no #### in it")
-    return Problem(None, _text(row, "question"), answer.strip().replace(",", ""), {})
+    return PublicProblem(None, _text(row, "question"), answer.strip().replace(",", ""), {})
 
 
-def _math(row: Row) -> Problem:
+def _math(row: Row) -> PublicProblem:
     """The answer is what the solution boxes last."""
     answer = boxed(_answer(row, "solution"))
     if not answer:
         raise NoAnswer("no closed box in it")
-    return Problem(None, _text(row, "problem"), answer, {})
+    return PublicProblem(None, _text(row, "problem"), answer, {})
 
 
-def _columns(question: str, *answers: str, index: str | None = None) -> Callable[[Row], Problem]:
+def _columns(question: str, *answers: str, index: str | None = None) -> Callable[[Row], PublicProblem]:
     """A set whose columns need no more than their names; of several answer columns the first that is there counts."""
 
-    def read(row: Row) -> Problem:
+    def read(row: Row) -> PublicProblem:
         named = next((name for name in answers if row.get(name) is not None), answers[0])
-        return Problem(None if index is None else row.get(index), _text(row, question), _answer(row, named), {})
+        return PublicProblem(None if index is None else row.get(index), _text(row, question), _answer(row, named), {})
 
     return read
 
@@ -170,11 +172,11 @@ def _pass_rate(text: str) -> dict[str, Any]:
 
 _MATH = ("answer", "expected_answer")  # either is used, by one copy of a set or another
 
-_ONCE: Mapping[str, tuple[Part, ...]] = {
-    "deepmath": (Part("deepmath", "zwhe99/DeepMath-103K", "train", "train", _deepmath),),
-    "polaris": (Part("polaris", "POLARIS-Project/Polaris-Dataset-53K", "train", "train", _polaris),),
+_ONCE: Mapping[str, tuple[PublicSplit, ...]] = {
+    "deepmath": (PublicSplit("deepmath", "zwhe99/DeepMath-103K", "train", "train", _deepmath),),
+    "polaris": (PublicSplit("polaris", "POLARIS-Project/Polaris-Dataset-53K", "train", "train", _polaris),),
     "deepscaler": (
-        Part(
+        PublicSplit(
             "deepscaler",
             "agentica-org/DeepScaleR-Preview-Dataset",
             "train",
@@ -182,25 +184,29 @@ _ONCE: Mapping[str, tuple[Part, ...]] = {
             _columns("problem", "answer"),
         ),
     ),
-    "dapo17k": (Part("dapo17k", "BytedTsinghua-SIA/DAPO-Math-17k", "train", "train", _dapo),),
+    "dapo17k": (PublicSplit("dapo17k", "BytedTsinghua-SIA/DAPO-Math-17k", "train", "train", _dapo),),
     "gsm8k": (
-        Part("gsm8k_train", "openai/gsm8k", "train", "train", _gsm8k, "main"),
-        Part("gsm8k_test", "openai/gsm8k", "test", "evaluation", _gsm8k, "main"),
+        PublicSplit("gsm8k_train", "openai/gsm8k", "train", "train", _gsm8k, "main"),
+        PublicSplit("gsm8k_test", "openai/gsm8k", "test", "evaluation", _gsm8k, "main"),
     ),
-    "math": (Part("math_train", "DigitalLearningGmbH/MATH-lighteval", "train", "train", _math, "default"),),
-    "math500": (Part("math500", "HuggingFaceH4/MATH-500", "test", "evaluation", _columns("problem", *_MATH)),),
+    "math": (PublicSplit("math_train", "DigitalLearningGmbH/MATH-lighteval", "train", "train", _math, "default"),),
+    "math500": (PublicSplit("math500", "HuggingFaceH4/MATH-500", "test", "evaluation", _columns("problem", *_MATH)),),
     "aime24": (
-        Part("aime24", "HuggingFaceH4/aime_2024", "train", "evaluation", _columns("problem", *_MATH, index="id")),
+        PublicSplit(
+            "aime24", "HuggingFaceH4/aime_2024", "train", "evaluation", _columns("problem", *_MATH, index="id")
+        ),
     ),
-    "aime25": (Part("aime25", "math-ai/aime25", "test", "evaluation", _columns("problem", *_MATH, index="id")),),
-    "amc23": (Part("amc23", "math-ai/amc23", "test", "evaluation", _columns("question", *_MATH, index="id")),),
-    "minerva": (Part("minerva", "math-ai/minervamath", "test", "evaluation", _columns("question", *_MATH)),),
+    "aime25": (PublicSplit("aime25", "math-ai/aime25", "test", "evaluation", _columns("problem", *_MATH, index="id")),),
+    "amc23": (PublicSplit("amc23", "math-ai/amc23", "test", "evaluation", _columns("question", *_MATH, index="id")),),
+    "minerva": (PublicSplit("minerva", "math-ai/minervamath", "test", "evaluation", _columns("question", *_MATH)),),
     "olympiadbench": (
-        Part("olympiadbench", "math-ai/olympiadbench", "test", "evaluation", _columns("question", "final_answer")),
+        PublicSplit(
+            "olympiadbench", "math-ai/olympiadbench", "test", "evaluation", _columns("question", "final_answer")
+        ),
     ),
 }
 _COPIES = 32  # of small sets, as DAPO's and Pilot-Commit's evaluations have them
-SETS: Mapping[str, tuple[Part, ...]] = {
+SETS: Mapping[str, tuple[PublicSplit, ...]] = {
     **_ONCE,
     **{
         f"{name}x{_COPIES}": tuple(replace(part, name=f"{part.name}x{_COPIES}", copies=_COPIES) for part in _ONCE[name])

@@ -20,7 +20,7 @@ from rollalloc.core.recipe import at_least
 from rollalloc.core.seeds import rng
 from rollalloc.data.features import (
     WIDTH,
-    Cost,
+    FeatureCost,
     Features,
     Tokens,
     check_width,
@@ -92,7 +92,7 @@ def features_of(
     blocks["tokens"] = token_bag(tokens, vocabulary, width=width, seed=seed)
     blocks["length"] = log_length(tokens)
     forwarded = 0 if model is None else int(lengths_N.sum())
-    return Features(blocks, Cost(len(tokens), forwarded, time.perf_counter() - started))
+    return Features(blocks, FeatureCost(len(tokens), forwarded, time.perf_counter() - started))
 
 
 def weights_digest(model: PreTrainedModel) -> str:

@@ -35,7 +35,7 @@ from rollalloc.core.rule import (
     Memory,
     RowRule,
     RowTraits,
-    Sample,
+    SampledStops,
     SizeRule,
     StopRule,
     Traits,
@@ -635,7 +635,7 @@ class SampledTail(StopRule):
     def traits(self) -> Traits:
         return Traits(reads=("truncated_G",), reads_rate=self.solved is not None, reads_rows=True)
 
-    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int] | Sample:
+    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int] | SampledStops:
         # `group.whole` counts only this stage's rollouts. Counting the pilots would stop the stage as it begins.
         tail = longest_in(group, view)
         if not group.unfinished or group.whole < rows_of(view) - tail:
@@ -648,11 +648,11 @@ class SampledTail(StopRule):
         if tail and self._is_solved(group):
             share = self.share
             if rng.random() >= share:
-                return Sample(running, {})
+                return SampledStops(running, {})
         if len(running) <= tail:
-            return Sample((), dict.fromkeys(running, share))
+            return SampledStops((), dict.fromkeys(running, share))
         kept = set(rng.permutation(len(running))[:tail].tolist())
-        return Sample(
+        return SampledStops(
             [rollout for at, rollout in enumerate(running) if at not in kept],
             {running[at]: share * tail / len(running) for at in sorted(kept)},
         )
@@ -666,12 +666,12 @@ class SampledTail(StopRule):
             return record.successes >= self.solved * record.attempts
         return predicted is not None and predicted >= self.solved
 
-    def promises(self, made: Sequence[int] | Sample, group: GroupView, view: View) -> dict[str, bool]:
+    def promises(self, made: Sequence[int] | SampledStops, group: GroupView, view: View) -> dict[str, bool]:
         whole = sum(
             not truncated and stage == group.stage
             for truncated, stage in zip(group.truncated_G.tolist(), group.stages_G.tolist(), strict=True)
         )
-        stopped, kept = (made.cancel, made.kept) if isinstance(made, Sample) else (made, {})
+        stopped, kept = (made.cancel, made.kept) if isinstance(made, SampledStops) else (made, {})
         running = set(group.running)
         longest = view.longest if group.longest is None else group.longest
         due = whole >= rows_of(view) - longest and not running & set(group.kept)
@@ -708,7 +708,7 @@ class ShortestOnly(StopRule):
         over = not longest_in(group, view) and group.whole >= rows_of(view)
         return sorted(group.running) if over else ()
 
-    def promises(self, made: Sequence[int] | Sample, group: GroupView, view: View) -> dict[str, bool]:
+    def promises(self, made: Sequence[int] | SampledStops, group: GroupView, view: View) -> dict[str, bool]:
         whole = sum(
             not truncated and stage == group.stage
             for truncated, stage in zip(group.truncated_G.tolist(), group.stages_G.tolist(), strict=True)

@@ -11,7 +11,7 @@ from rollalloc.core.recipe import Budget, Recipe
 from rollalloc.core.rule import OfferedPromptRule
 from rollalloc.core.table import PromptTable
 from rollalloc.testing.audit import ConformanceError, expect
-from rollalloc.testing.feeder import Run
+from rollalloc.testing.feeder import AuditedRun
 from rollalloc.testing.scale import check_work
 from rollalloc.testing.world import World
 
@@ -44,7 +44,7 @@ def check_recipe(
         ConformanceError: names the law, the seed and the mode.
     """
     make = _sized(table)
-    first = len(Run(recipe, make(4096 + recipe.groups), World(0, rewards=rewards)).ask(None).generate)
+    first = len(AuditedRun(recipe, make(4096 + recipe.groups), World(0, rewards=rewards)).ask(None).generate)
     count = prompts or 8 * max(first, recipe.groups)
     check = _Check(recipe, count, seeds, batches, allocator, like or recipe, rewards, first, make)
     paid_a_batch = check.runs()
@@ -67,7 +67,7 @@ def _sized(table: Callable[[int], PromptTable]) -> Callable[[int], PromptTable]:
 def trace(recipe: Recipe, prompts: int | PromptTable, seed: int, batches: int = 4) -> str:
     """Digest of everything a troubled asynchronous run was told to do; equal in every process and under any hash seed."""
     digest = blake2b(digest_size=16)
-    for actions in Run(recipe, prompts, World(seed), seed=0).asynchronous(batches, trouble=0.05):
+    for actions in AuditedRun(recipe, prompts, World(seed), seed=0).asynchronous(batches, trouble=0.05):
         digest.update(repr(actions).encode())
     return digest.hexdigest()
 
@@ -87,8 +87,8 @@ class _Check:
     def _run(
         self, seed: int, *, reload: float = 0.0, hard: bool = False, failing: int = 0, prompts: int | None = None,
         budget: Budget | None = None,
-    ) -> Run:  # fmt: skip
-        return Run(
+    ) -> AuditedRun:  # fmt: skip
+        return AuditedRun(
             self.recipe if budget is None else replace(self.recipe, budget=budget),
             self.table(prompts or self.prompts),
             World(seed, hard=hard, failing=failing, rewards=self.rewards),

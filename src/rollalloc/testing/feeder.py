@@ -17,7 +17,7 @@ from rollalloc.testing.promises import watched
 from rollalloc.testing.world import World
 
 
-class Run:
+class AuditedRun:
     """One simulated run under audit, every rule of its recipe watched.
 
     Args:

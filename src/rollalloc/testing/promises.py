@@ -29,7 +29,7 @@ from rollalloc.core.rule import (
     PromoteRule,
     PromptRule,
     RowRule,
-    Sample,
+    SampledStops,
     SizeRule,
     StopRule,
     Verdict,
@@ -192,8 +192,8 @@ class WatchedStop(_Shown, StopRule):
 
     def __call__(self, *seen: Any) -> Any:
         made = super().__call__(*seen)
-        self._expect_shown(seen, kept=not isinstance(made, Sample))
-        if isinstance(made, Sample):
+        self._expect_shown(seen, kept=not isinstance(made, SampledStops))
+        if isinstance(made, SampledStops):
             vars(self)["kept"].setdefault(seen[0].group, {}).update(made.kept)
         return made
 

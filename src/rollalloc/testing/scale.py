@@ -13,7 +13,7 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.table import PromptTable
 from rollalloc.testing.audit import expect
-from rollalloc.testing.feeder import Run
+from rollalloc.testing.feeder import AuditedRun
 from rollalloc.testing.world import World
 
 _LARGE = 1 << 17  # prompts, at least: so many that looking at each of them cannot be missed
@@ -29,14 +29,14 @@ def check_work(
     The first decision of a run is not counted: it may put all prompts into an order, once in a pass. Bytes are there for
     what goes past the count, such as a Python list of all prompts.
     """
-    entries_few, bytes_few = _most_work(Run(recipe, table(few), world, allocator=allocator))
+    entries_few, bytes_few = _most_work(AuditedRun(recipe, table(few), world, allocator=allocator))
     many = max(_LARGE, min(8 * bytes_few, _LARGEST))
-    entries, allocated = _most_work(Run(recipe, table(many), world, allocator=allocator))
+    entries, allocated = _most_work(AuditedRun(recipe, table(many), world, allocator=allocator))
     for what, more, less in (("entries looked at", entries, entries_few), ("bytes allocated", allocated, bytes_few)):
         expect(11, more < 2 * less + many // 2, f"{what} for a decision: {more} of {many} prompts, {less} of {few}")
 
 
-def _most_work(run: Run) -> tuple[int, int]:
+def _most_work(run: AuditedRun) -> tuple[int, int]:
     """The most entries of per-prompt arrays that one decision looked at, and the most bytes it allocated."""
     most_entries = most_bytes = 0
     steps = run.synchronous(_DECISIONS + 1)

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from rollalloc.drivers.verl.rounds import Outcome
+from rollalloc.drivers.verl.rounds import SessionOutcome
 
 RECIPES = {
     "grpo": {"recipe": "grpo"},
@@ -79,7 +79,7 @@ class FakeCrew:
 
     def _end(self, submission, session):
         if (submission.uid, session) in self.cancelled:
-            return Outcome(submission.uid, session, tokens=3, cancelled=True)
+            return SessionOutcome(submission.uid, session, tokens=3, cancelled=True)
         return self.outcome(submission, session)
 
     def copy(self, keys):
@@ -96,13 +96,13 @@ class FakeCrew:
 def mixed(submission, session):
     """Every second session is right."""
     right = float(session % 2)
-    return Outcome(submission.uid, session, tokens=5 + session, reward=right, metric=right, rows=1)
+    return SessionOutcome(submission.uid, session, tokens=5 + session, reward=right, metric=right, rows=1)
 
 
 def by_quarter(submission, session):
     """Of four prompts one is solved, one too hard and two are mixed."""
     right = [1.0, 0.0, float(session % 2), float(session % 2)][submission.prompt % 4]
-    return Outcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
+    return SessionOutcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
 
 
 def figures(metrics, prefix):

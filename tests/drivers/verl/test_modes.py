@@ -9,7 +9,7 @@ from made_up_crew import RECIPES, FakeCrew, FakeLoader, by_quarter, figures, mix
 
 from rollalloc import Allocator
 from rollalloc.drivers.verl.modes import MODES, Overlap, verls_mode
-from rollalloc.drivers.verl.rounds import Finished, Outcome, Rounds
+from rollalloc.drivers.verl.rounds import Finished, Rounds, SessionOutcome
 from rollalloc.drivers.verl.settings import read_settings
 from rollalloc.rules.intake import Ahead, Fill, KeepInFlight
 
@@ -158,7 +158,7 @@ def test_what_ends_while_a_batch_is_trained_is_told_and_stops_are_carried_out():
 def test_reasons_of_failures_come_with_the_next_batch():
     def outcome(submission, session):
         if session:
-            return Outcome(submission.uid, session, tokens=2, reason="away")
+            return SessionOutcome(submission.uid, session, tokens=2, reason="away")
         return mixed(submission, session)
 
     rounds = rounds_of({"recipe": "grpo"}, outcome, at_once=4, meanwhile=4)
@@ -340,7 +340,7 @@ def test_an_outcome_of_no_session_frees_its_rows():
     rounds = rounds_of({"recipe": "grpo"}, at_once=4)
     rounds.next_batch()
     rounds.crew.rows.add("g99s0r99_0_0")
-    rounds._tell([Outcome("g99s0r99", 0, tokens=1, reward=1.0, metric=1.0, rows=1)])
+    rounds._tell([SessionOutcome("g99s0r99", 0, tokens=1, reward=1.0, metric=1.0, rows=1)])
     rounds.trained(1)
     rounds.next_batch()
     assert "g99s0r99_0_0" not in rounds.crew.rows
@@ -350,10 +350,10 @@ def trajectory(submission, session):
     """Of one to four turns: as long as all of them, begun under older weights than it ended; a tool of every ninth hangs."""
     draw = sum(submission.rollouts) + 7 * session
     if draw % 9 == 8:
-        return Outcome(submission.uid, session, tokens=11, reason="a tool took more than 300.0 s")
+        return SessionOutcome(submission.uid, session, tokens=11, reason="a tool took more than 300.0 s")
     right = float(draw % 2)
     tokens = sum(10 + (draw + turn) % 5 for turn in range(draw % 4 + 1))
-    return Outcome(submission.uid, session, tokens, right, right, truncated=draw % 4 == 3, rows=1)
+    return SessionOutcome(submission.uid, session, tokens, right, right, truncated=draw % 4 == 3, rows=1)
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

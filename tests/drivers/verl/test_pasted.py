@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("verl", reason="verl's environment: make verl-test")
 
 from rollalloc.data.feature_file import write_features
-from rollalloc.data.features import Cost, Features
+from rollalloc.data.features import FeatureCost, Features
 from rollalloc.drivers.verl.check import checked, composed
 from rollalloc.lab.advise.pasting import pasted
 from rollalloc.lab.advise.verdict import Choice
@@ -26,7 +26,7 @@ SHAPES = (
 @pytest.mark.parametrize("choice", SHAPES, ids=lambda choice: f"{choice.name} {choice.groups}")
 def test_verl_takes_what_is_pasted_and_a_step_is_the_choice(choice, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    features = Features({"own": np.ones((2, 3), np.float32)}, Cost(2, 0, 0.0))
+    features = Features({"own": np.ones((2, 3), np.float32)}, FeatureCost(2, 0, 0.0))
     write_features(tmp_path / "features.safetensors", ["a", "b"], features)
     *before, command = pasted(choice, "verl").replace("\\\n", "").splitlines()
     assert [line.split()[:2] for line in before] == [["rollalloc", "features"]] * (choice.recipe == "foresight")

@@ -7,7 +7,7 @@ from made_up_crew import RECIPES, by_quarter, figures
 from rollalloc import EventError, MetricError
 from rollalloc.core.errors import NoScores
 from rollalloc.core.recipe import Replay
-from rollalloc.drivers.verl.rounds import Finished, Outcome
+from rollalloc.drivers.verl.rounds import Finished, SessionOutcome
 from rollalloc.runs.metrics import undeclared
 
 # Pilot-Commit's eviction as published: one visit that is all right, for ever.
@@ -54,7 +54,7 @@ def test_grpo_submits_the_loaders_batches_in_its_order(make_rounds):
 def test_solved_prompts_are_passed_over_in_the_next_epoch(make_rounds):
     def outcome(submission, session):
         right = 1.0 if submission.prompt < 32 else float(session % 2)
-        return Outcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
+        return SessionOutcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
 
     rounds = make_rounds(RECIPES["pilot_commit"] | ONE_VISIT, outcome)
     train(rounds, 16)
@@ -75,7 +75,7 @@ def test_survivors_are_held_until_the_batch_that_trains_them(make_rounds):
 def test_a_failed_session_costs_itself_and_not_its_group(make_rounds):
     def outcome(submission, session):
         if session == 1:
-            return Outcome(submission.uid, session, tokens=2, reason="its agent loop worker died")
+            return SessionOutcome(submission.uid, session, tokens=2, reason="its agent loop worker died")
         return mixed_pair(submission, session)
 
     rounds = make_rounds({"recipe": "grpo"}, outcome)
@@ -92,7 +92,7 @@ def test_a_run_whose_rollouts_all_fail_does_not_pass_for_one_that_ended(make_rou
         scored -= 1
         if scored >= 0:
             return mixed_pair(submission, session)
-        return Outcome(submission.uid, session, tokens=0, reason="the engine died")
+        return SessionOutcome(submission.uid, session, tokens=0, reason="the engine died")
 
     rounds = make_rounds({"recipe": "grpo"}, dies, prompts=256)
     with pytest.raises(NoScores, match=r"the engine died.*resume"):
@@ -100,12 +100,12 @@ def test_a_run_whose_rollouts_all_fail_does_not_pass_for_one_that_ended(make_rou
 
 
 def mixed_pair(submission, session):
-    return Outcome(submission.uid, session, tokens=5, reward=session / 4, metric=session / 4, rows=1)
+    return SessionOutcome(submission.uid, session, tokens=5, reward=session / 4, metric=session / 4, rows=1)
 
 
 def test_a_session_of_several_outputs_is_one_rollout_and_all_its_rows_are_trained(make_rounds):
     def outcome(submission, session):
-        return Outcome(submission.uid, session, tokens=5, reward=float(session % 2), metric=0.0, rows=2)
+        return SessionOutcome(submission.uid, session, tokens=5, reward=float(session % 2), metric=0.0, rows=2)
 
     rows = make_rounds({"recipe": "grpo"}, outcome).next_batch()
     assert len(rows.keys) == 2 * 16
@@ -114,7 +114,7 @@ def test_a_session_of_several_outputs_is_one_rollout_and_all_its_rows_are_traine
 
 
 def test_an_outcome_of_a_session_given_up_before_frees_its_rows(make_rounds):
-    late = Outcome("g99s0r990", 0, reward=1.0, rows=1)
+    late = SessionOutcome("g99s0r990", 0, reward=1.0, rows=1)
 
     def outcomes():
         rounds.crew.rows |= set(late.keys)
@@ -137,7 +137,7 @@ def test_a_stopped_tail_is_cancelled_counted_and_waited_for(make_rounds):
 
 def test_solved_prompts_end_the_run_and_say_so(make_rounds):
     def right(submission, session):
-        return Outcome(submission.uid, session, tokens=5, reward=1.0, metric=1.0, rows=1)
+        return SessionOutcome(submission.uid, session, tokens=5, reward=1.0, metric=1.0, rows=1)
 
     rounds = make_rounds(RECIPES["pilot_commit"] | ONE_VISIT, right)
     with pytest.raises(Finished, match="64 are evicted"):
@@ -148,7 +148,7 @@ def test_solved_prompts_end_the_run_and_say_so(make_rounds):
 def test_max_candidates_gives_a_short_batch_with_its_reason(make_rounds):
     def rarely(submission, session):
         right = float(session % 2 and submission.prompt % 8 == 0)
-        return Outcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
+        return SessionOutcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
 
     rounds = make_rounds(RECIPES["dapo"] | {"max_candidates": 16}, rarely)
     rows = rounds.next_batch()
@@ -183,7 +183,7 @@ def test_a_checkpoint_without_its_rows_is_refused_and_nothing_is_changed(make_ro
 @pytest.mark.parametrize("metric", [-1.0, 1.5])
 def test_a_metric_that_is_no_success_rate_is_one_error_that_names_the_key(make_rounds, metric):
     def outcome(submission, session):
-        return Outcome(submission.uid, session, tokens=5, reward=metric, metric=metric, rows=1)
+        return SessionOutcome(submission.uid, session, tokens=5, reward=metric, metric=metric, rows=1)
 
     with pytest.raises(
         MetricError, match=rf"Band\(.*in \[0, 1\], got {metric}.*\"acc\": 1.0 if right.*the metric is `acc`"
@@ -264,8 +264,8 @@ def test_metrics_by_stage_agree_with_what_the_crew_was_given(make_rounds, sectio
 def test_a_rollout_left_alone_in_its_group_teaches_nothing_to_an_estimator_that_compares(make_rounds):
     def outcome(submission, session):
         if session and submission.prompt == 0:
-            return Outcome(submission.uid, session, reason="its agent loop worker died")
-        return Outcome(submission.uid, session, tokens=5, reward=float(session % 2), rows=2)
+            return SessionOutcome(submission.uid, session, reason="its agent loop worker died")
+        return SessionOutcome(submission.uid, session, tokens=5, reward=float(session % 2), rows=2)
 
     rows = make_rounds({"recipe": "grpo"}, outcome).next_batch()
     alone = {key for key, row in zip(rows.keys, rows.rows, strict=True) if row.prompt == 0}
@@ -280,7 +280,7 @@ def unsolved(few):
 
     def outcome(submission, session):
         right = float(session % 2) if submission.prompt < few else 1.0
-        return Outcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
+        return SessionOutcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
 
     return outcome
 
@@ -316,7 +316,9 @@ def test_failures_weigh_as_the_uncertainty_of_each_rollout_says(make_rounds):
         def outcome(submission, session):
             won = float(submission.prompt % 2)
             uncertainty = right if won else wrong
-            return Outcome(submission.uid, session, tokens=5, reward=won, metric=won, rows=1, uncertainty=uncertainty)
+            return SessionOutcome(
+                submission.uid, session, tokens=5, reward=won, metric=won, rows=1, uncertainty=uncertainty
+            )
 
         return outcome
 
@@ -328,7 +330,9 @@ def test_failures_weigh_as_the_uncertainty_of_each_rollout_says(make_rounds):
 
 def test_the_core_is_told_the_weights_of_the_first_token_and_of_the_last(make_rounds):
     def outcome(submission, session):
-        return Outcome(submission.uid, session, tokens=5, reward=1.0, metric=1.0, rows=1, version=0, last_version=7)
+        return SessionOutcome(
+            submission.uid, session, tokens=5, reward=1.0, metric=1.0, rows=1, version=0, last_version=7
+        )
 
     with pytest.raises(EventError, match="versions 0 to 7 must lie between 0 and the weights' 0"):
         make_rounds({"recipe": "grpo"}, outcome).next_batch()
@@ -341,7 +345,7 @@ def test_a_loader_is_read_on_to_the_epoch_in_which_evicted_prompts_come_back(mak
         if session == 0 and "s0" in submission.uid:
             piloted.append(submission.prompt)
         right = 1.0 if piloted.count(submission.prompt) == 1 else float(session % 2)
-        return Outcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
+        return SessionOutcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
 
     rounds = make_rounds(RECIPES["pilot_commit"] | ONE_VISIT | {"reprobe_every": 5}, right_at_first, prompts=16)
     train(rounds, 4)
@@ -350,7 +354,7 @@ def test_a_loader_is_read_on_to_the_epoch_in_which_evicted_prompts_come_back(mak
 
 def by_prompt(submission, session):
     reward = float((submission.prompt * 7 + session) % 5) / 4
-    return Outcome(submission.uid, session, tokens=5, reward=reward, metric=reward, rows=1)
+    return SessionOutcome(submission.uid, session, tokens=5, reward=reward, metric=reward, rows=1)
 
 
 def reward_of(row):
@@ -430,7 +434,7 @@ def test_each_time_has_a_copy_of_its_own_made_before_verl_writes_into_the_row(ma
 
     def first(submission, session):
         right = float(session == 0)
-        return Outcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=2)
+        return SessionOutcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=2)
 
     rounds = make_rounds({"recipe": "raft"}, first, groups=1, n=2)
     rounds.allocator = type(rounds.allocator)(
@@ -553,7 +557,7 @@ AS_LARGE_AS_REWARDS = (
 def test_any_reward_goes_with_a_metric_that_is_a_success_rate(make_rounds, section, shape):
     def shaped(submission, session):
         right = float(session % 2)
-        return Outcome(submission.uid, session, tokens=5 + session, reward=shape(right), metric=right, rows=1)
+        return SessionOutcome(submission.uid, session, tokens=5 + session, reward=shape(right), metric=right, rows=1)
 
     ours, plain = train(make_rounds(section, shaped, prompts=256), 4), train(make_rounds(section, prompts=256), 4)
     scaled = any(name in section["recipe"] for name in AS_LARGE_AS_REWARDS)

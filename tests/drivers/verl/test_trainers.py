@@ -16,7 +16,7 @@ from verl.workers.rollout import llm_server
 from verl.workers.rollout.replica import TokenOutput
 
 from rollalloc.drivers.verl import trainer, workers
-from rollalloc.drivers.verl.client import LIVE, Client, Live, ResumingClient, Stopped
+from rollalloc.drivers.verl.client import LIVE, Client, Live, ResumingClient, SessionStopped
 from rollalloc.drivers.verl.configure import configure
 from rollalloc.drivers.verl.loader import Prompts
 from rollalloc.drivers.verl.modes import MODES
@@ -112,7 +112,7 @@ def generate(monkeypatch):
             LIVE.set(live := Live())
             try:
                 return await client.generate("request", prompt_ids=[7], sampling_params={}), live
-            except Stopped as stopped:
+            except SessionStopped as stopped:
                 return stopped, live
 
         return asyncio.run(session())
@@ -135,7 +135,7 @@ def test_a_session_stopped_while_it_was_broken_off_sends_nothing_more_and_keeps_
 
     server = Server(((1, 2), 3, "aborted", stop), ((3,), 4, "completed", None))
     output, live = generate(server)
-    assert isinstance(output, Stopped)
+    assert isinstance(output, SessionStopped)
     assert (len(server.sent), live.tokens) == (1, 2)
 
 

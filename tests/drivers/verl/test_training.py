@@ -430,7 +430,7 @@ def test_a_node_that_dies_takes_its_own_sessions_only_and_its_worker_comes_back(
     from omegaconf import OmegaConf
     from verl.utils import tensordict_utils as tu
 
-    from rollalloc.drivers.verl.rounds import Outcome
+    from rollalloc.drivers.verl.rounds import SessionOutcome
     from rollalloc.drivers.verl.workers import Manager
 
     head = two_nodes.head_node.node_id
@@ -448,7 +448,7 @@ def test_a_node_that_dies_takes_its_own_sessions_only_and_its_worker_comes_back(
             if self.where() == head:
                 for uid in chunk["uid"]:
                     self.ended.put_nowait(
-                        [Outcome(uid, 0, tokens=1, reward=1.0), Outcome(uid, 1, tokens=1, reward=0.0)]
+                        [SessionOutcome(uid, 0, tokens=1, reward=1.0), SessionOutcome(uid, 1, tokens=1, reward=0.0)]
                     )
 
         async def outcomes(self):

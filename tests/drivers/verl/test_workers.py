@@ -14,8 +14,8 @@ from ray.exceptions import RayActorError
 from transformers import LlamaConfig
 
 from rollalloc.drivers.verl import plugin, trainer, workers
-from rollalloc.drivers.verl.client import LIVE, Client, Live, Stopped
-from rollalloc.drivers.verl.rounds import Outcome
+from rollalloc.drivers.verl.client import LIVE, Client, Live, SessionStopped
+from rollalloc.drivers.verl.rounds import SessionOutcome
 
 pytestmark = pytest.mark.verl
 LOST = "its agent loop worker died"
@@ -60,7 +60,7 @@ def test_calls_of_a_dead_worker_that_fail_later_cost_no_session_of_the_one_that_
 
     manager._open = {("g1", 0): manager.worker}  # given to it after it came back
     manager.results |= {"start 1": RayActorError(), "listen": RayActorError()}
-    told = Outcome("g1", 0, tokens=3, reward=1.0, rows=1)
+    told = SessionOutcome("g1", 0, tokens=3, reward=1.0, rows=1)
     manager.results["listening again"] = [told]
     assert manager.outcomes() == [told]
     assert not manager._lost
@@ -87,7 +87,7 @@ def worker_that_reads(monkeypatch, score, extra):
 )
 def test_what_cannot_be_read_raises_before_rows_are_written(monkeypatch, score, extra, reason):
     worker = worker_that_reads(monkeypatch, score, extra)
-    with pytest.raises(workers.Unscored, match=reason):
+    with pytest.raises(workers.NoReward, match=reason):
         asyncio.run(worker._compute_score([SimpleNamespace()], {}))
 
 
@@ -162,7 +162,7 @@ def test_a_session_stopped_while_it_waits_for_a_server_sends_nothing(monkeypatch
         LIVE.set(Live())
         await client.generate("request", prompt_ids=[1], sampling_params={})
 
-    with pytest.raises(Stopped):
+    with pytest.raises(SessionStopped):
         asyncio.run(session())
     assert (sent, released) == ([], ["server"])
 
@@ -228,7 +228,7 @@ def test_on_a_cpu_a_head_that_is_tied_to_the_embeddings_is_refused(tmp_path, mon
 
 
 def test_calls_that_fail_together_lose_each_session_once_and_none_that_ended_before(manager):
-    told = Outcome("g0", 0, tokens=3, reward=1.0, rows=1)
+    told = SessionOutcome("g0", 0, tokens=3, reward=1.0, rows=1)
     manager._open = {("g0", 0): manager.worker, ("g0", 1): manager.worker}
     manager._starting = {"start 0": manager.worker, "start 1": manager.worker}
     manager._listening = {"listen": manager.worker}

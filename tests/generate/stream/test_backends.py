@@ -11,7 +11,7 @@ import torch
 
 from rollalloc.generate.sampler import Request, generate
 from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.stream.backend import BackendDied, Decoding, Row
+from rollalloc.generate.stream.backend import BackendDied, Decoding, RunningRow
 from rollalloc.generate.stream.local import LocalBackend
 from rollalloc.generate.stream.process import ProcessBackend, _as_it_travels, _Heard
 from rollalloc.models.likelihood import completion_logprobs
@@ -56,7 +56,7 @@ def expected(policy, prompts_of):
 
 
 def rows_of(tokens, rollouts):
-    return [Row(rollout, rollout // 6, tokens[rollout // 6]) for rollout in rollouts]
+    return [RunningRow(rollout, rollout // 6, tokens[rollout // 6]) for rollout in rollouts]
 
 
 @pytest.mark.parametrize("slots", [1, 3, 17, 64, 1000])
@@ -117,7 +117,7 @@ def test_each_token_says_under_which_weights_it_was_drawn(policy_of, prompts_of)
     policy, tokens = policy_of(), prompts_of(6).tokens
     own = policy_of()
     backend = LocalBackend(own.model, decoding(policy, Sampling(LENGTH)))
-    rows = [Row(rollout, rollout % 6, tokens[rollout % 6]) for rollout in range(60)]
+    rows = [RunningRow(rollout, rollout % 6, tokens[rollout % 6]) for rollout in range(60)]
     backend.start(rows)
     ended = [each for _ in range(3) for each in backend.step(0)]
     backend.load(changed(policy.model), 7)
@@ -132,7 +132,7 @@ def test_each_token_says_under_which_weights_it_was_drawn(policy_of, prompts_of)
             policy.model, [tokens[each.rollout % 6]], [each.tokens[:3]], pad_id=policy.pad_id, temperature=1.0
         )
         np.testing.assert_allclose(each.logprobs[:3], before[0].detach().numpy(), atol=1e-4)
-    backend.start([Row(1000, 0, tokens[0])])
+    backend.start([RunningRow(1000, 0, tokens[0])])
     [fresh] = drained_rest(backend, 1)
     assert fresh.spans == ((7, len(fresh.tokens)),)
     under_new = weights_of(own.model)
@@ -141,11 +141,11 @@ def test_each_token_says_under_which_weights_it_was_drawn(policy_of, prompts_of)
 
 def test_rows_are_refused_that_cannot_run(policy):
     backend = LocalBackend(policy.model, decoding(policy, Sampling(2, max_rows=1), longest_prompt=3))
-    backend.start([Row(1, 0, (4, 5))])
+    backend.start([RunningRow(1, 0, (4, 5))])
     for row, words in [
-        (Row(1, 0, (4,)), "runs already"),
-        (Row(2, 0, ()), "1 to 3 tokens, got 0"),
-        (Row(2, 0, (4, 4, 4, 4)), "1 to 3 tokens, got 4"),
+        (RunningRow(1, 0, (4,)), "runs already"),
+        (RunningRow(2, 0, ()), "1 to 3 tokens, got 0"),
+        (RunningRow(2, 0, (4, 4, 4, 4)), "1 to 3 tokens, got 4"),
     ]:
         with pytest.raises(ValueError, match=words):
             backend.start([row])
@@ -163,7 +163,7 @@ def test_memory_bounds_the_rows(policy):
 def test_weights_that_diverged_are_said(policy_of):
     policy = policy_of()
     backend = LocalBackend(policy.model, decoding(policy, Sampling(4)))
-    backend.start([Row(1, 0, (4, 5))])
+    backend.start([RunningRow(1, 0, (4, 5))])
     backend.load({name: each * torch.nan for name, each in weights_of(policy.model).items()}, 1)
     with pytest.raises(FloatingPointError, match="diverged"):
         backend.step(0)
@@ -190,7 +190,7 @@ def test_a_process_that_dies_before_it_has_read_anything_is_not_waited_for(polic
         backend._heard.copied = True
         soon(lambda version=version: backend.load(weights, version))
         assert not backend._heard.copied, "the next one would not wait for it"
-    backend.start([Row(1, 0, (4, 5))])
+    backend.start([RunningRow(1, 0, (4, 5))])
     with pytest.raises(BackendDied, match=r"exit code 1, and so did the one before it.*--max-rows"):
         drained_rest(backend, 1)
     backend.close()

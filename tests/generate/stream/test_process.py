@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rollalloc.generate.sampling import Sampling, Streaming
-from rollalloc.generate.stream.backend import BackendDied, Decoding, Row
+from rollalloc.generate.stream.backend import BackendDied, Decoding, RunningRow
 from rollalloc.generate.stream.begin import begin
 from rollalloc.generate.stream.blueprint import Blueprint
 from rollalloc.generate.stream.process import ProcessBackend
@@ -120,7 +120,7 @@ def process_of(policy, forked_generators):
 
 
 def rows(count, first=0):
-    return [Row(rollout, rollout % 4, (4 + rollout % 4, 5)) for rollout in range(first, first + count)]
+    return [RunningRow(rollout, rollout % 4, (4 + rollout % 4, 5)) for rollout in range(first, first + count)]
 
 
 def drained(backend, count):
@@ -301,7 +301,7 @@ def test_one_that_takes_nothing_in_keeps_nobody_waiting_and_is_given_up(process_
     process = backend._spawned.process
     pid = stop(backend)
     backend._silence.limit_s = 0.1
-    many = [Row(each, 0, (5,) * 20_000) for each in range(20)]
+    many = [RunningRow(each, 0, (5,) * 20_000) for each in range(20)]
     begun = threading.Thread(target=backend.start, args=(many,), daemon=True)
     begun.start()
     begun.join(20)

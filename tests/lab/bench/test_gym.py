@@ -12,7 +12,7 @@ from rollalloc.data.prompts import load_prompts
 from rollalloc.lab.bench.presets import PRESETS
 from rollalloc.lab.bench.tasks import chances, gym
 from rollalloc.lab.bench.tasks.chances import refuse_beyond_learning
-from rollalloc.lab.bench.tasks.gym import Config, Misled, compute_score, prepare
+from rollalloc.lab.bench.tasks.gym import GymConfig, Misled, compute_score, prepare
 from rollalloc.lab.bench.tasks.tiny import Shape, WarmUp, character_tokenizer, tiny_model
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
@@ -20,7 +20,7 @@ from rollalloc.models.policy import Policy
 reasoning_gym = pytest.importorskip("reasoning_gym")
 TINY = WarmUp(steps=2, batch=4, rise=1)
 SIZES = {"train": 60, "heldout": 20, "warm_up": TINY}
-SUMS = Config("chain_sum", {"min_terms": 2, "max_terms": 2, "max_digits": 2}, single_answer=True, **SIZES)
+SUMS = GymConfig("chain_sum", {"min_terms": 2, "max_terms": 2, "max_digits": 2}, single_answer=True, **SIZES)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_tasks_that_cannot_be_trusted_are_refused(tmp_path, task, message):
 
 
 def test_too_few_questions_are_an_error(tmp_path):
-    few = Config("gcd", {"min_value": 1, "max_value": 3}, **SIZES)
+    few = GymConfig("gcd", {"min_value": 1, "max_value": 3}, **SIZES)
     with pytest.raises(ValueError, match=r"expected 60 more different questions of gcd, found \d+ in 3000"):
         prepare(tmp_path / "task", "rg/gcd", few)
 
@@ -202,7 +202,7 @@ def test_a_model_that_can_is_taken(accuracy, pass_at_8):
 
 @pytest.mark.e2e
 def test_a_task_whose_model_is_never_right_is_refused_as_it_is_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(gym, "config_of", lambda task: Config("number_sorting", **SIZES))
+    monkeypatch.setattr(gym, "config_of", lambda task: GymConfig("number_sorting", **SIZES))
     with pytest.raises(ValueError, match="cannot be used with its built-in model: after its warm-up 0"):
         prepare(tmp_path / "task", "rg/number_sorting")
     assert not (tmp_path / "task").exists()

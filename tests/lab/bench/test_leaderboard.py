@@ -19,7 +19,7 @@ from rollalloc.lab.bench import leaderboard, presets
 from rollalloc.lab.bench.cells import board_of
 from rollalloc.lab.bench.leaderboard import Progress, run_leaderboard
 from rollalloc.lab.bench.plan import DIVERGED, PAGE, PLAN, TABLE, freeze, make_plan
-from rollalloc.lab.bench.pool import Failed, Failure, Job
+from rollalloc.lab.bench.pool import Failure, Job, RunsFailed
 from rollalloc.lab.report.leaderboard import markdown, page, write_leaderboard
 from rollalloc.runs.reader import read_metrics
 from rollalloc.train.defaults import default_parameters
@@ -264,7 +264,7 @@ def test_another_failure_stops_its_search_only_and_is_named(carried_out):
         return Failure(job, kind, f"{kind}: no space")
 
     with pytest.raises(
-        Failed, match=r"grpo-1 with seed 1000 failed: OSError: no space; grpo-2 with seed 1000"
+        RunsFailed, match=r"grpo-1 with seed 1000 failed: OSError: no space; grpo-2 with seed 1000"
     ) as caught:
         carried_out(fails)
     assert len(caught.value.failures) == 2

@@ -29,8 +29,8 @@ from rollalloc.lab.bench.tasks.tiny import (
 from rollalloc.models.likelihood import exact_answers
 
 TINY = WarmUp(steps=3, batch=8, rise=1)
-SKILLS = skills.Config(train=300, heldout=70, warm_up=TINY)
-SORT = sort.Config(train=200, heldout=120, warm_up=TINY)
+SKILLS = skills.SkillsConfig(train=300, heldout=70, warm_up=TINY)
+SORT = sort.SortConfig(train=200, heldout=120, warm_up=TINY)
 
 
 def rows_of(path):
@@ -187,7 +187,7 @@ def test_a_warm_up_teaches_the_rates(tmp_path):
 
     No draw of the test is random beyond the seed, so its error rate is 0 on one machine; the bounds are loose for others.
     """
-    config = skills.Config(skills=4, images=4, train=60, heldout=20, warm_up=WarmUp(steps=120, batch=64))
+    config = skills.SkillsConfig(skills=4, images=4, train=60, heldout=20, warm_up=WarmUp(steps=120, batch=64))
     table = skills.Skills(config)
     task = skills.prepare(tmp_path, "balanced", config)
     tokenizer, model = AutoTokenizer.from_pretrained(task.model), AutoModelForCausalLM.from_pretrained(task.model)

@@ -16,7 +16,7 @@ from rollalloc.lab.bench.tasks.tiny import WarmUp
 
 # 3 x 3 cells, 0 to 8 by rows; no passage between 0 and 1, nor between 4 and 7.
 MAZE = json.dumps({"side": 3, "start": 0, "goal": 2, "walls": [[0, 1], [4, 7]]})
-CONFIG = walks.Config(side=5, train=60, heldout=20, warm_up=WarmUp(steps=4, batch=8, rise=1))
+CONFIG = walks.WalksConfig(side=5, train=60, heldout=20, warm_up=WarmUp(steps=4, batch=8, rise=1))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.lab.report.board import Board, serve
+from rollalloc.lab.report.board import BoardPages, serve
 from rollalloc.runs.reader import read_metrics
 from rollalloc.runs.recorded import RecordedRun
 
@@ -60,7 +60,7 @@ def test_the_folder_one_stands_in_has_a_name_to_be_clicked(write_run, tmp_path, 
     write_run("grpo")
     write_run("dapo")
     monkeypatch.chdir(tmp_path / "compare")
-    assert "<bdi>compare</bdi></a>" in Board(Path(".")).page("/")
+    assert "<bdi>compare</bdi></a>" in BoardPages(Path(".")).page("/")
 
 
 def test_a_report_is_drawn_beside_the_request(ask, write_run):
@@ -99,7 +99,7 @@ def test_a_run_that_cannot_be_drawn_costs_no_other_its_place(write_run, tmp_path
         property(lambda run: {}["no such"] if run.folder == bad and run.metrics else 6000),
         raising=True,
     )
-    page = Board(tmp_path).page("/")
+    page = BoardPages(tmp_path).page("/")
     assert "6,000" in page
     assert "it cannot be shown: KeyError" in page
 
@@ -108,7 +108,7 @@ def test_large_metrics_are_read_page_by_page(write_run, tmp_path, monkeypatch):
     monkeypatch.setattr("rollalloc.lab.report.board._BYTES", 20_000)
     monkeypatch.setattr("rollalloc.runs.reader._AT_LEAST", 0)
     write_run("large", batches=60)
-    board = Board(tmp_path)
+    board = BoardPages(tmp_path)
     page = board.page("/")
     assert "being read" in page
     assert 'http-equiv="refresh"' in page
@@ -167,7 +167,7 @@ def test_runs_that_go_on_stand_first_and_a_failure_takes_one_line(write_run, tmp
     last = read_metrics(folder / "metrics.jsonl")[-1]
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(last | {"kind": "failed", "why": "ImportError: no module\nnamed " + "x" * 500}) + "\n")
-    page = Board(tmp_path).page("/")
+    page = BoardPages(tmp_path).page("/")
     places = [page.index(f"<bdi>{name}</bdi>") for name in ("at-work", "broken", "done")]
     assert places == sorted(places)
     [shown] = re.findall(r'<small class="cut"[^>]*>([^<]*)</small>', page)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollalloc.lab.simulate.cost import Costs
-from rollalloc.lab.simulate.workload import Outcome
+from rollalloc.lab.simulate.workload import SimulatedOutcome
 
 FREE = Costs(prefill=0.0, abort=0.0, weight_sync=0.0, logprob=0.0, train=0.0, train_row=0.0, update=0.0)
 
@@ -29,5 +29,5 @@ class Given:
     def describe(self) -> dict[str, Any]:
         return {"source": "a test", "prompts": self.prompts}
 
-    def outcome(self, prompt: int, rollout: int, version: int) -> Outcome:
-        return Outcome(self.tokens[rollout % len(self.tokens)], False, rollout % 2 == 0)
+    def outcome(self, prompt: int, rollout: int, version: int) -> SimulatedOutcome:
+        return SimulatedOutcome(self.tokens[rollout % len(self.tokens)], False, rollout % 2 == 0)

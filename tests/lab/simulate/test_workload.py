@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollalloc.lab.simulate.workload import Fitted, Lengths, Logged, Outcome, Success, read_rollouts
+from rollalloc.lab.simulate.workload import Fitted, Lengths, Logged, SimulatedOutcome, Success, read_rollouts
 
 CERTAIN = Success(hopeless=0.0, solved=0.0)
 
@@ -114,7 +114,12 @@ def test_an_outcome_depends_on_nothing_that_was_asked_before(asked, seed):
 
 
 def test_a_logged_prompt_has_its_own_rollouts_lengths_and_successes_together():
-    log = Logged(rollouts=[[Outcome(5, False, True), Outcome(9, True, False)], [Outcome(3, False, True)]])
+    log = Logged(
+        rollouts=[
+            [SimulatedOutcome(5, False, True), SimulatedOutcome(9, True, False)],
+            [SimulatedOutcome(3, False, True)],
+        ]
+    )
     made = drawn(log.world(0), 400)
     assert {tuple(each) for each in made[0]} == {(5, 0, 1), (9, 1, 0)}
     assert made[0, :, 2].mean() == pytest.approx(0.5, abs=0.1)  # four standard errors of 0.025
@@ -127,7 +132,8 @@ def test_a_fit_finds_what_the_log_was_made_of():
         Fitted(prompts=1500, lengths=lengths, success=Success(hopeless=0.2, solved=0.3, alpha=3, beta=2)).world(4), 16
     )
     log = Logged(
-        rollouts=[[Outcome(int(t), bool(cut), bool(right)) for t, cut, right in of] for of in made], learning=0.1
+        rollouts=[[SimulatedOutcome(int(t), bool(cut), bool(right)) for t, cut, right in of] for of in made],
+        learning=0.1,
     )
     fitted = log.fitted()
     assert fitted.prompts == 1500
@@ -143,7 +149,7 @@ def test_a_fit_finds_what_the_log_was_made_of():
 
 def test_a_log_too_small_for_a_fit_is_refused():
     with pytest.raises(ValueError, match=r"a fit needs 2 prompts .* got 1 prompts; leave --fit out"):
-        Logged(rollouts=[[Outcome(4, False, True), Outcome(6, False, True)]]).fitted()
+        Logged(rollouts=[[SimulatedOutcome(4, False, True), SimulatedOutcome(6, False, True)]]).fitted()
 
 
 # ------------------------------------------------------------------------------------------------------------------ files
@@ -162,7 +168,10 @@ def test_a_log_is_read_by_prompt_and_what_was_stopped_is_counted(tmp_path):
         )
     )
     log = read_rollouts(path)
-    assert log.rollouts == [[Outcome(7, False, True), Outcome(1, False, False)], [Outcome(7, True, True)]]
+    assert log.rollouts == [
+        [SimulatedOutcome(7, False, True), SimulatedOutcome(1, False, False)],
+        [SimulatedOutcome(7, True, True)],
+    ]
     assert log.describe() == {"source": str(path), "prompts": 2, "logged_rollouts": 3, "left_out": 1, "learning": 0.0}
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rollalloc.core.events import LARGEST, Order
 from rollalloc.core.table import PromptTable
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.drivers.tinker.service import RequestFailed, Sampled, Service, ServiceFailed
+from rollalloc.drivers.tinker.service import RequestFailed, SampledSequence, Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import NOTHING, Piece, Trajectory
 from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
@@ -24,7 +24,7 @@ from rollalloc.train.state import digest, sha
 Blocks = Mapping[str, NDArray[np.float32]]
 
 
-class Ended(NamedTuple):
+class EndedRollout(NamedTuple):
     """A rollout that ended.
 
     Attributes:
@@ -75,7 +75,7 @@ class Episodes(Protocol):
         """Names them, so that a run does not go on with others."""
         ...
 
-    async def play(self, order: Order, wave: Wave) -> list[Ended]:
+    async def play(self, order: Order, wave: Wave) -> list[EndedRollout]:
         """Each rollout of an order, in its order."""
         ...
 
@@ -113,7 +113,7 @@ class Rewarded:
     def report(self) -> dict[str, Any]:
         return self.scorer.report()
 
-    async def play(self, order: Order, wave: Wave) -> list[Ended]:
+    async def play(self, order: Order, wave: Wave) -> list[EndedRollout]:
         prompt, sampling = self.prompts.tokens[order.prompt], wave.sampling
         start = NOTHING.then(prompt)
         try:
@@ -126,7 +126,7 @@ class Rewarded:
             )
         except RequestFailed as error:
             return [
-                Ended(Trajectory(rollout, (start,), False), Unscored(str(error)), answered=False)
+                EndedRollout(Trajectory(rollout, (start,), False), Unscored(str(error)), answered=False)
                 for rollout in order.rollouts
             ]
         made += [f"the service gave {len(made)} of {len(order.rollouts)} samples"] * (len(order.rollouts) - len(made))
@@ -141,17 +141,17 @@ class Rewarded:
             ended[at] = ended[at]._replace(outcome=outcome)
         return ended
 
-    def _ended(self, rollout: int, start: Piece, made: Sampled | str) -> Ended:
+    def _ended(self, rollout: int, start: Piece, made: SampledSequence | str) -> EndedRollout:
         """A rollout that is still to be scored, where it can be."""
         if isinstance(made, str):
-            return Ended(Trajectory(rollout, (start,), False), Unscored(made))
+            return EndedRollout(Trajectory(rollout, (start,), False), Unscored(made))
         trajectory = Trajectory(rollout, (start.then(made.tokens, made.logprobs),), made.truncated)
         try:
-            return Ended(trajectory, _PENDING, self.decode(made.tokens))
+            return EndedRollout(trajectory, _PENDING, self.decode(made.tokens))
         except Exception as error:  # ids that the tokenizer does not know
-            return Ended(trajectory, Unscored(f"cannot be decoded, {type(error).__name__}: {error}"))
+            return EndedRollout(trajectory, Unscored(f"cannot be decoded, {type(error).__name__}: {error}"))
 
-    async def _scores(self, prompt: int, ended: Sequence[Ended]) -> list[Outcome]:
+    async def _scores(self, prompt: int, ended: Sequence[EndedRollout]) -> list[Outcome]:
         given = self.prompts.prompt_set
         samples = [
             Sample(
@@ -243,7 +243,7 @@ class Environments:
     def report(self) -> dict[str, Any]:
         return {}
 
-    async def play(self, order: Order, wave: Wave) -> list[Ended]:
+    async def play(self, order: Order, wave: Wave) -> list[EndedRollout]:
         builder, count = self.builders[order.prompt], len(order.rollouts)
         try:
             envs = await self._envs(builder, count, wave)
@@ -269,7 +269,7 @@ class Environments:
             envs += made
         return envs[:count]
 
-    async def _play(self, rollout: int, env: Any, wave: Wave) -> tuple[Ended, _Turns]:
+    async def _play(self, rollout: int, env: Any, wave: Wave) -> tuple[EndedRollout, _Turns]:
         turns, pieces, truncated = _Turns(), [NOTHING], False
         outcome: Outcome | None = None
         answered = True
@@ -294,7 +294,7 @@ class Environments:
             outcome = Unscored(f"the environment failed, {_named(error)}")
         kept = tuple(piece for piece in pieces if piece.tokens)
         text = self._text(turns)
-        return Ended(Trajectory(rollout, kept, truncated), outcome or _PENDING, text, answered), turns
+        return EndedRollout(Trajectory(rollout, kept, truncated), outcome or _PENDING, text, answered), turns
 
     async def _turn(
         self, env: Any, turns: _Turns, pieces: list[Piece], stop: Any, wave: Wave
@@ -322,8 +322,8 @@ class Environments:
         return bool(result.episode_done), made.truncated, result.next_stop_condition
 
     async def _grouped(
-        self, builder: Any, played: Sequence[tuple[Ended, _Turns]], envs: Sequence[Any], wave: Wave
-    ) -> list[Ended]:
+        self, builder: Any, played: Sequence[tuple[EndedRollout, _Turns]], envs: Sequence[Any], wave: Wave
+    ) -> list[EndedRollout]:
         """With their rewards, those of the group included."""
         whole = [at for at, (ended, _) in enumerate(played) if isinstance(ended.outcome, Scored)]
         of_group: dict[int, tuple[float, Mapping[str, Any]]] = {}
@@ -381,8 +381,8 @@ def _ints(observation: Any) -> tuple[int, ...]:
     return tokens
 
 
-def _failed(rollout: int, reason: str) -> Ended:
-    return Ended(Trajectory(rollout, (), False), Unscored(reason))
+def _failed(rollout: int, reason: str) -> EndedRollout:
+    return EndedRollout(Trajectory(rollout, (), False), Unscored(reason))
 
 
 def _named(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Cancelled, Order
-from rollalloc.drivers.tinker.episodes import Ended, Episodes, Wave
+from rollalloc.drivers.tinker.episodes import EndedRollout, Episodes, Wave
 from rollalloc.drivers.tinker.service import Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import Trajectory, pack, unpack
 from rollalloc.generate.outcomes import Outcomes, RolloutLog, RolloutResult, tell, uncertainty_of
@@ -39,14 +39,14 @@ class Remotely:
         self._patience_s = patience_s
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self, episodes: Episodes, order: Order, wave: Wave) -> Future[list[Ended]]:
+    def start(self, episodes: Episodes, order: Order, wave: Wave) -> Future[list[EndedRollout]]:
         """Play an order meanwhile."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             Thread(target=self._loop.run_forever, name="rollalloc-tinker", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(episodes.play(order, wave), self._loop)
 
-    def wait(self, futures: Iterable[Future[list[Ended]]], *, one: bool = False) -> None:
+    def wait(self, futures: Iterable[Future[list[EndedRollout]]], *, one: bool = False) -> None:
         """Until all of these have ended, or one has.
 
         Raises:
@@ -59,7 +59,7 @@ class Remotely:
             if left and not ended:
                 self._check_pulse()
 
-    def all_of(self, futures: Iterable[Future[list[Ended]]]) -> list[Ended]:
+    def all_of(self, futures: Iterable[Future[list[EndedRollout]]]) -> list[EndedRollout]:
         """What all of these came to, in their order.
 
         Raises:
@@ -121,7 +121,7 @@ class RemoteEngine:
         self.generations: dict[int, Trajectory] = {}
         self.outcomes = Outcomes()
         self._log = RolloutLog(path)
-        self._under_way: dict[Future[list[Ended]], tuple[Order, int]] = {}
+        self._under_way: dict[Future[list[EndedRollout]], tuple[Order, int]] = {}
         self._stopped: set[int] = set()
         self._again = Actions()  # of a run that was resumed, what was under way
         self._failures = 0  # requests in a row without an answer
@@ -219,7 +219,7 @@ class RemoteEngine:
             self._tell(played, order, version, allocator)
         self._log.flush()
 
-    def _count_failures(self, played: Sequence[Ended]) -> None:
+    def _count_failures(self, played: Sequence[EndedRollout]) -> None:
         """Give up where the service does not answer any more, before that is told of the prompts."""
         if any(each.answered for each in played):
             self._failures = 0
@@ -231,7 +231,7 @@ class RemoteEngine:
                 f"the last {self._failures} requests have no answer, the newest: {reason}; once that is mended, resume"
             )
 
-    def _tell(self, played: Sequence[Ended], order: Order, version: int, allocator: Allocator) -> None:
+    def _tell(self, played: Sequence[EndedRollout], order: Order, version: int, allocator: Allocator) -> None:
         results: list[RolloutResult] = []
         for trajectory, outcome, text, _ in played:
             rollout, tokens, cut = trajectory.rollout, trajectory.length, trajectory.truncated

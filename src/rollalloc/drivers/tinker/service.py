@@ -76,7 +76,7 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledSequence:
     """A sequence that the service sampled."""
 
     tokens: tuple[int, ...]
@@ -148,7 +148,7 @@ class Service:
 
     async def sample(
         self, sampler: Any, prompt: Sequence[int], samples: int, *, max_tokens: int, stop: Any = None
-    ) -> list[Sampled | str]:
+    ) -> list[SampledSequence | str]:
         """Sample from a prompt, at temperature 1, which is the one that is trained at.
 
         Args:
@@ -335,7 +335,7 @@ def _tokens_of(made: Any) -> tuple[Any, ...]:
         return ()
 
 
-def _usable(made: Any, tokens: tuple[Any, ...], most: int) -> Sampled | str:
+def _usable(made: Any, tokens: tuple[Any, ...], most: int) -> SampledSequence | str:
     """A sequence as it came, or why it cannot be used."""
     if not 0 < len(tokens) <= most:
         return f"expected 1 to {most} tokens, got {len(tokens) or 'none'}"
@@ -349,7 +349,7 @@ def _usable(made: Any, tokens: tuple[Any, ...], most: int) -> Sampled | str:
         return f"expected a log-probability of each of {len(tokens)} tokens, got {len(logprobs) or 'none'}"
     if not all(map(isfinite, logprobs)):
         return "a log-probability is not finite"
-    return Sampled(tokens, logprobs, str(made.stop_reason) == "length")
+    return SampledSequence(tokens, logprobs, str(made.stop_reason) == "length")
 
 
 def _measured(out: Any, done: Any) -> tuple[list[Any], dict[str, float]]:

@@ -27,7 +27,7 @@ from warnings import catch_warnings, simplefilter
 
 from rollalloc.drivers.verl.minibatches import optimizer_steps
 from rollalloc.drivers.verl.modes import MODES
-from rollalloc.drivers.verl.settings import Settings
+from rollalloc.drivers.verl.settings import VerlSettings
 from rollalloc.files.text import visible
 
 _REFUSED, _NO_COMMAND, _NOT_INSTALLED = 1, 2, 3
@@ -37,7 +37,7 @@ _NEEDED = ("verl", "hydra", "omegaconf")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class CheckedStep:
     """What one training step of a command is.
 
     Attributes:
@@ -95,7 +95,7 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def checked(config: Any) -> Step:
+def checked(config: Any) -> CheckedStep:
     """What a step is, of a configuration that verl and this driver both accept; it is completed in place.
 
     Raises:
@@ -117,10 +117,10 @@ def checked(config: Any) -> Step:
     return _step(config, settings)
 
 
-def _step(config: Any, settings: Settings | None) -> Step:
+def _step(config: Any, settings: VerlSettings | None) -> CheckedStep:
     prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
     mode, mini_batch = str(config.trainer.v1.trainer_mode), config.actor_rollout_ref.actor.ppo_mini_batch_size
-    return Step(
+    return CheckedStep(
         recipe=f"stock verl, {n} rollouts per prompt" if settings is None else repr(settings.recipe),
         prompts=prompts,
         rows=n if settings is None else settings.recipe.rows.traits.rows,
@@ -129,7 +129,7 @@ def _step(config: Any, settings: Settings | None) -> Step:
     )
 
 
-def described(step: Step) -> str:
+def described(step: CheckedStep) -> str:
     """A step in words."""
     rows = "as many rows as a group has" if step.rows is None else f"{step.rows} rows each"
     return (

@@ -17,7 +17,7 @@ from verl.workers.rollout.replica import TokenOutput
 _RETRY = 0.05  # seconds between two tries to stop a request that has not reached the engine yet
 
 
-class Stopped(BaseException):
+class SessionStopped(BaseException):
     """The session was stopped while it generated; no `Exception`, which agent loops and tools take for a bad answer."""
 
 
@@ -107,7 +107,7 @@ class Client(LLMServerClient):
     """Knows which session each request belongs to."""
 
     async def generate(self, request_id: str, **kwargs: Any) -> TokenOutput:
-        """As verl's; raises `Stopped` where the session was stopped."""
+        """As verl's; raises `SessionStopped` where the session was stopped."""
         live = LIVE.get()
         if live is None:
             return await super().generate(request_id, **kwargs)
@@ -117,13 +117,13 @@ class Client(LLMServerClient):
                 output = await super().generate(request_id, **kwargs)
             except Exception:
                 if live.stopped:  # an engine may raise for a request that was aborted
-                    raise Stopped from None
+                    raise SessionStopped from None
                 raise
             finally:
                 live.requests.pop(call.request, None)
         live.generated(len(output.token_ids), output.extra_fields.get("global_steps"))
         if live.stopped:
-            raise Stopped
+            raise SessionStopped
         return output
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
@@ -137,7 +137,7 @@ class Client(LLMServerClient):
         engine_id = super()._vllm_request_id(request_id)
         if (live := LIVE.get()) is not None:
             if live.stopped:  # while it waited for a server: nothing is sent
-                raise Stopped
+                raise SessionStopped
             call = _CALL.get()
             call.request = engine_id
             live.requests[engine_id] = call.server

@@ -13,14 +13,14 @@ from rollalloc.core.recipe import at_least
 from rollalloc.drivers.verl.modes import Overlap, verls_mode
 from rollalloc.drivers.verl.names import refuse_reward_arguments
 from rollalloc.drivers.verl.paths import make_absolute
-from rollalloc.drivers.verl.settings import SECTION, Settings, read_settings
+from rollalloc.drivers.verl.settings import SECTION, VerlSettings, read_settings
 
 MANAGER = "rollalloc.drivers.verl.workers.Manager"
 _OR_NO_STOPS = "the recipe stops rollouts; or take one without stops"
 ENGINES_THAT_STOP = ("vllm", "sglang")  # `client` knows how to end one request of theirs
 
 
-def configure(config: Any) -> Settings:
+def configure(config: Any) -> VerlSettings:
     """Check the configuration, complete it in place, and return our settings. Doing so twice changes nothing more.
 
     Args:
@@ -56,7 +56,7 @@ def configure(config: Any) -> Settings:
     return settings
 
 
-def _conflicts(config: Any, settings: Settings) -> Iterator[tuple[Any, str]]:
+def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]:
     """What cannot go together, and what to do about it."""
     rollout, reward, algorithm = config.actor_rollout_ref.rollout, config.reward.reward_model, config.algorithm
     manager = rollout.agent.get("agent_loop_manager_class")

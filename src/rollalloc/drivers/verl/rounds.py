@@ -37,7 +37,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SessionOutcome:
     """How a session of a submission ended.
 
     Attributes:
@@ -88,7 +88,7 @@ class Crew(Protocol):
         """Stop the sessions that are still running. Each of them still gets an outcome."""
         ...
 
-    def outcomes(self, wait: bool = True) -> Sequence[Outcome]:
+    def outcomes(self, wait: bool = True) -> Sequence[SessionOutcome]:
         """Outcomes since the last call. Every submitted session gets exactly one, even if its worker dies.
 
         Args:
@@ -345,7 +345,7 @@ class Rounds:
             self.crew.release(self._unneeded)
             self._unneeded = []
 
-    def _tell(self, outcomes: Sequence[Outcome]) -> None:
+    def _tell(self, outcomes: Sequence[SessionOutcome]) -> None:
         for outcome in outcomes:
             rollout = self._running.pop((outcome.uid, outcome.session), None)
             if rollout is None:  # a late outcome: its worker was declared dead, and the rollout has its outcome already
@@ -355,7 +355,7 @@ class Rounds:
             self._keys[rollout] = outcome.keys
             tell(self.allocator, [self._result(rollout, outcome)])
 
-    def _result(self, rollout: int, outcome: Outcome) -> RolloutResult:
+    def _result(self, rollout: int, outcome: SessionOutcome) -> RolloutResult:
         if outcome.reward is None and not outcome.cancelled:
             self._failing[outcome.reason] += 1
         return RolloutResult(
@@ -461,4 +461,4 @@ def _group_of(uid: str) -> int:
     return int(uid[1 : uid.index("s")])
 
 
-__all__ = ["Crew", "Finished", "Loader", "Outcome", "Rounds", "Session", "Submission", "TrainingRows"]
+__all__ = ["Crew", "Finished", "Loader", "Rounds", "Session", "SessionOutcome", "Submission", "TrainingRows"]

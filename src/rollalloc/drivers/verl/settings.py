@@ -22,7 +22,7 @@ _VERL_KEYS = {"groups": "data.train_batch_size", "n": "actor_rollout_ref.rollout
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class VerlSettings:
     """The settings in this section.
 
     Attributes:
@@ -96,7 +96,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Overlap | None = None) -> Settings:
+def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Overlap | None = None) -> VerlSettings:
     """Read the settings from verl's configuration.
 
     A recipe's parameters `groups` and `n` are verl's `data.train_batch_size` and `actor_rollout_ref.rollout.n`. Stage sizes
@@ -105,7 +105,7 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Over
     (`VERLS_GRPO`).
 
     Args:
-        section: `trainer.v1.rollalloc` as a dictionary: `recipe`, its parameters, and the fields of `Settings`. `recipe`
+        section: `trainer.v1.rollalloc` as a dictionary: `recipe`, its parameters, and the fields of `VerlSettings`. `recipe`
             is a name, `module:object` (which imports and so runs that module), or several of these joined by "+".
         groups: verl's number of prompts per batch.
         n: verl's number of rollouts per prompt.
@@ -121,17 +121,17 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Over
     for parameter, key in _VERL_KEYS.items():
         if parameter in given:
             raise ValueError(f"{SECTION}.{parameter} is verl's own {key}; set it there")
-    own = {field.name: given.pop(field.name) for field in fields(Settings) if field.name in given}
+    own = {field.name: given.pop(field.name) for field in fields(VerlSettings) if field.name in given}
     known = parameters_of(name)
     takes = [parameter for parameter in known if parameter not in _VERL_KEYS]
-    refuse_unknown(name, given, dict.fromkeys([*takes, *[field.name for field in fields(Settings)][1:]]))
+    refuse_unknown(name, given, dict.fromkeys([*takes, *[field.name for field in fields(VerlSettings)][1:]]))
     recipe = in_shape(name, given, groups, n, trained=False)
     if recipe.groups != groups:
         raise ValueError(
             f"{name} trains on {recipe.groups} groups per batch and {_VERL_KEYS['groups']} is {groups}; make them equal"
         )
     refuse_unmeasured(recipe, "verl")
-    settings = Settings(recipe=recipe if overlap is None else overlap.of(recipe), **own)
+    settings = VerlSettings(recipe=recipe if overlap is None else overlap.of(recipe), **own)
     recipe = settings.recipe
     if settings.own_advantages:
         recipe = replace(recipe, advantage=settled(recipe.advantage, VERLS_GRPO))

@@ -34,7 +34,7 @@ from rollalloc.drivers.verl.configure import configure
 from rollalloc.drivers.verl.loader import Prompts, refuse_columns_of
 from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
 from rollalloc.drivers.verl.names import READ_IN_VALIDATION
-from rollalloc.drivers.verl.rounds import Finished, Outcome, Rounds, Session, Submission, TrainingRows
+from rollalloc.drivers.verl.rounds import Finished, Rounds, Session, SessionOutcome, Submission, TrainingRows
 from rollalloc.files.atomic import write_text
 from rollalloc.runs.teaching import notices
 
@@ -72,7 +72,7 @@ class _Crew:
     def cancel(self, sessions: Sequence[Session]) -> None:
         self._trainer.agent_loop_manager.cancel(sessions)
 
-    def outcomes(self, wait: bool = True) -> Sequence[Outcome]:
+    def outcomes(self, wait: bool = True) -> Sequence[SessionOutcome]:
         return self._trainer.agent_loop_manager.outcomes(wait)
 
     def copy(self, keys: Mapping[str, str]) -> None:

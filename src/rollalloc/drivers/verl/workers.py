@@ -19,8 +19,8 @@ from verl.experimental.agent_loop import AgentLoopWorker
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
 from verl.workers.rollout.utils import get_max_position_embeddings
 
-from rollalloc.drivers.verl.client import LIVE, Live, Stopped
-from rollalloc.drivers.verl.rounds import Outcome, Session
+from rollalloc.drivers.verl.client import LIVE, Live, SessionStopped
+from rollalloc.drivers.verl.rounds import Session, SessionOutcome
 from rollalloc.drivers.verl.scores import read_score
 from rollalloc.drivers.verl.tools import ToolLoop as ToolLoop  # verl finds it by its name
 from rollalloc.generate.outcomes import uncertainty_of
@@ -33,7 +33,7 @@ _PATIENCE = 60.0  # seconds without an outcome after which the log says what is 
 _REASON = 200  # characters of an exception that go to the log
 
 
-class Unscored(Exception):
+class NoReward(Exception):
     """The reward function gave no score. Unscored is not wrong."""
 
 
@@ -50,8 +50,8 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         self._poll_interval = section.get("poll_interval", 0.02)
         self._most_tokens = self._context()
         self._live: dict[Session, Live] = {}
-        self._scored: dict[Session, Outcome] = {}
-        self._ended: list[Outcome] = []
+        self._scored: dict[Session, SessionOutcome] = {}
+        self._ended: list[SessionOutcome] = []
         self._any_ended = asyncio.Event()
 
     def _context(self) -> int:
@@ -67,7 +67,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
             )
         return most
 
-    async def outcomes(self) -> list[Outcome]:
+    async def outcomes(self) -> list[SessionOutcome]:
         """Sessions that ended since the last call; waits for one."""
         await self._any_ended.wait()
         await asyncio.sleep(self._poll_interval)  # those that end together are told together
@@ -110,7 +110,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
             async with asyncio.timeout(None) as live.clock:
                 live.between_turns()
                 await self._run_agent_loop(sampling_params, session_id=index, **how, **prompt)
-        except Stopped:
+        except SessionStopped:
             cancelled = True
         except BaseException as error:  # a tool may raise what is none of Exception; a session without an outcome hangs
             late = live.clock is not None and live.clock.expired()
@@ -121,7 +121,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
             if not cancelled:
                 log.warning("session %s_%d: %s", *session, reason)
         del self._live[session]
-        failed = Outcome(*session, tokens=live.tokens, reason=reason, cancelled=cancelled)
+        failed = SessionOutcome(*session, tokens=live.tokens, reason=reason, cancelled=cancelled)
         self._ended.append(self._scored.pop(session, failed))
         self._any_ended.set()
 
@@ -154,12 +154,12 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
                 "actor_rollout_ref.rollout.calculate_log_probs is true"
             )
 
-    def _outcome(self, session: Session, outputs: Sequence[Any]) -> Outcome:
+    def _outcome(self, session: Session, outputs: Sequence[Any]) -> SessionOutcome:
         first, last, live = outputs[0], outputs[-1], LIVE.get() or Live()
         scored = _scored(last)
         length = len(last.response_ids)
         full = length >= self.rollout_config.response_length or len(last.prompt_ids) + length >= self._most_tokens
-        return Outcome(
+        return SessionOutcome(
             *session,
             # What the model generated, in all turns: tools' answers are masked. A loop may drop turns that were paid for.
             tokens=max(live.tokens, sum(sum(output.response_mask) for output in outputs)),
@@ -176,7 +176,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         try:
             await asyncio.wait_for(super()._compute_score(outputs, kwargs), self._reward_timeout)
         except TimeoutError:
-            raise Unscored(f"the reward took more than {self._reward_timeout} s") from None
+            raise NoReward(f"the reward took more than {self._reward_timeout} s") from None
         _scored(outputs[-1])
 
 
@@ -196,7 +196,7 @@ def _known(version: int | None, verls: int | None) -> int | None:
 def _scored(output: Any) -> Scored:
     read = read_score(output.reward_score, output.extra_fields.get("reward_extra_info", {}))
     if not isinstance(read, Scored):
-        raise Unscored(read.reason)
+        raise NoReward(read.reason)
     return read
 
 
@@ -207,7 +207,7 @@ class Manager(AgentLoopManagerTQ):
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(max_restarts=_RESTARTS)(Worker)
         self._open: dict[Session, Any] = {}  # -> its worker
-        self._lost: list[Outcome] = []
+        self._lost: list[SessionOutcome] = []
         self._starting: dict[Any, Any] = {}  # call that starts prompts -> its worker
         self._listening: dict[Any, Any] = {}  # call for the next outcomes -> its worker
 
@@ -231,7 +231,7 @@ class Manager(AgentLoopManagerTQ):
         for worker, named in of_worker.items():
             worker.cancel.remote(named)
 
-    def outcomes(self, wait: bool = True) -> list[Outcome]:
+    def outcomes(self, wait: bool = True) -> list[SessionOutcome]:
         """Sessions that ended; waits for one, or else may return none."""
         while not self._lost:
             for worker in self.agent_loop_workers:
@@ -249,7 +249,7 @@ class Manager(AgentLoopManagerTQ):
         lost, self._lost = self._lost, []
         return lost
 
-    def _result(self, call: Any) -> list[Outcome]:
+    def _result(self, call: Any) -> list[SessionOutcome]:
         worker = self._starting.pop(call, None) or self._listening.pop(call, None)
         if worker is None:  # it was given up together with another call of its worker
             return []
@@ -268,7 +268,7 @@ class Manager(AgentLoopManagerTQ):
         log.warning("an agent loop worker died with %d sessions: %s", len(owed), error)
         for session in owed:
             del self._open[session]
-            self._lost.append(Outcome(*session, reason="its agent loop worker died"))
+            self._lost.append(SessionOutcome(*session, reason="its agent loop worker died"))
         for calls in (self._starting, self._listening):  # else they fail later, when it has sessions anew
             for call in [call for call, callee in calls.items() if callee == worker]:
                 del calls[call]

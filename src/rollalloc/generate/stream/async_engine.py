@@ -18,7 +18,7 @@ from rollalloc.core.latency import Curve
 from rollalloc.generate.engine import LocalEngine, Scoring
 from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
 from rollalloc.generate.sampling import Streaming
-from rollalloc.generate.stream.backend import Backend, BackendDied, Ended, Pausable, Row, Sampled
+from rollalloc.generate.stream.backend import Backend, BackendDied, Ended, Pausable, RunningRow, SampledTokens
 from rollalloc.models.weights import weights_of
 from rollalloc.rewards.function import Outcome, Unscored
 
@@ -179,14 +179,14 @@ class AsyncEngine(LocalEngine):
 
     def _continue(self, backend: Backend) -> set[int]:
         """Start what a checkpoint had in flight, each rollout after the tokens that it has; returns their ids."""
-        rows: list[Row] = []
+        rows: list[RunningRow] = []
         for made, order in zip(self._loaded.generations, self._loaded.orders, strict=True):
             self._order_of[made.rollout] = order
             if made.cancelled:
                 self._ended_before.append(Ended(made.rollout, made.tokens, made.logprobs, made.spans, "aborted"))
                 continue
-            sampled = Sampled(made.tokens, made.logprobs, made.spans)
-            rows.append(Row(made.rollout, order.prompt, self.prompts.tokens[order.prompt], sampled))
+            sampled = SampledTokens(made.tokens, made.logprobs, made.spans)
+            rows.append(RunningRow(made.rollout, order.prompt, self.prompts.tokens[order.prompt], sampled))
         self._running |= {made.rollout for made in self._loaded.generations}
         if rows:
             backend.start(rows)
@@ -217,12 +217,12 @@ class AsyncEngine(LocalEngine):
         return actions
 
     def _start(self, orders: Sequence[Order], backend: Backend) -> None:
-        rows: list[Row] = []
+        rows: list[RunningRow] = []
         for order in orders:
             for rollout in order.rollouts:
                 self._order_of[rollout] = order
                 self._running.add(rollout)
-                rows.append(Row(rollout, order.prompt, self.prompts.tokens[order.prompt]))
+                rows.append(RunningRow(rollout, order.prompt, self.prompts.tokens[order.prompt]))
         if rows:
             backend.start(rows)
 
@@ -291,7 +291,7 @@ class _InFlight:
     orders: tuple[Order, ...] = ()
 
 
-def _partial(rollout: int, sampled: Sampled | Ended, *, stopped: bool = False) -> Generation:
+def _partial(rollout: int, sampled: SampledTokens | Ended, *, stopped: bool = False) -> Generation:
     return Generation(rollout, sampled.tokens, sampled.logprobs, False, stopped, sampled.spans)
 
 

@@ -31,7 +31,7 @@ Span = tuple[int, int]  # a version of the weights, and how many tokens in a row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sampled:
+class SampledTokens:
     """What a rollout has sampled so far: token ids, the log-probability of each, and the versions they are of."""
 
     tokens: tuple[int, ...] = ()
@@ -39,11 +39,11 @@ class Sampled:
     spans: tuple[Span, ...] = ()
 
 
-NOTHING_YET = Sampled()
+NOTHING_YET = SampledTokens()
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RunningRow:
     """A rollout to sample.
 
     Attributes:
@@ -56,7 +56,7 @@ class Row:
     rollout: int
     prompt: int
     tokens: tuple[int, ...]
-    sampled: Sampled = NOTHING_YET
+    sampled: SampledTokens = NOTHING_YET
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +117,7 @@ class Decoding:
         sampling.refuse_small_cache(tokens)
         return min(sampling.max_rows, sampling.kv_tokens // tokens)
 
-    def refuse_unfit(self, rows: Sequence[Row], running: Iterable[int]) -> None:
+    def refuse_unfit(self, rows: Sequence[RunningRow], running: Iterable[int]) -> None:
         """Refuse rows that cannot run beside those that are there, before any of them is taken.
 
         Raises:
@@ -141,7 +141,7 @@ class BackendDied(RuntimeError):
 class Paused:
     """All that a back-end holds: the rows that run and wait, in order, and what ended and `step` did not give back yet."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[RunningRow, ...] = ()
     ended: tuple[Ended, ...] = ()
 
 
@@ -152,7 +152,7 @@ class Backend(Protocol):
         """Rows that may be started now, 0 or more; it may fall to 0 and come back."""
         ...
 
-    def start(self, rows: Sequence[Row]) -> None:
+    def start(self, rows: Sequence[RunningRow]) -> None:
         """Let these run, each from when there is room for it; more than `capacity` are taken too, and wait.
 
         Raises:

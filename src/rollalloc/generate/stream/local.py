@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollalloc.generate.sampler import NOT_FINITE, Rows, draw_keys, ends_of, next_tokens, uniforms
-from rollalloc.generate.stream.backend import Decoding, Ended, Paused, Row, Sampled, spans_of
+from rollalloc.generate.stream.backend import Decoding, Ended, Paused, RunningRow, SampledTokens, spans_of
 from rollalloc.generate.stream.slab import Slab
 from rollalloc.models.attention import decoding_attention
 from rollalloc.models.likelihood import appends_only, cache_argument, evaluating, ready_mask, sent
@@ -51,11 +51,11 @@ class LocalBackend:
         self._ends_V = ends_of(model, decoding.eos_ids, decoding.sampling)
         self.slots = decoding.slots
         self._version = version
-        self._waiting: deque[Row] = deque()
+        self._waiting: deque[RunningRow] = deque()
         self._over: list[Ended] = []  # aborted, not given back yet
         self._paces: list[tuple[int, float]] = []
         self._slab = Slab(model)
-        self._running: list[Row] = []  # in the order of the slab's rows, as all that follows
+        self._running: list[RunningRow] = []  # in the order of the slab's rows, as all that follows
         self._key_R = np.zeros(0, np.uint64)
         self._count_R = np.zeros(0, np.int64)  # tokens of the completion so far
         self._position_R = np.zeros(0, np.int64)  # of the newest token
@@ -74,7 +74,7 @@ class LocalBackend:
     def capacity(self) -> int:
         return max(0, self.slots - len(self._running) - len(self._waiting))
 
-    def start(self, rows: Sequence[Row]) -> None:
+    def start(self, rows: Sequence[RunningRow]) -> None:
         self._decoding.refuse_unfit(rows, [row.rollout for row in (*self._running, *self._waiting)])
         self._waiting.extend(rows)
 
@@ -113,7 +113,7 @@ class LocalBackend:
         Another back-end that starts these rows in this order, with the same weights, samples the same tokens.
         """
         running = [
-            Row(row.rollout, row.prompt, row.tokens, Sampled(ended.tokens, ended.logprobs, ended.spans))
+            RunningRow(row.rollout, row.prompt, row.tokens, SampledTokens(ended.tokens, ended.logprobs, ended.spans))
             for row, ended in ((row, self._ended(at, aborted=True)) for at, row in enumerate(self._running))
         ]
         self._waiting.extendleft(reversed(running))
@@ -168,9 +168,9 @@ class LocalBackend:
         self._write_down(joining, length_K)
         return rows.logits_BV
 
-    def _next_to_join(self) -> list[Row]:
+    def _next_to_join(self) -> list[RunningRow]:
         """Take the next rows from those that wait: what was paused may be long, and a pass over all of it too large."""
-        joining: list[Row] = []
+        joining: list[RunningRow] = []
         longest = 0
         while self._waiting and len(self._running) + len(joining) < self.slots:
             row = self._waiting[0]
@@ -180,7 +180,7 @@ class LocalBackend:
             joining.append(self._waiting.popleft())
         return joining
 
-    def _write_down(self, joining: Sequence[Row], length_K: NDArray[np.int64]) -> None:
+    def _write_down(self, joining: Sequence[RunningRow], length_K: NDArray[np.int64]) -> None:
         first, count = len(self._running), len(self._running) + len(joining)
         self._running += joining
         if count > len(self._count_R):
@@ -241,7 +241,7 @@ class LocalBackend:
         )
 
 
-def _aborted(row: Row) -> Ended:
+def _aborted(row: RunningRow) -> Ended:
     """A row that is stopped before it runs, or runs again."""
     return Ended(row.rollout, row.sampled.tokens, row.sampled.logprobs, row.sampled.spans, "aborted")
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rollalloc.generate.stream.backend import NO_LOGPROBS, BackendDied, Decoding, Ended, Row
+from rollalloc.generate.stream.backend import NO_LOGPROBS, BackendDied, Decoding, Ended, RunningRow
 from rollalloc.generate.stream.blueprint import Blueprint, SharedWeights
 from rollalloc.generate.stream.local import LocalBackend
 from rollalloc.generate.stream.silence import LOOK_S, Silence
@@ -71,7 +71,7 @@ class ProcessBackend:
         )
         self._threads = max(1, torch.get_num_threads() // 2)
         self._version = version
-        self._rows: dict[int, Row] = {}  # started and not given back
+        self._rows: dict[int, RunningRow] = {}  # started and not given back
         self._aborted: set[int] = set()  # of these
         self._paces: list[tuple[int, float]] = []
         self._restarts = 0
@@ -84,7 +84,7 @@ class ProcessBackend:
     def capacity(self) -> int:
         return max(0, self.slots - len(self._rows))
 
-    def start(self, rows: Sequence[Row]) -> None:
+    def start(self, rows: Sequence[RunningRow]) -> None:
         self._decoding.refuse_unfit(rows, self._rows)
         self._rows |= {row.rollout: row for row in rows}
         self._send("start", list(rows))

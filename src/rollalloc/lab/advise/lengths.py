@@ -13,9 +13,9 @@ from rollalloc import recipes
 from rollalloc.core.seeds import rng
 from rollalloc.lab.advise.shares import share_of
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
-from rollalloc.lab.simulate.result import Priced
+from rollalloc.lab.simulate.result import PricedRecipe
 from rollalloc.lab.simulate.simulation import simulate
-from rollalloc.lab.simulate.workload import Logged, Outcome
+from rollalloc.lab.simulate.workload import Logged, SimulatedOutcome
 from rollalloc.lab.waste.groups import NOT_SAID, Groups
 from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share
 
@@ -27,7 +27,7 @@ Watcher = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthProfile:
     """How long rollouts are.
 
     Attributes:
@@ -50,7 +50,7 @@ class Lengths:
     faster: Mapping[str, Share]
 
 
-def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> Lengths | None:
+def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> LengthProfile | None:
     """Quantiles of rollout length and the correlation with success, from at most 2,048 prompts, by a bootstrap over them.
 
     Args:
@@ -77,7 +77,7 @@ def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> Length
     told = judged.take(told_V)
     longest = int(length_R.max())
     p50, p95 = _quantiles(length_R[some_R], row_R, times_BP)
-    return Lengths(
+    return LengthProfile(
         unit=unit,
         p50=p50,
         p95=p95,
@@ -134,7 +134,9 @@ def _shares(value_X: NDArray[np.generic], drawn_BX: object, prompts: int) -> lis
     ]
 
 
-def with_seconds(lengths: Lengths, judged: Groups, n: int, *, gpus: int, seed: int = 0, watcher: Watcher) -> Lengths:
+def with_seconds(
+    lengths: LengthProfile, judged: Groups, n: int, *, gpus: int, seed: int = 0, watcher: Watcher
+) -> LengthProfile:
     """Add the simulated gain of stopping the longest rollouts, and of generating one batch ahead.
 
     Each simulated rollout has the length of one logged for its prompt. Costs are the simulator's defaults, 7.6 billion
@@ -164,7 +166,9 @@ def with_seconds(lengths: Lengths, judged: Groups, n: int, *, gpus: int, seed: i
     for number, (name, (recipe, scenario)) in enumerate(plans.items()):
         watcher(number, len(plans))
         results[name] = [simulate(recipe, scenario, seed + each) for each in range(_SEEDS)]
-    gains = {name: Priced.of(name, found, results["grpo"]).faster for name, found in results.items() if name != "grpo"}
+    gains = {
+        name: PricedRecipe.of(name, found, results["grpo"]).faster for name, found in results.items() if name != "grpo"
+    }
     ends = {
         name: None if gain.low is None or gain.high is None else (gain.low, gain.high) for name, gain in gains.items()
     }
@@ -174,8 +178,8 @@ def with_seconds(lengths: Lengths, judged: Groups, n: int, *, gpus: int, seed: i
 def _logged(judged: Groups) -> Logged:
     """The first 2,048 prompts of a log, as a workload for the simulator."""
     some = judged.take(judged.prompt_V < _MOST)
-    by_prompt: dict[int, list[Outcome]] = {}
+    by_prompt: dict[int, list[SimulatedOutcome]] = {}
     prompt_R = np.repeat(some.prompt_V, some.size_V)
     for prompt, tokens, reward in zip(prompt_R.tolist(), some.tokens_R.tolist(), some.rewards_R.tolist(), strict=True):
-        by_prompt.setdefault(prompt, []).append(Outcome(max(1, tokens), False, reward > 0))
+        by_prompt.setdefault(prompt, []).append(SimulatedOutcome(max(1, tokens), False, reward > 0))
     return Logged(rollouts=list(by_prompt.values()), source="the log")

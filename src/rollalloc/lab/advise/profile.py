@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.lab.advise.doubts import notes_of, too_few
-from rollalloc.lab.advise.lengths import Lengths, Watcher, lengths_of, with_seconds
+from rollalloc.lab.advise.lengths import LengthProfile, Watcher, lengths_of, with_seconds
 from rollalloc.lab.advise.predictability import Predictability, predictability_of
 from rollalloc.lab.advise.rates import Ints, RateMixture, fit_rates
 from rollalloc.lab.advise.rewards import RewardReading, read_rewards
@@ -19,7 +19,7 @@ from rollalloc.lab.waste.finding import chosen
 from rollalloc.lab.waste.groups import NO_STEP, Groups, Log
 from rollalloc.lab.waste.shares import Share
 
-__all__ = ["SIZES", "Lengths", "Predictability", "Profile", "RewardReading", "profile_of"]
+__all__ = ["SIZES", "LengthProfile", "Predictability", "Profile", "RewardReading", "profile_of"]
 
 SIZES = (2, 4, 8, 16, 32)  # group sizes for which the share without variance is shown
 
@@ -58,7 +58,7 @@ class Profile:
     solved: Share
     mean: Share
     predictability: Predictability | None
-    lengths: Lengths | None
+    lengths: LengthProfile | None
     reward: RewardReading
     right_pairs_differ: Share | None
     notes: tuple[str, ...]

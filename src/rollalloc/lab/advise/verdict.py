@@ -94,7 +94,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Advice:
     """What to do.
 
     Attributes:
@@ -134,7 +134,7 @@ def present_of(profile: Profile, *, sampled: bool) -> tuple[Choice, str]:
     return present, f"{present.words} is taken for what you train with now: {why}; --present says another."
 
 
-def verdict_of(profile: Profile, present: Choice) -> Verdict:
+def verdict_of(profile: Profile, present: Choice) -> Advice:
     """The verdict on a profile, by the rule of docs/advise.md.
 
     Args:
@@ -149,16 +149,16 @@ def verdict_of(profile: Profile, present: Choice) -> Verdict:
     if profile.too_few:
         more = _ROUND * max(1, ceil((ENOUGH - profile.rollouts) / _ROUND))
         sentence = f"Too few to tell ({profile.too_few}): sample {more:,} rollouts more."
-        return Verdict("too few", sentence, None, present, more=more)
+        return Advice("too few", sentence, None, present, more=more)
     if not profile.reward.graded and profile.zero_variance[LARGE_GROUP].value >= BARREN:
-        return Verdict("barren", _barren(profile), None, present)
+        return Advice("barren", _barren(profile), None, present)
     recipe, because = _recipe(profile, present)
     notes = _notes(profile, present)
     if recipe == present.recipe:
-        return Verdict("keep", f"Keep {present.words}.", present, present, because, notes)
+        return Advice("keep", f"Keep {present.words}.", present, present, because, notes)
     choice = Choice(recipe, present.rows, 1)
     sentence = f"Begin with {choice.words}: one rollout per prompt, {choice.groups:,} prompts a batch."
-    return Verdict("switch", sentence, choice, present, because, notes)
+    return Advice("switch", sentence, choice, present, because, notes)
 
 
 def _recipe(profile: Profile, present: Choice) -> tuple[str, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from rollalloc.lab.bench.contestants import BASELINE, PLAIN, Contestant
 from rollalloc.lab.bench.leaderboard import diverged_in
 from rollalloc.lab.bench.plan import Plan, TaskPlan, frozen_in, place_of
 from rollalloc.lab.bench.presets import is_built_in
-from rollalloc.lab.bench.summary import Ended, Interval, RecipeSummary, ended, summaries_to
+from rollalloc.lab.bench.summary import EndedRun, Interval, RecipeSummary, ended, summaries_to
 from rollalloc.runs.cost import COSTS
 from rollalloc.train.description import Run
 
@@ -44,7 +44,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TrackPart:
     """A task in one track; cells are in the plan's order.
 
     `plain` is the label of the estimator in `PLAIN` that reached the target with the fewest rollouts; there is none if none
@@ -63,7 +63,7 @@ class Board:
 
     plan: Plan
     date: str
-    parts: tuple[Part, ...]
+    parts: tuple[TrackPart, ...]
 
     @property
     def missing(self) -> int:
@@ -86,8 +86,8 @@ def board_of(folder: Path) -> Board:
     return Board(plan, date, tuple(parts))
 
 
-def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mapping[str, str]) -> Part:
-    over: dict[str, list[Ended]] = {}
+def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mapping[str, str]) -> TrackPart:
+    over: dict[str, list[EndedRun]] = {}
     lost: dict[str, int] = {}
     for each in plan.contestants:
         for seed in plan.seeds_of(track, task):
@@ -111,10 +111,10 @@ def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mappin
         )
         for each in plan.contestants
     )
-    return Part(track, task, plain, tuple(cells))
+    return TrackPart(track, task, plain, tuple(cells))
 
 
-def _ended(place: Path, plan: Plan, task: TaskPlan, each: Contestant, seed: int, diverged: bool) -> Ended | None:
+def _ended(place: Path, plan: Plan, task: TaskPlan, each: Contestant, seed: int, diverged: bool) -> EndedRun | None:
     """A final run if it has ended, else None.
 
     Raises:
@@ -138,7 +138,7 @@ def _best_plain(found: Sequence[RecipeSummary]) -> str | None:
     return best[0].label if best else None
 
 
-def _command(seeds: Sequence[int], task: TaskPlan, over: Sequence[Ended]) -> str:
+def _command(seeds: Sequence[int], task: TaskPlan, over: Sequence[EndedRun]) -> str:
     """A command that repeats the runs of a cell on a built-in task, in a folder of its own."""
     if not over or not is_built_in(task.name):
         return ""

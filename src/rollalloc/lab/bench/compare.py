@@ -11,7 +11,7 @@ from typing import Any
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims, Lock, refuse
 from rollalloc.files.names import METRICS
-from rollalloc.lab.bench.pool import Failed, Failure, Job, carry_out, processes_at_once
+from rollalloc.lab.bench.pool import Failure, Job, RunsFailed, carry_out, processes_at_once
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.cost import COSTS, cost_to_target, curve_of, whole_curve_of
 from rollalloc.runs.reader import Reader, newest_line, read_metrics, read_run
@@ -85,7 +85,7 @@ def compare(
             stop.by,
         )
     if failures:
-        raise Failed(failures)
+        raise RunsFailed(failures)
     return results
 
 

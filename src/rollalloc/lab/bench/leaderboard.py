@@ -15,7 +15,7 @@ from rollalloc.files.opening import read_text
 from rollalloc.lab.bench.compare import is_finished, standing
 from rollalloc.lab.bench.contestants import Contestant
 from rollalloc.lab.bench.plan import DIVERGED, KIND, Plan, TaskPlan, freeze, frozen_in, settings_file
-from rollalloc.lab.bench.pool import Failed, Failure, Job, carry_out, processes_at_once
+from rollalloc.lab.bench.pool import Failure, Job, RunsFailed, carry_out, processes_at_once
 from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, Tuned, task_run
 from rollalloc.lab.bench.search import Search, Trial
 from rollalloc.lab.bench.summary import ended
@@ -91,7 +91,7 @@ def run_leaderboard(
             stop.by,
         )
     if agenda.failures:
-        raise Failed(agenda.failures)
+        raise RunsFailed(agenda.failures)
 
 
 def diverged_in(folder: Path) -> dict[str, str]:

@@ -54,7 +54,7 @@ class Failure:
         return f"{run.name} with seed {run.settings.seed} failed: {self.message}"
 
 
-class Failed(RuntimeError):
+class RunsFailed(RuntimeError):
     """At least one run failed; the others were finished first."""
 
     def __init__(self, failures: Sequence[Failure]) -> None:

@@ -134,7 +134,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedRun:
     """A finished run: its evaluations on the grid, the values of each and of the last one by `LAST`, and its last line.
 
     `target` is the accuracy it is judged by; `grouped`, whether its rollouts are compared within groups.
@@ -196,13 +196,13 @@ def _summary(task: str, runs: Sequence[tuple[Path, Run]]) -> Summary:
     return Summary(task, targets.pop(), baseline, summaries_to(baseline, over), unfinished)
 
 
-def summaries_to(baseline: str, over: Sequence[Ended]) -> tuple[RecipeSummary, ...]:
+def summaries_to(baseline: str, over: Sequence[EndedRun]) -> tuple[RecipeSummary, ...]:
     """What each method paid on one task, with ratios to `baseline`, which comes first.
 
     Raises:
         ValueError: runs of a label that differ in more than their seed.
     """
-    by_label: dict[str, list[Ended]] = {}
+    by_label: dict[str, list[EndedRun]] = {}
     for one in over:
         by_label.setdefault(one.run.name, []).append(one)
     for label, of_label in by_label.items():
@@ -211,14 +211,14 @@ def summaries_to(baseline: str, over: Sequence[Ended]) -> tuple[RecipeSummary, .
     return tuple(_recipe(by_label[label], by_label[baseline]) for label in labels)
 
 
-def _rank(label: str, over: Sequence[Ended]) -> tuple[int, str]:
+def _rank(label: str, over: Sequence[EndedRun]) -> tuple[int, str]:
     """Sort key: the order of the package's recipes, then alphabetical."""
     names = list(RECIPES)
     recipe = next(one.run.recipe for one in over if one.run.name == label)
     return names.index(recipe) if recipe in names else len(names), label
 
 
-def ended(run: Run, place: Path, *, target: float | None = None, diverged: bool = False) -> Ended | None:
+def ended(run: Run, place: Path, *, target: float | None = None, diverged: bool = False) -> EndedRun | None:
     """The finished run in a folder; None if it has not ended. Only the curve is kept, since metrics may be large.
 
     Args:
@@ -248,7 +248,7 @@ def ended(run: Run, place: Path, *, target: float | None = None, diverged: bool 
     if not newest or not (diverged or newest[0]["kind"] == "end"):
         return None
     held = run.settings.target if target is None else target
-    return Ended(run, place, curve, tuple(found), last, newest[0], held, known != {False})
+    return EndedRun(run, place, curve, tuple(found), last, newest[0], held, known != {False})
 
 
 def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _number(value: Any) -> float | None:
     return value if type(value) in (int, float) and -_LARGEST <= value <= _LARGEST else None
 
 
-def _refuse_mixed(label: str, over: Sequence[Ended]) -> None:
+def _refuse_mixed(label: str, over: Sequence[EndedRun]) -> None:
     """Refuse runs left over from other settings: they must not count as further seeds."""
     first, *others = (_setup(one.run) for one in over)
     for one, other in zip(over[1:], others, strict=True):
@@ -283,7 +283,7 @@ def _setup(run: Run) -> dict[str, Any]:
     return {name: described[name] for name in ("recipe", "parameters", "settings")}
 
 
-def _recipe(runs: Sequence[Ended], baseline: Sequence[Ended]) -> RecipeSummary:
+def _recipe(runs: Sequence[EndedRun], baseline: Sequence[EndedRun]) -> RecipeSummary:
     first, ends = runs[0].run, [run.end for run in runs]
     costs = {run.run.settings.seed: run.cost for run in runs}
     attempts = {run.last.get("k") for run in runs}
@@ -316,11 +316,11 @@ def _cost(name: str, costs: Sequence[Cost | None]) -> Interval | None:
     return interval([cost.paid[name] for cost in known], ">" if any(cost.censored for cost in known) else "")
 
 
-def _last(name: str, runs: Sequence[Ended]) -> Interval | None:
+def _last(name: str, runs: Sequence[EndedRun]) -> Interval | None:
     return _known([run.last.get(name) for run in runs])
 
 
-def _at_target(name: str, runs: Sequence[Ended]) -> Interval | None:
+def _at_target(name: str, runs: Sequence[EndedRun]) -> Interval | None:
     points = [(run, cost.at) for run in runs if (cost := run.cost) is not None and cost.at is not None]
     return _known([run.found[at].get(name) for run, at in points]) if points else None
 

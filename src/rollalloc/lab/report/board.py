@@ -38,7 +38,7 @@ class Entry:
     rows: Sequence[Markup]
 
 
-class Board:
+class BoardPages:
     """The pages for a folder of runs, at any depth that `comparisons` searches; the folder need not exist yet."""
 
     def __init__(self, folder: Path) -> None:
@@ -138,7 +138,7 @@ def serve(folder: Path, port: int = 0) -> ThreadingHTTPServer:
     Raises:
         OSError: the port is taken.
     """
-    board = Board(folder)
+    board = BoardPages(folder)
 
     class Handler(_Handler):
         pages = board
@@ -149,7 +149,7 @@ def serve(folder: Path, port: int = 0) -> ThreadingHTTPServer:
 class _Handler(BaseHTTPRequestHandler):
     """Answers GET and HEAD for the board's pages, nothing else."""
 
-    pages: Board
+    pages: BoardPages
     timeout = 10  # seconds until a silent connection gives up its thread
 
     def do_GET(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims
 from rollalloc.files.text import one_line
-from rollalloc.lab.bench.cells import Board, Cell, Part, board_of
+from rollalloc.lab.bench.cells import Board, Cell, TrackPart, board_of
 from rollalloc.lab.bench.contestants import BASELINE
 from rollalloc.lab.bench.plan import KIND, PAGE, TABLE, Plan
 from rollalloc.lab.bench.search import search_rollouts
@@ -80,7 +80,7 @@ def markdown(board: Board) -> str:
     return "\n".join(lines)
 
 
-def tables_of(part: Part) -> list[Table]:
+def tables_of(part: TrackPart) -> list[Table]:
     """The tables of one task in one track: what each method paid, and how good its policy was."""
     k = next((cell.paid.k for cell in part.cells if cell.paid and cell.paid.k), "k")
     measure = measure_of(cell.paid for cell in part.cells if cell.paid)
@@ -106,7 +106,7 @@ def _columns(
     return Table(title, [headings[at] for at in known], [(label, [row[at] for at in known]) for label, row in rows])
 
 
-def _row(cell: Cell, part: Part) -> list[Figure]:
+def _row(cell: Cell, part: TrackPart) -> list[Figure]:
     paid = cell.paid
     if paid is None:
         return [Figure("")] * (1 + len(_COSTS) * (2 + (part.plain is not None)) + 2 * len(_EXTRA))
@@ -209,7 +209,7 @@ def _setting(cell: Cell) -> str:
     return f"learning rate {cell.paid.learning_rate:g}, {', '.join(said)}"
 
 
-def _name(part: Part) -> str:
+def _name(part: TrackPart) -> str:
     return f"{part.task.name}, {part.track}"
 
 

@@ -21,7 +21,7 @@ from rollalloc.files.claims import claim_files
 from rollalloc.files.text import one_line, shortened, visible
 from rollalloc.lab.bench.summary import FEWEST, RecipeSummary, Summary, summaries_of
 from rollalloc.lab.report import figures, style
-from rollalloc.lab.report.samples import Example, samples
+from rollalloc.lab.report.samples import ShownRollout, samples
 from rollalloc.lab.report.svg import inline_svg
 from rollalloc.lab.report.wording import caveats, damage, findings, graded, name_of, silences, story
 from rollalloc.runs.discovery import comparisons
@@ -49,7 +49,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Finding:
+class MethodSentence:
     """A sentence about a method, the main point first, in the colour of the method's curves."""
 
     lead: str
@@ -63,12 +63,12 @@ class Section:
 
     name: str
     task: str
-    findings: Sequence[Finding]
+    findings: Sequence[MethodSentence]
     caveats: Sequence[str]
     charts: Sequence[Chart]
     summary: Summary | None
     runs: Sequence[RecordedRun]
-    examples: Mapping[str, Sequence[Example]] = field(default_factory=dict[str, Sequence[Example]])
+    examples: Mapping[str, Sequence[ShownRollout]] = field(default_factory=dict[str, Sequence[ShownRollout]])
     problems: Sequence[str] = ()
 
     @property
@@ -239,7 +239,7 @@ def _section(
     return Section(
         name=name,
         task=(summary and summary.task) or _task(runs),
-        findings=[Finding(*sentence, colours[label].name) for label, sentence in said.items()],
+        findings=[MethodSentence(*sentence, colours[label].name) for label, sentence in said.items()],
         caveats=[
             *([why] if why else ()),
             *graded(summary),

@@ -20,7 +20,7 @@ STOPPED = "stopped"  # the reason for no score when the recipe stopped the rollo
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class ShownRollout:
     """A rollout to show: its outcome in plain words, and its text, shortened and with control characters made visible."""
 
     fate: str
@@ -34,7 +34,7 @@ class Example:
 class Samples:
     """A run's newest rollouts of each outcome, and what could not be read; None: nothing."""
 
-    examples: list[Example]
+    examples: list[ShownRollout]
     problem: str | None = None
 
 
@@ -51,13 +51,13 @@ def samples(folder: Path) -> Samples:
     return Samples(_of_each_fate(lines), f"rollouts.jsonl{wrong[0]}{more}" if wrong else None)
 
 
-def _of_each_fate(lines: list[Mapping[str, Any]]) -> list[Example]:
+def _of_each_fate(lines: list[Mapping[str, Any]]) -> list[ShownRollout]:
     rewards: dict[Any, list[float]] = {}
     for line in lines:
         if "reward" in line:
             rewards.setdefault(line.get("group"), []).append(line["reward"])
     grouped = any(len(of_group) > 1 for of_group in rewards.values())
-    found: dict[str, list[Example]] = {}
+    found: dict[str, list[ShownRollout]] = {}
     for line in reversed(lines):
         fate = _fate(line, rewards.get(line.get("group"), []), grouped)
         if fate not in found and len(found) == _FATES:
@@ -66,7 +66,9 @@ def _of_each_fate(lines: list[Mapping[str, Any]]) -> list[Example]:
         text = visible(shortened(line.get("text", "")))
         if len(shown) < _EACH and text not in (example.text for example in shown):
             key = line.get("key", line.get("prompt"))
-            shown.append(Example(fate, "" if key is None else str(key), text, line.get("reward"), line.get("tokens")))
+            shown.append(
+                ShownRollout(fate, "" if key is None else str(key), text, line.get("reward"), line.get("tokens"))
+            )
     return [example for fate in sorted(found) for example in found[fate]]
 
 

@@ -18,7 +18,7 @@ _ALL_REDUCE = 10e-6  # seconds, two a layer where a replica is several GPUs: a g
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ModelSize:
     """A dense model's published sizes.
 
     Attributes:
@@ -61,8 +61,8 @@ class GPU:
     source: str
 
 
-MODELS: Mapping[str, Model] = {
-    f"qwen2.5-{size}": Model(
+MODELS: Mapping[str, ModelSize] = {
+    f"qwen2.5-{size}": ModelSize(
         parameters=parameters,
         layers=layers,
         kv_heads=kv_heads,

@@ -127,7 +127,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Priced:
+class PricedRecipe:
     """One recipe on one cluster, over seeds.
 
     Attributes:
@@ -145,7 +145,7 @@ class Priced:
     results: tuple[Result, ...]
 
     @classmethod
-    def of(cls, label: str, results: Sequence[Result], baseline: Sequence[Result]) -> Priced:
+    def of(cls, label: str, results: Sequence[Result], baseline: Sequence[Result]) -> PricedRecipe:
         """Combine the seeds; the baseline has the same seeds."""
         each = [result.per_batch for result in results]
         pairs = zip(baseline, results, strict=True)

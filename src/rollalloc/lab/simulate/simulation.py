@@ -13,7 +13,7 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.lab.simulate.cluster import Scenario
 from rollalloc.lab.simulate.fleet import Fleet
 from rollalloc.lab.simulate.result import Books, Result
-from rollalloc.lab.simulate.workload import Outcome
+from rollalloc.lab.simulate.workload import SimulatedOutcome
 
 TAIL = 0.1  # the tail: less than this share of a batch's peak number of rollouts runs, and none waits
 
@@ -56,10 +56,12 @@ class Simulation:
         self.allocator = allocator(scenario.fitting(recipe, max_staleness), self.world.prompts, seed)
         self.seed = seed
         self.fleet = Fleet(self.cluster.replicas, scenario.pace)
-        self.trainer = Trainer(scenario)
+        self.trainer = SimulatedTrainer(scenario)
         self.queue: deque[tuple[int, Order]] = deque()  # rollouts waiting for a slot
         self.queued: set[int] = set()
-        self.made: dict[int, tuple[Outcome, int]] = {}  # outcome and version at the first token; kept until released
+        self.made: dict[
+            int, tuple[SimulatedOutcome, int]
+        ] = {}  # outcome and version at the first token; kept until released
         self.stopping: deque[tuple[float, int]] = (
             deque()
         )  # when the slot becomes free; in order, since all waits are equally long
@@ -276,7 +278,7 @@ class Simulation:
 _rollout = attrgetter("rollout")
 
 
-class Trainer:
+class SimulatedTrainer:
     """The GPUs that train, one batch at a time.
 
     Attributes:
@@ -293,13 +295,13 @@ class Trainer:
         self._ahead = 0.0  # when log-probabilities of all finished rollouts will be done
         self._looked = 0.0  # seconds of log-probabilities requested since the last batch
 
-    def look_at(self, outcome: Outcome, now: float) -> None:
+    def look_at(self, outcome: SimulatedOutcome, now: float) -> None:
         """Compute a rollout's log-probabilities before it is known whether they are needed."""
         seconds = self._forward(outcome.tokens + self._scenario.prompt_tokens)
         self._ahead = max(self._ahead, now) + seconds
         self._looked += seconds
 
-    def begin(self, batch: Batch, made: Mapping[int, tuple[Outcome, int]], now: float) -> float:
+    def begin(self, batch: Batch, made: Mapping[int, tuple[SimulatedOutcome, int]], now: float) -> float:
         """Start to train a batch; returns when it will be done."""
         costs, cluster = self._scenario.charges, self._scenario.cluster
         tokens = sum(made[row.rollout][0].tokens + self._scenario.prompt_tokens for row in batch.rows)

@@ -26,7 +26,7 @@ _MOST_LOG = 100.0  # logarithm of length over median, at most: longer rollouts h
 _RIGHT = 0.5  # a logged rollout with at least this metric counts as right
 
 
-class Outcome(NamedTuple):
+class SimulatedOutcome(NamedTuple):
     """A rollout's outcome if nobody stops it: tokens (at least 1), whether the limit cut it, whether it is right."""
 
     tokens: int
@@ -34,12 +34,12 @@ class Outcome(NamedTuple):
     right: bool
 
 
-class World(Protocol):
+class SimulatedWorld(Protocol):
     """One random draw of all prompts; a rollout's outcome is a function of (prompt, rollout, version)."""
 
     prompts: int
 
-    def outcome(self, prompt: int, rollout: int, version: int) -> Outcome: ...
+    def outcome(self, prompt: int, rollout: int, version: int) -> SimulatedOutcome: ...
 
 
 class Workload(Protocol):
@@ -48,7 +48,7 @@ class Workload(Protocol):
     @property
     def longest(self) -> int: ...
 
-    def world(self, seed: int) -> World: ...
+    def world(self, seed: int) -> SimulatedWorld: ...
 
     def describe(self) -> dict[str, Any]: ...
 
@@ -217,7 +217,7 @@ class Fitted:
         """Maximum tokens of a rollout."""
         return self.lengths.limit
 
-    def world(self, seed: int) -> World:
+    def world(self, seed: int) -> SimulatedWorld:
         """Prompts drawn from the distributions."""
         random, success = rng(seed, "simulate prompts"), self.success
         score_N = random.standard_normal(self.prompts)
@@ -246,8 +246,8 @@ class _FittedWorld:
         self._medians, self._rates, self._draws = medians, rates, draws
         self._within, self._runaway, self._limit = lengths.within, lengths.runaway, lengths.limit
 
-    def outcome(self, prompt: int, rollout: int, version: int) -> Outcome:
-        """See `World.outcome`."""
+    def outcome(self, prompt: int, rollout: int, version: int) -> SimulatedOutcome:
+        """See `SimulatedWorld.outcome`."""
         normal, runaway, wins, _ = self._draws(rollout)
         if self._correlation:  # 1 - wins is uniform too, and smaller values mean success
             score = self._correlation * normal + self._rest * _NORMAL.inv_cdf(min(max(1 - wins, _LEAST), 1 - _LEAST))
@@ -256,7 +256,9 @@ class _FittedWorld:
         drifted = exp(min(self._within * normal + self._drift * version, _MOST_LOG))
         tokens = self._limit + 1 if runaway < self._runaway else self._medians[prompt] * drifted
         return (
-            Outcome(self._limit, True, right) if tokens > self._limit else Outcome(max(1, round(tokens)), False, right)
+            SimulatedOutcome(self._limit, True, right)
+            if tokens > self._limit
+            else SimulatedOutcome(max(1, round(tokens)), False, right)
         )
 
 
@@ -271,7 +273,7 @@ class Logged:
         stopped: logged rollouts that were stopped or have no score, and are left out.
     """
 
-    rollouts: Sequence[Sequence[Outcome]]
+    rollouts: Sequence[Sequence[SimulatedOutcome]]
     learning: float = 0.0
     source: str = "given"
     stopped: int = 0
@@ -281,7 +283,7 @@ class Logged:
         """Maximum tokens of a rollout."""
         return max(each.tokens for of in self.rollouts for each in of)
 
-    def world(self, seed: int) -> World:
+    def world(self, seed: int) -> SimulatedWorld:
         """The logged prompts, in the log's order."""
         return _LoggedWorld(self.rollouts, self.learning, _Draws(seed))
 
@@ -337,15 +339,15 @@ class Logged:
 
 
 class _LoggedWorld:
-    def __init__(self, rollouts: Sequence[Sequence[Outcome]], learning: float, draws: _Draws) -> None:
+    def __init__(self, rollouts: Sequence[Sequence[SimulatedOutcome]], learning: float, draws: _Draws) -> None:
         self.prompts = len(rollouts)
         self._right = [[each for each in of if each.right] for of in rollouts]
         self._wrong = [[each for each in of if not each.right] for of in rollouts]
         rates = [len(right) / len(of) for right, of in zip(self._right, rollouts, strict=True)]
         self._rates, self._draws = _Rates(rates, learning), draws
 
-    def outcome(self, prompt: int, rollout: int, version: int) -> Outcome:
-        """See `World.outcome`."""
+    def outcome(self, prompt: int, rollout: int, version: int) -> SimulatedOutcome:
+        """See `SimulatedWorld.outcome`."""
         _, _, wins, which = self._draws(rollout)
         among = (self._right if wins < self._rates(prompt, version) else self._wrong)[prompt]
         return among[int(which * len(among))]
@@ -365,7 +367,7 @@ def read_rollouts(path: Path, learning: float = 0.0) -> Logged:
         OSError: the file cannot be read.
         ValueError: a line that is not a rollout, by number and field; or no rollout with a score.
     """
-    by_prompt: dict[Any, list[Outcome]] = {}
+    by_prompt: dict[Any, list[SimulatedOutcome]] = {}
     left_out = 0
     for number, line in read_lines(path):
         try:
@@ -380,7 +382,7 @@ def read_rollouts(path: Path, learning: float = 0.0) -> Logged:
         if "metric" not in taken:
             left_out += 1
             continue
-        outcome = Outcome(max(1, taken["tokens"]), taken["truncated"], taken["metric"] >= _RIGHT)
+        outcome = SimulatedOutcome(max(1, taken["tokens"]), taken["truncated"], taken["metric"] >= _RIGHT)
         by_prompt.setdefault(taken.get("key", taken.get("prompt")), []).append(outcome)
     if not by_prompt:
         raise ValueError(f"{path}: expected rollouts with a score, found none; {left_out} lines have no score")

@@ -135,13 +135,13 @@ def _drawer(task: ChatTask) -> Callable[[np.random.Generator, int, set[str]], Se
     if task.gym is None:
         return stories.problems
     # Answers that are not numbers must match exactly; reasoning-gym's verifier agrees and is not called.
-    config = gym.Config(task.gym, task.settings, single_answer=not task.number)
+    config = gym.GymConfig(task.gym, task.settings, single_answer=not task.number)
     gym.refuse_bad_verifier(f"{gym.PREFIX}{task.gym}", config)
     return partial(_gym_problems, config, task.number)
 
 
 def _gym_problems(
-    config: gym.Config, number: bool, rng: np.random.Generator, count: int, taken: set[str]
+    config: gym.GymConfig, number: bool, rng: np.random.Generator, count: int, taken: set[str]
 ) -> list[Problem]:
     """Different questions, at most a quarter of them with the same answer.
 

@@ -26,7 +26,7 @@ from rollalloc.lab.bench.tasks.chances import TRIED, chances, in_band, refuse_be
 from rollalloc.lab.bench.tasks.files import Problem, Shown, TaskFiles, make_once, unseen, write_splits
 from rollalloc.lab.bench.tasks.tiny import Examples, Shape, WarmUp, character_tokenizer, save_warm_model
 
-__all__ = ["LADDER", "Config", "compute_score", "prepare"]
+__all__ = ["LADDER", "GymConfig", "compute_score", "prepare"]
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _REFUSED = {"codeio": "its questions are not the same under the same seed"}
 
 
 @dataclass(frozen=True)
-class Config:
+class GymConfig:
     """A task of reasoning-gym, and the tiny model that is warmed up for it.
 
     Attributes:
@@ -74,7 +74,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Misled(Config):
+class Misled(GymConfig):
     """Lists to be filtered; the warm-up shows one mistake, answering with the items that should be left out.
 
     Each condition has its own rate of mistakes, uniform in [0, most]. Where the rate is above 1/2, the initial greedy
@@ -113,7 +113,7 @@ class Misled(Config):
 
 
 LADDER = {
-    "rg/gcd": Config(
+    "rg/gcd": GymConfig(
         "gcd",
         {"min_value": 1, "max_value": 99},
         single_answer=True,
@@ -131,7 +131,7 @@ LADDER = {
         warm_up=WarmUp(steps=600),
     ),
     # Further tasks, on which no method was tuned.
-    "rg/letter_counting": Config(
+    "rg/letter_counting": GymConfig(
         "letter_counting",
         {"min_words": 2, "max_words": 4},
         single_answer=True,
@@ -139,7 +139,7 @@ LADDER = {
         heldout=256,
         warm_up=WarmUp(steps=300),
     ),
-    "rg/spell_backward": Config(
+    "rg/spell_backward": GymConfig(
         "spell_backward",
         {"min_word_len": 3, "max_word_len": 8},
         single_answer=True,
@@ -147,7 +147,7 @@ LADDER = {
         heldout=256,
         warm_up=WarmUp(steps=500),
     ),
-    "rg/count_bits": Config(
+    "rg/count_bits": GymConfig(
         "count_bits",
         {"min_n": 1, "max_n": 8191},
         single_answer=True,
@@ -155,7 +155,7 @@ LADDER = {
         heldout=256,
         warm_up=WarmUp(steps=300),
     ),
-    "rg/simple_equations": Config(
+    "rg/simple_equations": GymConfig(
         "simple_equations",
         {"min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 9},
         single_answer=True,
@@ -166,7 +166,7 @@ LADDER = {
 }
 
 
-def config_of(task: str) -> Config:
+def config_of(task: str) -> GymConfig:
     """The configuration of `rg/NAME`: the ladder's, or the task with its defaults.
 
     Raises:
@@ -179,7 +179,7 @@ def config_of(task: str) -> Config:
         raise ValueError(f"reasoning-gym has no task {name!r}; it has {', '.join(sorted(known))}")
     if name in _REFUSED:
         raise ValueError(f"{task} cannot be used: {_REFUSED[name]}")
-    return LADDER.get(task, Config(name))
+    return LADDER.get(task, GymConfig(name))
 
 
 def _name(task: str) -> str:
@@ -205,7 +205,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
     return float(_marks(_verifier(_name(data_source)), answer, json.loads(extra_info["entry"])) >= _FULL)
 
 
-def prepare(folder: Path, task: str, config: Config | None = None, *, progress: Shown = unseen) -> TaskFiles:
+def prepare(folder: Path, task: str, config: GymConfig | None = None, *, progress: Shown = unseen) -> TaskFiles:
     """Create the task's files unless they exist; `config` replaces the task's own, for tests.
 
     Raises:
@@ -256,7 +256,7 @@ def prepare(folder: Path, task: str, config: Config | None = None, *, progress: 
     )
 
 
-def problems(config: Config, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
+def problems(config: GymConfig, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
     """Different questions that are not in `taken`; adds them to it."""
     found: list[Problem] = []
     for entry in _dataset(config.name, _DRAWS * count, int(rng.integers(2**31)), **config.settings):
@@ -273,7 +273,7 @@ def problems(config: Config, rng: np.random.Generator, count: int, taken: set[st
     )
 
 
-def _warm_up_examples(config: Config, heldout: frozenset[str]) -> Examples:
+def _warm_up_examples(config: GymConfig, heldout: frozenset[str]) -> Examples:
     """Questions that are not held out, with their answers."""
     rng = np.random.default_rng([config.seed, 3])
     entries = _dataset(config.name, _WARM_UP_POOL, int(rng.integers(2**31)), **config.settings)
@@ -281,7 +281,7 @@ def _warm_up_examples(config: Config, heldout: frozenset[str]) -> Examples:
     return [question for question, _ in kept], [answer for _, answer in kept]
 
 
-def refuse_bad_verifier(task: str, config: Config) -> None:
+def refuse_bad_verifier(task: str, config: GymConfig) -> None:
     """Refuse a task whose verifier gives full marks for an empty answer, or not for its own.
 
     Raises:

@@ -26,7 +26,7 @@ from rollalloc.lab.bench.tasks.files import (
 )
 from rollalloc.lab.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_warm_model, spell, word_tokenizer
 
-__all__ = ["POOLS", "Config", "Pool", "Skills", "compute_score", "graded_score", "prepare"]
+__all__ = ["POOLS", "Pool", "Skills", "SkillsConfig", "compute_score", "graded_score", "prepare"]
 
 LONGEST = 8
 GRADED = "graded"  # the pool with partial marks
@@ -61,7 +61,7 @@ POOLS = {
 
 
 @dataclass(frozen=True)
-class Config:
+class SkillsConfig:
     """Sizes and seeds of the task; the defaults are the task itself, other values are for tests.
 
     `images` is the number of answer symbols, at least 2; numbers of prompts are per pool.
@@ -78,7 +78,7 @@ class Config:
 class Skills:
     """The skills' images, rates and frequencies, and prompts drawn from them."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: SkillsConfig) -> None:
         rng = np.random.default_rng(config.seed)
         self.right_K = rng.integers(config.images, size=config.skills)
         self.wrong_K = (self.right_K + rng.integers(1, config.images, size=config.skills)) % config.images
@@ -126,7 +126,9 @@ class Skills:
         )
 
 
-def prepare(folder: Path, pool: str = "late", config: Config = Config(), *, progress: Shown = unseen) -> TaskFiles:
+def prepare(
+    folder: Path, pool: str = "late", config: SkillsConfig = SkillsConfig(), *, progress: Shown = unseen
+) -> TaskFiles:
     """Create the task's files unless they exist: the model that all pools share, and one folder per pool.
 
     The graded pool has a quarter of the others' held-out prompts.

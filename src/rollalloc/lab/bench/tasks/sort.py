@@ -14,13 +14,13 @@ import numpy as np
 from rollalloc.lab.bench.tasks.files import Problem, Shown, TaskFiles, compute_score, make_once, prompt_files, unseen
 from rollalloc.lab.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_warm_model, spell, word_tokenizer
 
-__all__ = ["Config", "compute_score", "prepare"]
+__all__ = ["SortConfig", "compute_score", "prepare"]
 
 SHORTEST, LONGEST = 2, 14
 
 
 @dataclass(frozen=True)
-class Config:
+class SortConfig:
     """Sizes and seeds of the task; the defaults are the task itself, other values are for tests."""
 
     symbols: int = 32
@@ -30,7 +30,7 @@ class Config:
     seed: int = 12
 
 
-def prepare(folder: Path, config: Config = Config(), *, progress: Shown = unseen) -> TaskFiles:
+def prepare(folder: Path, config: SortConfig = SortConfig(), *, progress: Shown = unseen) -> TaskFiles:
     """Create the task's files unless they exist.
 
     Raises:

@@ -38,7 +38,7 @@ POOLS = {
 
 
 @dataclass(frozen=True)
-class Config:
+class WalksConfig:
     """Sizes and seeds of the task; the defaults are the task itself, other values are for tests.
 
     A share `walls` of the passages between neighbours is closed, but every cell can be reached from every other. Half of
@@ -89,7 +89,7 @@ class Walks:
     A share `verbose` of the lost walker's walks is aimless, whatever the prompt: long, and right only by chance.
     """
 
-    def __init__(self, config: Config, limit: int = LIMIT, verbose: float = 0.0) -> None:
+    def __init__(self, config: WalksConfig, limit: int = LIMIT, verbose: float = 0.0) -> None:
         rng = np.random.default_rng(config.seed)
         self.limit, self.verbose = limit, verbose
         self.side, self.cells = config.side, config.side**2
@@ -194,7 +194,9 @@ class Walks:
         return Problem(_prompt(start, goal), answer, extra)
 
 
-def prepare(folder: Path, pool: str = "mixed", config: Config = Config(), *, progress: Shown = unseen) -> TaskFiles:
+def prepare(
+    folder: Path, pool: str = "mixed", config: WalksConfig = WalksConfig(), *, progress: Shown = unseen
+) -> TaskFiles:
     """Create the task's files unless they exist: one folder per pool, and the models; "mixed" and "late" share one.
 
     Pools: "mixed" and "late" within 24 tokens, "long" within 128, and "brief" within 128, where verbose answers are wrong.
