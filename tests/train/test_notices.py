@@ -57,6 +57,11 @@ def test_the_first_evaluation_says_why_samples_have_no_score():
 
 
 def test_the_first_evaluation_says_that_scores_never_differ():
+    [negative] = said_at_first(accuracy=-1.0, constant=-1.0)
+    assert (
+        "all 48 held-out samples scored -1 before any training. Try it on an answer that you know to be right"
+        in negative
+    )
     [wrong] = said_at_first(accuracy=0.0, constant=0.0)
     assert wrong.startswith("check the reward function: all 48 held-out samples scored 0 before any training.")
     assert "an answer that you know to be right" in wrong

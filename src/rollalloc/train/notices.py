@@ -140,11 +140,11 @@ def of_first_evaluation(found: Evaluation) -> Iterator[str]:
 
 
 def _of_constant(metric: float, samples: int) -> str:
-    if abs(metric) <= _ROUNDING:
+    if metric <= _ROUNDING:
         return (
-            f"check the reward function: all {samples:,} held-out samples scored 0 before any training. Try it on an answer "
-            "that you know to be right, and look at the form of the ground truths. If it is sound, the model cannot do the "
-            "task yet: take easier prompts or a stronger model"
+            f"check the reward function: all {samples:,} held-out samples scored {metric:.3g} before any training. Try it "
+            "on an answer that you know to be right, and look at the form of the ground truths. If it is sound, the model "
+            "cannot do the task yet: take easier prompts or a stronger model"
         )
     return (
         f"check the reward function: all {samples:,} held-out samples scored {metric:g} before any training. Try it on an "

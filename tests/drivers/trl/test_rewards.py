@@ -44,10 +44,11 @@ def length(completions: list[str], **_: Any) -> list[float]:
     return [float(len(text)) for text in completions]
 
 
-def test_a_completion_without_any_score_is_said_in_trls_words(caplog):
+def test_a_completion_without_any_score_is_said_once_in_trls_words(caplog):
     scored(lambda completions, **_: [None, 1.0, None], lambda completions, **_: [2.0, None, 1.0])
     assert not caplog.text
-    scored(lambda completions, **_: [1.0, None, None])
+    rewards, _ = scored(lambda completions, **_: [1.0, None, None])
+    rewards(EXAMPLES, TEXTS, IDS, STATE)
     assert caplog.text.count("All reward functions returned None for the following kwargs") == 1
     assert "'answer': 2, 'completion': 'yy'" in caplog.text
 

@@ -78,6 +78,7 @@ class RewardFunctions:
     tokenizers: Sequence[Any]
     metric: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    _said: list[str] = field(default_factory=list[str], init=False, repr=False)  # of a completion without a score, once
 
     def __post_init__(self) -> None:
         if self.metric is not None and self.metric not in self.names:
@@ -142,7 +143,9 @@ class RewardFunctions:
             scores_FB[at] = scores
         checked = [_checked(name, scores, len(examples)) for name, scores in zip(self.names, scores_FB, strict=True)]
         scores_BF = [list(scores_F) for scores_F in zip(*checked, strict=True)]
-        _say_where_none_is(examples, completions, scores_BF)
+        if not self._said and (text := _without_any_score(examples, completions, scores_BF)):
+            self._said.append(text)
+            log.warning("%s", text)
         return Scores(scores_BF, columns, dict(figures))
 
     def reward(self, scores_F: Sequence[Score]) -> Score:
@@ -251,18 +254,18 @@ def how_to_name_a_metric(names: Sequence[str]) -> str:
     )
 
 
-def _say_where_none_is(
+def _without_any_score(
     examples: Sequence[dict[str, Any]], completions: Sequence[Any], scores_BF: Sequence[Sequence[Score]]
-) -> None:
-    """Warn of the first completion that no function scored, in the words of TRL's own warning."""
+) -> str | None:
+    """What to say, in TRL's words, of the first completion for which no function had a score; None where each has one."""
     for example, completion, scores_F in zip(examples, completions, scores_BF, strict=True):
         if all(score is None for score in scores_F):
-            log.warning(
-                "All reward functions returned None for the following kwargs:\n%s\nPlease ensure that at least one reward "
-                "function returns a valid reward.",
-                example | {"completion": completion},
+            return (
+                f"All reward functions returned None for the following kwargs:\n{example | {'completion': completion}}\n"
+                "Please ensure that at least one reward function returns a valid reward. This is said of the first such "
+                "completion only; `rollalloc/failed` counts them"
             )
-            return
+    return None
 
 
 def check_columns(columns: Iterable[str], where: str) -> None:
