@@ -1,4 +1,4 @@
-"""Questions and answers in columns of any name, as TRL's and GSM8K's files have them, in verl's schema."""
+"""Converts files with a question and an answer column, such as GSM8K's, into verl's schema."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")  # 1,234
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written, and how many rows were left out.
+    """Numbers of rows that were written and left out.
 
     Attributes:
-        prompts: written.
-        unanswered: rows without an answer, or with one that breaks off within its box.
-        repeated: rows whose question came before with the same answer.
-        contradicted: rows of questions with different answers, none of which is written.
-        continued: rows whose messages end with the assistant's, which the model is to continue.
+        prompts: rows written.
+        unanswered: rows left out because they have no answer, or one that is cut off inside its box.
+        repeated: rows left out because an earlier row has the same question and answer.
+        contradicted: rows left out because another row has the same question and a different answer.
+        continued: rows whose messages end with the beginning of an answer, which the model is to continue.
     """
 
     prompts: int
@@ -49,27 +49,28 @@ def convert(
     source: str | None = None,
     prefill: bool = False,
 ) -> Converted:
-    r"""Write a file's questions and answers in verl's schema, whole or not at all.
+    r"""Convert a file of questions and answers into verl's schema. On an error nothing is written.
 
-    A question that is text becomes a user's message. Of an answer counts its last `\boxed{...}`, else what follows its last
-    `####`, else all of it. A row's number in the file, from 0, is its index.
+    A question that is text becomes a user message. The ground truth is the last `\boxed{...}` of the answer or, without a
+    box, what follows the last `####` or, without that, the whole answer. `extra_info.index` is the row's number in the
+    file, from 0.
 
     Args:
-        file: parquet, JSON, JSONL, CSV or TSV.
-        out: the file to write, which must not be there; its suffix says the format.
-        question: name of the column that holds the question, as text or as messages.
-        answer: name of the column that holds the answer, as text or as a number.
-        system: text of a system message before each question; None: none is added.
+        file: a parquet, JSON, JSONL, CSV or TSV file.
+        out: the file to write, which must not exist; its suffix determines the format.
+        question: name of the question column, which holds text or messages.
+        answer: name of the answer column, which holds text or numbers.
+        system: text of a system message to put before each question; None: no system message.
         source: `data_source` of all rows; None: the name of `file` without its suffix.
-        prefill: an assistant's message that ends the messages is always a beginning that the model continues. Otherwise it
-            is one only if it follows a question, is the same in each row that has one and does not contain the row's
-            answer; any other is refused, because it may be the answer itself.
+        prefill: messages that end with an assistant's message are always accepted; the model continues that message. False:
+            they are accepted only if the message follows a question, is the same in all rows that have one, and does not
+            contain the row's answer. Otherwise it may be the answer itself, and an error is raised.
 
     Raises:
-        FileExistsError: something stands at `out`.
-        FileNotFoundError: there is no `file`.
-        ValueError: another suffix, one column as both question and answer, a row without these columns or with something
-            else in them, nothing left to write.
+        FileExistsError: `out` exists.
+        FileNotFoundError: `file` does not exist.
+        ValueError: an unknown suffix; the same column for question and answer; a row without these columns, or with values
+            of another kind in them; or no row is left.
     """
     if os.path.lexists(out):
         raise FileExistsError(f"{out} is there already; move it away, or give another --out")
@@ -126,7 +127,7 @@ def convert(
 
 
 def _messages(place: str, asked: Any, system: str | None) -> list[dict[str, Any]]:
-    """The chat that asks: a system message, where there is to be one, and the question."""
+    """The messages of a prompt: the system message, if there is one, and the question."""
     if isinstance(asked, str) and asked.strip():
         asked = [{"role": "user", "content": asked}]
     if not isinstance(asked, list) or not asked or not all(isinstance(message, Mapping) for message in asked):
@@ -154,7 +155,7 @@ def _may_be_answer(place: str, message: Mapping[str, Any]) -> ValueError:
 
 
 def _answer(place: str, given: Any) -> str | None:
-    """The final answer as text; None where there is none, or the text breaks off within its box."""
+    """The final answer as text; None if there is none, or the text is cut off inside its box."""
     if given is None or (isinstance(given, str) and given.strip().lower() in ("", "nan")) or given != given:
         return None
     if isinstance(given, bool) or not (

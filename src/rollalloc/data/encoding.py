@@ -29,10 +29,10 @@ _RESERVED = frozenset(
 
 
 def check_template_arguments(arguments: Any) -> None:
-    """Refuse arguments that a chat template cannot be given.
+    """Raise an error for arguments that `encode_prompt` cannot pass to a chat template.
 
     Raises:
-        ValueError: not a dictionary with names as keys, or a name that is reserved for `encode_prompt`.
+        ValueError: not a dictionary with names as keys, or a name that `encode_prompt` sets itself.
     """
     if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
         raise ValueError(
@@ -47,10 +47,10 @@ def check_template_arguments(arguments: Any) -> None:
 
 
 def template_arguments(text: str | None) -> dict[str, Any]:
-    """Arguments of a chat template from a JSON object such as '{"enable_thinking": false}'; None: none.
+    """Parse arguments of a chat template from a JSON object such as '{"enable_thinking": false}'. None: no arguments.
 
     Raises:
-        ValueError: not JSON, or not such arguments.
+        ValueError: not a JSON object, or with a name that `encode_prompt` sets itself.
     """
     if text is None:
         return {}
@@ -73,7 +73,7 @@ def encode_prompt(
     chat_template: str | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> tuple[int, ...]:
-    """The token ids after which a model writes its completion.
+    """Encode a prompt as the token ids that the model continues.
 
     - Messages go through the chat template, followed by the template's generation prompt. If the last message is the
       assistant's, the model continues that message instead: it is neither closed nor followed by a new turn.
@@ -84,8 +84,8 @@ def encode_prompt(
     Args:
         tokenizer: a Hugging Face tokenizer.
         prompt: text, or messages with `role` and `content`.
-        name: of the prompt, for error messages.
-        chat_template: used instead of the tokenizer's own; None: the tokenizer's own.
+        name: name of the prompt, for error messages.
+        chat_template: a template to use instead of the tokenizer's own; None: the tokenizer's own.
         arguments: further arguments of the chat template, for example `{"enable_thinking": False}`, or `tools`.
 
     Raises:
@@ -105,24 +105,24 @@ def encode_prompt(
 
 
 def completion_text(tokenizer: Any, tokens: Sequence[int], ending: Collection[int]) -> str:
-    """A completion as the text that a reward function sees.
+    """Decode a completion for a reward function.
 
-    Only the tokens in `ending` (end of sequence, end of turn, padding) are left out. Other special tokens, such as
-    `<think>` or `<answer>`, stay, because a reward function may look for them.
+    Only the tokens in `ending` (end of sequence, end of turn, padding) are removed. Other special tokens, such as `<think>`
+    or `<answer>`, are kept, because a reward function may look for them.
     """
     return tokenizer.decode([token for token in tokens if token not in ending], skip_special_tokens=False)
 
 
 def known_tokens(name: str, content: Any, tokenize: Callable[[], Sequence[int | None]]) -> tuple[int, ...]:
-    """Token ids of a text of the data.
+    """Tokenize a text, and raise an error that names it if that fails.
 
     Args:
-        name: of the text, for error messages, e.g. "prompt 'mine/7'".
+        name: name of the text, for error messages, for example "prompt 'mine/7'".
         content: the text or the messages, for error messages.
-        tokenize: returns the token ids.
+        tokenize: function that returns the token ids.
 
     Raises:
-        ValueError: the text cannot be tokenized, or not all of it.
+        ValueError: the text cannot be tokenized, or has words that the tokenizer does not know.
     """
     try:
         ids = tokenize()

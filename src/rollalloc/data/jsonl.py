@@ -1,4 +1,4 @@
-"""JSON lines as they come: each line's value, or what is wrong with it. Nothing in a file can raise anything here."""
+"""Reads JSON lines: the value of each line, or what is wrong with it. The content of a file never raises an error."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 import orjson
 
-LONGEST = 64 << 20  # bytes of a line with its end; a longer one is passed over, never held
+LONGEST = 64 << 20  # bytes of a line, with its end; longer lines are skipped and never held in memory
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A line that holds no value.
+    """A line that is not valid.
 
     Attributes:
-        why: for a message.
-        begins: its first bytes, as Python writes them.
+        why: the reason, for a message.
+        begins: the first bytes of the line, as a Python literal.
     """
 
     why: str
@@ -28,11 +28,14 @@ class Unreadable:
 
 
 def read_lines(path: Path, *, unique: bool = False) -> Iterator[tuple[int, Any]]:
-    """Each line that is not blank with its number, from 1: its JSON value, or an `Unreadable`.
+    """Read the lines that are not blank.
 
     Args:
-        path: of the file.
-        unique: an object that names a key twice is unreadable; otherwise the last of the two counts, as JSON has it.
+        path: path of the file.
+        unique: objects with a repeated key are `Unreadable`. False: the last value counts, as in Python's `json`.
+
+    Yields:
+        The number of the line, from 1, and its JSON value or an `Unreadable`.
 
     Raises:
         OSError: the file cannot be read.
@@ -51,39 +54,39 @@ def read_lines(path: Path, *, unique: bool = False) -> Iterator[tuple[int, Any]]
                 continue
             try:
                 yield number, decode(line.removeprefix(BOM_UTF8) if number == 1 else line)
-            except (ValueError, RecursionError) as error:  # bytes that are not UTF-8, numbers of 5,000 digits included
+            except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or an integer of 5,000 digits
                 why = "nested too deep" if isinstance(error, RecursionError) else str(error)
                 yield number, Unreadable(why, repr(line[:40]))
 
 
 def decoded(line: bytes) -> Any:
-    """The JSON value of a line as the standard library has it, by orjson where that has the same, which is sooner done.
+    """Parse a line of JSON with the result of Python's `json`, but with orjson if both give the same, since it is faster.
 
     Raises:
-        ValueError: not UTF-8, or not JSON; what orjson refuses, the standard library takes or says what is wrong with.
-        RecursionError: nested too deep.
+        ValueError: not UTF-8, or not JSON.
+        RecursionError: nested too deeply.
     """
     shape = line.translate(_SHAPE)
     if shape.count(b"[") <= _SHALLOW and _BEYOND_64_BITS not in shape:
         try:
             return orjson.loads(line)
-        except ValueError:  # NaN, half a surrogate or 1e400, which the standard library takes
+        except ValueError:  # the standard library accepts NaN, lone surrogates and 1e400, or raises its own error
             pass
     return json.loads(line.decode("utf-8"))
 
 
-# orjson goes 1,024 levels deep, the standard library as deep as the stack, and makes floats of whole numbers beyond 64 bits.
+# orjson differs in two ways: it stops at 1,024 levels of nesting, and it makes floats of integers beyond 64 bits.
 _SHALLOW = 512
 _SHAPE = bytes.maketrans(b"123456789{", b"000000000[")
 _BEYOND_64_BITS = b"0" * 19
 
 
 def decode_once(line: bytes) -> Any:
-    """The JSON value of some bytes, of which no object names a key twice.
+    """Parse JSON in which no object has a repeated key.
 
     Raises:
-        ValueError: not UTF-8, not JSON, or a key that is there twice.
-        RecursionError: nested too deep.
+        ValueError: not UTF-8, not JSON, or with a repeated key.
+        RecursionError: nested too deeply.
     """
     return _strict.decode(line.decode("utf-8"))
 

@@ -1,4 +1,4 @@
-"""Questions that a training set shares with evaluation sets: the same text, or the same n-grams of words."""
+"""Finds questions that training and evaluation sets share: by their text, or by n-grams of words."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ log = logging.getLogger(__name__)
 
 _WORD = re.compile(r"\w+")
 
-MOST_SHARED = 0.05  # share of held-out prompts that may be in the training set before a run is refused
+MOST_SHARED = 0.05  # a run is refused if more than this share of the held-out prompts is in the training set
 
 
 def normalised(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """A prompt's text for comparison: without case, layout and system messages, and with one form of each character.
+    """Normalize a prompt's text for comparison: Unicode form, case, white space; system messages are left out.
 
-    Punctuation counts: 2 + 3 and 2 - 3 are different questions.
+    Punctuation is kept, because 2 + 3 and 2 - 3 are different questions.
     """
     texts = (
         [prompt] if isinstance(prompt, str) else [str(m.get("content")) for m in prompt if m.get("role") != "system"]
@@ -27,11 +27,14 @@ def normalised(prompt: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def same_text(prompts: Iterable[str], among: Iterable[str]) -> dict[int, int]:
-    """Index of each prompt whose normalised text is among others → index of the first of these.
+    """Find the prompts whose text also occurs in `among`.
 
     Args:
-        prompts: normalised texts, e.g. of the held-out prompts.
-        among: normalised texts, e.g. of the training prompts.
+        prompts: normalised texts, for example of held-out prompts.
+        among: normalised texts, for example of training prompts.
+
+    Returns:
+        For the index of each such prompt, the first index of its text in `among`.
     """
     first: dict[str, int] = {}
     for at, text in enumerate(among):
@@ -40,18 +43,18 @@ def same_text(prompts: Iterable[str], among: Iterable[str]) -> dict[int, int]:
 
 
 def repeated(texts: Sequence[str]) -> dict[int, int]:
-    """Index of each normalised text that came before → index where it came first."""
+    """For the index of each normalised text that occurred before, the index of its first occurrence."""
     return {at: first for at, first in same_text(texts, texts).items() if at != first}
 
 
 def warn_of_shared(train: Any, held: Any, name: str, column: str = "prompt") -> None:
-    """Say how many prompts of a held-out data set are in the training set, for trainers that only pass data sets on.
+    """Warn if prompts of a held-out data set are also in the training set. TRL's and verl's drivers use it.
 
     Args:
-        train: data set with a column of prompts; any other is not looked at.
-        held: likewise.
-        name: of the held-out data, for the message, e.g. "eval_dataset".
-        column: that holds the prompts.
+        train: the training data. Nothing happens unless both data sets have a length and the column.
+        held: the held-out data.
+        name: name of the held-out data for the message, for example "eval_dataset".
+        column: name of the column of prompts.
     """
     columns = [getattr(dataset, "column_names", None) or () for dataset in (train, held)]
     if not all(
@@ -69,18 +72,18 @@ def warn_of_shared(train: Any, held: Any, name: str, column: str = "prompt") -> 
 
 
 class NGrams:
-    """The n-grams of some questions, to find others that share one.
+    """Stores the n-grams of some questions, to find other questions that share one.
 
-    Text is compared as lower-case words, without punctuation and layout. A question of fewer than n words counts as one
-    n-gram of its own length, so that it is found where it stands as a whole question only.
+    Text is split into lower-case words, without punctuation. A question of fewer than n words counts as one n-gram of its
+    own length, so that it matches only the same words as a whole question.
 
     Args:
-        questions: to remember.
-        n: words, at least 1. 13 is usual for contamination (GPT-3, arXiv 2005.14165, appendix C); fewer find more by
-            chance.
+        questions: the questions whose n-grams are stored.
+        n: number of words, at least 1. 13 is usual for contamination checks (GPT-3, arXiv 2005.14165, appendix C); smaller
+            values find more matches by chance.
 
     Raises:
-        ValueError: n below 1.
+        ValueError: n < 1.
     """
 
     def __init__(self, questions: Iterable[str], n: int = 13) -> None:
@@ -90,7 +93,7 @@ class NGrams:
         self._known = {gram for question in questions for gram in self._of(question)}
 
     def shared(self, questions: Sequence[str]) -> list[int]:
-        """Indices of the questions that share an n-gram with one remembered."""
+        """Indices of the questions that share an n-gram with a stored question."""
         return [at for at, question in enumerate(questions) if any(gram in self._known for gram in self._of(question))]
 
     def _of(self, question: str) -> Iterator[tuple[str, ...]]:

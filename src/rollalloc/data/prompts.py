@@ -1,8 +1,8 @@
-"""Prompts in verl's schema, each under a key that outlives a re-ordering of its files, and their tokens.
+"""Reads, checks, writes and encodes prompts in verl's schema. Each prompt gets a key that does not depend on its position.
 
-A row is `data_source`, `prompt: [{role, content}]` or text, `reward_model: {style, ground_truth}` and, optionally,
-`ability` and `extra_info: {index, prior, ...}`. Parquet cannot tell a field that is null from one that is not there,
-so for JSONL, too, null means not there.
+A row has `data_source`, `prompt` (text or messages `[{role, content}]`), `reward_model: {style, ground_truth}` and,
+optionally, `ability` and `extra_info: {index, prior, ...}`. A field that is null counts as missing: parquet does not
+distinguish the two, so JSONL is read in the same way.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ _SCHEMA = (
     "verl's schema is data_source: text, prompt: [{role, content}] or text, reward_model: {style, ground_truth} and, "
     "optionally, extra_info: {index, ...}"
 )
-_DEEPEST = 100  # levels of lists and dictionaries in a row
+_DEEPEST = 100  # maximum nesting of lists and dictionaries in a row
 
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts with their keys and what scores them; entry i of each column belongs to prompt i.
+    """Prompts with their keys and ground truths. Entry i of each column belongs to prompt i.
 
     Attributes:
-        keys: unique stable keys, `source/index` or `source/#hash of the content`.
-        sources: verl's data_source.
-        prompts: text, or chat messages with `role` and `content`.
-        ground_truths: what the reward function compares with; never None.
-        extra_infos: handed to the reward function; `index` and `prior` (a success rate in [0, 1]) mean something here.
-        dropped: how many rows were left out, by reason; only reasons that occurred.
+        keys: unique keys, `source/index` or `source/#hash`, the hash being of prompt and ground truth.
+        sources: verl's `data_source`.
+        prompts: text, or messages with `role` and `content`.
+        ground_truths: what the reward function compares the answer with; never None.
+        extra_infos: passed to the reward function. rollalloc reads two fields itself: `index`, and `prior`, an estimate of
+            the success rate in [0, 1].
+        dropped: number of rows that were left out, by reason.
     """
 
     keys: tuple[str, ...]
@@ -63,13 +64,15 @@ class PromptSet:
         return len(self.keys)
 
     def table(self, features: Mapping[str, NDArray[np.float32]] | None = None) -> PromptTable:
-        """What the core may know: keys, sources numbered by first appearance, priors where any prompt has one, features.
+        """The core's table of these prompts: keys, sources, priors and features.
+
+        Sources are numbered in order of first appearance. Priors are None if no prompt has one.
 
         Args:
-            features: by name, shape (N, D) each.
+            features: feature blocks by name, each of shape (N, D).
 
         Raises:
-            ValueError: no prompts, or a key that occurs twice.
+            ValueError: there are no prompts, or a key occurs twice.
         """
         number = {source: index for index, source in enumerate(dict.fromkeys(self.sources))}
         prior_N = np.array([info.get("prior", math.nan) for info in self.extra_infos], dtype=np.float64)
@@ -81,7 +84,7 @@ class PromptSet:
         )
 
     def without(self, rows: Collection[int], reason: str) -> PromptSet:
-        """The set without the prompts at these indices, which `dropped` counts under `reason`."""
+        """The set without the prompts at these indices. `dropped[reason]` grows by their number."""
         kept = [row for row in range(len(self)) if row not in rows]
         return replace(
             self,
@@ -100,8 +103,8 @@ class EncodedPrompts:
 
     Attributes:
         prompt_set: the prompts.
-        tokens: of each prompt.
-        template_args: what the chat template was given besides the messages.
+        tokens: token ids of each prompt.
+        template_args: the chat template's arguments besides the messages.
     """
 
     prompt_set: PromptSet
@@ -111,7 +114,7 @@ class EncodedPrompts:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One valid row and where it stands, `file:row`."""
+    """A valid row, with its place in the form `file:row`."""
 
     place: str
     source: str
@@ -121,10 +124,10 @@ class _Row:
 
 
 def refuse_longer(max_new_tokens: int, context: int) -> None:
-    """Refuse rollouts that no prompt fits beside.
+    """Raise an error if `max_new_tokens` leaves no room for a prompt in the model's context.
 
     Raises:
-        ValueError: says both.
+        ValueError: max_new_tokens ≥ context.
     """
     if max_new_tokens >= context:
         raise ValueError(
@@ -134,22 +137,21 @@ def refuse_longer(max_new_tokens: int, context: int) -> None:
 
 
 def load_prompts(*paths: str | PathLike[str], drop_duplicates: bool = True) -> PromptSet:
-    """Loads one set of prompts from parquet and JSONL files in verl's schema, one file after the other.
+    """Load prompts from parquet and JSONL files in verl's schema.
 
-    A prompt's key is `data_source/index` where `extra_info.index` is there and no other row has the same pair, else
-    `data_source/#hash` of prompt and ground truth: an index that restarts in a second file names nobody.
+    A prompt's key is `data_source/index` if it has an `extra_info.index` that no other row of its source has. Otherwise, for
+    example if the index restarts in a second file, it is `data_source/#hash`, with a hash of prompt and ground truth.
+    Duplicate rows and shared indices are counted in a warning.
 
     Args:
-        paths: `.parquet` files, and `.jsonl` or `.json` files with one JSON object a line.
-        drop_duplicates: leave out a row whose source, prompt and ground truth came before, and count it in
-            `dropped["duplicate"]`; otherwise such a row is an error.
-
-    How many rows repeat another, or have an index that another row has, is logged as a warning.
+        paths: `.parquet` files, and `.jsonl` or `.json` files with one JSON object per line.
+        drop_duplicates: leave out rows with the source, prompt and ground truth of an earlier row, and count them in
+            `dropped["duplicate"]`. False: raise an error for such a row.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: no paths, a file that is empty or of another format, a row that is not in verl's schema, a
-            duplicate that may not be dropped, or one prompt of one source with two ground truths.
+        FileNotFoundError: a file does not exist.
+        ValueError: no paths; a file is empty or has another format; a row is not in verl's schema; a duplicate, with
+            `drop_duplicates=False`; or one prompt of one source with two ground truths.
     """
     if not paths:
         raise ValueError("load_prompts needs at least one file, got none; give .parquet or .jsonl paths")
@@ -169,14 +171,14 @@ def load_prompts(*paths: str | PathLike[str], drop_duplicates: bool = True) -> P
 
 
 def write_prompts(path: str | PathLike[str], rows: Sequence[dict[str, Any]]) -> None:
-    """Writes rows in verl's schema, as `load_prompts` reads them; the file is written whole or not at all.
+    """Write rows in verl's schema, for `load_prompts`. On an error no file is left and an existing one is unchanged.
 
     Args:
-        path: ends in `.parquet`, or in `.jsonl` or `.json` for JSON lines; missing folders are made.
-        rows: at least one, each in verl's schema; columns that the schema does not know are kept.
+        path: a path that ends in `.parquet`, or in `.jsonl` or `.json` for JSON lines. Missing folders are created.
+        rows: at least one row in verl's schema. Other columns are kept.
 
     Raises:
-        ValueError: no rows, a row that is not in verl's schema, an unknown suffix, or rows that parquet cannot hold.
+        ValueError: no rows, a row that is not in verl's schema, an unknown suffix, or rows that parquet cannot store.
     """
     if not rows:
         raise ValueError(f"{path}: expected at least one row to write, got none; check what makes the rows")
@@ -186,14 +188,14 @@ def write_prompts(path: str | PathLike[str], rows: Sequence[dict[str, Any]]) -> 
 
 
 def check_row(place: str, row: Any) -> None:
-    """Refuse what is no row in verl's schema.
+    """Raise an error if a row is not in verl's schema.
 
     Args:
-        place: where it stands, for the message.
+        place: place of the row, for the error.
         row: any plain data.
 
     Raises:
-        ValueError: says what was expected there.
+        ValueError: says what was expected and what was found.
     """
     _parse(place, row)
 
@@ -207,20 +209,20 @@ def encode_prompts(
     overlong: Literal["error", "drop"] = "error",
     template_args: Mapping[str, Any] | None = None,
 ) -> EncodedPrompts:
-    """Tokenizes every prompt, as `encoding.encode_prompt` says, and checks that prompt and completion fit the context.
+    """Encode all prompts with `encoding.encode_prompt`, and check that prompt and completion fit into the context.
 
     Args:
         prompt_set: the prompts.
         tokenizer: a Hugging Face tokenizer.
-        context: tokens that the model can attend to, prompt and completion together; None: as many as there are.
-        max_new_tokens: most tokens of a completion; 0: the prompts alone must fit.
-        overlong: what to do with a prompt of more than `context - max_new_tokens` tokens: raise, or leave it out and
-            count it in `dropped["overlong"]`.
+        context: the model's context in tokens, for prompt and completion together; None: no limit.
+        max_new_tokens: maximum number of tokens of a completion; 0: only the prompts must fit.
+        overlong: what to do with prompts of more than `context - max_new_tokens` tokens. "error": raise an error. "drop":
+            leave them out and count them in `dropped["overlong"]`.
         template_args: further arguments of the chat template, for example `{"enable_thinking": False}`.
 
     Raises:
-        ValueError: a prompt without tokens, one that the tokenizer or its chat template cannot take, messages but no chat
-            template, overlong prompts that may not be dropped, or nothing but overlong prompts.
+        ValueError: a prompt has no tokens or cannot be tokenized or rendered; messages without a chat template; overlong
+            prompts with `overlong="error"`; or all prompts are overlong.
     """
     if overlong not in ("error", "drop"):
         raise ValueError(f"overlong must be 'error' or 'drop', got {overlong!r}")
@@ -283,7 +285,7 @@ def _parse(place: str, raw: Any) -> _Row:
 
 
 def _remedy(place: str, row: Mapping[str, Any]) -> str:
-    """The command that writes a file of other columns in the schema, where a question and an answer are among them."""
+    """Advice for an error: a command that converts the file, if it has columns for question and answer; else empty."""
     file, question, answer = (
         place.rpartition(":")[0],
         next((name for name in ("question", "problem", "prompt", "input") if name in row), None),
@@ -307,7 +309,7 @@ def _parse_prompt(place: str, prompt: Any) -> Prompt:
 
 def _parse_message(place: str, message: Any) -> Message:
     if _typed(place, "each message", message, dict).get("tool_calls"):
-        message = {"content": "", **message}  # of a message that only calls tools the content may be missing or null
+        message = {"content": "", **message}  # a message that only calls tools may have no content
     for name in ("role", "content"):
         _whole_text(place, f"{name} of each message", _typed(place, f"{name} of each message", message.get(name), str))
     _whole_text(place, "each message", message)
@@ -324,7 +326,7 @@ def _typed(place: str, name: str, value: Any, *kinds: type) -> Any:
 
 
 def _whole_text(place: str, name: str, value: Any) -> Any:
-    """The value, if none of its texts has half a character: no tokenizer and no file would take it."""
+    """The value unchanged. Raises ValueError if a text in it has a lone surrogate, which UTF-8 cannot encode."""
     for text in filter(lambda leaf: isinstance(leaf, str), _leaves(value)):
         try:
             text.encode()
@@ -362,7 +364,7 @@ def _without_nulls(place: str, value: Any, depth: int = 0) -> Any:
 
 
 def _distinct(rows: Sequence[_Row], drop_duplicates: bool) -> list[_Row]:
-    """The first row of each (source, prompt)."""
+    """The first row of each pair of source and prompt."""
     first: dict[tuple[str, str], _Row] = {}
     for row in rows:
         earlier = first.setdefault((row.source, _digest(row.prompt)), row)
@@ -386,10 +388,10 @@ def _keys(rows: Sequence[_Row]) -> tuple[str, ...]:
 
 
 def prompt_keys(rows: Sequence[tuple[str, Any, Any]]) -> tuple[str, ...]:
-    """Keys by which prompts are known in whatever file and order they come.
+    """Keys of prompts, which do not depend on the files that hold them or on their order.
 
     Args:
-        rows: data source, index within it or None, and content (plain data) of each prompt.
+        rows: for each prompt its data source, its index there or None, and its content as plain data.
     """
     by_index = [None if index is None else f"{source}/{index}" for source, index, _ in rows]
     times = Counter(by_index)
@@ -406,5 +408,5 @@ def prompt_keys(rows: Sequence[tuple[str, Any, Any]]) -> tuple[str, ...]:
 
 
 def _digest(value: Any) -> str:
-    """64 bits of a hash of plain Python data, the same in every process, as hexadecimal digits."""
+    """A 64-bit hash of plain Python data, as hexadecimal digits. It is the same in every process."""
     return blake2b(json.dumps(value, sort_keys=True, default=repr).encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""LoRA through PEFT: adapters in a model that stays what it is, and the plain model that both together are."""
+"""LoRA through PEFT: adds adapters to a model, and merges them into plain weights."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from transformers.pytorch_utils import Conv1D
 
 from rollalloc.models.lora import Lora
 
-_NAME = "default"  # PEFT's own, which makes its files stand in the folder itself
-_BASE, _ADAPTER = ".base_layer.", ".lora_"  # in the names of an adapted layer's tensors
-_NAMED = 12  # layers that an error names
+_NAME = "default"  # PEFT's default name; with another one, it would write into a subfolder
+_BASE, _ADAPTER = ".base_layer.", ".lora_"  # parts of the names of an adapted layer's tensors
+_NAMED = 12  # an error lists at most this many layers
 BASE_FILE = "base.json"
 
 
 class Adapter:
-    """Adapters in a model, which from now on trains them only; the model itself is changed, and keeps its class.
+    """Adds LoRA adapters to a model and freezes its other weights. The model is changed in place and keeps its class.
 
     Args:
-        model: in eval mode.
-        lora: which adapters.
-        seed: of their initial values.
+        model: a model in eval mode.
+        lora: the settings of the adapters.
+        seed: seed of their initial values.
 
     Attributes:
-        base: SHA-256 over the parameters of the model before, in their order, which stay what they are.
+        base: SHA-256 of the model's own parameters, in order, which never change.
 
     Raises:
         ImportError: PEFT is not installed.
-        ValueError: a target that is no linear layer, or the head where that is the embeddings, or a rank beyond a layer's.
+        ValueError: a target is not a linear layer, or is the head of a model with tied embeddings; or the rank exceeds a
+            layer's smaller side.
     """
 
     def __init__(self, model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
@@ -46,14 +47,14 @@ class Adapter:
         self.base = digest_of(model)
         shape = {"r": lora.rank, "lora_alpha": lora.scale, "target_modules": targets}
         config = peft.LoraConfig(**shape, lora_dropout=0.0, task_type="CAUSAL_LM")
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # PEFT draws on the CPU, then moves
-            warnings.simplefilter("ignore", FutureWarning)  # it asks transformers for something by an older name
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # PEFT draws initial values on the CPU
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT uses a deprecated name of transformers
             torch.manual_seed(seed)
             self._peft = peft.get_peft_model(model, config, adapter_name=_NAME)
         self._peft.eval()
 
     def save(self, folder: Path, name: str) -> None:
-        """Write the adapters as PEFT has them, and which base they belong to: its name, or folder."""
+        """Write the adapters in PEFT's format, with the name or folder of their base model and its digest."""
         config = self._peft.peft_config[_NAME]
         config.base_model_name_or_path = str(Path(name).resolve()) if name and Path(name).is_dir() else name
         self._peft.save_pretrained(str(folder))
@@ -61,12 +62,12 @@ class Adapter:
         (folder / BASE_FILE).write_text(json.dumps(base, indent=1) + "\n", encoding="utf-8")
 
     def plain_copy(self) -> PreTrainedModel:
-        """A copy of the model without adapters, with what they add in its weights."""
+        """A copy of the model with the adapters merged into its weights."""
         return deepcopy(self._peft).merge_and_unload().eval()
 
 
 def plain_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """The names and weights of a model, or of the plain model that one with adapters is: W + alpha / rank · B A."""
+    """The names and weights of a model, with adapters merged into the weights: W + alpha / rank · B A."""
     layers: dict[str, Any] = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
     for name, tensor in model.state_dict().items():
         owner, of_base, _ = name.partition(_BASE)

@@ -1,6 +1,7 @@
-"""Attention on CPUs by plain matrix products, where PyTorch's fused kernel is slower.
+"""Attention on CPUs by plain matrix products, in the two cases in which PyTorch's fused kernel is slower.
 
-That is for a single new token on several threads, and in bfloat16, whose fused backward pass takes half of an update.
+These are decoding of single tokens on several threads, and bfloat16, where the fused backward pass takes half the time of
+an update.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-_MOST_SCORES = 2**23, 2**26  # with and without a gradient: all of them are kept, or made at once, 4 bytes each and more
-DECODING = "rollalloc_decoding"  # among the implementations that transformers knows
-# What transformers' own function takes and does something with, beside what is computed here.
+_MOST_SCORES = 2**23, 2**26  # maximum number of attention scores in memory, with and without gradients; 4 bytes each
+DECODING = "rollalloc_decoding"  # the name under which transformers knows this implementation
+# Arguments of transformers' own function that this implementation does not support.
 _SPECIAL = ("position_bias", "softcap", "cache", "s_aux", "output_attentions")
 
 
 @contextmanager
 def decoding_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Within, a model that attends by `sdpa` on several CPU threads does so by two batched matrix products a new token.
+    """A context in which a model with `sdpa` attention on several CPU threads decodes tokens by two matrix products.
 
-    Any other model, and one thread, where the fused kernel is as fast, are left as they are.
+    Nothing changes for other models, or with one thread, where the fused kernel is as fast.
     """
     with attention_by_products(model) if torch.get_num_threads() > 1 else nullcontext():
         yield
@@ -35,12 +36,12 @@ def decoding_attention(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def attention_by_products(model: PreTrainedModel) -> Iterator[None]:
-    """Within, a model that attends by `sdpa` on a CPU does so by `attend`, under bfloat16's autocast two matrix products.
+    """A context in which a model with `sdpa` attention on a CPU uses `attend`. Nothing changes for other models.
 
-    Any other model is left as it is. Not for layers that are computed again after it was left.
+    Do not use it with gradient checkpointing, which would recompute layers after the context has ended.
     """
     config = model.config
-    # A model with an attention of its own brings its own register of implementations.
+    # Models with their own attention functions have their own registry; leave them alone.
     register = getattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS", None)
     if (
         model.device.type != "cpu"
@@ -68,20 +69,22 @@ def attend(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers' `sdpa`; for one query a row, or under bfloat16's autocast, it is
+    """Attention with the result of transformers' `sdpa`.
 
         out[b, h] = softmax(scaling · query[b, h] · key[b, k]ᵀ + mask[b]) · value[b, k],   k = h // (H / K)
 
-    With several queries only while there are not too many scores, which it holds in memory where the kernel holds none.
+    It is computed here for one query per row, and under bfloat16's autocast as long as the scores, which the fused kernel
+    would not store, are at most `_MOST_SCORES`. All other cases go to `sdpa`.
 
     Args:
         module: the layer.
-        query_BHTD: T queries for each of H heads.
-        key_BKSD: S keys for each of K heads, which H / K queries share; values likewise.
-        attention_mask: (B, 1, T, S), True where attention goes, or added; None: everywhere, or where the layer is causal to
-            what is not later.
-        scaling: of the products; None: 1 / √D.
-        more: goes to `sdpa`, for what is not computed here.
+        query_BHTD: T queries for each of H heads, of size D.
+        key_BKSD: S keys for each of K heads; H / K query heads share one.
+        value_BKSD: the values, likewise.
+        attention_mask: shape (B, 1, T, S), True where attention is allowed; `sdpa` also takes masks to be added. None: all
+            keys or, in a causal layer, those that are not later.
+        scaling: factor of the scores; None: 1 / √D.
+        more: further arguments for `sdpa`.
     """
     batch, heads, queries, size = query_BHTD.shape
     plain = attention_mask is None or (attention_mask.dtype == torch.bool and attention_mask.shape[1] == 1)
@@ -94,10 +97,10 @@ def attend(
         keys = key_BKSD.shape[2]
         attention_mask = query_BHTD.new_ones(queries, keys, dtype=torch.bool).tril(keys - queries)[None, None]
     shared = key_BKSD.shape[1]
-    query_BKRD = query_BHTD.reshape(batch, shared, -1, size)  # R: the queries of all heads that share their keys
+    query_BKRD = query_BHTD.reshape(batch, shared, -1, size)  # R: all queries that share the keys of one head
     scores_BKRS = (query_BKRD * (size**-0.5 if scaling is None else scaling)) @ key_BKSD.transpose(2, 3)
     if attention_mask is not None:
-        # Not by -inf: padding that sees nothing at all would become NaN, and its keys are read, though for nothing.
+        # Not -inf: padding that may attend to nothing would become NaN, and 0 · NaN would reach other tokens.
         lowest = torch.finfo(scores_BKRS.dtype).min
         scores_BKRS.view(batch, heads, queries, -1).masked_fill_(~attention_mask, lowest)
     out_BKRD = scores_BKRS.softmax(dim=-1, dtype=torch.float32).to(value_BKSD.dtype) @ value_BKSD
@@ -106,6 +109,6 @@ def attend(
 
 
 def _causal(module: nn.Module, more: Mapping[str, Any]) -> bool:
-    """Whether a layer attends to nothing later where no mask says so, as `sdpa` finds out."""
+    """Whether a layer without a mask is causal, decided as `sdpa` does."""
     said = more.get("is_causal")
     return bool(getattr(module, "is_causal", True) if said is None else said)

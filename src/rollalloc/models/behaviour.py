@@ -1,4 +1,4 @@
-"""The policy that samples: the trained one itself, or a copy of it, in half precision or without adapters."""
+"""The policy that samples: the trained policy itself, or a copy in half precision or with merged adapters."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from rollalloc.models.policy import Policy
 
 
 class Behaviour:
-    """The policy that samples, rollouts and evaluations alike.
+    """The policy that samples, for rollouts and evaluations.
 
-    In float32 it is the trained policy itself. Else it is a copy, which is given the trained weights, rounded, each time
-    that it is asked for; adapters are in its weights. `rollalloc.train.update` corrects for the rounding.
+    In float32 it is the trained policy itself. In half precision it is a copy with adapters merged into its weights; each
+    call of `policy` copies the current trained weights, rounded, into it. `rollalloc.train.update` corrects for the
+    rounding.
 
     Args:
-        policy: that is trained.
-        dtype: of the weights and the key-value cache while sampling.
-        plain: let a policy with adapters be sampled from through a copy in any case, as what generates elsewhere needs it.
+        policy: the trained policy.
+        dtype: number format of weights and key-value cache while sampling.
+        plain: if the policy has adapters, use a copy even in float32, because a generator in another process needs plain
+            weights.
 
     Attributes:
-        trained: the policy that is trained.
+        trained: the trained policy.
     """
 
     def __init__(self, policy: Policy, dtype: SamplingDtype, *, plain: bool = False) -> None:
@@ -33,13 +35,13 @@ class Behaviour:
         if dtype == "float32" and (policy.adapter is None or not plain):
             return
         model = deepcopy(policy.model) if policy.adapter is None else policy.adapter.plain_copy()
-        for parameter in model.parameters():  # no buffers: frequencies of rotary positions need all their digits
+        for parameter in model.parameters():  # not buffers: rotary frequencies need full precision
             parameter.data = parameter.data.to(getattr(torch, dtype))
-        model.requires_grad_(plain)  # by which `weights_of` knows what to hand on
+        model.requires_grad_(plain)  # `weights_of` returns the parameters that require gradients
         self._copy = replace(policy, model=model, adapter=None)
 
     def policy(self) -> Policy:
-        """The policy with the weights as they are now."""
+        """The sampling policy, with the current weights."""
         if self._copy is None:
             return self.trained
         here = self._copy.model.state_dict()

@@ -1,4 +1,4 @@
-"""Whether the sampler can generate with a model: its cache must follow when rows are selected and repeated."""
+"""Checks whether the sampler can generate with a model: it must be able to select and repeat rows of the cache."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rollalloc.models.likelihood import cache_argument, evaluating
 
 
 def why_not(model: PreTrainedModel) -> str | None:
-    """Why the sampler cannot generate with a model; None where it can.
+    """Why the sampler cannot generate with a model; None if it can.
 
-    The model fills a cache with two rows of two tokens, and each state that it then holds must follow a selection of three:
-    keys and values do, the state of a linear attention, or one kept elsewhere, does not.
+    The model fills a cache with two rows of two tokens. Then three rows are selected, and every state in the cache must have
+    three rows. Keys and values do; the state of linear attention, or one kept outside of the cache, does not.
     """
     rows_B = torch.tensor([1, 0, 1], device=model.device)
     ids_BS = torch.zeros((2, 2), dtype=torch.int64, device=model.device)
@@ -47,7 +47,7 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 
 def _states(layer: object) -> Iterator[Tensor]:
-    """What a layer of a cache holds of each row: its tensors, those in dictionaries included, but single numbers."""
+    """The tensors with a row dimension that a layer of a cache holds, directly or in dictionaries."""
     for value in vars(layer).values():
         for held in value.values() if isinstance(value, dict) else [value]:
             if isinstance(held, Tensor) and held.ndim:

@@ -1,4 +1,4 @@
-"""A model's own view of its prompts: one forward pass of each, before any training, as features for a predictor."""
+"""Features of prompts for a predictor, computed by one forward pass of the model over each prompt."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from rollalloc.models.policy import computing
 log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 4096
-_SAMPLE = 256  # prompts whose hidden states say how each column is centred and scaled before it is projected
-_NOISE = 1e-5  # deviation of a column, as a share of its layer's root mean square, below which it is taken for constant
+_SAMPLE = 256  # number of prompts from which the mean and deviation of each column are estimated
+_NOISE = 1e-5  # columns whose deviation is below this share of their layer's root mean square count as constant
 
 Progress = Callable[[int, int], None]
 
@@ -53,29 +53,31 @@ def features_of(
     precision: Precision = "auto",
     progress: Progress = lambda done, of: None,
 ) -> Features:
-    """Features of each prompt: "hidden", what the model makes of it; "tokens", which it holds; "length", how many.
+    """Compute three blocks of features: "hidden", from the model's hidden states; "tokens", from token counts; "length".
 
         hidden[n] = standardised((s[n] − mean) / deviation · P),   s[n, l] = Σ_t h[n, l, t]
 
-    h are the hidden states of every layer, embeddings included, at each of the prompt's tokens. Each column of s is centred
-    and scaled by a sample of 256 prompts before P projects it, since some columns of a large model are a thousand times
-    the others; where all fit into `width`, there is no P. Call it before training: the weights as they are count, and are
-    left alone.
-    Beside the standardisation nothing of another prompt enters a prompt's features, up to rounding.
+    h[n, l, t] is the hidden state of layer l (embeddings included) at token t of prompt n. Some columns of a large model are
+    a thousand times larger than others, so each column of s is first centred and scaled with the mean and deviation over a
+    sample of 256 prompts. P is a random projection to `width` columns; it is left out if there are no more. The model's
+    present weights are used and not changed; call it before training. Apart from means and deviations, the features of a
+    prompt do not depend on other prompts, up to rounding.
 
     Args:
-        model: in any mode; its memory must hold the hidden states of all layers of one batch. None: no "hidden".
+        model: a model in any mode; there must be memory for the hidden states of all layers of one batch. None: no block
+            "hidden".
         tokens: N prompts of at least one token id each.
-        pad_id: any id in the vocabulary; what stands there is masked.
-        width: columns of a block at most, in [1, 4096].
-        seed: of projection, hash and sample.
-        batch_tokens: tokens of a forward pass, padding included, or one prompt; at least 1.
-        precision: in which the model computes; sums and projection are in float32.
-        progress: called with the tokens done and the tokens of all prompts, after each forward pass.
+        pad_id: any id in the vocabulary; padding is masked.
+        width: maximum number of columns of a block, in [1, 4096].
+        seed: seed of projection, hash and sample.
+        batch_tokens: maximum number of tokens of a forward pass, with padding; at least 1. A longer prompt is computed
+            alone.
+        precision: precision in which the model computes; sums and projection are in float32.
+        progress: called after each forward pass with the number of tokens done and of all tokens.
 
     Raises:
-        ValueError: no prompts, an empty one, one that the model cannot take, a number out of its range, a model that gives
-            no hidden states, or states that are not finite.
+        ValueError: no prompts; an empty or too long prompt; a number out of range; a model that returns no hidden states;
+            or hidden states that are not finite.
     """
     started = time.perf_counter()
     check_width(width)
@@ -96,7 +98,7 @@ def features_of(
 
 
 def weights_digest(model: PreTrainedModel) -> str:
-    """Names a model by its weights, rounded to bfloat16, so that the precision it was loaded in does not matter."""
+    """A digest of a model's weights, rounded to bfloat16 so that it does not depend on the precision of loading."""
     digest = sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
@@ -107,7 +109,7 @@ def weights_digest(model: PreTrainedModel) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Passes:
-    """Forward passes of prompts of like length, and the sums over each prompt's tokens."""
+    """Runs forward passes over batches of prompts of similar length, and sums hidden states over each prompt's tokens."""
 
     model: PreTrainedModel
     tokens: Sequence[Tokens]
@@ -117,7 +119,7 @@ class _Passes:
     precision: Precision
 
     def __call__(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-        """Batches of these prompts: which, and s[l, b, h], the sums over each one's tokens, on the model's device."""
+        """Yield batches: the indices of B prompts, and their sums s[l, b, h] on the model's device."""
         for rows_B in self._batches(rows):
             sums_LBH = self._sums(rows_B)
             finite_B = sums_LBH.isfinite().all(dim=2).all(dim=0).cpu().numpy()
@@ -127,7 +129,7 @@ class _Passes:
             yield rows_B, sums_LBH
 
     def _batches(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Prompts in the order of their lengths, as many at a time as there is room for with padding, at least one."""
+        """Prompts sorted by length, in batches of at most `batch_tokens` tokens with padding, but at least one prompt."""
         ordered = rows[np.argsort(self.lengths_N[rows], kind="stable")]
         start = 0
         for end, longest in enumerate(self.lengths_N[ordered].tolist()):
@@ -139,9 +141,9 @@ class _Passes:
 
     def _sums(self, rows_B: NDArray[np.int64]) -> Tensor:
         model, device = self.model, self.model.device
-        # Padding on the right: nothing that is causal looks there, and positions need no telling.
+        # Padding is on the right, so causal attention never sees it and default positions are right.
         ids_BT, mask_BT = padded([self.tokens[row] for row in rows_B], self.pad_id, side="right", device=device)
-        body: Any = model.get_decoder()  # without the head: no logits are made
+        body: Any = model.get_decoder()  # without the head, since no logits are needed
         with computing(model, self.precision):
             output = body(input_ids=ids_BT, attention_mask=mask_BT.long(), use_cache=False, output_hidden_states=True)
         states = getattr(output, "hidden_states", None)
@@ -154,7 +156,7 @@ class _Passes:
 
 
 class _Reduction:
-    """Centres and scales each column of the sums by a sample of S prompts, then projects them to at most `width`."""
+    """Centres and scales each column of the sums with statistics of S sampled prompts, then projects to `width` columns."""
 
     def __init__(self, sample_LSH: Tensor, width: int, seed: int) -> None:
         layers, _, hidden = sample_LSH.shape
@@ -173,12 +175,12 @@ class _Reduction:
 
 
 def _hidden(passes: _Passes, width: int, seed: int, progress: Progress) -> NDArray[np.float32]:
-    """Each prompt's sums, centred, scaled and projected; shape (N, at most width)."""
+    """The sums of all prompts, centred, scaled and projected; shape (N, D), D ≤ width."""
     prompts, tokens, done = len(passes.tokens), int(passes.lengths_N.sum()), 0
     sample = np.sort(rng(seed, "feature sample").choice(prompts, min(_SAMPLE, prompts), replace=False))
     rest = np.setdiff1d(np.arange(prompts), sample)
     with evaluating(passes.model):
-        held = list(passes(sample))  # forwarded once, and used twice
+        held = list(passes(sample))  # kept, since the sample's sums are used twice
         reduced = _Reduction(torch.cat([sums_LBH for _, sums_LBH in held], dim=1), width, seed)
         x_ND = np.empty((prompts, reduced.width), np.float32)
         for rows_B, sums_LBH in chain(held, passes(rest)):
@@ -189,7 +191,7 @@ def _hidden(passes: _Passes, width: int, seed: int, progress: Progress) -> NDArr
 
 
 def _lengths(model: PreTrainedModel | None, tokens: Sequence[Tokens]) -> NDArray[np.int64]:
-    """Tokens of each prompt."""
+    """Number of tokens of each prompt, checked against the model's context."""
     lengths_N = np.array([len(each) for each in tokens], np.int64)
     if not lengths_N.size or lengths_N.min() == 0:
         what = f"none in prompt {lengths_N.argmin()}" if lengths_N.size else "no prompts"
@@ -202,7 +204,7 @@ def _lengths(model: PreTrainedModel | None, tokens: Sequence[Tokens]) -> NDArray
 
 
 def _vocabulary(model: PreTrainedModel | None, tokens: Sequence[Tokens]) -> int:
-    """Tokens that there are."""
+    """Number of tokens in the vocabulary. Raises a ValueError if a prompt has a token outside of it."""
     lowest, highest = min(map(min, tokens)), max(map(max, tokens))
     known = highest + 1 if model is None else cast("torch.nn.Embedding", model.get_input_embeddings()).num_embeddings
     if lowest < 0 or highest >= known:

