@@ -1,6 +1,6 @@
-"""Files that are written whole or not at all, and lines that are appended whole or not at all.
+"""Atomic writes: a file is written completely or not at all, and so are appended lines.
 
-A new file is written beside its place, synced to the disk, and then renamed into it.
+A new file is written under another name in the same folder, synced to the disk, and then renamed.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ _PARTIAL = re.compile(re.escape(_PREFIX) + r"[0-9a-f]{16}(\.\w+)?")
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """A new file beside `path`, which takes its place once the disk holds it; on an error the old file stays.
+    """A context that yields the path of a temporary file, which replaces `path` at the end. On an error `path` is unchanged.
 
-    Files that earlier writers left half written in the same folder, because they were killed, are removed.
+    Temporary files in the same folder whose writers were killed are removed.
 
     Args:
-        path: missing folders are made. The file beside it has the same ending and a name of its own, so that two
-            processes that write the same file do not write into each other's.
+        path: the file to write. Missing folders are created. The temporary file has the same suffix and a random name, so
+            that two processes that write the same `path` do not share one.
 
     Raises:
-        OSError: it cannot be written there, e.g. because the disk is full; names the file.
+        OSError: the file cannot be written, for example because the disk is full; names the file.
     """
     with naming(path):
-        if _PARTIAL.fullmatch(path.name) and path.is_file():  # within another `written`, which renames it
+        if _PARTIAL.fullmatch(path.name) and path.is_file():  # nested: the outer `written` will rename it
             yield path
             sync(path)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_partials(path.parent)
         beside = path.with_name(f"{_PREFIX}{token_hex(8)}{path.suffix}")
-        with beside.open("xb") as mine:  # never over a file that is there
+        with beside.open("xb") as mine:  # "x": never overwrite a file
             with suppress(OSError):  # a file system without locks
-                fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)  # says that it is being written
+                fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so that `remove_partials` leaves it alone
             try:
                 yield beside
                 sync(beside)
@@ -52,20 +52,20 @@ def written(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all; half surrogates as question marks.
+    """Write a text file atomically. Lone surrogates are written as question marks.
 
     Raises:
-        OSError: as `written`.
+        OSError: the file cannot be written; names the file.
     """
     with written(path) as beside:
         beside.write_text(text, encoding="utf-8", errors="replace")
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append to a text file, all of it or nothing; the file is made where there is none.
+    """Append to a text file, all of the text or nothing. The file is created if it does not exist.
 
     Raises:
-        OSError: it cannot be appended to, e.g. because the disk is full; names the file.
+        OSError: the file cannot be written, for example because the disk is full; names the file.
     """
     with naming(path), path.open("ab", buffering=0) as file:
         size, left = os.fstat(file.fileno()).st_size, memoryview(text.encode())
@@ -74,13 +74,13 @@ def append_text(path: Path, text: str) -> None:
                 left = left[file.write(left) :]
         except BaseException:
             with suppress(OSError):
-                file.truncate(size)  # half a line would spoil the next one
+                file.truncate(size)  # half a line would make the next line unreadable too
             raise
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove files that `written` left in a folder because its process was killed; none that is being written now."""
-    with suppress(OSError):  # a folder that cannot be listed is said where something is written
+    """Remove temporary files that `written` left because its process was killed, but none that is still being written."""
+    with suppress(OSError):  # if the folder cannot be read, writing to it will raise the error
         for entry in [entry for entry in os.scandir(folder) if _PARTIAL.fullmatch(entry.name)]:
             if entry.is_file(follow_symlinks=False):
                 with suppress(OSError), open(entry.path, "rb") as left:
@@ -90,10 +90,10 @@ def remove_partials(folder: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name a file in the errors of writing it: the operating system names none when the disk is full.
+    """A context that adds the file's name to an OSError without one, as the operating system raises if the disk is full.
 
     Raises:
-        OSError: of the same number, with the file and, for a full disk, what to do.
+        OSError: the same error with the file's name and, for a full disk, what to do.
     """
     try:
         yield
@@ -107,7 +107,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold a file's content, or a folder's names."""
+    """Flush a file's content, or a folder's entries, to the disk."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -1,4 +1,4 @@
-"""What JSON that was saved must look like before it is used: one error that says which file, where in it, and what came."""
+"""Checks the structure of saved JSON before it is used. Errors name the file, the place in it, and what was found."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from rollalloc.files.stamps import STAMP_SHAPE
 
-# A type or a union of types; {name: Shape}, just these names, or any others as well under `...`; [Shape], a list of any
-# length; (Shape, ...), a list of just these.
+# A shape is a type or a union of types; {name: Shape}, an object with exactly these names, or with any other names too if
+# `...` is a key; [Shape], a list of any length; or (Shape, Shape), a list of exactly these entries.
 Shape = type | UnionType | Mapping[str | EllipsisType, Any] | list[Any] | tuple[Any, ...]
 
 _NUMBER = int | float
@@ -36,8 +36,8 @@ TRAINER: Mapping[str | EllipsisType, Any] = {
     "written": {...: STAMP_SHAPE},
 }
 
-# What the asynchronous engine has in flight. Of each rollout: id, number of tokens so far, whether it was stopped,
-# prompt, group, stage, and the versions of its tokens.
+# The running rollouts of the asynchronous engine. For each: id, number of tokens so far, whether it was stopped, prompt,
+# group, stage, and the versions of its tokens.
 STREAM: Mapping[str | EllipsisType, Any] = {
     "in_flight": [(int, int, bool, int, int, int, [(int, int)])],
     "straddled": int,
@@ -46,15 +46,15 @@ STREAM: Mapping[str | EllipsisType, Any] = {
 
 
 def check_shape(value: Any, shape: Shape, where: str) -> None:
-    """Refuse plain data that is not of a shape.
+    """Raise an error if plain data does not have a shape.
 
     Args:
-        value: as JSON gave it.
-        shape: what it must be.
-        where: the file; the place in it is added.
+        value: the parsed JSON.
+        shape: the expected shape.
+        where: name of the file, for the error; the place in it is added.
 
     Raises:
-        ValueError: names the first place that is not as it must be.
+        ValueError: names the first place that differs from the shape.
     """
     if isinstance(shape, Mapping):
         _check_keys(value, shape, where)

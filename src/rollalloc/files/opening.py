@@ -1,4 +1,4 @@
-"""Files opened without waiting: a FIFO or a device, where a regular file should be, is an error."""
+"""Opens regular files without blocking: a FIFO or a device in their place is an error."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _OTHER_KINDS = (
 
 
 def opened(path: Path, flags: int = os.O_RDONLY) -> FileIO:
-    """A regular file, opened to be read, or as the flags say.
+    """Open a regular file.
 
     Args:
-        path: of the file.
-        flags: of `os.open`.
+        path: path of the file.
+        flags: flags of `os.open`; by default for reading.
 
     Raises:
-        FileNotFoundError: there is none.
-        OSError: it is of another kind, or cannot be opened.
+        FileNotFoundError: the file does not exist.
+        OSError: it is not a regular file, or cannot be opened.
     """
     if path.exists():
         _refuse_other_kinds(path, path.stat().st_mode)
     mode = "r+b" if flags & os.O_RDWR else "rb"
     file = FileIO(os.open(path, flags | os.O_NONBLOCK, 0o666), mode)
     try:
-        _refuse_other_kinds(path, os.fstat(file.fileno()).st_mode)  # it may have been replaced since
+        _refuse_other_kinds(path, os.fstat(file.fileno()).st_mode)  # it may have been replaced after the first check
     except OSError:
         file.close()
         raise
@@ -41,10 +41,10 @@ def opened(path: Path, flags: int = os.O_RDONLY) -> FileIO:
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular file.
+    """Read a regular file as UTF-8.
 
     Raises:
-        OSError: as `opened`.
+        OSError: it does not exist, is not a regular file, or cannot be read.
         UnicodeDecodeError: it is not UTF-8.
     """
     with opened(path) as file:

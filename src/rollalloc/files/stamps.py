@@ -20,7 +20,7 @@ _CHUNK = 1 << 20  # bytes read at a time
 
 
 class Stamp(TypedDict):
-    """What a file, or the beginning of one that grows, held."""
+    """Size and SHA-256 of a file, or of the first bytes of a file that grows."""
 
     bytes: int
     sha256: str
@@ -33,17 +33,20 @@ def stamp_of(path: Path, upto: int | None = None) -> Stamp:
     """The stamp of a file.
 
     Args:
-        path: of a regular file.
-        upto: bytes from its beginning that the stamp covers, at most its size; None: all.
+        path: path of a regular file.
+        upto: number of bytes from its beginning that the stamp covers, at most its size; None: all.
 
     Raises:
-        OSError: it is not there, is not a regular file, or cannot be read.
+        OSError: it does not exist, is not a regular file, or cannot be read.
     """
     return GrowingStamp(path).renewed(upto)
 
 
 def why_changed(path: Path, expected: Stamp) -> str | None:
-    """Why a file does not begin with what was stamped, in words; None where it does. Bytes after those are not looked at.
+    """Check that a file begins with the bytes of a stamp. Bytes after them are ignored.
+
+    Returns:
+        What changed, as text; None if nothing did.
 
     Raises:
         OSError: it is not a regular file, or cannot be read.
@@ -52,10 +55,10 @@ def why_changed(path: Path, expected: Stamp) -> str | None:
 
 
 class GrowingStamp:
-    """The stamp of a file that only grows; each renewal reads just what was appended since the one before.
+    """The stamp of a file that only grows. Each renewal reads only what was appended since the last.
 
     Args:
-        path: of the file.
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,10 +66,10 @@ class GrowingStamp:
         self._digest, self._bytes = sha256(), 0
 
     def renewed(self, upto: int | None = None) -> Stamp:
-        """The stamp of the file as it is now, or of its first `upto` bytes, not fewer than at the last renewal.
+        """The stamp of the whole file, or of its first `upto` bytes, which may not be fewer than at the last renewal.
 
         Raises:
-            OSError: as `stamp_of`.
+            OSError: it does not exist, is not a regular file, or cannot be read.
         """
         with opened(self.path) as file:
             file.seek(self._bytes)
@@ -76,7 +79,7 @@ class GrowingStamp:
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
     def why_changed(self, expected: Stamp) -> str | None:
-        """As the function `why_changed`; where nothing has changed, the next renewal goes on from what was checked."""
+        """Like the function `why_changed`. If nothing changed, the next renewal continues after the checked bytes."""
         if not self.path.exists():
             return f"{self.path} is gone"
         size = self.path.stat().st_size

@@ -1,18 +1,19 @@
-"""Text that others wrote, made fit to be shown: it may be hostile, huge, or not text at all."""
+"""Makes untrusted text safe to show: it may be hostile, huge, or not text at all."""
 
 from __future__ import annotations
 
 import unicodedata
 
 _KEPT = "\n\t"
-_PICTURES = 0x2400  # the pictures of the control characters begin here
-_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, marks such as right-to-left override, lone surrogates, separators
+_PICTURES = 0x2400  # first of Unicode's visible symbols for control characters
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, format characters, lone surrogates, line and paragraph separators
 
 
 def visible(text: str) -> str:
-    """The text with everything that acts on its surroundings, or that no font shows, turned into something to read.
+    """Replace control and format characters, and others that no font shows, by visible symbols.
 
-    What is left can stand in a page, in XML 1.0 and in a terminal; made visible twice it stays the same.
+    The result is safe in a terminal and valid in XML 1.0; for HTML it must still be escaped. Applying it twice gives the
+    same text.
     """
     if text.isprintable():
         return text
@@ -20,7 +21,7 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, limit: int = 480) -> str:
-    """The beginning and the end of a text; in a rollout the end holds the answer."""
+    """Shorten a text by leaving out its middle, because the end of a rollout has the answer."""
     if len(text) <= limit:
         return text
     begin, end = limit * 2 // 3, limit // 3
@@ -28,7 +29,7 @@ def shortened(text: str, limit: int = 480) -> str:
 
 
 def one_line(text: str, limit: int = 40) -> str:
-    """A name for a figure or a table, visible, without line breaks, at most so many characters long."""
+    """A visible text on one line of at most `limit` characters, for names in figures and tables."""
     name = " ".join(visible(text[: 4 * limit]).split())
     return name if len(name) <= limit else f"{name[: limit - 1]}…"
 
@@ -40,5 +41,5 @@ def _shown(letter: str) -> str:
 
 
 def _is_no_character(code: int) -> bool:
-    """Unicode's 66 noncharacters, some of which XML 1.0 refuses."""
+    """Whether a code point is one of Unicode's 66 noncharacters, some of which XML 1.0 does not allow."""
     return code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF

@@ -1,1 +1,1 @@
-"""Processes that end with ours, and being asked to stop."""
+"""Child processes that end with this one, and requests to stop by signals."""

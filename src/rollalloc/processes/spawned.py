@@ -1,4 +1,4 @@
-"""A process of ours at the other end of a pipe, which ends when nobody holds it, and at the latest with this one."""
+"""A child process with a pipe. It is killed when its handle is no longer used, and at the latest when this process ends."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rollalloc.processes.stopping import unheard
 
 
 class Spawned:
-    """A process that is spawned, since a fork would have the threads' locks, but not the threads.
+    """A spawned child process. It is not forked, because a fork copies locks that threads hold, but not the threads.
 
-    Let what goes to it at the start be small, and send the rest: multiprocessing writes that into a pipe of which it
-    holds the other end as well, so that a process which dies before it has read it is written to for ever.
+    Keep the arguments small and send everything else through the pipe. multiprocessing writes the arguments into a pipe
+    whose reading end it also holds; if the child dies before reading them, writing more than the pipe holds blocks forever.
 
     Args:
-        serve: what runs there; called with its end of the pipe, then `arguments`.
-        arguments: some kilobytes, pickled.
-        name: for whoever looks at the processes of a machine.
+        serve: the function that runs in the child; called with its end of the pipe, then `arguments`.
+        arguments: at most some kilobytes when pickled.
+        name: name of the process.
 
     Attributes:
         connection: our end of the pipe.
-        process: it.
+        process: the child process.
     """
 
     def __init__(self, serve: Callable[..., None], *arguments: object, name: str) -> None:
@@ -32,7 +32,7 @@ class Spawned:
         self.connection: Connection
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=serve, args=(theirs, *arguments), name=name)
-        # Else the interpreter waits for it at its own end, and it for us.
+        # At exit, the interpreter waits for its children, while the child waits for a message; so kill it before that.
         self._kill = Finalize(self, _kill, (self.process,), exitpriority=1)
         try:
             with unheard():
@@ -44,7 +44,10 @@ class Spawned:
             theirs.close()
 
     def end(self, grace_s: float = 0.0) -> int | None:
-        """Its exit code; it is killed where it has not ended within so many seconds. The pipe stays open."""
+        """Wait `grace_s` seconds for the process to end, kill it if it has not, and return its exit code.
+
+        The pipe stays open.
+        """
         self.process.join(grace_s)
         self._kill()
         return self.process.exitcode

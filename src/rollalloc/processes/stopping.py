@@ -1,4 +1,4 @@
-"""Being asked to stop: a signal asks, and the run leaves when what it holds is saved."""
+"""Stopping by signals: a signal requests the stop, and the run ends after it has saved its state."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stopped(RuntimeError):
-    """What was at work was asked to stop, was saved, and can be resumed.
+    """The run was stopped by a signal. Its state is saved, and it can be resumed.
 
     Args:
-        message: says so.
-        by: the signal that asked.
+        message: text of the error.
+        by: the signal.
     """
 
     def __init__(self, message: str, by: signal.Signals) -> None:
@@ -29,19 +29,20 @@ class Stopped(RuntimeError):
 
 
 class StopRequest:
-    """Whether this process was asked to stop, since `heard` was entered.
+    """Records whether a signal requested a stop within `heard`.
 
     Attributes:
-        by: the signal that asked first; None: none did.
+        by: the first signal; None: there was none.
     """
 
     by: signal.Signals | None = None
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Let SIGTERM, Ctrl-C and SIGHUP ask instead of kill, where this thread may decide it; a second Ctrl-C kills.
+        """A context in which SIGTERM, Ctrl-C and SIGHUP are recorded and do not end the process; a second Ctrl-C does.
 
-        A signal that was ignored before, as SIGHUP under `nohup`, still is. Afterwards all is as it was.
+        Signals that were ignored before, as SIGHUP under `nohup`, stay ignored. Outside of the main thread, where Python
+        does not allow signal handlers, nothing changes. The previous handlers are restored at the end.
         """
         before = {}
         if threading.current_thread() is threading.main_thread():
@@ -58,7 +59,7 @@ class StopRequest:
     def _come(self, number: int, frame: FrameType | None) -> None:
         if self.by is None:
             self.by = signal.Signals(number)
-            # In a thread: the signal may have come in the middle of a line that this one is writing.
+            # Log from another thread: the signal may have interrupted this one while it was writing a line.
             threading.Thread(target=_say, args=(self.by,), daemon=True).start()
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -66,11 +67,13 @@ class StopRequest:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Let processes that are started here not hear Ctrl-C, which reaches all of a terminal: their parent decides.
+    """A context in which child processes start with Ctrl-C blocked.
 
-    Not even while they import, when a handler of their own would not be there yet.
+    A terminal sends Ctrl-C to all of its processes, but the parent is to decide when its children end. Blocking works from
+    the first instruction on; a handler would be missing while the child still imports modules.
     """
-    resource_tracker.ensure_running()  # multiprocessing's, which would unblock the signal when it is started below
+    # multiprocessing's resource tracker unblocks the signal when it starts; so start it before blocking.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

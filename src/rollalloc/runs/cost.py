@@ -1,14 +1,13 @@
-"""Cost to target, defined here and nowhere else: what a run paid until it reached an accuracy.
+"""Cost to target: what a run paid until it reached an accuracy. This is its only definition.
 
-A run is evaluated on a fixed grid of rollouts paid: at each multiple of `eval_every`, the newest weights whose rollouts
-all lie within it. The target is reached at the first grid point from which two evaluations in a row, of different
-weights, are at or above it: one lucky evaluation is not enough. The evaluation of the final weights, which is no grid
-point, counts as the second of two. Between that point and the one before it the cost is
-interpolated linearly. A run that never got there is censored: its cost is more than what it had paid at its last grid
-point.
+A run is evaluated on a fixed grid of rollouts paid. At each multiple of `eval_every`, the newest weights that were trained
+on rollouts within that budget are evaluated. The target is reached at the first grid point where two successive
+evaluations, of different weights, are at or above it, since a single one may be luck. The evaluation of the final weights
+is not a grid point, but may be the second of the two. The cost is interpolated linearly between that grid point and the one
+before. A run that never reached the target is censored: its cost is more than what it had paid at its last grid point.
 
-Costs are rollouts, generated tokens, seconds (evaluation aside) and optimizer steps. The first is read off the grid;
-the others are what had been paid when the weights of a grid point were made.
+Costs are rollouts, generated tokens, seconds without evaluation, and optimizer steps. Rollouts are those of the grid point;
+the other costs are what had been paid when the evaluated weights were made.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ COSTS = ("rollouts", "tokens", "seconds", "steps")
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Held-out accuracy, one entry an evaluation that has an accuracy, in order.
+    """Held-out accuracy against costs. Each column has one entry per evaluation with an accuracy, in order.
 
     Attributes:
         rollouts: the grid point, in rollouts paid.
-        tokens: generated, when the weights were made; so are the two that follow.
-        seconds: spent on everything but evaluation.
-        steps: of the optimizer; NaN where it is not known.
-        version: of the weights; None where it is not known.
-        accuracy: in [0, 1].
-        standard_error: of the accuracy; 0 where it is exact, None where it is not known.
-        final: version and accuracy of the final weights, where these were evaluated and are no entry; None: they were not.
-            They may confirm the last entry.
+        tokens: tokens generated until the evaluated weights were made.
+        seconds: seconds until then, without evaluation.
+        steps: optimizer steps until then; NaN if unknown.
+        version: version of the weights; None if unknown.
+        accuracy: accuracy, in [0, 1].
+        standard_error: standard error of the accuracy; 0 if it is exact, None if unknown.
+        final: version and accuracy of the final weights, if they were evaluated and are not an entry; otherwise None.
+            They may confirm that the last entry reached a target.
     """
 
     rollouts: tuple[float, ...]
@@ -50,12 +49,12 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a run paid.
+    """The cost of a run until it reached a target.
 
     Attributes:
-        paid: amount by each of `COSTS`.
-        censored: the target was not reached: the cost is more than `paid`.
-        at: index of the grid point at which it was; None where it was not.
+        paid: the amount of each of `COSTS`.
+        censored: the target was not reached, so the cost is more than `paid`.
+        at: index of the grid point at which the target was reached; None if it was not.
     """
 
     paid: dict[str, float]
@@ -64,16 +63,17 @@ class Cost:
 
 
 def curve_of(metrics: Iterable[Mapping[str, Any]]) -> Curve:
-    """The evaluations of a run on the grid that have an accuracy: what costs are computed from."""
+    """The curve of a run's evaluations on the grid, from which costs are computed."""
     lines = _evaluations(metrics)
     final = next(((line["version"], line["accuracy"]) for line in reversed(lines) if line["at"] is None), None)
     return replace(_curve([line for line in lines if line["at"] is not None]), final=final)
 
 
 def whole_curve_of(metrics: Iterable[Mapping[str, Any]]) -> Curve:
-    """The same and the evaluation of the final weights, which is no point of the grid: what figures and sentences show.
+    """The curve of all evaluations of a run, for figures and texts: those on the grid and that of the final weights.
 
-    That one stands at what was paid when these weights were made, unless the last grid point has them already.
+    The final weights are placed at what was paid when they were made. They are left out if the last grid point has the same
+    weights.
     """
     lines = _evaluations(metrics)
     grid = [line for line in lines if line["at"] is not None]
@@ -94,14 +94,14 @@ def _curve(lines: Sequence[Mapping[str, Any]]) -> Curve:
 
 
 def cost_to_target(curve: Curve, target: float) -> Cost | None:
-    """What was paid when the target was reached, or a lower bound of it.
+    """What a run paid until it reached the target, or a lower bound if it did not.
 
     Args:
-        curve: of a run.
+        curve: the run's curve.
         target: accuracy, in (0, 1].
 
     Returns:
-        The cost; None where nothing was evaluated.
+        The cost; None if the curve is empty.
     """
     if not curve.accuracy:
         return None
@@ -110,14 +110,14 @@ def cost_to_target(curve: Curve, target: float) -> Cost | None:
     share = 1.0
     if at:
         before, after = curve.accuracy[at - 1], curve.accuracy[at]
-        # Sampled anew, the weights before may have stood there once: no further back than that.
+        # The entry before may be at the target without being confirmed; then the cost is that of the entry before.
         share = (target - before) / (after - before) if before < target else 0.0
     paid = {name: _between(getattr(curve, name), last, share) for name in COSTS}
     return Cost(paid, censored=at is None, at=at)
 
 
 def _reached(curve: Curve, target: float) -> int | None:
-    """Index of the first grid point from which the weights, and those evaluated next, are at the target."""
+    """Index of the first grid point whose weights, and the next different weights evaluated, are at the target."""
     evaluated = [*zip(curve.version, curve.accuracy, strict=True), *([] if curve.final is None else [curve.final])]
     starts = [0, *(at + 1 for at, (one, next_) in enumerate(pairwise(evaluated)) if one[0] != next_[0])]
     for at, confirmed_at in pairwise(starts):
@@ -127,6 +127,6 @@ def _reached(curve: Curve, target: float) -> int | None:
 
 
 def _between(column: Sequence[float], at: int, share: float) -> float:
-    """The value that share of the way from the entry before to this one."""
+    """Interpolate linearly: share 0 is the entry before `at`, share 1 is the entry at `at`."""
     before = column[at - 1] if at else column[at]
     return float(before + share * (column[at] - before))

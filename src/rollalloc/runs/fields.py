@@ -1,4 +1,4 @@
-"""The lines and objects of a run's files, checked: what no view needs is left out, and what is wrong is said in words."""
+"""Checks the lines and objects in a run's files: keeps the fields that the views need, and describes what is wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rollalloc.runs.metrics import fields_of
 from rollalloc.runs.values import COUNT, NUMBER, TEXT, Field, Fields, count, expect, number, parsed, take
 
-_DEEPEST = 32  # nesting of a description
+_DEEPEST = 32  # maximum nesting of a description
 
 
 def _whole(value: Any) -> int:
@@ -50,7 +50,7 @@ def _positive(value: Any) -> int:
 _NEEDED = fields_of("every line", needed=True)
 _IN_A_BATCH = fields_of("every line", "batch", "end", "failed")
 _IN_AN_EVALUATION = fields_of("every line", "eval")
-_CURVE = ("accuracy", "optimizer_steps", "version", "standard_error")  # a curve's line has all, null or not
+_CURVE = ("accuracy", "optimizer_steps", "version", "standard_error")  # None if an evaluation lacks them
 _IN_A_DESCRIPTION: Fields = {
     "label": TEXT,
     "recipe": TEXT,
@@ -73,13 +73,15 @@ _IN_A_ROLLOUT: Fields = {
 
 
 class MetricsLine(NamedTuple):
-    """A line of the metrics. What an evaluation does not say of its curve is None; without a grid it is at what was paid.
+    """A line of the metrics.
+
+    In an evaluation, missing fields of the curve are None, and a missing `at` is `rollouts_paid`.
 
     Attributes:
-        known: the fields that are known here, each fit to be used; those that are wrong are left out.
-        whole: all that the line holds, unchecked.
-        wrong: what is wrong with a field that was left out; None: nothing.
-        rising: what is larger in each line than in those before it, by name, where the line says it.
+        known: the fields that the views use, checked; wrong ones are left out.
+        whole: all fields of the line, unchecked.
+        wrong: what is wrong with the first field that was left out; None if none is.
+        rising: the counter that must increase from line to line, by name, if the line has it.
     """
 
     known: dict[str, Any]
@@ -89,10 +91,10 @@ class MetricsLine(NamedTuple):
 
 
 def metrics_line(line: bytes) -> MetricsLine:
-    """A line of the metrics, checked.
+    """Parse and check a line of the metrics.
 
     Raises:
-        ValueError: it is no such line.
+        ValueError: it is not JSON, or lacks a field that every line must have.
     """
     try:
         found = parsed(line)
@@ -109,10 +111,13 @@ def metrics_line(line: bytes) -> MetricsLine:
 
 
 def description(content: bytes) -> tuple[dict[str, Any], str | None]:
-    """A run's description, and what is wrong with a field of it that was left out.
+    """Parse and check a `run.json`.
+
+    Returns:
+        The checked fields that the views use, and what is wrong with the first field that was left out, or None.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a JSON object, or is nested too deeply.
     """
     found = parsed(content)
     _refuse_deep(found)
@@ -120,10 +125,10 @@ def description(content: bytes) -> tuple[dict[str, Any], str | None]:
 
 
 def rollout(line: bytes) -> dict[str, Any]:
-    """A rollout of `rollouts.jsonl`.
+    """Parse and check a line of `rollouts.jsonl`.
 
     Raises:
-        ValueError: it is none, or a field of it is wrong.
+        ValueError: it is not a JSON object, or a field is wrong.
     """
     taken, wrong = take(parsed(line), {}, _IN_A_ROLLOUT)
     if wrong:

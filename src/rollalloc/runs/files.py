@@ -1,4 +1,7 @@
-"""Files of a run's folder, which anyone may have put there: read without waiting, without end, and not from elsewhere."""
+"""Reads the files of a run's folder safely, since anyone may have put them there.
+
+Reading never blocks, as it would on a FIFO, holds a bounded amount of memory, and never follows links out of the folder.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,19 @@ from rollalloc.files.names import DESCRIPTION, METRICS
 from rollalloc.files.opening import opened
 
 _CHUNK = 1 << 20  # bytes read at a time
-LONGEST = 1 << 20  # bytes of a line; a longer one is damage
-_COMPARED = 1 << 12  # bytes before the place read up to that tell whether the file is still the one that was read
+LONGEST = 1 << 20  # bytes; longer lines count as damaged
+_COMPARED = 1 << 12  # bytes before the current position; if they changed, the file was replaced
 
 
 def open_regular(path: Path) -> FileIO:
-    """Open a file to read it, where it is a regular one and lies in its folder; a link may lead within that folder only.
+    """Open a regular file for reading. It may be a link, if that does not lead out of the file's folder.
 
     Raises:
-        FileNotFoundError: there is none.
-        OSError: it is of another kind, as a FIFO, which would be waited for; a link out of its folder; not readable.
+        FileNotFoundError: the file does not exist.
+        OSError: it is of another kind, such as a FIFO; it is a link out of its folder; or it cannot be read.
     """
     try:
-        # lstat tells a file that is not there from a link to nowhere.
+        # lstat distinguishes a missing file from a broken link.
         link, real = stat.S_ISLNK(path.lstat().st_mode), Path(os.path.realpath(path, strict=True))
         if link and not real.is_relative_to(os.path.realpath(path.parent)):
             raise OSError("it is a link that leads out of its folder; put the file itself there")
@@ -37,12 +40,12 @@ def open_regular(path: Path) -> FileIO:
 
 
 def why(error: OSError) -> str:
-    """What went wrong with a file, without its path."""
+    """The text of an error, without the file's path."""
     return error.strerror or str(error)
 
 
 def stamp_of(path: Path) -> tuple[int, ...]:
-    """What changes when a file is written: device, inode, size, nanoseconds; zeros where there is none that can be asked."""
+    """Values that change when a file is written: device, inode, size, time in nanoseconds. Zeros if it cannot be read."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -51,16 +54,16 @@ def stamp_of(path: Path) -> tuple[int, ...]:
 
 
 def digest_of(folder: Path, upto: int | None = None) -> str:
-    """SHA-256 of what a run was told to do and of what it wrote: its `run.json`, where it has one, and its metrics.
+    """SHA-256 of a run's `run.json`, if it has one, and of its metrics.
 
-    A run's last line holds that of all lines before it.
+    The last line of the metrics holds the digest of all lines before it.
 
     Args:
-        folder: of the run.
-        upto: bytes of the metrics; None: all.
+        folder: folder of the run.
+        upto: number of bytes of the metrics to include; None: all.
 
     Raises:
-        OSError: as `open_regular`; it has no metrics.
+        OSError: there are no metrics, or `open_regular` raised it.
     """
     digest = sha256()
     if os.path.lexists(folder / DESCRIPTION):
@@ -76,17 +79,17 @@ def digest_of(folder: Path, upto: int | None = None) -> str:
 
 
 class Growing:
-    """A file of lines that is being written: each look reads what was added since the one before.
+    """Follows a file of lines that is being written. Each call of `look` reads what was appended since the last.
 
-    A file that was replaced, or cut and written on, as a resumed run does, is read anew. Memory is bounded by the longest
-    line.
+    If the file was replaced, or cut and continued as by a resumed run, call `begin` to read it from the start; `goes_on`
+    tells. Memory is bounded by the longest line.
 
     Attributes:
-        number: of the last whole line that was read, from 1.
-        rest: what follows it: the line being written, or corrupt.
-        too_long: whether that is longer than a line may be; then it is not kept.
-        unread: bytes that the last look left unread, for its limit.
-        bytes_read: by all looks.
+        number: number of the last complete line that was read, from 1.
+        rest: the bytes after it: a line that is still being written, or corrupt.
+        too_long: whether `rest` is longer than `LONGEST`; it is dropped then.
+        unread: number of bytes that the last `look` left unread because of its limit.
+        bytes_read: number of bytes read so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,16 +98,16 @@ class Growing:
         self.begin()
 
     def begin(self) -> None:
-        """Read from the beginning at the next look."""
+        """Start over: the next `look` reads from the beginning."""
         self._at, self._before = 0, b""
         self.number, self.rest, self.unread = 0, b"", 0
         self.too_long = False
 
     def goes_on(self) -> bool:
-        """Whether the file still begins with what was read of it.
+        """Whether the file still has the bytes that were read last, so that reading can continue.
 
         Raises:
-            OSError: as `open_regular`.
+            OSError: the file cannot be opened, see `open_regular`.
         """
         with open_regular(self._path) as file:
             file.seek(self._at - len(self._before))
@@ -113,10 +116,13 @@ class Growing:
         return before == self._before
 
     def look(self, limit: int | None = None) -> Iterator[tuple[int, bytes | None]]:
-        """Each whole line that was added, with its number, of about so many bytes; None: one too long to be read.
+        """Yield each complete line that was appended, with its number; None in place of lines that are too long.
+
+        Args:
+            limit: maximum number of bytes to read; None: no limit.
 
         Raises:
-            OSError: as `open_regular`.
+            OSError: the file cannot be opened, see `open_regular`.
         """
         with open_regular(self._path) as file:
             end = os.fstat(file.fileno()).st_size
@@ -140,7 +146,7 @@ class Growing:
 
 
 def _read(file: FileIO, size: int) -> bytes:
-    """So many bytes, or fewer at the end of the file."""
+    """Read `size` bytes, or fewer at the end of the file."""
     found = bytearray()
     while len(found) < size and (more := file.read(size - len(found))):
         found += more

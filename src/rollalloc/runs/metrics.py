@@ -1,7 +1,7 @@
-"""Every metric that a run writes or a driver logs, under one name: the table that the reader, the guide and the tests share.
+"""The table of all metrics that runs write and drivers log. The reader, the guide and the tests use it.
 
-A line of `metrics.jsonl` holds them nested, as `{"accounts": {"trained": 64}}`; trackers, TRL and verl get the numbers by
-their paths, as `rollalloc/accounts/trained`.
+In `metrics.jsonl` metrics are nested, as `{"accounts": {"trained": 64}}`. Trackers, TRL and verl get the numbers by their
+paths, as `rollalloc/accounts/trained`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class Metric:
     """A metric.
 
     Attributes:
-        name: its path; a part in capitals stands for any.
-        unit: of its value.
-        meaning: what it says.
-        where: kinds of lines of `metrics.jsonl` ("every line", "batch", "eval" ...), and "TRL", "verl", "Tinker".
-        read: how the reader of runs checks the outermost value; None: no view shows it.
-        needed: whether a line without it is none.
+        name: path of the metric; a part in capitals stands for any name.
+        unit: unit of its value.
+        meaning: description, which continues the unit: "rollouts" "ordered so far".
+        where: where it occurs: kinds of lines of `metrics.jsonl` ("every line", "batch", "eval" ...), and "TRL", "verl",
+            "Tinker".
+        read: how the reader checks the value of the first part of the path; None: the reader ignores the metric.
+        needed: whether a line without the metric is invalid.
     """
 
     name: str
@@ -214,11 +215,11 @@ METRICS = tuple(metric for metrics in TABLE.values() for metric in metrics)
 
 
 def fields_of(*where: str, needed: bool = False) -> dict[str, Field]:
-    """How the outermost values of such lines are read, by name.
+    """The fields of some kinds of lines, by name, with their checks.
 
     Args:
         where: kinds of lines.
-        needed: only those without which a line is none, else only the others.
+        needed: True: only the fields that a line must have. False: only the others.
     """
     return {
         metric.name.partition("/")[0]: metric.read
@@ -228,7 +229,7 @@ def fields_of(*where: str, needed: bool = False) -> dict[str, Field]:
 
 
 def undeclared(names: Iterable[str], *where: str) -> list[str]:
-    """Those of the names that no metric of these places has."""
+    """The names that are not metrics of these kinds of lines."""
     known = [_pattern(metric.name) for metric in METRICS if not set(where).isdisjoint(metric.where)]
     return [name for name in names if not any(pattern.fullmatch(name) for pattern in known)]
 
@@ -239,7 +240,7 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """What nested objects hold, by its path."""
+    """Yield the values in nested mappings, each with its path."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from paths(value, f"{prefix}{name}/")
@@ -248,12 +249,12 @@ def paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def scalars(values: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among these by their paths under `rollalloc/`, as trackers and frameworks log them."""
+    """The numbers in nested mappings, by their paths under `rollalloc/`, for trackers and frameworks."""
     return {name: float(value) for name, value in paths(values, f"{PREFIX}/") if isinstance(value, Real)}
 
 
 def totals(core: Allocator) -> dict[str, Any]:
-    """What the run has paid so far, and for what, and the state of its prompts."""
+    """The run's rollouts and tokens so far, by cause, and the state of its prompts."""
     return {
         "rollouts_paid": core.paid,
         "tokens_paid": core.tokens_paid,
@@ -264,13 +265,13 @@ def totals(core: Allocator) -> dict[str, Any]:
 
 
 def prediction(core: Allocator) -> dict[str, Any]:
-    """How good the predictions were; the experts' weights, which are many, are left out."""
+    """The quality of the recipe's predictions. The weights of the experts, which are many, are left out."""
     figures = core.prompt_figures().items()
     return {"prediction": {name: value for name, value in figures if not name.startswith("weight/")}}
 
 
 def of_batch(core: Allocator, batch: Batch) -> dict[str, Any]:
-    """What is trained on, before `Updated` is told of it; groups are those of this batch, without what is replayed."""
+    """Metrics of a batch. Call it before the core is told `Updated`. Groups are those of fresh rows, without replays."""
     ages = [batch.version - row.version for row in batch.rows]
     return {
         "rows": len(batch.rows),

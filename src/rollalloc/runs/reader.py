@@ -1,7 +1,7 @@
-"""The one reader of a run's `run.json` and `metrics.jsonl`: whole, at its newest line, or followed while it is written.
+"""Reads a run's `run.json` and `metrics.jsonl`: completely, only the newest line, or repeatedly while they are written.
 
-Followed, each look reads what was added, and no more is kept than the views can show. Every line is checked, whoever
-reads it: what the terminal, the page, the board and a comparison say of a run is the same.
+Terminal, page, board and comparison all use this reader, so that they show the same. Every line is checked. A reader that
+follows a run reads only what was appended, and keeps only as many lines as the views can show.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from rollalloc.runs.recorded import Line, RecordedRun
 from rollalloc.runs.trl_log import read_trl, state_in
 from rollalloc.runs.verl_run import read_verl_run
 
-_MOST = 1024  # lines of a kind that are kept at least; beyond twice as many, neighbours are joined
-_AT_LEAST = 1 << 20  # bytes of each run's metrics that a look reads
-_KINDS = ("batch", "eval", "end", "failed", "resume")  # others, of a newer version, share one place
+_MOST = 1024  # lines to keep of each kind; at twice as many, pairs of neighbours are joined
+_AT_LEAST = 1 << 20  # bytes of metrics that may always be read for each run
+_KINDS = ("batch", "eval", "end", "failed", "resume")  # all other kinds of lines are kept together
 _LONGEST_DESCRIPTION = 8 << 20  # bytes
-_TAIL = 1 << 18  # bytes at the end of the metrics in which the newest lines are sought
+_TAIL = 1 << 18  # bytes at the end of the metrics in which `newest_line` searches
 _LATEST = 253_402_300_799  # seconds since the epoch: the end of the year 9999
 
 
 class Reader:
-    """Runs by their folders; a look at one reads only what its files have gained since the look before.
+    """Reads runs repeatedly. Each call reads only what was appended to the run's files since the last.
 
     Attributes:
-        allowance: bytes of metrics that may still be read, beside a little of each run, so that a large one does not keep
-            the others waiting; what is left over is read by later looks. None: no limit.
+        allowance: bytes of metrics that may still be read, so that a large run does not delay the others. At least 1 MiB of
+            each run is read in any case, and later calls read the rest. None: no limit.
     """
 
     def __init__(self, allowance: int | None = None) -> None:
@@ -43,38 +43,40 @@ class Reader:
 
     @property
     def bytes_read(self) -> int:
-        """Of all metrics, so far."""
+        """Bytes of metrics that were read so far, of all runs."""
         return sum(each.metrics.file.bytes_read for each in self._known.values())
 
     def __call__(self, folder: Path) -> RecordedRun:
-        """The run of a folder; what cannot be read is said in its `problem`, not raised."""
+        """Read the run in a folder. Errors are not raised; the run's `problem` describes them."""
         followed = self._known.setdefault(folder, _Followed(folder))
         before = followed.metrics.file.bytes_read
         try:
             return followed.look(None if self.allowance is None else max(_AT_LEAST, self.allowance))
-        except Exception as error:  # whatever a folder holds: the other runs are shown
+        except Exception as error:  # a damaged run must not prevent that others are shown
             return RecordedRun(folder, problem=f"{type(error).__name__}: {error}")
         finally:
             if self.allowance is not None:
                 self.allowance = max(0, self.allowance - followed.metrics.file.bytes_read + before)
 
     def keep(self, folders: Iterable[Path]) -> None:
-        """Forget all but these."""
+        """Forget all runs but those in these folders."""
         kept = set(folders)
         self._known = {folder: followed for folder, followed in self._known.items() if folder in kept}
 
 
 def read_run(folder: Path) -> RecordedRun:
-    """The run of a folder; what cannot be read is said in its `problem`, not raised."""
+    """Read the run in a folder once. Errors are not raised; the run's `problem` describes them."""
     return Reader()(folder)
 
 
 def lines_in(path: Path) -> Iterator[Line]:
-    """Every line of a `metrics.jsonl` as it stands there, checked, one by one; a line corrupt by a killed run is left out.
+    """Yield every line of a `metrics.jsonl` with all its fields, after checking it.
+
+    An incomplete last line, which a killed run leaves, is left out.
 
     Raises:
-        FileNotFoundError: no such file.
-        OSError: it is no regular file, or cannot be read.
+        FileNotFoundError: the file does not exist.
+        OSError: it is not a regular file, or cannot be read.
         ValueError: a line is damaged; names it.
     """
     file, checked = Growing(path), _Checked()
@@ -88,20 +90,24 @@ def lines_in(path: Path) -> Iterator[Line]:
                 raise ValueError(f"{path}:{number} {found.wrong}; the file is damaged")
             yield found.whole
     if file.rest.strip():
-        with suppress(ValueError):  # corrupt
+        with suppress(ValueError):  # incomplete
             yield checked.take(file.rest).whole
 
 
 def read_metrics(path: Path) -> list[Line]:
-    """All of `lines_in`."""
+    """The lines of a `metrics.jsonl` as a list; see `lines_in`."""
     return list(lines_in(path))
 
 
 def newest_line(folder: Path, kind: str = "") -> Line | None:
-    """The newest line of a run's metrics, of that kind or any; None where the end of the file has none.
+    """The newest line of a run's metrics; None if there is none in the last 256 KiB of the file.
+
+    Args:
+        folder: folder of the run.
+        kind: kind of the line; "": any kind.
 
     Raises:
-        OSError: the metrics are no regular file, or cannot be read.
+        OSError: the metrics are not a regular file, or cannot be read.
     """
     try:
         with open_regular(folder / METRICS) as file:
@@ -110,7 +116,7 @@ def newest_line(folder: Path, kind: str = "") -> Line | None:
     except FileNotFoundError:
         return None
     for line in reversed(whole.split(b"\n")):
-        with suppress(ValueError):  # the rest of a line, or a damaged one
+        with suppress(ValueError):  # the first line may be cut off, others may be damaged
             found = metrics_line(line).whole
             if kind in ("", found["kind"]):
                 return found
@@ -118,7 +124,7 @@ def newest_line(folder: Path, kind: str = "") -> Line | None:
 
 
 class _Followed:
-    """A run's folder between two looks."""
+    """The state of reading one run's folder repeatedly."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -154,7 +160,7 @@ class _Followed:
 
 
 def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
-    """What a `run.json` says, and what is wrong with it."""
+    """The content of a `run.json`, empty if it cannot be read; and what is wrong with it, or None."""
     try:
         with open_regular(path) as file:
             content = file.read(_LONGEST_DESCRIPTION + 1)
@@ -169,10 +175,10 @@ def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
 
 
 class Metrics:
-    """A `metrics.jsonl` as far as it was read, in bounded memory.
+    """The lines of a `metrics.jsonl` that were read so far, thinned to a bounded number.
 
     Attributes:
-        file: that is read.
+        file: the file, which may still be growing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -188,7 +194,7 @@ class Metrics:
 
     @property
     def problem(self) -> str | None:
-        """What could not be read: the first place, and how many lines were left out."""
+        """The first error, with its line, and the number of lines that were left out; None without errors."""
         if self._refused:
             return f"metrics.jsonl: {self._refused}"
         if not self._first_wrong and self.file.too_long:
@@ -197,7 +203,7 @@ class Metrics:
         return f"metrics.jsonl:{self._first_wrong}{left_out}" if self._first_wrong else None
 
     def look(self, limit: int | None = None) -> None:
-        """Read what was added, at most so many bytes of it."""
+        """Read what was appended, but at most `limit` bytes."""
         self._refused = ""
         try:
             if not self.file.goes_on():
@@ -205,7 +211,7 @@ class Metrics:
             for number, line in self.file.look(limit):
                 self._take(number, line)
         except FileNotFoundError:
-            self._begin()  # about to be written
+            self._begin()  # the run has not written it yet
         except OSError as error:
             self._begin()
             self._refused = why(error)
@@ -225,13 +231,13 @@ class Metrics:
         self._kept[kind if kind in _KINDS else ""].add(number, found.known)
 
     def lines(self) -> list[Line]:
-        """Those that are kept, in the order of the file; with a last one without an end, where it is whole."""
+        """The lines that are kept, in the order of the file. A last line without a line break counts if it is complete."""
         kept = sorted(
             (entry for thinned in self._kept.values() for entry in thinned.entries), key=lambda entry: entry[0]
         )
         lines = [line for _, line in kept]
         if self.file.rest.strip() and not self.file.unread:
-            with suppress(ValueError):  # it is being written, or corrupt
+            with suppress(ValueError):  # still being written, or corrupt
                 lines.append(self._checked.read(self.file.rest).known)
         return lines
 
@@ -240,19 +246,23 @@ _TOO_LONG = f"is longer than {LONGEST:,} bytes"
 
 
 class _Checked:
-    """Checks lines one after the other, each by itself and against those before."""
+    """Checks lines in order, each by itself and against the lines before it."""
 
     def __init__(self) -> None:
-        self._newest: dict[str, int] = {}  # of what only rises
+        self._newest: dict[str, int] = {}  # last value of each counter that must increase
 
     def take(self, line: bytes | None) -> MetricsLine:
-        """The next line; raises as `read`."""
+        """Check the next line. Raises what `read` raises."""
         found = self.read(line)
         self._newest.update(found.rising)
         return found
 
     def read(self, line: bytes | None) -> MetricsLine:
-        """What the next line would be."""
+        """Check a line as if it were the next, but do not advance.
+
+        Raises:
+            ValueError: the line is damaged, too long, or repeats an earlier batch or evaluation.
+        """
         if line is None:
             raise ValueError(_TOO_LONG)
         found = metrics_line(line)
@@ -265,18 +275,18 @@ class _Checked:
 
 @dataclass
 class _Thinned:
-    """Lines of a kind; of a long run, one for several.
+    """The lines of one kind, thinned for long runs, in which an entry stands for several successive lines.
 
-    A line stands for those since the one before it: its sums are the newest, and rows by age, which are no sums, are added.
-    The first line stands for itself.
+    An entry has the values of its last line, which for running totals is right. Rows by age are not totals, so they are
+    summed over the lines. The first entry is always a single line.
     """
 
     entries: list[tuple[int, Line]] = field(default_factory=list[tuple[int, Line]])  # number in the file, line
-    _each: int = 1  # lines that one stands for
-    _in_last: int = 1  # lines that the last one stands for
+    _each: int = 1  # number of lines that an entry stands for
+    _in_last: int = 1  # number of lines that the last entry stands for so far
 
     def add(self, number: int, line: Line) -> None:
-        """Take the next line."""
+        """Add the next line."""
         if len(self.entries) < 2 or self._in_last == self._each:
             self.entries.append((number, line))
             self._in_last = 1

@@ -1,4 +1,7 @@
-"""What is said of a run that stops teaching or runs out of prompts, the same in a log, in the terminal and on the page."""
+"""Notices about runs whose rollouts have no effect on training, or that run out of prompts.
+
+Logs, the terminal and the report page use the same words.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _WOULD_HELP = {
     "right": "harder prompts would help, or the run is done",
     "alike": "a reward that tells rollouts apart would help",
 }
-_CHECK = {  # of rollouts whose outcomes never differed
+_CHECK = {  # advice if the outcomes of the last rollouts never differed
     "wrong": "check the reward function: the last rollouts were all wrong. Try it on an answer that you know to be right, "
     "look at the form of the ground truths, and see whether rollouts are cut off before they answer. If all that is "
     "in order, the model cannot do the task: easier prompts or a stronger model would help",
@@ -24,21 +27,21 @@ _CHECK = {  # of rollouts whose outcomes never differed
 
 
 def notices(allocator: Allocator) -> list[str]:
-    """What is logged after a batch was made: that the rollouts teach nothing, that few prompts are left to draw."""
+    """The warnings to log after a batch: most rollouts had no effect on training, or few prompts are left to draw."""
     lines = (notice(allocator.teaching), allocator.few_prompts())
     return [line for line in lines if line is not None]
 
 
 def notice(teaching: Teaching) -> str | None:
-    """That the last rollouts teach nothing, where that is to be said after this batch; else None."""
+    """The warning that most rollouts had no effect on training, if it is due after this batch; otherwise None."""
     return in_words(teaching.shares()) if teaching.speaks else None
 
 
 def in_words(shares: Mapping[str, float]) -> str | None:
-    """That most of the window's rollouts teach nothing, and what to do about it; None where they teach.
+    """The warning that most of the recent rollouts had no effect on training, with advice; None if it does not apply.
 
     Args:
-        shares: of rollouts by outcome, as `Teaching.shares` or a line of the metrics has them.
+        shares: shares of the recent rollouts by outcome, from `Teaching.shares` or a line of the metrics.
     """
     share, limits = silent(shares)
     if share < limits.begin:

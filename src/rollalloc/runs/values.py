@@ -1,4 +1,4 @@
-"""Kinds of values in a run's files: what is fit to be used, and in words what is wrong with the rest."""
+"""Checks of the values in a run's files, with descriptions of what is expected."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-MOST = 2**53  # of any number: what is exact as a float, and far beyond any run
-_NAMES = 64  # in an object of counts: causes, fates, reasons, ages
-_NAME, _TEXT = 120, 2000  # characters of a name, of a text
-_SHOWN = 80  # characters of a wrong value in a message
+MOST = 2**53  # largest number that is accepted; larger integers are not exact as floats
+_NAMES = 64  # maximum number of names in an object of counts
+_NAME, _TEXT = 120, 2000  # maximum number of characters of a name and of a text
+_SHOWN = 80  # maximum number of characters of a wrong value in a message
 QUANTILES = ("min", "p10", "p25", "p50", "p75", "p90", "max")
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What is expected under a name.
+    """The check of a field.
 
     Attributes:
-        words: "a whole number from 0".
-        read: a value → the value fit to be used; raises ValueError, TypeError or AttributeError for any other.
+        words: what is expected, for messages, as "a whole number from 0".
+        read: function that returns the checked value, or raises ValueError, TypeError or AttributeError.
     """
 
     words: str
@@ -33,10 +33,10 @@ Fields = Mapping[str, Field]
 
 
 def parsed(text: bytes) -> dict[str, Any]:
-    """A JSON object.
+    """Parse a JSON object.
 
     Raises:
-        ValueError: it is none: not UTF-8, not JSON, nested too deeply, or another value.
+        ValueError: not UTF-8, not JSON, nested too deeply, or not an object.
     """
     if not text.strip():
         raise ValueError("it is empty")
@@ -50,14 +50,18 @@ def parsed(text: bytes) -> dict[str, Any]:
 
 
 def take(found: Mapping[str, Any], needed: Fields, known: Fields) -> tuple[dict[str, Any], str | None]:
-    """The fields of these names, fit to be used, and what is wrong with the first of `known` that is not, and is left out.
+    """Check the fields of an object. Other fields are left out.
 
     Args:
-        needed: without one of these there is nothing to be taken.
-        known: those that may be missing or null.
+        found: the object.
+        needed: fields that must be there.
+        known: fields that may be missing or null. If one is wrong, it is left out.
+
+    Returns:
+        The checked fields, and what is wrong with the first field that was left out; None if none is.
 
     Raises:
-        ValueError: one of `needed` is missing or wrong.
+        ValueError: a field of `needed` is missing or wrong.
     """
     taken: dict[str, Any] = {}
     wrong: str | None = None
@@ -84,7 +88,7 @@ _WRONG = (ValueError, TypeError, AttributeError, KeyError, OverflowError)
 
 
 def _shown(value: Any) -> str:
-    """A value in few words, whatever it is."""
+    """A short description of any value."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MOST:
@@ -125,14 +129,14 @@ def _amount(value: Any) -> float:
 
 
 def _measured(value: Any) -> float | None:
-    """A number that may be NaN or infinite, as a loss of weights that diverged; then None."""
+    """A number; None if it is NaN or infinite, as the loss of a run that diverged."""
     return number(value) if type(value) is not float or isfinite(value) else None
 
 
 def _counts(value: Any) -> dict[str, int]:
     expect(len(value) <= _NAMES)
     cut = False
-    for name, each in value.items():  # spelt out, for most of a metrics file is counts
+    for name, each in value.items():  # `count` is inlined for speed: most of a metrics file is counts
         if type(each) is not int or each < 0 or each > MOST:
             raise ValueError
         cut = cut or len(name) > _NAME
@@ -145,7 +149,7 @@ def _figures(value: Any) -> dict[str, float]:
 
 
 def _known_figures(value: Any) -> dict[str, float]:
-    """The finite numbers of an object; what is none, or no object at all, is left out."""
+    """The finite numbers in an object; other values are left out. Empty if the value is not an object."""
     named = list(value.items())[:_NAMES] if isinstance(value, dict) else []
     known: dict[str, float] = {}
     for name, each in named:
