@@ -1,4 +1,4 @@
-"""The auditor: books of everything told and answered, kept without the core's help."""
+"""The auditor keeps books of all events and answers, without using the core's own state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def expect(law: int, kept: bool, otherwise: str) -> None:
     """Raise unless a law was kept.
 
     Raises:
-        ConformanceError: it was not.
+        ConformanceError: the law was broken.
     """
     if not kept:
         raise ConformanceError(f"law {law}: {otherwise}")
@@ -27,11 +27,11 @@ def expect(law: int, kept: bool, otherwise: str) -> None:
 
 @dataclass
 class Auditor:
-    """Everything told and answered in one run.
+    """Books of everything that was told and answered in one run.
 
     Attributes:
-        recipe: of the run.
-        verdicts: the last verdict on each group, by its id, as the watched judges gave it.
+        recipe: the recipe of the run.
+        verdicts: the last verdict on each group, by its id, from the watched judges.
     """
 
     recipe: Recipe
@@ -44,7 +44,7 @@ class Auditor:
     cancelled: set[int] = field(default_factory=set[int])
     released: set[int] = field(default_factory=set[int])
     trained: set[int] = field(default_factory=set[int])
-    row_of: dict[int, Row] = field(default_factory=dict[int, Row])  # as a rollout was trained on last
+    row_of: dict[int, Row] = field(default_factory=dict[int, Row])  # the last row of each trained rollout
     replayed: int = 0
     trained_groups: set[int] = field(default_factory=set[int])
     in_batch: set[int] = field(default_factory=set[int])
@@ -57,7 +57,7 @@ class Auditor:
     visits: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))  # groups by prompt
 
     def told(self, event: Event) -> None:
-        """Book an event; call it before the allocator is told."""
+        """Record an event. Must be called before the allocator is told."""
         match event:
             case Done() | Failed() | Cancelled():
                 self.live.discard(event.rollout)
@@ -77,7 +77,7 @@ class Auditor:
                 pass
 
     def _stopped(self, rollout: int) -> bool:
-        """Whether a result is no longer wanted: its rollout was cancelled, or its group is over, or needs no more."""
+        """Whether a result is not needed: its rollout was cancelled, or its group is over or complete."""
         group = self.order_of[rollout].group
         verdict = self.verdicts.get(group)
         over = verdict is not None and verdict.act is not Act.NEXT
@@ -88,7 +88,7 @@ class Auditor:
         return bool(versions) and self.version - min(versions) > self.recipe.max_staleness
 
     def answered(self, actions: Actions, capacity: int | None) -> None:
-        """Check and book an answer."""
+        """Check and record an answer."""
         self._orders(actions.generate, capacity)
         for rollout in actions.cancel:
             expect(1, rollout in self.live, f"cancel names rollout {rollout}, which is not running")
@@ -121,7 +121,7 @@ class Auditor:
         return (replay.times is None or row.replays < replay.times) and row.advantage > replay.above
 
     def _replay(self, row: Row, version: int) -> None:
-        """Law 12: what is replayed was trained, is what it was, not too often and not too old."""
+        """Law 12: a replayed row was trained before, is unchanged, not replayed too often and not too old."""
         replay, last = self.recipe.replay, self.row_of.get(row.rollout)
         if replay is None or last is None:
             raise ConformanceError(f"law 12: rollout {row.rollout} is replayed, {last} was trained, replay is {replay}")
@@ -137,7 +137,7 @@ class Auditor:
         expect(12, row.rollout not in self.released, f"rollout {row.rollout} was released before its replay")
 
     def _why_not_trained(self, rollout: int, round_ends: bool) -> str:
-        """The cause for which a result may go untrained; there is no other."""
+        """The cause for which a result may stay untrained. There is no other."""
         group = self.order_of[rollout].group
         verdict = self.verdicts.get(group)
         if group in self.trained_groups:
@@ -200,7 +200,7 @@ class Auditor:
         """Compare the allocator's accounts with these books."""
         expect(8, sum(accounts.values()) == len(self.order_of), f"{accounts} do not sum to {len(self.order_of)}")
         told, booked = Counter(accounts), self.causes.copy()
-        # What comes to a waiting group that its own late result just made too old is booked as cancelled, and looks stale.
+        # The group's own late result made it too old; the core counts that result as cancelled, here it looks stale.
         for books in (told, booked):
             books["stale or cancelled"] = books.pop("stale", 0) + books.pop("cancelled", 0)
         for cause in told.keys() - {"open"}:
@@ -208,7 +208,9 @@ class Auditor:
         expect(8, accounts["open"] >= len(self.live), "open rollouts are missing")
 
     def always_failed(self, prompt: int) -> bool:
-        """Whether as many visits in a row as the recipe allows gave no score because rollouts failed."""
+        """Whether the prompt had as many visits in a row without a score, because rollouts failed, as the recipe
+        allows.
+        """
         limit, visits = self.recipe.quarantine_after, self.visits[prompt]
         if limit is None or len(visits) < limit:
             return False

@@ -1,4 +1,4 @@
-"""`check_recipe`: a recipe through every law, run by run."""
+"""`check_recipe` tests a recipe against every law in simulated runs."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def check_recipe(
     rewards: tuple[float, float] = (-1.5, 1.0),
     table: Callable[[int], PromptTable] = PromptTable.of,
 ) -> None:
-    """Put a recipe through every law, in synchronous and asynchronous runs, with and without trouble.
+    """Test a recipe against every law, in synchronous and asynchronous runs, with and without trouble.
 
     Args:
         recipe: the recipe.
-        prompts: size of the simulated data set; eight times what the first ask opens, by default.
-        seeds: of the runs; each must be 0 or more.
-        batches: to train in each run, at least 2.
-        allocator: a driver's own subclass, or a broken one.
-        like: the recipe whose promises the decisions must keep, with as many stages; the recipe itself by default.
-        rewards: the lowest and the highest reward that occurs, for rules that do not take every number.
-        table: makes the data set of so many prompts, with the keys, sources, priors and features that rules look at; asked
-            for data sets of several sizes. Prompts that are known by their index only, by default.
+        prompts: size of the simulated data set. Default: eight times the number of groups that the first ask opens.
+        seeds: seeds of the runs, each 0 or more.
+        batches: batches to train in each run, at least 2.
+        allocator: the class to test: a driver's own subclass, or a broken one.
+        like: the recipe whose promises the decisions must keep, with as many stages. Default: the recipe itself.
+        rewards: the lowest and the highest reward that occurs, for rules that do not accept every number.
+        table: makes a data set of a given number of prompts, with the keys, sources, priors and features that rules
+            need. It is called for several sizes. Default: prompts that are known only by their index.
 
     Raises:
         ConformanceError: names the law, the seed and the mode.
@@ -65,7 +65,7 @@ def _sized(table: Callable[[int], PromptTable]) -> Callable[[int], PromptTable]:
 
 
 def trace(recipe: Recipe, prompts: int | PromptTable, seed: int, batches: int = 4) -> str:
-    """Digest of everything a troubled asynchronous run was told to do; equal in every process and under any hash seed."""
+    """Digest of all actions of an asynchronous run with trouble. It is the same in every process."""
     digest = blake2b(digest_size=16)
     for actions in AuditedRun(recipe, prompts, World(seed), seed=0).asynchronous(batches, trouble=0.05):
         digest.update(repr(actions).encode())
@@ -81,7 +81,7 @@ class _Check:
     allocator: type[Allocator]
     like: Recipe
     rewards: tuple[float, float]
-    first: int  # groups that the first ask opens
+    first: int  # number of groups that the first ask opens
     table: Callable[[int], PromptTable]
 
     def _run(
@@ -99,7 +99,7 @@ class _Check:
         )
 
     def runs(self) -> int:
-        """Audit whole runs; returns the rollouts paid for a batch, at most."""
+        """Audit whole runs. Returns the largest number of rollouts paid per batch."""
         paid: list[int] = []
         for seed in self.seeds:
             for mode, batches, trouble, reload, slots in (
@@ -119,7 +119,7 @@ class _Check:
         return max(paid)
 
     def back_pressure(self) -> None:
-        """Law 3 where every group survives: what is alive stays within a few batches and a few intakes."""
+        """Law 3 if every group survives: what is alive stays within a few batches and a few intakes."""
         run = self._run(self.seeds[0], hard=True)
         intakes = 2 + self.recipe.max_staleness * self.recipe.intake.traits.until_stale
         bound = 3 * self.recipe.groups + intakes * self.first
@@ -133,7 +133,7 @@ class _Check:
             )
 
     def budgets(self, paid_a_batch: int) -> None:
-        """Law 7, and law 2 to the end of a run: a budget ends it, is never exceeded, and nothing is lost."""
+        """Law 7, and law 2 at the end of a run: a budget ends the run, is never exceeded, and nothing is lost."""
         for budget in (
             Budget(run_rollouts=3 * paid_a_batch + 1),
             Budget(run_tokens=100 * paid_a_batch),
@@ -156,10 +156,10 @@ class _Check:
             expect(8, open_rollouts == 0, f"{open_rollouts} rollouts are open after the end of the run")
 
     def quarantine(self) -> None:
-        """Law 10 where every third prompt always fails: it is drawn as often as the recipe allows, the others go on."""
+        """Law 10 if every third prompt always fails: it is drawn as often as the recipe allows, the others go on."""
         recipe = self.recipe
         if isinstance(recipe.prompts, OfferedPromptRule):
-            return  # a loader of so few prompts soon offers none but those in flight
+            return  # with so few prompts, the loader soon offers only prompts that are in flight
         prompts = 2 * max(self.first, recipe.groups)
         run = self._run(self.seeds[0], hard=True, failing=3, reload=0.1, prompts=prompts)
         for _ in run.synchronous(8 * prompts // recipe.groups):

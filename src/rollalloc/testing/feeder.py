@@ -1,4 +1,4 @@
-"""One simulated run under audit: answers an allocator's orders from a world."""
+"""One simulated run under audit: a simulated world answers the allocator's orders."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from rollalloc.testing.world import World
 
 
 class AuditedRun:
-    """One simulated run under audit, every rule of its recipe watched.
+    """One simulated run under audit. Every rule of its recipe is watched.
 
     Args:
-        recipe: to run.
+        recipe: the recipe to run.
         prompts: the data set, or its size.
-        world: what rollouts come to.
+        world: decides the results of rollouts.
         seed: of the allocator and of the order in which rollouts end.
         allocator: the class that decides.
-        like: the recipe whose promises the decisions are held against; None: against none.
-        reload: probability at each ask that a second allocator is saved and loaded; it must answer as the first does,
-            although it is told in lists what the first is told one by one. 0: there is no second.
+        like: the recipe whose promises the decisions must keep. None: no promises are checked.
+        reload: probability, at each ask, that a second allocator is saved and loaded. It must answer as the first
+            one does, although it is told events in lists and the first one is told them singly. 0: there is no
+            second one.
     """
 
     def __init__(
@@ -49,14 +50,14 @@ class AuditedRun:
         self.rng = np.random.default_rng([world.seed, 3, seed])
         self.reload = reload
         self.twin = self._copy(self.allocator) if reload else None
-        self.running: dict[int, tuple[int, int]] = {}  # rollout -> prompt, version at its first token
+        self.running: dict[int, tuple[int, int]] = {}  # rollout -> (prompt, version at its first token)
         self.finished: str | None = None
         self.next_offer = 0
-        # A loader's epochs are shorter than the data set, so that they begin while groups are held.
+        # The loader's epochs are shorter than the data set, so that a new one begins while groups are waiting.
         self.offered_epoch = max(recipe.groups, len(self.allocator.table) // 4) + 1
 
     def synchronous(self, batches: int) -> Iterator[Actions]:
-        """Waves: everything ordered ends before the next ask; no trouble."""
+        """Run in waves: everything ordered ends before the next ask. No trouble."""
         while batches and not self.finished:
             actions = self.ask(None)
             yield actions
@@ -65,7 +66,7 @@ class AuditedRun:
             self.tell(events + [self.update()] * (actions.batch is not None))
 
     def asynchronous(self, batches: int, trouble: float, slots: int = 24) -> Iterator[Actions]:
-        """One or a few completions at a time, in random order, with failures, cancellations and a slow trainer."""
+        """Tell one or a few completions at a time, in random order, with failures, cancellations and a slow trainer."""
         training = False
         while batches and not self.finished:
             room = slots - len(self.running)
@@ -77,7 +78,7 @@ class AuditedRun:
                 events.append(self.update())
                 training, batches = False, batches - 1
             elif not training and self.rng.random() < trouble / 4:
-                events.append(self.update())  # weights that changed without a batch of ours
+                events.append(self.update())  # the weights changed without a batch of this run
             self.tell(events)
 
     def ask(self, capacity: int | None) -> Actions:
@@ -100,7 +101,7 @@ class AuditedRun:
         return actions
 
     def _offer(self) -> None:
-        """What a framework's own loader does: hand over as many prompts as are wanted, up to the end of its epoch."""
+        """Act as a framework's data loader: offer as many prompts as are wanted, up to the end of its epoch."""
         if not isinstance(self.allocator.recipe.prompts, OfferedPromptRule):
             return
         while wanted := self.allocator.wanted():
@@ -119,13 +120,13 @@ class AuditedRun:
             self.twin.tell(events)
 
     def update(self) -> Updated:
-        """The next weights; of every third it is not measured how far they went."""
+        """The next `Updated`. Every third one does not say how far the weights moved."""
         version = self.allocator.version + 1
         latency = ((1, 1.0), (64, 1.0 + version % 4)) if version % 2 else None
         return Updated(version, 0.02 * (version % 5) if version % 3 else None, latency)
 
     def terminal(self, trouble: float) -> Event:
-        """The end of some running rollout: mostly its result, sometimes a failure or a cancellation."""
+        """End a random running rollout: mostly with a result, sometimes with a failure or a cancellation."""
         rollout = self.some()
         named = rollout in self.audit.cancelled
         if self.rng.random() < (0.7 if named else trouble):
@@ -140,17 +141,17 @@ class AuditedRun:
         return self.world.end(rollout, prompt, version, self.allocator.version)
 
     def some(self) -> int:
-        """A running rollout."""
+        """A random running rollout."""
         return list(self.running)[int(self.rng.integers(len(self.running)))]
 
     def _copy(self, allocator: Allocator) -> Allocator:
-        """The allocator after a passage through JSON."""
+        """The allocator after a round trip through JSON."""
         copy = type(allocator)(allocator.recipe, allocator.table, allocator.seed)
         copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())))
         return copy
 
     def _check_outstanding(self, actions: Actions) -> None:
-        """What was handed out and is not over must be repeated after a load."""
+        """After a load, everything that was handed out and is not over must be repeated."""
         repeated = self._copy(self.allocator).outstanding()
         ordered = {rollout for order in repeated.generate for rollout in order.rollouts}
         now = {rollout for order in actions.generate for rollout in order.rollouts}

@@ -1,8 +1,8 @@
-"""What a recipe's own rules promise, held against every decision they make.
+"""Check every decision of a recipe's rules against what the rules promise.
 
-A rule states its promise beside itself, by `promises` and by the trait `reads` (`rollalloc.core.rule`). The kit knows no
-rule: it wraps each one of a recipe, asks it for its promises, and asks again about the same groups with every column changed
-that it does not read.
+A rule states its promises in `promises` and in its trait `reads` (`rollalloc.core.rule`). The kit knows no
+particular rule. It wraps each rule of a recipe, asks the rule for its promises, and asks it again about the same
+groups after changing every column that the rule does not read.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _COLUMNS = ("rewards_G", "metrics_G", "tokens_G", "truncated_G", "uncertainties_
 
 
 def watched(recipe: Recipe, like: Recipe | None) -> tuple[Recipe, dict[int, Verdict]]:
-    """The recipe with every rule watched, and the last verdict on each group, by its id, as they fall.
+    """Return the recipe with every rule watched, and a dictionary of the last verdict on each group, by its id.
 
     Args:
         recipe: its rules decide.
-        like: its rules promise; with as many stages. None: nothing is promised, and no decision is held against it.
+        like: its rules promise; it has as many stages. None: no promises are checked.
     """
     log: dict[int, Verdict] = {}
-    kept: dict[int, dict[int, float]] = {}  # what stop rules said that they kept of each group, by its id
-    longest: dict[int, int] = {}  # rows for being the longest that the row rule gave each group, by its id
+    kept: dict[int, dict[int, float]] = {}  # by group id: rollouts that stop rules kept, with their probabilities
+    longest: dict[int, int] = {}  # by group id: number of longest rows from the row rule
 
     def watch(stage: Stage, like: Stage | None) -> Stage:
         return replace(
@@ -77,11 +77,12 @@ def watched(recipe: Recipe, like: Recipe | None) -> tuple[Recipe, dict[int, Verd
 
 @dataclass(frozen=True, repr=False)
 class _Watch:
-    """Around a rule: hands on what it says of itself, and holds what it decides against what is promised.
+    """Wraps a rule: forwards its traits, and checks its decisions against promises.
 
     Attributes:
-        rule: decides.
-        promised: says what the decisions must keep; the rule itself, mostly. None: nothing is promised.
+        rule: the rule that decides.
+        promised: the rule whose promises the decisions must keep, usually the same one. None: no promises are
+            checked.
     """
 
     rule: Any
@@ -114,14 +115,14 @@ class _Watch:
 
 
 class _Called(_Watch):
-    """Around a rule that is called."""
+    """Wraps a rule that is called like a function."""
 
-    draws: ClassVar = False  # whether its last argument is a random generator
+    draws: ClassVar = False  # whether the last argument of the rule is a random generator
 
     def __call__(self, *seen: Any) -> Any:
         drawn, reads = self.draws, self._reads
         said = seen[:-1] if drawn else seen
-        # A second call must draw the same numbers, and leave the core's generator where the first left it.
+        # A second call must draw the same numbers, and must not move the core's generator any further.
         rng = (deepcopy(seen[-1].bit_generator),) if drawn and reads is not None else ()
         made = self.rule(*seen)
         self._keep(made, *said)
@@ -149,12 +150,12 @@ class WatchedBatch(_Called, BatchRule): ...
 
 @dataclass(frozen=True, repr=False)
 class WatchedJudge(_Called, JudgeRule):
-    """Notes each verdict."""
+    """Records each verdict."""
 
     log: InitVar[dict[int, Verdict]]
 
     def __post_init__(self, log: dict[int, Verdict]) -> None:
-        vars(self)["log"] = log  # no field: two recipes are the same whatever their rules have decided
+        vars(self)["log"] = log  # not a field, so that decisions do not make two equal recipes different
 
     def __call__(self, *seen: Any) -> Any:
         made = super().__call__(*seen)
@@ -165,7 +166,7 @@ class WatchedJudge(_Called, JudgeRule):
 
 @dataclass(frozen=True, repr=False)
 class _Shown(_Called):
-    """Around a rule that is shown what was decided of a group before: what stop rules kept of it by chance, and its L."""
+    """Wraps a rule that sees earlier decisions about a group: what stop rules kept at random, and its L."""
 
     draws: ClassVar = True
     kept: InitVar[dict[int, dict[int, float]]]
@@ -185,7 +186,7 @@ class _Shown(_Called):
 
 @dataclass(frozen=True, repr=False)
 class WatchedStop(_Shown, StopRule):
-    """Notes what was kept by chance."""
+    """Records which rollouts were kept at random."""
 
     def least_scored(self, view: View) -> int:
         return self.rule.least_scored(view)
@@ -200,7 +201,7 @@ class WatchedStop(_Shown, StopRule):
 
 @dataclass(frozen=True, repr=False)
 class WatchedRows(_Shown, RowRule):
-    """Notes how many longest rows each group is to have."""
+    """Records how many longest rows each group has."""
 
     def longest_promises(self, made: Any, groups: Any, sizes: Any, view: View) -> Mapping[str, bool]:
         return self.rule.longest_promises(made, groups, sizes, view)
@@ -223,7 +224,7 @@ class WatchedRows(_Shown, RowRule):
 
 @dataclass(frozen=True, repr=False)
 class WatchedPrompts(_Watch, PromptRule):
-    """Around a rule that draws prompts."""
+    """Wraps a prompt rule that draws by itself."""
 
     def init(self, table: PromptTable) -> Memory:
         return self.rule.init(table)
@@ -253,7 +254,7 @@ class WatchedPrompts(_Watch, PromptRule):
 
 
 class WatchedOffered(WatchedPrompts, OfferedPromptRule):
-    """Around a rule that is offered prompts."""
+    """Wraps a prompt rule that is offered prompts."""
 
     def offer(self, memory: Memory, prompts: Any) -> None:
         self.rule.offer(memory, prompts)
@@ -266,7 +267,7 @@ class WatchedOffered(WatchedPrompts, OfferedPromptRule):
 
 
 def _changed(value: Any, reads: tuple[str, ...]) -> Any:
-    """An argument of a rule, with other results in the columns that the rule says it does not read."""
+    """An argument of a rule, with other values in the columns that the rule does not read."""
     if isinstance(value, GroupView):
         group = copy(value._group)
         draws = Random(group.id)
@@ -284,13 +285,13 @@ def _changed(value: Any, reads: tuple[str, ...]) -> Any:
             for done in group.done
         ]
         return GroupView(group, value._statistics)
-    if type(value) in (list, tuple):  # of groups; a `View` is a tuple of another kind
+    if type(value) in (list, tuple):  # a sequence of groups; not a `View`, which is a named tuple
         return [_changed(item, reads) for item in cast("list[Any]", value)]
     return value
 
 
 def _plain(made: Any) -> Any:
-    """A decision as plain data, to be compared and read."""
+    """A decision as plain data, for comparison and for messages."""
     if isinstance(made, GroupView):
         return f"group {made.group}"
     if isinstance(made, np.ndarray):
@@ -303,7 +304,7 @@ def _plain(made: Any) -> Any:
 
 
 def _about(seen: tuple[Any, ...]) -> str:
-    """Which groups a decision was about."""
+    """The groups that a decision was about."""
     groups = [view for value in seen for view in (value if isinstance(value, list) else [value])]
     ids = [str(view.group) for view in groups if isinstance(view, GroupView)]
     return f" of group {', '.join(ids)}" if ids else ""

@@ -1,4 +1,4 @@
-"""The work of a decision, counted: it must not grow with the number of prompts."""
+"""Count the work of a decision: it must not grow with the number of prompts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from rollalloc.testing.audit import expect
 from rollalloc.testing.feeder import AuditedRun
 from rollalloc.testing.world import World
 
-_LARGE = 1 << 17  # prompts, at least: so many that looking at each of them cannot be missed
+_LARGE = 1 << 17  # prompts in the large data set, at least; enough to make a scan of all of them obvious
 _LARGEST = 1 << 20
-_DECISIONS = 4  # measured, after the first
+_DECISIONS = 4  # number of decisions to measure, after the first one
 
 
 def check_work(
     recipe: Recipe, allocator: type[Allocator], world: World, few: int, table: Callable[[int], PromptTable]
 ) -> None:
-    """Law 11: among many prompts a decision looks at no more entries, and takes no more memory, than among few.
+    """Law 11: with many prompts, a decision reads no more entries and takes no more memory than with few.
 
-    The first decision of a run is not counted: it may put all prompts into an order, once in a pass. Bytes are there for
-    what goes past the count, such as a Python list of all prompts.
+    The first decision of a run is not counted, because it may sort or shuffle all prompts once. Bytes are measured
+    too, to find work that the count of entries misses, such as a Python list of all prompts.
     """
     entries_few, bytes_few = _most_work(AuditedRun(recipe, table(few), world, allocator=allocator))
     many = max(_LARGE, min(8 * bytes_few, _LARGEST))
@@ -37,7 +37,7 @@ def check_work(
 
 
 def _most_work(run: AuditedRun) -> tuple[int, int]:
-    """The most entries of per-prompt arrays that one decision looked at, and the most bytes it allocated."""
+    """The largest number of per-prompt entries that one decision read, and the largest number of bytes it allocated."""
     most_entries = most_bytes = 0
     steps = run.synchronous(_DECISIONS + 1)
     next(steps)
@@ -58,7 +58,7 @@ def _most_work(run: AuditedRun) -> tuple[int, int]:
 
 
 class Counted(np.ndarray):
-    """An array that counts the entries that operations read or write: all of an array for most, one for an index."""
+    """An array that counts the entries read or written: the whole array for most operations, one for an index."""
 
     entries = 0
 
@@ -76,7 +76,7 @@ class Counted(np.ndarray):
         return super().__array_function__(func, types, args, kwargs)
 
     def __getitem__(self, key: Any) -> Any:
-        if not isinstance(key, slice):  # a slice is a view of entries, not a look at them
+        if not isinstance(key, slice):  # a slice makes a view and reads no entry
             Counted.entries += np.size(key)
         return super().__getitem__(key)
 
@@ -103,7 +103,7 @@ for _name in (
 
 
 def _count_from_now(value: Any, prompts: int) -> None:
-    """Replace every array with an entry for each prompt by one that counts, wherever the allocator holds it."""
+    """Replace every array of the allocator that has one entry for each prompt by one that counts."""
     seen, todo = set[int](), [value]
     while todo:
         holder: Any = todo.pop()

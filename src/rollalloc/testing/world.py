@@ -1,4 +1,4 @@
-"""The simulated world: what a rollout comes to."""
+"""The simulated world: decides the results of rollouts."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from random import Random
 from rollalloc.core.events import Done, Failed
 
 _RATES = (0.0, 0.05, 0.3, 0.5, 0.7, 0.95, 1.0)
-_STOPPING = 0.01  # probability that a token is a rollout's last
+_STOPPING = 0.01  # probability that a token is the last one of its rollout
 
 
 @dataclass(frozen=True)
 class World:
-    """What a rollout comes to, as a pure function of (seed, prompt, rollout).
+    """Decides the result of a rollout, as a pure function of (seed, prompt, rollout).
 
-    The reward is shaped, so that it is not the metric: a part of it is the rollout's own, large enough to put a failure
-    above a success. On every third prompt it is not shaped, so that groups of equal rewards occur, too.
+    The reward contains a random part that may put a failure above a success, so it is not just the metric. For every
+    third prompt this part is the metric itself, so that groups with equal rewards occur too.
 
     Attributes:
-        seed: of the world.
-        hard: every metric differs within a group as far as it can: prompts of success rate 1/2.
+        seed: seed of the world.
+        hard: True: every prompt has a success rate of 1/2, so metrics vary as much as possible.
         limit: length in tokens at which a rollout is truncated.
-        failing: every so-manyth prompt never gets a score; 0: none.
-        rewards: the lowest and the highest reward; metrics lie in [0, 1].
+        failing: k > 0: every k-th prompt never gets a score. 0: none.
+        rewards: the lowest and the highest reward. Metrics are in [0, 1].
     """
 
     seed: int
