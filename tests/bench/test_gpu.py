@@ -118,7 +118,7 @@ def test_what_is_timed_is_sampled_to_its_last_token_both_ways(gpu, monkeypatch):
     ("changes", "said"),
     [
         ({"methods": "grpo,ppo"}, "unknown recipe 'ppo'"),
-        ({"methods": "raft"}, "grpo is what every ratio is to"),
+        ({"methods": "raft"}, "grpo is the baseline of every ratio"),
         ({"methods": "grpo,grpo"}, "named twice: grpo"),
         ({"rung": "qwen"}, "unknown rung 'qwen'; there are qwen2.5-0.5b-gsm8k, .*or give a file"),
         ({"minutes": 0.0}, "--minutes must be above 0"),

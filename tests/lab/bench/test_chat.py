@@ -135,7 +135,7 @@ def test_the_command_writes_a_folder_a_task(
     assert len(load_prompts(tmp_path / "chat" / "stories" / "train.parquet")) == 12
     code, _, said = rollalloc("data", "chat", "poems", "--out", tmp_path / "chat")
     assert code == 2
-    assert "there are sums, products" in said
+    assert "choose from sums, products" in said
     (tmp_path / "mine" / "stories").mkdir(parents=True)
     code, _, said = rollalloc("data", "chat", "stories", "--out", tmp_path / "mine")
     assert code == 2
