@@ -19,7 +19,7 @@ class WeightAverage:
 
     The window grows with the steps taken, so that a run of a few steps is not held back by where it began, up to so many
     rows: however they are cut into batches, the mean is as far behind, and as free of noise (Hilton et al., arXiv
-    2110.00641). It keeps what the steps have in common, and loses what a constant learning rate makes falls of.
+    2110.00641). Averaging removes the noise of a constant learning rate.
 
     Args:
         mean: the model that samples; its parameters are the mean, and it is left without gradients.

@@ -296,10 +296,12 @@ def test_the_best_model_is_loaded_into_the_mean(tmp_path, monkeypatch):
 
 def test_of_several_steps_a_batch_each_counts_its_share_of_the_rows(tmp_path):
     watch = Watch()
-    trainer = tiny_trl.trainer(tmp_path, "grpo", **AVERAGED, more={"callbacks": [watch]}, max_steps=4, num_iterations=2)
+    trainer = tiny_trl.trainer(
+        tmp_path, "grpo", driver={"averaging": 10}, more={"callbacks": [watch]}, max_steps=4, num_iterations=2
+    )
     trainer.train()
     mean = flat(tiny_trl.tiny_model())
     for step, seen in enumerate(watch.seen, 1):
-        kept = kept_share(32, step, 8)  # a batch of 16 rows, in two steps
+        kept = kept_share(10, step, 8)  # a batch of 16 rows, in two steps; from the third on the rows bound the window
         mean = kept * mean + (1 - kept) * seen
     torch.testing.assert_close(flat(trainer.model), mean)
