@@ -73,7 +73,7 @@ def divergences(logprobs_BT: Tensor, reference_BT: Tensor) -> Tensor:
 def shares(lengths_B: Tensor, aggregation: Aggregation, max_new_tokens: int) -> Tensor:
     """What each row's sum of token losses counts for in the loss of a mini-batch of B rows.
 
-        loss = Σ_b shares[b] · Σ_t losses[b, t],   shares = own_shares / denominator
+        loss = Σ_b shares[b] · Σ_t losses[b, t]
         token_mean       1 / Σ lengths                every token counts the same (DAPO, arXiv 2503.14476)
         sequence_mean    1 / (B · lengths[b])         every row counts the same (GRPO, arXiv 2402.03300)
         dr_grpo          1 / (B · max_new_tokens)     every token, by a constant (Dr. GRPO, arXiv 2503.20783)
@@ -87,20 +87,11 @@ def shares(lengths_B: Tensor, aggregation: Aggregation, max_new_tokens: int) -> 
         aggregation: which of the three.
         max_new_tokens: that a completion may have; for `dr_grpo`.
     """
-    return own_shares(lengths_B, aggregation, max_new_tokens) / denominator(lengths_B, aggregation)
-
-
-def own_shares(lengths_B: Tensor, aggregation: Aggregation, max_new_tokens: int) -> Tensor:
-    """The part of `shares` that a row says by itself, whatever else is in its mini-batch; arguments as there."""
+    rows = len(lengths_B)
     match aggregation:
         case "token_mean":
-            return torch.ones(len(lengths_B))
+            return torch.ones(rows) / int(lengths_B.sum())
         case "sequence_mean":
-            return 1 / lengths_B
+            return 1 / lengths_B / rows
         case "dr_grpo":
-            return torch.full((len(lengths_B),), 1 / max_new_tokens)
-
-
-def denominator(lengths_B: Tensor, aggregation: Aggregation) -> int:
-    """The part of `shares` that only the whole mini-batch says: its tokens, or its rows; arguments as there."""
-    return int(lengths_B.sum()) if aggregation == "token_mean" else len(lengths_B)
+            return torch.full((rows,), 1 / max_new_tokens) / rows

@@ -26,7 +26,7 @@ from rollalloc.models.recomputing import recomputing
 from rollalloc.models.weights import trained
 from rollalloc.train.averaging import WeightAverage
 from rollalloc.train.clipping import NormLimit
-from rollalloc.train.loss import denominator, divergences, own_shares, token_losses
+from rollalloc.train.loss import divergences, shares, token_losses
 from rollalloc.train.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -226,23 +226,22 @@ class Updater:
         Without a KL term, a row without advantage has no gradient: it counts in the means, but needs no forward pass.
         """
         lengths_B = torch.tensor([len(each.tokens) for each in examples])
-        whole = denominator(lengths_B, self.settings.loss.aggregation)
         names = ("loss", "clip_fraction") + (() if self.reference is None else ("kl",))
         tokens = [int(lengths_B.sum())] * (len(names) - 1)
         counts = sent(np.array([1, *tokens], np.float64), self.policy.model.device)
         self.optimizer.zero_grad(set_to_none=False)
         figures = torch.zeros_like(counts)
-        self._weigh(examples, whole)
+        self._weigh(examples)
         needed = [each for each in examples if self._has_gradient(each)]
         for part in passes(needed, self.settings.tokens_per_forward):
             figures += self._add_up(part) / counts
             self.between()
         return names, figures
 
-    def _weigh(self, examples: Sequence[Example], whole: int) -> None:
-        """Say each row's share of a loss whose mini-batch has that denominator."""
+    def _weigh(self, examples: Sequence[Example]) -> None:
+        """Set the share that each row has in the loss of its mini-batch."""
         settings, lengths_B = self.settings, torch.tensor([len(each.tokens) for each in examples])
-        of_rows = own_shares(lengths_B, settings.loss.aggregation, settings.sampling.max_new_tokens) / whole
+        of_rows = shares(lengths_B, settings.loss.aggregation, settings.sampling.max_new_tokens)
         for example, share in zip(examples, of_rows.tolist(), strict=True):
             example.share = share
 
