@@ -154,7 +154,7 @@ def carried_out(variant: Variant, label: str, seed: int, tasks: Path, out: Path,
     run = run_of(variant, label, seed, tasks, rollouts)
     place = folder_of(run, out)
     if not is_finished(run, place):
-        with _as_if_on_policy() if not variant.corrected else _unchanged():
+        with as_if_on_policy(not variant.corrected):
             execute(run, place, resume=run.is_in(place))
     found = ended(run, place)
     assert found is not None
@@ -230,21 +230,19 @@ def cell(
 
 
 @contextmanager
-def _as_if_on_policy() -> Iterator[None]:
-    """Stale rows count as if the weights before the update had sampled them, as in the code that was published."""
+def as_if_on_policy(so: bool) -> Iterator[None]:
+    """If `so`, stale rows count as if the weights before the update had sampled them, as in the code that was published."""
 
     def without_importance(
         logprobs_BT: torch.Tensor, proximal_BT: torch.Tensor, behaviour_BT: torch.Tensor, *rest: Any
     ):
         return token_losses(logprobs_BT, proximal_BT, proximal_BT, *rest)
 
+    if not so:
+        yield
+        return
     with patch.object(update, "token_losses", without_importance):
         yield
-
-
-@contextmanager
-def _unchanged() -> Iterator[None]:
-    yield
 
 
 # ----------------------------------------------------------------------------------------------------------- comparison

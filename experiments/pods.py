@@ -1,20 +1,24 @@
 """How soon does PODS come to GRPO's peak, where the update is what takes long? Its own metric, in seconds, beside rollouts.
 
-    python experiments/pods.py run OUT --tasks TASKS      # resumable; TASKS: where built-in tasks are made and kept
-    python experiments/pods.py table OUT                  # of what is over
+    python experiments/pods.py run OUT --tasks TASKS [--shape one] [--one]   # resumable; --one: the next run only
+    python experiments/pods.py table OUT [--shape one]                       # of the runs that have ended
 
-The shape of its runs on eight GPUs, a sixteenth of it: 128 -> 32 rows of 2 prompts beside 32 of 8, so that either generates
-256 rollouts a batch, and PODS trains on a quarter of the rows; one optimizer step a batch. Each gets the better of two
-learning rates by its accuracy on a seed of its own. Time is what the processor spent on generation and updates, to the first
-evaluation with 0.99 of the best accuracy that GRPO had on that seed. What generation takes is then counted at a tenth as
-well, decoding in large batches being what GPUs are good at, and at nothing, so that updates alone count.
+Two shapes, of which each gets the better of two learning rates by its accuracy on a seed of its own; one optimizer step a
+batch. "eight": its runs on eight GPUs, a sixteenth of them: 128 -> 32 rows of 2 prompts beside 32 of 8, so that both
+generate 256 rollouts a batch and PODS trains on a quarter of the rows. "one": its runs on one GPU, where both take the same
+number of prompts and train on the same number of rows: 64 -> 16 rows of 4 prompts beside 16 of 4, and as many batches. (Its
+authors take one prompt a step.) Planned for "one" before any run: 240 batches, tuned over 120, seeds 9500 to 9502.
+
+Time is what the processor spent on generation and updates, to the first evaluation with 0.99 of the best accuracy that GRPO
+had on that seed. What generation takes is then counted at a tenth as well, decoding in large batches being what GPUs are
+good at, and at nothing, so that updates alone count.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +32,33 @@ from rollalloc.runs.reader import lines_in, newest_line
 from rollalloc.train.description import Run, folder_of
 from rollalloc.train.execution import one_thread
 
-TASK, ROLLOUTS, TUNING_ROLLOUTS, EVERY, SAMPLES = "walks/mixed", 10_240, 5_120, 512, 4
-RATES, TUNING, SEEDS = (3e-4, 6e-4), 1000, range(9500, 9505)
-METHODS: Mapping[str, dict[str, Any]] = {"grpo": {"groups": 8, "n": 32}, "pods": {"groups": 2, "n": 128, "m": 32}}
+TASK, SAMPLES = "walks/mixed", 4
+RATES, TUNING = (3e-4, 6e-4), 1000
+METHODS = ("grpo", "pods")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Parameters of each method; batches of a run and of a tuning run, and between two evaluations; seeds."""
+
+    parameters: Mapping[str, dict[str, Any]]
+    batches: int
+    tuning: int
+    every: int
+    seeds: Sequence[int]
+
+    def rollouts(self, method: str, batches: int) -> int:
+        return batches * self.parameters[method]["groups"] * self.parameters[method]["n"]
+
+
+SHAPES = {
+    "eight": Shape(
+        {"grpo": {"groups": 8, "n": 32}, "pods": {"groups": 2, "n": 128, "m": 32}}, 40, 20, 2, range(9500, 9505)
+    ),
+    "one": Shape(
+        {"grpo": {"groups": 4, "n": 16}, "pods": {"groups": 4, "n": 64, "m": 16}}, 240, 120, 8, range(9500, 9503)
+    ),
+}
 GENERATION = {"as measured": 1.0, "a tenth": 0.1, "nothing": 0.0}  # its seconds, times
 PEAK = 0.99
 
@@ -49,29 +77,46 @@ class Point:
         return generation * self.generation + self.update
 
 
-def run_of(method: str, rate: float, seed: int, rollouts: int) -> Run:
-    """A run that pays so many rollouts."""
-    settings = {"target": None, "eval_every": EVERY, "eval_samples": SAMPLES, "checkpoint_minutes": 3.0}
-    run = planned_run(TASK, method, seed, tuned=Tuned(METHODS[method], rate, DEFAULT_OPTIMIZER), **settings)
-    return replace(run, label=f"{method}@{rate:g}", max_rollouts=rollouts)
-
-
-def carry_out(out: Path, tasks: Path) -> None:
-    """Every run: the rates first, then both methods on one seed before the next; clocks are the processor's."""
-    with patch("time.perf_counter", time.process_time):
-        for method in METHODS:
-            for rate in RATES:
-                carried_out(run_of(method, rate, TUNING, TUNING_ROLLOUTS), out / "tuning", tasks)
-        for seed in SEEDS:
-            for method in METHODS:
-                carried_out(run_of(method, tuned_rate(method, out), seed, ROLLOUTS), out / "runs", tasks)
-
-
-def tuned_rate(method: str, out: Path) -> float:
-    """The better of the rates on the tuning seed, at the end."""
-    return max(
-        RATES, key=lambda rate: points_of(run_of(method, rate, TUNING, TUNING_ROLLOUTS), out / "tuning")[-1].accuracy
+def run_of(shape: Shape, method: str, rate: float, seed: int, batches: int) -> Run:
+    """A run of so many batches."""
+    every = shape.rollouts(method, shape.every)
+    settings = {"target": None, "eval_every": every, "eval_samples": SAMPLES, "checkpoint_minutes": 3.0}
+    tuned = Tuned(shape.parameters[method], rate, DEFAULT_OPTIMIZER)
+    run = planned_run(TASK, method, seed, tuned=tuned, **settings)
+    return replace(
+        run, label=f"{method} {tuned.parameters['n']}@{rate:g}", max_rollouts=shape.rollouts(method, batches)
     )
+
+
+def tuning_run(shape: Shape, method: str, rate: float) -> Run:
+    """The run that tries a learning rate."""
+    return run_of(shape, method, rate, TUNING, shape.tuning)
+
+
+def planned(shape: Shape, out: Path) -> Iterator[tuple[Run, Path]]:
+    """Every run and its folder: the rates first, then both methods on one seed before the next."""
+    for method in METHODS:
+        for rate in RATES:
+            yield tuning_run(shape, method, rate), out / "tuning"
+    for seed in shape.seeds:
+        for method in METHODS:
+            yield run_of(shape, method, tuned_rate(shape, method, out), seed, shape.batches), out / "runs"
+
+
+def carry_out(shape: Shape, out: Path, tasks: Path, *, one: bool) -> None:
+    """The runs that have not ended, or the first of them; clocks are the processor's."""
+    with patch("time.perf_counter", time.process_time):
+        for run, folder in planned(shape, out):
+            if points_of(run, folder):
+                continue
+            carried_out(run, folder, tasks)
+            if one:
+                return
+
+
+def tuned_rate(shape: Shape, method: str, out: Path) -> float:
+    """The better of the rates on the tuning seed, at the end."""
+    return max(RATES, key=lambda rate: points_of(tuning_run(shape, method, rate), out / "tuning")[-1].accuracy)
 
 
 def points_of(run: Run, out: Path) -> list[Point]:
@@ -89,12 +134,11 @@ def points_of(run: Run, out: Path) -> list[Point]:
     return found
 
 
-def table(out: Path) -> Iterable[str]:
+def table(shape: Shape, out: Path) -> Iterable[str]:
     """In Markdown, of the seeds on which both are over: what GRPO took to the aim over what PODS did."""
-    rates = {method: tuned_rate(method, out) for method in METHODS}
-    pairs = [
-        [points_of(run_of(method, rates[method], seed, ROLLOUTS), out / "runs") for method in METHODS] for seed in SEEDS
-    ]
+    rates = {method: tuned_rate(shape, method, out) for method in METHODS}
+    runs = [[run_of(shape, method, rates[method], seed, shape.batches) for method in METHODS] for seed in shape.seeds]
+    pairs = [[points_of(run, out / "runs") for run in pair] for pair in runs]
     pairs = [pair for pair in pairs if all(pair)]
     aims = [PEAK * max(point.accuracy for point in grpo) for grpo, _ in pairs]
     reached = sum(first(pods, aim) is not None for (_, pods), aim in zip(pairs, aims, strict=True))
@@ -123,13 +167,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("command", choices=("run", "table"))
     parser.add_argument("out", type=Path)
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="eight")
     parser.add_argument("--tasks", type=Path, default=Path("runs/tasks"), help="in which tasks are made and kept")
-    given = parser.parse_args()
-    if given.command == "run":
+    parser.add_argument("--one", action="store_true", help="carry out the next run only")
+    asked = parser.parse_args()
+    shape = SHAPES[asked.shape]
+    if asked.command == "run":
         one_thread()
-        carry_out(given.out, given.tasks)
+        carry_out(shape, asked.out, asked.tasks, one=asked.one)
     else:
-        print("\n".join(table(given.out)))
+        print("\n".join(table(shape, asked.out)))
 
 
 if __name__ == "__main__":

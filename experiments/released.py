@@ -1,0 +1,459 @@
+"""Is Pilot-Commit cheaper than GRPO in the shape its authors ran: groups of 64, most prompts without a signal, 200 batches?
+
+    python experiments/released.py run OUT --tasks TASKS [--one]   # resumable; --one: carry out the next run and stop
+    python experiments/released.py table OUT --tasks TASKS         # of the runs that have ended
+    python experiments/released.py figure OUT FIGURE --tasks TASKS
+
+`run` may be started several times on one OUT: each takes the next run that nobody is at work on, and exits with 75 when it
+has to wait for another one's tuning run. This plan was committed before any run.
+
+Task: `skills`, except that 60% of the skills are known (rate 1) and the others have rates from Beta(.5, .5), since with the
+rates of `skills` only four prompts have a success rate above .995. Pools by the exact rate of the initial model, in percent
+(< .005 / .125 to .75 / > .995 / rest): 35/35/20/10, 10/45/35/10, and 0/100/0/0 as a control, with 8,192 prompts to train on
+and 2,048 held-out ones of the same shares. One more pool, 35/35/20/10 with 2,048 prompts, is for eviction: at 24 pilots a
+round an epoch of 8,192 prompts takes 341 rounds, and no prompt can be evicted before its second visit. (The same is true of
+the published runs on Polaris: 384 pilots a round for 138 and 81 rounds are 53,000 and 31,000 of 53,000 prompts.)
+
+Arms, all without averaged weights, clipped at a gradient norm of 1:
+    grpo        8 prompts x 64, 4 optimizer steps a batch
+    dapo        24 prompts x 64 generated, groups beyond 8 discarded, 4 steps
+    pc6, pc4    16 + 48, 24 pilots every round, evicts after one visit, 6 or 4 steps, importance weights on stale rows
+    pc6 raw     as pc6, but stale rows count as new: all of what was released
+    default     pc4 with our defaults: evicts by evidence, pilots as needed
+    evidence, none   as pc6, but evicts by evidence or not at all
+    n16, pc16   32 x 16, and 32 x (4 + 12) with 96 pilots every round, 4 steps
+
+Learning rates: the best of 7.5e-5, 1.5e-4, 3e-4 and 6e-4 for GRPO and for pc6 by the mean of the last five evaluations
+after 78,848 rollouts (154 and 102 batches) of seed 9800 on the first pool. GRPO's also serves DAPO and n16; pc6's, all arms
+of Pilot-Commit. If the best is at an end of the four, one more rate beyond it is run.
+
+Runs: 131,072 rollouts (256 batches of GRPO, about 170 of Pilot-Commit) on seeds 9801, 9802, 9803; 262,144 on the pool of
+2,048. In this order, as far as the time of a shared machine goes: the four arms of the first two pools, seed by seed;
+eviction on two seeds; the control on two seeds; pc6 raw, default; n = 16. An arm with fewer seeds than planned is reported
+with those it has.
+
+Reported against GRPO on the same seed: rollouts, batches and optimizer steps until the smoothed accuracy (mean of five
+evaluations, one every 2,048 rollouts, exact) comes to the peak of GRPO's smoothed curve, and to .99 of it; the ratio at
+every accuracy as a curve. A method that does not get there counts with what it spent: its ratio is an upper bound, marked.
+Intervals: 95% of Student's t over seeds on the logarithm of the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, inf, log, nan, sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from findings_runs import ONE_VISIT, as_if_on_policy
+from numpy.typing import NDArray
+
+from rollalloc.data.prompts import write_prompts
+from rollalloc.files.claims import InUse
+from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.compare import is_finished
+from rollalloc.lab.bench.presets import TUNED_WITH
+from rollalloc.lab.bench.tasks.files import make_once
+from rollalloc.lab.bench.tasks.skills import LONGEST, Skills, SkillsConfig
+from rollalloc.lab.bench.tasks.tiny import SEPARATOR, WarmUp, save_warm_model, spell, word_tokenizer
+from rollalloc.models.likelihood import exact_answers
+from rollalloc.models.policy import Policy
+from rollalloc.runs.reader import lines_in, read_metrics
+from rollalloc.train.description import Run, Source, folder_of
+from rollalloc.train.execution import execute, one_thread
+from rollalloc.train.settings import Settings
+
+EDGES, SHARES = (
+    (0.005, 0.125, 0.75, 0.995),
+    {  # shares in % of: hopeless, middle, solved, the rest
+        "35-35-20": (35, 35, 20, 10),
+        "10-45-35": (10, 45, 35, 10),
+        "control": (0, 100, 0, 0),
+    },
+)
+TRAIN, FEW, HELDOUT, DRAWN = 8192, 2048, 2048, 150_000
+RATES, TUNING_SEED, SEEDS = (7.5e-5, 1.5e-4, 3e-4, 6e-4), 9800, (9801, 9802, 9803)
+TUNING_ROLLOUTS, ROLLOUTS, LONG, EVERY, WINDOW = 78_848, 131_072, 262_144, 2_048, 5
+FIRST, SECOND, CONTROL, SMALL = "35-35-20-8192", "10-45-35-8192", "control-8192", "35-35-20-2048"
+COSTS = ("rollouts", "batches", "steps")
+WAIT = 75  # exit status: another process is at work on what the next run needs
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method: its recipe and parameters, whose learning rate it uses, and whether stale rows get importance weights."""
+
+    recipe: str
+    parameters: Mapping[str, Any]
+    tuned_as: str
+    steps: int = 4
+    corrected: bool = True
+
+
+def _pilots(steps: int, *, corrected: bool = True, n_pilot: int = 16, groups: int = 8, **more: Any) -> Arm:
+    sizes = {"groups": groups, "n_pilot": n_pilot, "n_commit": 3 * n_pilot, "gen_groups": 3 * groups}
+    parameters = {**sizes, "pilots": "every_round", **ONE_VISIT, **more}
+    return Arm("pilot_commit", parameters, "pc6", steps, corrected)
+
+
+_BY_EVIDENCE = {"p_solve": 0.9, "confidence": 0.95, "reprobe_every": 4}
+ARMS = {
+    "grpo": Arm("grpo", {"groups": 8, "n": 64}, "grpo"),
+    "dapo": Arm("dapo", {"groups": 8, "n": 64, "gen_groups": 24}, "grpo"),
+    "pc6": _pilots(6),
+    "pc4": _pilots(4),
+    "pc6 raw": _pilots(6, corrected=False),
+    "default": _pilots(4, pilots="as_needed", **_BY_EVIDENCE),
+    "evidence": _pilots(6, **_BY_EVIDENCE),
+    "none": _pilots(6, p_solve=2.0),
+    "n16": Arm("grpo", {"groups": 32, "n": 16}, "grpo"),
+    "pc16": _pilots(4, n_pilot=4, groups=32),
+}
+_MAIN = ("grpo", "pc6", "pc4", "dapo")
+# Pool, arms, seeds, rollouts: in this order, all arms on a seed before the next seed.
+PLAN: Sequence[tuple[tuple[str, ...], tuple[str, ...], Sequence[int], int]] = (
+    ((FIRST, SECOND), _MAIN, SEEDS, ROLLOUTS),
+    ((SMALL,), ("grpo", "pc6", "evidence", "none"), SEEDS[:2], LONG),
+    ((CONTROL,), ("grpo", "pc6"), SEEDS[:2], ROLLOUTS),
+    ((FIRST,), ("pc6 raw", "default"), SEEDS, ROLLOUTS),
+    ((SECOND,), ("default",), SEEDS, ROLLOUTS),
+    ((FIRST,), ("n16", "pc16"), SEEDS, ROLLOUTS),
+)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of the plan."""
+
+    pool: str
+    arm: str
+    rate: float
+    seed: int
+    rollouts: int
+
+    def run(self, tasks: Path) -> Run:
+        arm = ARMS[self.arm]
+        settings = Settings(
+            seed=self.seed,
+            sampling=Sampling(LONGEST + 1),
+            learning_rate=self.rate,
+            optimizer_steps_per_batch=arm.steps,
+            eval_every=EVERY,
+            stop_when_barren=False,
+            checkpoint_minutes=1.0,
+            **TUNED_WITH,
+        )
+        return Run(
+            source=pool_source(tasks, self.pool),
+            recipe=arm.recipe,
+            parameters=arm.parameters,
+            settings=settings,
+            max_rollouts=self.rollouts,
+            label=f"{self.arm}@{self.rate:g}",
+            task=self.pool,
+        )
+
+
+# --------------------------------------------------------------------------------------------------------- carrying out
+
+
+def tuning(arm: str) -> list[Planned]:
+    """The tuning runs of an arm."""
+    return [Planned(FIRST, arm, rate, TUNING_SEED, TUNING_ROLLOUTS) for rate in RATES]
+
+
+def tuned_rate(arm: str, out: Path, tasks: Path) -> float | None:
+    """The best of the rates on the tuning seed; None while one of its runs has not ended."""
+    curves = [curve_of(each, out, tasks) for each in tuning(arm)]
+    if any(curve is None for curve in curves):
+        return None
+    return RATES[int(np.argmax([curve.accuracy[-1] for curve in curves if curve is not None]))]
+
+
+def planned(out: Path, tasks: Path) -> Iterator[Planned | None]:
+    """Every run in its order; None where tuning has to end first."""
+    yield from [each for arm in ("grpo", "pc6") for each in tuning(arm)]
+    rates = {arm: tuned_rate(arm, out, tasks) for arm in ("grpo", "pc6")}
+    if None in rates.values():
+        yield None
+        return
+    for pools, arms, seeds, rollouts in PLAN:
+        for seed in seeds:
+            for pool in pools:
+                for arm in arms:
+                    yield Planned(pool, arm, rates[ARMS[arm].tuned_as] or nan, seed, rollouts)
+
+
+def carry_out(out: Path, tasks: Path, *, one: bool) -> int:
+    """The runs that have not ended and that no other process carries out, or the first of them."""
+    for each in planned(out, tasks):
+        if each is None:
+            return WAIT
+        run = each.run(tasks)
+        place = folder_of(run, out)
+        if is_finished(run, place):
+            continue
+        try:
+            with as_if_on_policy(not ARMS[each.arm].corrected):
+                execute(run, place, resume=run.is_in(place))
+        except InUse:
+            continue
+        print(each, flush=True)
+        if one:
+            break
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------------------- curves
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Smoothed accuracy of a run, and what it had spent by then; entry by entry."""
+
+    accuracy: NDArray[np.float64]
+    spent: Mapping[str, NDArray[np.float64]]
+
+    def until(self, accuracy: float, cost: str) -> float:
+        """What was spent when the smoothed accuracy first came to this; infinite if it never did."""
+        above = np.flatnonzero(self.accuracy >= accuracy)
+        if not above.size:
+            return inf
+        at, spent = int(above[0]), self.spent[cost]
+        if at == 0:
+            return float(spent[0])
+        share = (accuracy - self.accuracy[at - 1]) / (self.accuracy[at] - self.accuracy[at - 1])
+        return float(spent[at - 1] + share * (spent[at] - spent[at - 1]))
+
+
+def curve_of(each: Planned, out: Path, tasks: Path) -> Progress | None:
+    """The progress of a run; None if it has not ended."""
+    run = each.run(tasks)
+    place = folder_of(run, out)
+    if not is_finished(run, place):
+        return None
+    lines = [line for line in lines_in(place / "metrics.jsonl") if line["kind"] == "eval" and line["at"] is not None]
+    columns = {"rollouts": "at", "batches": "version", "steps": "optimizer_steps"}
+    whole = {name: np.array([float(line[key]) for line in lines]) for name, key in columns.items()}
+    smooth = np.convolve([line["accuracy"] for line in lines], np.full(WINDOW, 1 / WINDOW), "valid")
+    return Progress(smooth, {name: column[WINDOW - 1 :] for name, column in whole.items()})
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """GRPO's cost over a method's: geometric mean over seeds, Student's 95% interval; `bound` if a run never got there."""
+
+    values: tuple[float, ...]
+    bound: bool = False
+
+    @property
+    def point(self) -> float:
+        return exp(fmean(map(log, self.values)))
+
+    def ends(self) -> tuple[float, float]:
+        if len(self.values) < 2:
+            return nan, nan
+        logs = [log(value) for value in self.values]
+        half = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}[len(logs)] * stdev(logs) / sqrt(len(logs))
+        return fmean(logs) - half, fmean(logs) + half
+
+    def __str__(self) -> str:
+        low, high = map(exp, self.ends())
+        return f"< {self.point:.2f}" if self.bound else f"{self.point:.2f} [{low:.2f}–{high:.2f}]"
+
+
+def pairs_of(pool: str, arm: str, out: Path, tasks: Path) -> list[tuple[Progress, Progress, int]]:
+    """GRPO's runs and the arm's on the same pool and seed, as far as both have ended; and the seed."""
+    base = "n16" if arm == "pc16" else "grpo"
+    ended: dict[str, dict[int, Progress]] = {base: {}, arm: {}}
+    for each in planned(out, tasks):
+        if each is not None and each.pool == pool and each.arm in ended and each.seed in SEEDS:
+            curve = curve_of(each, out, tasks)
+            if curve is not None:
+                ended[each.arm][each.seed] = curve
+    return [(ended[base][seed], curve, seed) for seed, curve in ended[arm].items() if seed in ended[base]]
+
+
+def ratio(pairs: Sequence[tuple[Progress, Progress, int]], share: float, cost: str) -> Ratio:
+    """To that share of GRPO's smoothed peak on each seed."""
+    values, bound = list[float](), False
+    for grpo, other, _ in pairs:
+        aim = share * float(grpo.accuracy.max())
+        spent = other.until(aim, cost)
+        bound |= spent == inf
+        values.append(grpo.until(aim, cost) / min(spent, float(other.spent[cost][-1])))
+    return Ratio(tuple(values), bound)
+
+
+def compared(out: Path, tasks: Path) -> Iterator[tuple[str, str, list[tuple[Progress, Progress, int]]]]:
+    """Pools and arms in the plan's order with the pairs that have ended."""
+    for pool, arm in dict.fromkeys((pool, arm) for pools, arms, *_ in PLAN for pool in pools for arm in arms):
+        if arm not in ("grpo", "n16") and (pairs := pairs_of(pool, arm, out, tasks)):
+            yield pool, arm, pairs
+
+
+def show(out: Path, tasks: Path) -> None:
+    """The chosen rates, every run, and the ratios, in Markdown."""
+    for arm in ("grpo", "pc6"):
+        last = {each.rate: curve_of(each, out, tasks) for each in tuning(arm)}
+        print(f"{arm}, tuning:", {rate: round(float(c.accuracy[-1]), 4) for rate, c in last.items() if c})
+    print("\n| pool | method | seed | rollouts | batches | steps | peak | at the end | evicted |\n|" + "---|" * 9)
+    for each in planned(out, tasks):
+        curve = None if each is None else curve_of(each, out, tasks)
+        if each is None or curve is None:
+            continue
+        evicted = next(
+            line.get("evicted", 0)
+            for line in reversed(read_metrics(folder_of(each.run(tasks), out)))
+            if line["kind"] != "eval"
+        )
+        spent = " | ".join(f"{curve.spent[cost][-1]:,.0f}" for cost in COSTS)
+        figures = f"{curve.accuracy.max():.4f} | {curve.accuracy[-1]:.4f} | {evicted}"
+        print(f"| {each.pool} | {each.arm}@{each.rate:g} | {each.seed} | {spent} | {figures} |")
+    for share in (1.0, 0.99):
+        print(f"\nTo {share:g} of GRPO's smoothed peak: GRPO's cost over the method's\n")
+        print("| pool | method | seeds | rollouts | batches | optimizer steps |\n|" + "---|" * 6)
+        for pool, arm, pairs in compared(out, tasks):
+            cells = " | ".join(str(ratio(pairs, share, cost)) for cost in COSTS)
+            print(f"| {pool} | {arm} | {len(pairs)} | {cells} |")
+
+
+def draw(out: Path, to: Path, tasks: Path) -> None:
+    """GRPO's rollouts over each method's, at every accuracy that all runs of the pair came to; a panel a pool."""
+    by_pool: dict[str, list[tuple[str, list[tuple[Progress, Progress, int]]]]] = {}
+    for pool, arm, pairs in compared(out, tasks):
+        by_pool.setdefault(pool, []).append((arm, pairs))
+    figure, panels = plt.subplots(
+        1, len(by_pool), figsize=(3.3 * len(by_pool), 3.4), sharey=True, layout="constrained", squeeze=False
+    )
+    for axes, (pool, arms) in zip(panels[0], by_pool.items(), strict=True):
+        for arm, pairs in arms:
+            low = max(float(curve.accuracy[0]) for pair in pairs for curve in pair[:2])
+            high = min(float(curve.accuracy.max()) for pair in pairs for curve in pair[:2])
+            levels = np.linspace(low, high, 60)[1:]
+            of_level = [
+                Ratio(tuple(g.until(x, "rollouts") / o.until(x, "rollouts") for g, o, _ in pairs)) for x in levels
+            ]
+            line = axes.plot(levels, [each.point for each in of_level], label=f"{arm} ({len(pairs)} seeds)")[0]
+            spread = np.exp([each.ends() for each in of_level])
+            axes.fill_between(levels, spread[:, 0], spread[:, 1], color=line.get_color(), alpha=0.12, linewidth=0)
+        axes.axhline(1, color="0.5", linewidth=0.8)
+        axes.set(title=pool, xlabel="held-out accuracy", yscale="log", ylim=(0.25, 3))
+        axes.set_yticks((0.25, 0.5, 0.7, 1, 1.5, 2, 3), ("0.25", "0.5", "0.7", "1", "1.5", "2", "3"))
+        axes.yaxis.set_minor_locator(plt.NullLocator())
+        axes.legend(fontsize=7, frameon=False, loc="lower left")
+    panels[0, 0].set_ylabel("GRPO's rollouts over the method's")
+    figure.savefig(to, dpi=110)
+
+
+# ---------------------------------------------------------------------------------------------------------------- pools
+
+
+@dataclass(frozen=True)
+class SharpConfig(SkillsConfig):
+    """Of skills of which most are known: a share `known` has rate 1, the others Beta(.5, .5)."""
+
+    known: float = 0.6
+    warm_up: WarmUp = field(default_factory=lambda: WarmUp(steps=2000))
+    seed: int = 23
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """A pool's name, and the sizes that decide its prompts."""
+
+    name: str
+    heldout: int = HELDOUT
+    drawn: int = DRAWN
+    seed: int = 17
+
+
+def _sharp(config: SharpConfig) -> Skills:
+    skills, rng = Skills(config), np.random.default_rng([config.seed, 9])
+    known_K = rng.random(config.skills) < config.known
+    skills.rate_K = np.where(known_K, 1.0, np.clip(rng.beta(0.5, 0.5, config.skills), 0.02, 0.98))
+    return skills
+
+
+def pool_source(tasks: Path, name: str) -> Source:
+    """The model and a pool `SHARES-PROMPTS`, made in the folder if missing."""
+    config = SharpConfig()
+    skills = _sharp(config)
+    rng = np.random.default_rng([config.seed, 0])
+    tokenizer = word_tokenizer(skills.words)
+    model = make_once(
+        tasks / "sharp" / "model",
+        config,
+        lambda to: save_warm_model(to, tokenizer, config.warm_up, lambda count: skills.noisy_examples(rng, count)),
+    )
+    pool = PoolConfig(name)
+    made = make_once(tasks / "sharp" / name, pool, lambda to: _make_pool(to, skills, model, pool))
+    return Source(
+        model=str(model),
+        prompts=(str(made / "train.parquet"),),
+        heldout=str(made / "heldout.parquet"),
+        reward="rollalloc.lab.bench.tasks.skills:compute_score",
+        single_answer=True,
+        reward_workers=0,
+        device="cpu",
+    )
+
+
+def _make_pool(to: Path, skills: Skills, model: Path, pool: PoolConfig) -> None:
+    shares, _, train = pool.name.rpartition("-")
+    rng = np.random.default_rng(pool.seed)
+    drawn = {spell("k", one_L): one_L for one_L in skills.draw(rng, pool.drawn)}
+    prompts = [f"{words} {SEPARATOR}" for words in drawn]
+    answers = [spell("a", skills.right_K[one_L]) for one_L in drawn.values()]
+    policy = Policy.load(str(model), device="cpu")
+    tokens = [tuple(ids) for ids in policy.tokenizer(prompts)["input_ids"]]
+    right = [policy.answer(answer) for answer in answers]
+    rate_N, _ = exact_answers(policy.model, tokens, right, pad_id=policy.pad_id)
+    band_N = np.digitize(rate_N, EDGES)
+    kinds = [band_N == 0, band_N == 2, band_N == 4, (band_N == 1) | (band_N == 3)]
+    free = [rng.permutation(np.flatnonzero(kind)).tolist() for kind in kinds]
+    for split, size in (("train", int(train)), ("heldout", pool.heldout)):
+        counts = np.diff(np.rint(np.cumsum([0, *SHARES[shares]]) * size / 100)).astype(int).tolist()
+        if any(count > len(left) for count, left in zip(counts, free, strict=True)):
+            raise ValueError(f"{pool} wants {counts} prompts of its bands for {split}, {list(map(len, free))} are left")
+        chosen = [left.pop() for count, left in zip(counts, free, strict=True) for _ in range(count)]
+        rows = [
+            {
+                "data_source": f"sharp/{pool.name}",
+                "prompt": prompts[at],
+                "reward_model": {"style": "rule", "ground_truth": answers[at]},
+                "extra_info": {"split": split, "index": index, "exact_p": float(rate_N[at])},
+            }
+            for index, at in enumerate(rng.permutation(chosen).tolist())
+        ]
+        write_prompts(to / f"{split}.parquet", rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("action", choices=("run", "table", "figure"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("figure", type=Path, nargs="?")
+    parser.add_argument("--tasks", type=Path, required=True, help="where the task is made and kept")
+    parser.add_argument("--one", action="store_true")
+    asked = parser.parse_args()
+    one_thread()
+    if asked.action == "run":
+        return carry_out(asked.out, asked.tasks, one=asked.one)
+    if asked.action == "table":
+        show(asked.out, asked.tasks)
+    elif asked.figure is None:
+        parser.error("figure: name the file to draw to")
+    else:
+        draw(asked.out, asked.figure, asked.tasks)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
