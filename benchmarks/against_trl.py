@@ -1,0 +1,784 @@
+"""TRL's own `GRPOTrainer` against the same script with `AllocatedGRPOTrainer` in its place.
+
+    python benchmarks/against_trl.py tune  SIZE OUT             # learning rates, on the tuning seeds
+    python benchmarks/against_trl.py final SIZE OUT             # every arm at its best rate, on the final seeds
+    python benchmarks/against_trl.py report OUT DOCS            # against_trl.json, .md and .png, from all that is over
+    python benchmarks/against_trl.py run SIZE ARM RATE SEED OUT # one run
+
+A run is a process of its own and leaves one file in OUT; what is there is not run again. Two of these commands may share
+OUT. `--arms A,B` restricts the arms; after `--minutes M` no run is begun, and the exit status is 3 if some are missing.
+`ablate` and `others` are as `final`, for the arms that the plan names so.
+
+The plan, set before any run
+----------------------------
+Both sides get the same model, data, reward, float32, one thread and one optimizer step for a batch, a constant learning
+rate, and TRL 1.16's other defaults. Held-out accuracy is exact (teacher forcing, the whole held-out file at 0.15M and 512
+of its prompts at 8M) and outside the clock.
+
+- Task: skills/late, target .85, at 0.15M (the task's own model) and at 8M (a Llama of 288 x 6, warmed up on the same
+  examples). 135M is planned in a later commit.
+- Stock: 64 rows in a step, in groups of 4, 8 and 16. Ours: `recipes.reinforce(groups=32)`, which is 32 rows in a step.
+- Rates, four for each arm: 1.5e-4, 3e-4, 6e-4, 1.2e-3 at 0.15M, three at 8M: 7.5e-5, 1.5e-4, 3e-4.
+  Tuning seeds 100 and 101 at 0.15M, 100 at 8M. The best rate has the fewest rollouts to the target in the mean over
+  seeds; a run without the target counts as twice its budget; ties go to the mean accuracy.
+- Final arms: `stock-4`, `stock-8`, `stock-16`, each at its best rate; `line-only`: the one line and nothing else, at the
+  best rate and with the optimizer of the best stock arm; `line`: the one line with `averaging=640` and
+  `adam_beta2=0.95`, as rollalloc's own trainer has them, at its best rate. Final seeds 200 to 207 at 0.15M, 200 to 204 at
+  8M; seeds outside, arms inside, so that arms are compared under the same load.
+- Ablations at 0.15M, seeds 200 to 204, all beside the best stock n: other losses of TRL (`grpo`, `dr_grpo` without scaled
+  rewards; TRL's default is `dapo`); batches of 32 rows; `adam_beta2=0.95`; averaged weights, that sample and are
+  evaluated; the last three together. Each at 3e-4 and at 6e-4, of which the better one counts. `line-unaveraged` is `line`
+  without its mean, at the same two rates.
+- Other recipes by the one line, seeds 200 to 204: foresight, PODS, DAPO and Pilot-Commit, at the same two rates.
+- A run goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M) or until two successive evaluations are at the
+  target, whichever is later, and ends at twice the least budget.
+- Bars: the best stock arm over `line` at least 3 in rollouts and 2 in seconds; lower ends of the 95% intervals above 2.5
+  and 1.5. `line` and `foresight` do not fall by more than .04 below the mean of the first two evaluations at the target.
+
+Seconds are those of the training loop, evaluation excluded: wall-clock and the processor's. The machine does other work
+too, so that the processor's seconds are the ones to compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+import trl
+from datasets import Dataset
+from transformers import TrainerCallback
+from transformers.utils.logging import disable_progress_bar
+from trl import GRPOConfig, GRPOTrainer
+
+from rollalloc import recipes
+from rollalloc.data.prompts import load_prompts
+from rollalloc.drivers.trl import AllocatedGRPOTrainer
+from rollalloc.files.atomic import write_text
+from rollalloc.lab.bench.presets import task_source
+from rollalloc.lab.bench.summary import Interval, interval
+from rollalloc.lab.bench.tasks.skills import Skills, SkillsConfig
+from rollalloc.lab.bench.tasks.tiny import Shape, WarmUp, save_warm_model, word_tokenizer
+from rollalloc.models.likelihood import exact_answers
+from rollalloc.models.policy import Policy
+from rollalloc.runs.cost import Cost, Curve, cost_to_target
+from rollalloc.train.averaging import kept_share
+from rollalloc.train.execution import one_thread
+
+TARGET = 0.85
+MORE = 3  # exit status if runs are missing that nobody has begun
+RATES_OF_ABLATIONS = (3e-4, 6e-4)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's task and its budget.
+
+    Attributes:
+        rates: tried for each arm.
+        tuning: seeds.
+        final: seeds.
+        least: rollouts that each run goes on to; it ends at twice as many.
+        every: rollouts between two evaluations.
+        heldout: prompts that are evaluated, from the file's beginning.
+    """
+
+    rates: tuple[float, ...]
+    tuning: tuple[int, ...]
+    final: tuple[int, ...]
+    least: int
+    every: int
+    heldout: int
+
+
+SIZES = {
+    "0.15m": Size((1.5e-4, 3e-4, 6e-4, 1.2e-3), (100, 101), tuple(range(200, 208)), 12_288, 512, 1024),
+    "8m": Size((7.5e-5, 1.5e-4, 3e-4), (100,), tuple(range(200, 205)), 8_192, 1024, 512),
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train.
+
+    Attributes:
+        about: in words, for the table.
+        changes: settings of `GRPOConfig`.
+        recipe: of the one line; None: TRL's own trainer.
+        averaging: rows over which weights are averaged; TRL's own trainer gets an average that the benchmark adds.
+    """
+
+    about: str
+    changes: Mapping[str, Any]
+    recipe: Callable[[], Any] | str | None = None
+    averaging: int = 0
+
+
+OURS = {"per_device_train_batch_size": 32, "num_generations": 2}
+LIKE_OURS: dict[str, Any] = {"adam_beta2": 0.95}
+
+
+def stock(n: int, about: str = "", averaging: int = 0, **changes: Any) -> Arm:
+    """TRL's own trainer with 64 rows in a step, in groups of n."""
+    settings = {"per_device_train_batch_size": 64, "num_generations": n} | changes
+    return Arm(about or f"TRL's own, groups of {n}", settings, averaging=averaging)
+
+
+def line(about: str, recipe: Callable[[], Any] | str, averaging: int = 640, **changes: Any) -> Arm:
+    """The one line."""
+    return Arm(about, {**OURS, **changes}, recipe, averaging)
+
+
+reinforce = partial(recipes.reinforce, groups=32)
+MAIN = {
+    "stock-4": stock(4),
+    "stock-8": stock(8),
+    "stock-16": stock(16),
+    "line": line("the one line, averaged", reinforce, **LIKE_OURS),
+}
+
+
+def finals(best: int) -> dict[str, Arm]:
+    """The arms of the final runs, by name; `best` is the n of the best stock arm."""
+    return MAIN | {"line-only": line("the one line, nothing else", reinforce, averaging=0)}
+
+
+def ablations(n: int) -> dict[str, Arm]:
+    """Arms between TRL's own trainer and the one line."""
+    rows = {"per_device_train_batch_size": 32}
+    return {
+        "stock-grpo": stock(n, "loss grpo", loss_type="grpo"),
+        "stock-dr_grpo": stock(n, "loss dr_grpo, rewards not scaled", loss_type="dr_grpo", scale_rewards="none"),
+        "stock-rows": stock(n, "32 rows in a step", **rows),
+        "stock-beta2": stock(n, "adam_beta2 .95", **LIKE_OURS),
+        "stock-mean": stock(n, "averaged", 640),
+        "stock-all": stock(n, "averaged, adam_beta2 .95, 32 rows", 640, **rows, **LIKE_OURS),
+        "line-unaveraged": line("the one line, not averaged", reinforce, 0, **LIKE_OURS),
+    }
+
+
+def others(n: int) -> dict[str, Arm]:
+    """Other recipes by the one line; those of groups take their sizes from TRL's settings."""
+    groups = {"per_device_train_batch_size": 64, "num_generations": n}
+    return {
+        "foresight": line("foresight", partial(recipes.foresight, groups=32), **LIKE_OURS),
+        "grpo": line("GRPO", "grpo", **groups, **LIKE_OURS),
+        "pods": line("PODS", "pods", **groups, **LIKE_OURS),
+        "dapo": line("DAPO", "dapo", **groups, **LIKE_OURS),
+        "pilot_commit": line("Pilot-Commit", "pilot_commit", **groups, **LIKE_OURS),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------- one run
+
+
+@dataclass(frozen=True)
+class Task:
+    """What both sides are given."""
+
+    policy: Policy
+    data: Dataset
+    tokens: int
+    prompts: list[tuple[int, ...]]
+    answers: list[tuple[int, ...]]
+
+
+def task_of(size: str, tasks: Path) -> Task:
+    """The model and the prompts, made in the folder if missing."""
+    source, tokens = task_source("skills/late", tasks)
+    policy = Policy.load(source.model if size == "0.15m" else str(model_8m(tasks)), device="cpu")
+    train, heldout = load_prompts(*source.prompts), load_prompts(str(source.heldout))
+    count = SIZES[size].heldout
+    return Task(
+        policy,
+        Dataset.from_dict({"prompt": list(train.prompts), "answer": [str(truth) for truth in train.ground_truths]}),
+        tokens,
+        [tuple(ids) for ids in policy.tokenizer(list(heldout.prompts[:count]))["input_ids"]],
+        [policy.answer(str(truth)) for truth in heldout.ground_truths[:count]],
+    )
+
+
+def model_8m(tasks: Path) -> Path:
+    """A Llama of eight million parameters, warmed up on the task's examples."""
+    place, config = tasks / "skills-8m", SkillsConfig()
+    if not (place / "config.json").exists():
+        skills, rng = Skills(config), np.random.default_rng([config.seed, 0])
+        warm_up = WarmUp(steps=500, batch=64, learning_rate=1.5e-3)
+        draw, shape = partial(skills.noisy_examples, rng), Shape(hidden=288, layers=6)
+        save_warm_model(place, word_tokenizer(skills.words), warm_up, draw, shape)
+    return place
+
+
+class Reward:
+    """1 for the right answer, else 0; counts what both sides generate."""
+
+    __name__ = "right"
+
+    def __init__(self) -> None:
+        self.rollouts = self.tokens = 0
+
+    def __call__(
+        self, completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
+    ) -> list[float | None]:
+        self.rollouts += len(completions)
+        self.tokens += sum(map(len, completion_ids))
+        return [float(text.split() == truth.split()) for text, truth in zip(completions, answer, strict=True)]
+
+
+@dataclass(frozen=True)
+class Point:
+    """An evaluation: what had been paid when the weights were made, and their accuracy."""
+
+    rollouts: int
+    tokens: int
+    seconds: float
+    cpu: float
+    steps: int
+    accuracy: float
+
+
+class Watch(TrainerCallback):
+    """Evaluates on a grid of rollouts, with the clocks stopped, and ends the run."""
+
+    def __init__(self, task: Task, reward: Reward, size: Size, until: int | None) -> None:
+        self.task, self.reward, self.size, self.until = task, reward, size, until
+        self.trainer: Any = None
+        self.points: list[Point] = []
+        self._away = [0.0, 0.0]  # seconds spent on evaluations, by either clock
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._began = [time.perf_counter(), time.process_time()]
+        self._evaluate(0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.reward.rollouts >= len(self.points) * self.size.every:
+            self._evaluate(state.global_step)
+            control.should_training_stop = self.over()
+
+    def over(self) -> bool:
+        """Whether the run may end."""
+        paid = self.reward.rollouts
+        if self.until:
+            return paid >= self.until
+        reached = len(self.points) > 1 and not to_target(self.points).censored
+        return paid >= 2 * self.size.least or (paid >= self.size.least and reached)
+
+    def _evaluate(self, step: int) -> None:
+        now = [time.perf_counter(), time.process_time()]
+        seconds, cpu = (at - began - away for at, began, away in zip(now, self._began, self._away, strict=True))
+        averaged = getattr(self.trainer, "averaged", None)
+        with averaged.sampling() if averaged else nullcontext():
+            policy = self.task.policy
+            chance_N, _ = exact_answers(policy.model, self.task.prompts, self.task.answers, pad_id=policy.pad_id)
+        accuracy = float(chance_N.mean())
+        self.points.append(Point(self.reward.rollouts, self.reward.tokens, seconds, cpu, step, accuracy))
+        self._away = [
+            away + clock() - at
+            for away, clock, at in zip(self._away, (time.perf_counter, time.process_time), now, strict=True)
+        ]
+
+
+class Mean(TrainerCallback):
+    """The average that `averaging=` gives, for TRL's own trainer; it samples and is evaluated."""
+
+    def __init__(self, model: Any, window: int, rows: int) -> None:
+        self.model, self.window, self.rows = model, window, rows
+        self.other = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def sampling(self) -> Any:
+        """A context in which the model has the average."""
+        return _Swapped(self)
+
+    def swap(self) -> None:
+        """Exchange the average and the trained weights."""
+        before = [parameter.data for parameter in self.model.parameters()]
+        for parameter, tensor in zip(self.model.parameters(), self.other, strict=True):
+            parameter.data = tensor
+        self.other = before
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trained = [parameter.data for parameter in self.model.parameters()]
+        torch._foreach_lerp_(self.other, trained, 1 - kept_share(self.window, state.global_step + 1, self.rows))
+
+
+class _Swapped:
+    def __init__(self, mean: Mean) -> None:
+        self.mean = mean
+
+    def __enter__(self) -> None:
+        self.mean.swap()
+
+    def __exit__(self, *_: Any) -> None:
+        self.mean.swap()
+
+
+class AveragedStock(GRPOTrainer):
+    """TRL's own trainer, sampling from an average of its weights."""
+
+    averaged: Mean
+
+    def _generate_single_turn(self, *given: Any, **named: Any) -> Any:
+        with self.averaged.sampling():
+            return super()._generate_single_turn(*given, **named)
+
+
+def trainer_of(arm: Arm, task: Task, rate: float, seed: int, reward: Reward, watch: Watch, out: str) -> GRPOTrainer:
+    """The script that both sides share."""
+    args = GRPOConfig(
+        out,
+        **{
+            "learning_rate": rate,
+            "lr_scheduler_type": "constant",
+            "max_completion_length": task.tokens,
+            "max_steps": 10**6,
+            "seed": seed,
+            "use_cpu": True,
+            "bf16": False,
+            "gradient_checkpointing": False,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "logging_steps": 100,
+        }
+        | dict(arm.changes),
+    )
+    model: Any = task.policy.model
+    given: dict[str, Any] = {"processing_class": task.policy.tokenizer, "callbacks": [watch]}
+    if arm.recipe is not None:
+        recipe = arm.recipe if isinstance(arm.recipe, str) else arm.recipe()
+        more: dict[str, Any] = {"recipe": recipe, "averaging": arm.averaging}
+        return AllocatedGRPOTrainer(model, reward, args, task.data, **given, **more)
+    if not arm.averaging:
+        return GRPOTrainer(model, reward, args, task.data, **given)
+    trainer = AveragedStock(model, reward, args, task.data, **given)
+    trainer.averaged = Mean(model, arm.averaging, args.per_device_train_batch_size)
+    trainer.add_callback(trainer.averaged)
+    return trainer
+
+
+@dataclass(frozen=True)
+class Key:
+    """Names one run."""
+
+    size: str
+    arm: str
+    rate: float
+    seed: int
+    n: int = 8
+
+    @property
+    def name(self) -> str:
+        return f"{self.size}_{self.arm}_{self.rate:g}_{self.seed}.json"
+
+
+def arm_of(key: Key) -> Arm:
+    """The arm of a run; `key.n` is the n of the best stock arm, which some arms have."""
+    return {**finals(key.n), **ablations(key.n), **others(key.n)}[key.arm]
+
+
+def run(key: Key, out: Path, tasks: Path, until: int | None = None) -> None:
+    """Carry out one run and write its file."""
+    one_thread()
+    size, reward = SIZES[key.size], Reward()
+    task = task_of(key.size, tasks)
+    watch = Watch(task, reward, size, until)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_of(arm_of(key), task, key.rate, key.seed, reward, watch, folder)
+        watch.trainer = trainer
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        trainer.train()
+    found = {
+        "key": asdict(key),
+        "points": [asdict(point) for point in watch.points],
+        "megabytes_before": before / 1024,
+        "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {each.__name__: each.__version__ for each in (torch, transformers, trl)},
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / key.name, json.dumps(found))
+    last = watch.points[-1]
+    print(f"{key.name}: {last.rollouts} rollouts, {last.cpu:.0f} s, {last.accuracy:.3f}", flush=True)
+
+
+# ------------------------------------------------------------------------------------------------------- what was found
+
+
+def to_target(points: Sequence[Point], target: float = TARGET) -> Cost:
+    """What a run paid until it reached the target (`rollalloc.runs.cost`); its seconds are the processor's."""
+
+    def column(name: str) -> tuple[Any, ...]:
+        return tuple(getattr(point, name) for point in points)
+
+    exact = (0.0,) * len(points)
+    costs = [column(name) for name in ("rollouts", "tokens", "cpu", "steps")]
+    cost = cost_to_target(
+        Curve(costs[0], costs[1], costs[2], costs[3], column("steps"), column("accuracy"), exact), target
+    )
+    assert cost is not None
+    return cost
+
+
+def wall_to_target(points: Sequence[Point], target: float = TARGET) -> Cost:
+    """As `to_target`, by the clock on the wall."""
+    return to_target([replace(point, cpu=point.seconds) for point in points], target)
+
+
+def fall_after(points: Sequence[Point], target: float = TARGET) -> float | None:
+    """How far the accuracy falls, at worst, below the mean of the first two evaluations at the target. None: not reached."""
+    at = to_target(points, target).at
+    if at is None:
+        return None
+    level = fmean(point.accuracy for point in points[at : at + 2])
+    return level - min(point.accuracy for point in points[at:])
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is over."""
+
+    key: Key
+    points: list[Point]
+    megabytes: float
+    date: str
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def cost(self) -> Cost:
+        return to_target(self.points)
+
+
+def over(out: Path, size: str) -> list[Run]:
+    """The runs of a size that are over."""
+    found: list[Run] = []
+    for place in sorted(out.glob(f"{size}_*.json")):
+        read = json.loads(place.read_text())
+        points = [Point(**point) for point in read["points"]]
+        found.append(Run(Key(**read["key"]), points, read["megabytes"], read["date"], read["versions"]))
+    return found
+
+
+def score_of(runs: Sequence[Run], size: str) -> tuple[float, float]:
+    """What tuning minimises: rollouts to the target in the mean, and less the mean accuracy for ties."""
+    most = 4 * SIZES[size].least
+    costs = [most if one.cost.censored else one.cost.paid["rollouts"] for one in runs]
+    return fmean(costs), -fmean(point.accuracy for one in runs for point in one.points)
+
+
+def rates_of(out: Path, size: str, arm: str, seeds: Sequence[int]) -> dict[float, tuple[float, float]]:
+    """The score of each learning rate of an arm, of those that all seeds tried."""
+    by_rate: dict[float, list[Run]] = {}
+    for one in over(out, size):
+        if one.key.arm == arm and one.key.seed in seeds:
+            by_rate.setdefault(one.key.rate, []).append(one)
+    return {rate: score_of(runs, size) for rate, runs in sorted(by_rate.items()) if len(runs) == len(seeds)}
+
+
+def tuned(out: Path, size: str) -> dict[str, float]:
+    """The best rate of each tuned arm. Raises ValueError if a run of the tuning is missing."""
+    best: dict[str, float] = {}
+    for arm in MAIN:
+        scores = rates_of(out, size, arm, SIZES[size].tuning)
+        if len(scores) < len(SIZES[size].rates):
+            raise ValueError(f"{out} lacks runs of {arm} at {size}; first: against_trl.py tune {size} {out}")
+        best[arm] = min(scores, key=lambda rate: scores[rate])
+    return best
+
+
+def best_stock(out: Path, size: str) -> tuple[str, int]:
+    """The name and the n of the stock arm that tuned best."""
+    best = tuned(out, size)
+    scores = {arm: rates_of(out, size, arm, SIZES[size].tuning)[best[arm]] for arm in best if arm.startswith("stock")}
+    name = min(scores, key=lambda arm: scores[arm])
+    return name, int(name.removeprefix("stock-"))
+
+
+# ------------------------------------------------------------------------------------------------------------- many runs
+
+
+def tuning_keys(size: str) -> Iterator[Key]:
+    """The runs of the tuning, in order."""
+    one = SIZES[size]
+    for seed in one.tuning:
+        for rate in one.rates:
+            for arm in MAIN:
+                yield Key(size, arm, rate, seed)
+
+
+def final_keys(out: Path, size: str) -> Iterator[Key]:
+    """The final runs, in order."""
+    best, (name, n) = tuned(out, size), best_stock(out, size)
+    for seed in SIZES[size].final:
+        for arm in finals(n):
+            yield Key(size, arm, best.get(arm, best[name]), seed, n)
+
+
+def more_keys(out: Path, size: str, arms: Callable[[int], Mapping[str, Arm]]) -> Iterator[Key]:
+    """The runs of the ablations, or of the other recipes."""
+    _, n = best_stock(out, size)
+    for seed in SIZES[size].final[:5]:
+        for arm in arms(n):
+            for rate in RATES_OF_ABLATIONS:
+                yield Key(size, arm, rate, seed, n)
+
+
+def carry_out(keys: Sequence[Key], out: Path, tasks: Path, minutes: float) -> bool:
+    """Carry out runs that are missing, each in a process of its own, and begin none after so many minutes.
+
+    Several of these may work on the same folder: a run that one of them has claimed is not begun by another. A claim that a
+    killed one left is to be removed by hand. Returns whether runs are missing that nobody has claimed.
+    """
+    began = time.monotonic()
+    out.mkdir(parents=True, exist_ok=True)
+    task_source("skills/late", tasks)
+    for key in keys:
+        claim = out / f"{key.name}.claim"
+        if (out / key.name).exists() or claim.exists():
+            continue
+        if time.monotonic() - began > 60 * minutes:
+            return True
+        try:
+            claim.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        child = get_context("fork").Process(target=run, args=(key, out, tasks))
+        child.start()
+        child.join()
+        claim.unlink()
+        if child.exitcode:
+            raise SystemExit(f"{key.name} failed")
+    return False
+
+
+# -------------------------------------------------------------------------------------------------------------- report
+
+
+def measures(one: Run) -> dict[str, tuple[float, bool]]:
+    """What a run paid until the target, and whether it is more than that because the target was not reached."""
+    cost, wall = one.cost, wall_to_target(one.points)
+    paid = {name: cost.paid[name] for name in ("rollouts", "tokens")}
+    paid |= {"cpu seconds": cost.paid["seconds"], "wall seconds": wall.paid["seconds"]}
+    return {name: (value, cost.censored) for name, value in paid.items()}
+
+
+def ratio(over_them: Sequence[Run], ours: Sequence[Run], name: str) -> tuple[Interval, bool] | None:
+    """The ratio of costs, paired by seed, and whether it is a lower bound because a run of theirs was censored.
+
+    None if one of ours was censored, or without pairs.
+    """
+    theirs = {one.key.seed: measures(one)[name] for one in over_them}
+    pairs = [(theirs[one.key.seed], measures(one)[name]) for one in ours if one.key.seed in theirs]
+    if not pairs or any(censored for _, (_, censored) in pairs):
+        return None
+    return interval([a / b for (a, _), (b, _) in pairs]), any(censored for (_, censored), _ in pairs)
+
+
+def summary_of(out: Path, size: str) -> dict[str, Any]:
+    """All figures of a size: costs of each arm, ratios to the best stock arm, curves."""
+    (name, n), best = best_stock(out, size), tuned(out, size)
+    runs: dict[tuple[str, float], list[Run]] = {}
+    for one in over(out, size):
+        if one.key.seed in SIZES[size].final:
+            runs.setdefault((one.key.arm, one.key.rate), []).append(one)
+    theirs = runs.get((name, best[name]), [])
+    everything = {**finals(n), **ablations(n), **others(n)}
+    arms = [
+        {
+            "arm": arm,
+            "about": everything[arm].about,
+            "rate": rate,
+            "seeds": [one.key.seed for one in found],
+            "costs": {
+                measure: [[round(value, 1), censored] for value, censored in (measures(one)[measure] for one in found)]
+                for measure in measures(found[0])
+            },
+            "over": {measure: _shown(ratio(theirs, found, measure)) for measure in measures(found[0])},
+            "fall": [_rounded(fall_after(one.points)) for one in found],
+            "end": [round(one.points[-1].accuracy, 3) for one in found],
+            "megabytes": round(max(one.megabytes for one in found)),
+            "seconds_per_step": round(fmean(one.points[-1].cpu / one.points[-1].steps for one in found), 4),
+            "curve": curve(found),
+        }
+        for (arm, rate), found in sorted(runs.items())
+    ]
+    tuning = {arm: rates_of(out, size, arm, SIZES[size].tuning) for arm in MAIN}
+    dates = sorted({one.date for one in over(out, size)})
+    versions = over(out, size)[0].versions
+    return {"best_stock": name, "tuning": tuning, "arms": arms, "dates": dates, "versions": dict(versions)}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _shown(found: tuple[Interval, bool] | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    one, bound = found
+    return {"point": one.point, "low": one.low, "high": one.high, "values": one.values, "lower_bound": bound}
+
+
+def curve(found: Sequence[Run]) -> dict[str, list[float]]:
+    """Mean, least and largest accuracy over seeds, as far as all runs went."""
+    points = min(len(one.points) for one in found)
+    accuracy_SP = np.array([[point.accuracy for point in one.points[:points]] for one in found])
+    at_P = np.array([[point.rollouts for point in one.points[:points]] for one in found]).mean(axis=0)
+    columns = {"rollouts": at_P, "mean": accuracy_SP.mean(0), "low": accuracy_SP.min(0), "high": accuracy_SP.max(0)}
+    return {name: [round(float(value), 4) for value in values] for name, values in columns.items()}
+
+
+def table_of(found: Mapping[str, Any]) -> list[str]:
+    """The table of a size, one line for each arm."""
+    measured = ("rollouts", "tokens", "cpu seconds", "wall seconds")
+    lines = [
+        f"| arm | rate | seeds | {' | '.join(measured)} | {found['best_stock']} over it, rollouts | seconds | falls | MB |",
+        "|---" * (len(measured) + 7) + "|",
+    ]
+    for arm in found["arms"]:
+        costs = [_cost(arm["costs"][name]) for name in measured]
+        ratios = [_ratio(arm["over"][name]) for name in ("rollouts", "cpu seconds")]
+        falls = [each for each in arm["fall"] if each is not None]
+        cells = [
+            arm["about"],
+            f"{arm['rate']:g}",
+            str(len(arm["seeds"])),
+            *costs,
+            *ratios,
+            f"{max(falls):.3f}" if falls else "–",
+            str(arm["megabytes"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _cost(costs: Sequence[tuple[float, bool]]) -> str:
+    """The interquartile mean with its interval; the number of runs that reached the target if some did not."""
+    reached = [value for value, censored in costs if not censored]
+    if len(reached) < len(costs):
+        return f"{len(reached)} of {len(costs)} reach it"
+    return _interval(interval(reached), ",.0f")
+
+
+def _ratio(one: Mapping[str, Any] | None) -> str:
+    if one is None:
+        return "–"
+    return (">" if one["lower_bound"] else "") + _interval(interval(one["values"]), ".2f")
+
+
+def _interval(one: Interval, form: str) -> str:
+    if one.low is None or one.high is None:
+        return f"{one.point:{form}}"
+    return f"{one.point:{form}} [{one.low:{form}}–{one.high:{form}}]"
+
+
+FIGURE = {"line": "C0", "line-only": "C2", "stock": "C1"}
+
+
+def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
+    """Held-out accuracy against rollouts, a panel for each size."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(found), figsize=(5.2 * len(found), 3.6), squeeze=False, sharey=True)
+    for axis, (size, one) in zip(axes[0], found.items(), strict=True):
+        tuning = one["tuning"]
+        for label, name in (
+            ("one line: REINFORCE, averaged weights", "line"),
+            ("one line, nothing else changed", "line-only"),
+            (f"TRL's GRPOTrainer, groups of {one['best_stock'].removeprefix('stock-')}", one["best_stock"]),
+        ):
+            arm = next((arm for arm in one["arms"] if arm["arm"] == name and len(arm["seeds"]) > 1), None)
+            if arm is None:
+                continue
+            colour, curve = FIGURE[name.split("-")[0] if name.startswith("stock") else name], arm["curve"]
+            axis.plot(curve["rollouts"], curve["mean"], color=colour, label=label)
+            axis.fill_between(curve["rollouts"], curve["low"], curve["high"], color=colour, alpha=0.2, linewidth=0)
+        axis.axhline(TARGET, color="grey", linestyle=":", linewidth=1)
+        seeds = max(len(arm["seeds"]) for arm in one["arms"])
+        rates = min(len(rates) for rates in tuning.values())
+        axis.set_title(f"{size.upper()} parameters, {seeds} seeds, best of {rates} learning rates", fontsize=10)
+        axis.set_xlabel("rollouts generated")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.2)
+    axes[0][0].set_ylabel("held-out accuracy")
+    axes[0][0].legend(frameon=False, fontsize=8, loc="lower right")
+    figure.tight_layout()
+    figure.savefig(to, dpi=150)
+
+
+def report(out: Path, docs: Path) -> None:
+    """Write the summary, the tables and the figure."""
+    found: dict[str, Any] = {}
+    for size in SIZES:
+        try:
+            found[size] = summary_of(out, size)
+        except ValueError as error:
+            print(error)
+    write_text(docs / "against_trl.json", json.dumps(found, indent=1) + "\n")
+    for size, one in found.items():
+        print(f"\n{size}, {', '.join(one['dates'])}, {one['versions']}\n")
+        print(*table_of(one), sep="\n")
+    if any(one["arms"] for one in found.values()):
+        draw(found, docs / "against_trl.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, more in (
+        ("tune", ("size",)),
+        ("final", ("size",)),
+        ("ablate", ("size",)),
+        ("others", ("size",)),
+        ("run", ("size", "arm", "rate", "seed")),
+    ):
+        command = commands.add_parser(name)
+        for each in more:
+            command.add_argument(each, type={"rate": float, "seed": int}.get(each, str))
+        command.add_argument("out", type=Path)
+        command.add_argument(
+            "--tasks", type=Path, default=Path("runs/tasks"), help="where the task and models are kept"
+        )
+        command.add_argument("--minutes", type=float, default=600.0, help="begin no run after so many")
+        command.add_argument("--arms", default="", help="of these arms only, by comma")
+        command.add_argument("--n", type=int, default=8, help="of the best stock arm; for `run`")
+        command.add_argument("--until", type=int, help="rollouts; for `run`")
+    command = commands.add_parser("report")
+    command.add_argument("out", type=Path)
+    command.add_argument("docs", type=Path)
+    given = parser.parse_args()
+    disable_progress_bar()
+    if given.command == "report":
+        report(given.out, given.docs)
+        return
+    if given.command == "run":
+        run(Key(given.size, given.arm, given.rate, given.seed, given.n), given.out, given.tasks, given.until)
+        return
+    keys = {
+        "tune": lambda: tuning_keys(given.size),
+        "final": lambda: final_keys(given.out, given.size),
+        "ablate": lambda: more_keys(given.out, given.size, ablations),
+        "others": lambda: more_keys(given.out, given.size, others),
+    }[given.command]()
+    wanted = given.arms.split(",") if given.arms else None
+    chosen = [key for key in keys if wanted is None or key.arm in wanted]
+    raise SystemExit(MORE if carry_out(chosen, given.out, given.tasks, given.minutes) else 0)
+
+
+if __name__ == "__main__":
+    main()
