@@ -124,13 +124,13 @@ class Failing(Env):
 
 FAILING = {
     "too long": "the first observation is too long",
-    "picture": "an observation must be of tokens, ZeroDivisionError: division by zero",
+    "picture": "an observation must consist of tokens, ZeroDivisionError: division by zero",
     "empty": "an observation has no tokens",
     "raises": "the environment failed, RuntimeError: boom",
     "hangs": "the environment failed, TimeoutError: ",
-    "nan": "a reward that is not a number within ±1e+30",
-    "text": "a reward that is no number, TypeError",
-    "no metric": "the environment gave no metric 'correct', but []",
+    "nan": "the reward or the metric is not a number within ±1e+30",
+    "text": "the reward or the metric is not a number, TypeError",
+    "no metric": "the environment has no metric 'correct'; it has []",
 }
 
 
@@ -165,7 +165,7 @@ def test_an_environment_that_holds_up_all_others_ends_the_run(by_hand, trainer_o
     given = {"episodes": blocked} if where == "training" else {"episodes": fine, "heldout": blocked}
     trainer = trainer_of(recipes.grpo(groups=1, n=4), 16, remote=Remote(request_seconds=0.3), **given)
     try:
-        with pytest.raises(ServiceFailed, match=r"does not return for more than 0\.3 s, and holds up all else"):
+        with pytest.raises(ServiceFailed, match=r"has blocked the event loop for more than 0\.3 s"):
             trainer.run()
     finally:
         Blocking.released.set()
@@ -184,9 +184,9 @@ def test_an_endless_episode_is_cut_off(by_hand, trainer_of):
 
 
 def test_keys_must_tell_builders_apart():
-    with pytest.raises(ValueError, match="a key of its own for each"):
+    with pytest.raises(ValueError, match="a unique key for each"):
         Environments([1, 2], ["a", "a"])
-    with pytest.raises(ValueError, match="a key of its own for each"):
+    with pytest.raises(ValueError, match="a unique key for each"):
         Environments([], [])
 
 

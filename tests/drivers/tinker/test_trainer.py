@@ -299,6 +299,34 @@ def test_a_failed_request_costs_its_rollouts_only_and_one_now_and_then_is_no_out
     assert trainer.engine.outcomes.unscored == {"sampling failed, ConnectionError: reset": 4 * 19}
 
 
+class EndsLate(Future):
+    """Ends between the first and the second time that somebody asks whether it is done."""
+
+    asked = 0
+
+    def done(self):
+        self.asked += 1
+        return self.asked > 1
+
+
+def test_an_order_that_ends_while_others_are_told_is_told_next(by_hand, trainer_of):
+    trainer = trainer_of(recipes.grpo(groups=1, n=4), 16, remote=FREE)
+    start, late = trainer.thread.start, []
+
+    def start_late(*args):
+        if late:
+            return start(*args)
+        late.append(EndsLate())
+        late[0].set_result(start(*args).result())
+        return late[0]
+
+    trainer.thread.start = start_late
+    trainer.engine.advance(trainer.allocator)
+    trainer.engine.drain(trainer.allocator)
+    trainer.engine.close()
+    assert trainer.allocator.outstanding().generate == ()
+
+
 def test_an_outage_ends_the_run_and_not_the_prompts(by_hand, trainer_of, tmp_path):
     cloud = Cloud()
     cloud.faults = dict.fromkeys(range(9, 400), ConnectionError("down"))
@@ -318,7 +346,7 @@ CALLS = {
     "save_weights_and_get_sampling_client": "publishing the weights",
     "forward_backward": "training",
     "optim_step": "training",
-    "save_state": "keeping the weights",
+    "save_state": "saving the weights",
 }
 
 
@@ -328,7 +356,7 @@ def test_a_service_that_hangs_ends_the_run(by_hand, trainer_of, tmp_path, name):
     cloud.hung = {name: Event()}
     trainer = trainer_of(cloud=cloud, remote=Remote(request_seconds=0.3), folder=tmp_path)
     try:
-        with pytest.raises(ServiceFailed, match=rf"{CALLS[name]} took more than 0\.3 s; resume later"):
+        with pytest.raises(ServiceFailed, match=rf"{CALLS[name]} took more than 0\.3 s; resume the run"):
             trainer.run()
     finally:
         cloud.hung[name].set()
@@ -338,14 +366,18 @@ GARBAGE = {
     "nothing trained": (
         "forward_backward",
         lambda answer: None,
-        "reading what the step measured failed, AttributeError",
+        "reading the metrics of the step failed, AttributeError",
     ),
     "no outputs": (
         "forward_backward",
         lambda answer: SimpleNamespace(metrics={}, loss_fn_outputs=None),
-        "reading what the step measured failed, TypeError",
+        "reading the metrics of the step failed, TypeError",
     ),
-    "no path": ("save_state", lambda answer: SimpleNamespace(path=None), "expected the path of weights, got None"),
+    "no path": (
+        "save_state",
+        lambda answer: SimpleNamespace(path=None),
+        "expected the path of the saved weights, got None",
+    ),
     "no sample": (
         "sample",
         lambda answer: None,
@@ -388,11 +420,11 @@ def test_a_refusal_ends_the_run_at_once(by_hand, trainer_of):
 
 
 MANGLED = {
-    "too few": (lambda made: made[:-1], "the service gave 3 of 4 samples", 1),
-    "none": (lambda made: [], "the service gave 0 of 4 samples", 4),
+    "too few": (lambda made: made[:-1], "the service returned 3 of 4 samples", 1),
+    "none": (lambda made: [], "the service returned 0 of 4 samples", 4),
     "no logprobs": (
         lambda made: [sequence([1, 0], [], "stop"), *made[1:]],
-        "expected a log-probability of each of 2 tokens, got none",
+        "expected 2 log-probabilities, one for each token, got none",
         1,
     ),
     "nan": (lambda made: [sequence([1], [float("nan")], "stop"), *made[1:]], "a log-probability is not finite", 1),
@@ -430,7 +462,7 @@ def test_more_samples_than_were_asked_for_are_paid_and_not_used(by_hand, trainer
     assert trainer.allocator.accounts()["failed"] == 0
     assert trainer.service.usage.sampled == trainer.allocator.tokens_paid + 2 * cloud.requests
     assert [record.message for record in caplog.records] == [
-        "the service gives more samples than asked for, 5 for 4: paid, not used"
+        "the service returned 5 samples where 4 were requested; the surplus is billed but not used"
     ]
 
 
@@ -438,7 +470,7 @@ def test_a_recipe_that_stops_rollouts_is_warned_of_and_pays_them_to_their_end(by
     cloud = Cloud()
     with caplog.at_level(logging.WARNING):
         trainer = trainer_of(recipes.darts(groups=4, shortest=2, longest=0, tail="none"), cloud=cloud)
-    assert "which the Tinker API cannot" in caplog.text
+    assert "the Tinker API cannot abort a request" in caplog.text
     trainer.run()
     assert trainer.service.usage.sampled == trainer.allocator.tokens_paid
     caplog.clear()
@@ -495,7 +527,7 @@ def test_the_rate_falls_over_the_budget(by_hand, trainer_of):
 
 @pytest.mark.parametrize("price", [-1, float("nan"), float("inf"), "1", None, True])
 def test_a_price_that_is_none_is_refused(price):
-    with pytest.raises(ValueError, match="trained must be what a million tokens cost"):
+    with pytest.raises(ValueError, match="trained must be the price of a million tokens"):
         Prices(prefill=1, sampled=1, trained=price)
 
 

@@ -1,7 +1,7 @@
-"""Any recipe over the Tinker API, which samples and trains on somebody else's GPUs: `TinkerTrainer`.
+"""Runs any recipe over the Tinker API, which samples and trains on remote GPUs: `TinkerTrainer`.
 
-`service` alone speaks to the SDK, and imports it when a trainer is made. `episodes` says what a rollout is: a prompt and a
-reward function, or an environment of tinker-cookbook's kind.
+Only `service` calls the SDK, and it imports it when a `Service` is created. `episodes` defines what a rollout is: either a
+prompt with a reward function, or an environment with tinker-cookbook's interface.
 """
 
 from rollalloc.drivers.tinker.costs import Prices, Usage

@@ -1,4 +1,4 @@
-"""What a service is paid for: tokens by kind, and money by a price table of the user's."""
+"""What a run at a service costs: tokens by kind, and money if the user gives a price table."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens by what they are billed as.
+    """Tokens, split as the service bills them.
 
     Attributes:
-        prefill: of prompts, read by the sampler.
-        cached: of prompts that the sampler had read already: of the further samples of a request, and what the service says.
-        sampled: generated, of rollouts that were stopped or thrown away too.
-        trained: of the sequences of forward and backward passes, prompts included.
+        prefill: prompt tokens that the sampler had to read.
+        cached: prompt tokens that the sampler had already read: those of a request's second and later samples, and those
+            that the service reports as cache hits.
+        sampled: generated tokens, including those of rollouts that were stopped or dropped.
+        trained: tokens of the sequences in forward and backward passes, prompts included.
     """
 
     prefill: int = 0
@@ -27,23 +28,23 @@ class Usage:
         return Usage(*(getattr(self, name) + getattr(other, name) for name in asdict(self)))
 
     def __sub__(self, other: Usage) -> Usage:
-        """What came since; none of it is below 0."""
+        """The difference of each kind; a negative difference counts as 0."""
         return Usage(*(max(0, getattr(self, name) - getattr(other, name)) for name in asdict(self)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prices:
-    """What a million tokens cost; nobody's price list is built in, for they change.
+    """The price of a million tokens of each kind. No price list is built in, because services change theirs.
 
     Attributes:
-        prefill: of prompts, 0 or more.
-        sampled: of generated tokens, 0 or more.
-        trained: of trained tokens, 0 or more.
-        cached: of prompts read before, 0 or more; None: as `prefill`.
-        currency: how the sum is called.
+        prefill: for prompt tokens, 0 or more.
+        sampled: for generated tokens, 0 or more.
+        trained: for trained tokens, 0 or more.
+        cached: for prompt tokens that the sampler had already read, 0 or more; None: the same as `prefill`.
+        currency: name of the currency, written beside each sum.
 
     Raises:
-        ValueError: a price out of its range.
+        ValueError: a price is negative or not finite.
     """
 
     prefill: float
@@ -58,10 +59,10 @@ class Prices:
             if price is None and name == "cached":
                 continue
             if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < inf:
-                raise ValueError(f"{name} must be what a million tokens cost, 0 or more and finite, got {price!r}")
+                raise ValueError(f"{name} must be the price of a million tokens, 0 or more and finite, got {price!r}")
 
     def of(self, usage: Usage) -> float:
-        """What tokens cost: Σ tokens · price / 10⁶."""
+        """The price of these tokens: Σ tokens · price / 10⁶."""
         cached = self.prefill if self.cached is None else self.cached
         return (
             usage.prefill * self.prefill
@@ -72,12 +73,12 @@ class Prices:
 
 
 def bill(usage: Usage, lost: Usage, prices: Prices | None) -> dict[str, Any]:
-    """The fields of a line of the metrics.
+    """The cost fields of a metrics line.
 
     Args:
-        usage: of the run as it stands.
-        lost: of what was paid and then done again, after a kill.
-        prices: None: no money.
+        usage: tokens of the work that the run has kept.
+        lost: tokens of work that was paid for, lost in a kill, and repeated after the resume.
+        prices: None leaves out `money` and `currency`.
     """
     fields: dict[str, Any] = {"cost": asdict(usage), "cost_lost": asdict(lost)}
     if prices is not None:

@@ -1,4 +1,4 @@
-"""What a rollout is: a prompt, a completion and a reward function; or an environment of tinker-cookbook's kind."""
+"""Two kinds of rollout: a completion scored by a reward function, or an environment with tinker-cookbook's interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rollalloc.core.events import LARGEST, Order
 from rollalloc.core.table import PromptTable
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.drivers.tinker.service import RequestFailed, SampledSequence, Service, ServiceFailed
+from rollalloc.drivers.tinker.service import RequestFailed, SampledSequence, Service, ServiceFailed, error_text
 from rollalloc.drivers.tinker.trajectories import NOTHING, Piece, Trajectory
 from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
@@ -28,10 +28,10 @@ class EndedRollout(NamedTuple):
     """A rollout that ended.
 
     Attributes:
-        trajectory: what was sampled, as far as it came.
-        outcome: its score.
-        text: for a log.
-        answered: False where the service gave no answer.
+        trajectory: the tokens up to its end.
+        outcome: its score, or why it has none.
+        text: the completion, for the log of rollouts.
+        answered: False if a request to the service got no answer.
     """
 
     trajectory: Trajectory
@@ -42,13 +42,14 @@ class EndedRollout(NamedTuple):
 
 @dataclass(frozen=True)
 class Wave:
-    """What an order is played with.
+    """The weights and settings with which orders are sampled.
 
     Attributes:
         service: samples.
-        sampler: the weights.
-        sampling: how.
-        stopped: whether a rollout was to be stopped meanwhile; what the service has begun it ends all the same.
+        sampler: a sampling client, which fixes the weights.
+        sampling: the sampling settings.
+        stopped: rollout → whether it is to stop. The service cannot abort a request, so a stopped rollout still finishes
+            its current one.
     """
 
     service: Service
@@ -58,41 +59,41 @@ class Wave:
 
 
 class Episodes(Protocol):
-    """What prompts are, and how a rollout of one goes.
+    """A set of prompts, and how to sample and score rollouts of them.
 
     Attributes:
-        keys: of the prompts.
+        keys: names of the prompts, each once.
     """
 
     @property
     def keys(self) -> Sequence[str]: ...
 
     def table(self, features: Blocks | None) -> PromptTable:
-        """What the core may know of them."""
+        """The prompts as the core sees them."""
         ...
 
     def digest(self) -> str:
-        """Names them, so that a run does not go on with others."""
+        """A digest of the prompts, with which a resumed run checks that they are the same."""
         ...
 
     async def play(self, order: Order, wave: Wave) -> list[EndedRollout]:
-        """Each rollout of an order, in its order."""
+        """Sample and score all rollouts of an order; returns them in the same order."""
         ...
 
     def report(self) -> dict[str, Any]:
-        """What scoring was like, as plain data."""
+        """Statistics of scoring, as plain data."""
         ...
 
 
 @dataclass(frozen=True)
 class Rewarded:
-    """A prompt, a completion, and a score of rollalloc's kind of reward function.
+    """Prompts with single-turn completions, scored by a rollalloc reward function.
 
-    All rollouts of an order are one request: then the service reads the prompt once.
+    All rollouts of an order are sampled in one request, so that the service reads the prompt only once.
 
     Args:
         prompts: encoded by the model's tokenizer (`rollalloc.data.prompts.encode_prompts`).
-        scorer: scores completions; closed by whoever made it.
+        scorer: scores completions; the caller closes it.
         decode: token ids → text.
     """
 
@@ -117,7 +118,7 @@ class Rewarded:
         prompt, sampling = self.prompts.tokens[order.prompt], wave.sampling
         start = NOTHING.then(prompt)
         try:
-            made = await wave.service.sample(
+            samples = await wave.service.sample(
                 wave.sampler,
                 prompt,
                 len(order.rollouts),
@@ -129,50 +130,51 @@ class Rewarded:
                 EndedRollout(Trajectory(rollout, (start,), False), Unscored(str(error)), answered=False)
                 for rollout in order.rollouts
             ]
-        made += [f"the service gave {len(made)} of {len(order.rollouts)} samples"] * (len(order.rollouts) - len(made))
-        ended = [self._ended(rollout, start, each) for rollout, each in zip(order.rollouts, made, strict=True)]
-        wanted = [
-            at
-            for at, each in enumerate(ended)
-            if isinstance(each.outcome, Scored) and not wave.stopped(order.rollouts[at])
+        missing = len(order.rollouts) - len(samples)
+        samples += [f"the service returned {len(samples)} of {len(order.rollouts)} samples"] * missing
+        ended = [self._ended(rollout, start, sample) for rollout, sample in zip(order.rollouts, samples, strict=True)]
+        to_score = [
+            index
+            for index, rollout in enumerate(ended)
+            if rollout.outcome is _PENDING and not wave.stopped(order.rollouts[index])
         ]
-        outcomes = await self._scores(order.prompt, [ended[at] for at in wanted])
-        for at, outcome in zip(wanted, outcomes, strict=True):
-            ended[at] = ended[at]._replace(outcome=outcome)
+        outcomes = await self._scores(order.prompt, [ended[index] for index in to_score])
+        for index, outcome in zip(to_score, outcomes, strict=True):
+            ended[index] = ended[index]._replace(outcome=outcome)
         return ended
 
-    def _ended(self, rollout: int, start: Piece, made: SampledSequence | str) -> EndedRollout:
-        """A rollout that is still to be scored, where it can be."""
-        if isinstance(made, str):
-            return EndedRollout(Trajectory(rollout, (start,), False), Unscored(made))
-        trajectory = Trajectory(rollout, (start.then(made.tokens, made.logprobs),), made.truncated)
+    def _ended(self, rollout: int, start: Piece, sample: SampledSequence | str) -> EndedRollout:
+        """A rollout whose score is pending, or that has none because its sample cannot be used."""
+        if isinstance(sample, str):
+            return EndedRollout(Trajectory(rollout, (start,), False), Unscored(sample))
+        trajectory = Trajectory(rollout, (start.then(sample.tokens, sample.logprobs),), sample.truncated)
         try:
-            return EndedRollout(trajectory, _PENDING, self.decode(made.tokens))
+            return EndedRollout(trajectory, _PENDING, self.decode(sample.tokens))
         except Exception as error:  # ids that the tokenizer does not know
-            return EndedRollout(trajectory, Unscored(f"cannot be decoded, {type(error).__name__}: {error}"))
+            return EndedRollout(trajectory, Unscored(f"cannot be decoded, {error_text(error)}"))
 
     async def _scores(self, prompt: int, ended: Sequence[EndedRollout]) -> list[Outcome]:
-        given = self.prompts.prompt_set
+        prompt_set = self.prompts.prompt_set
         samples = [
             Sample(
-                data_source=given.sources[prompt],
-                completion=each.text,
-                ground_truth=given.ground_truths[prompt],
-                extra_info=given.extra_infos[prompt],
-                tokens=each.trajectory.length,
-                name=f"{given.keys[prompt]}#{each.trajectory.rollout}",
+                data_source=prompt_set.sources[prompt],
+                completion=rollout.text,
+                ground_truth=prompt_set.ground_truths[prompt],
+                extra_info=prompt_set.extra_infos[prompt],
+                tokens=rollout.trajectory.length,
+                name=f"{prompt_set.keys[prompt]}#{rollout.trajectory.rollout}",
             )
-            for each in ended
+            for rollout in ended
         ]
         return await asyncio.wrap_future(self.scorer.submit(samples)) if samples else []
 
 
-_PENDING = Scored(0.0, 0.0)
+_PENDING = Scored(0.0, 0.0)  # the outcome of a rollout that is not scored yet
 
 
 @dataclass
 class _Turns:
-    """A rollout in an environment, under the names by which tinker-cookbook's group rewards look at one."""
+    """The turns of a rollout; attributes are named as tinker-cookbook's `compute_group_rewards` expects them."""
 
     transitions: list[Any] = field(default_factory=list[Any])
     final_ob: Any = None
@@ -196,22 +198,23 @@ class _Transition(NamedTuple):
 
 @dataclass(frozen=True)
 class Environments:
-    """Environments as tinker-cookbook has them: `EnvGroupBuilder.make_envs`, `Env.initial_observation` and `Env.step`.
+    """Environments with tinker-cookbook's interface: `EnvGroupBuilder.make_envs`, `Env.initial_observation`, `Env.step`.
 
-    A prompt is a builder. An order makes as many environments as it has rollouts, calling `make_envs` again where one
-    call gives too few; `compute_group_rewards` sees the rollouts of one order. The reward is the sum over turns and the
-    group's. Only observations of tokens can be trained on.
+    Each prompt is a builder. `make_envs` is called until there is an environment for each rollout of the order.
+    `compute_group_rewards`, if the builder has it, gets the rollouts of one order. A rollout's reward is the sum of its
+    turns' rewards and its group reward. Observations must consist of tokens; other kinds cannot be trained on.
 
     Args:
-        builders: one a prompt.
-        keys: names that outlive a re-ordering of the builders, each once.
-        metric: the entry of the environment's metrics that selection looks at, "correct" say, its last value counts; None:
-            the reward.
-        decode: token ids → text, for the log of rollouts; None: none.
-        max_turns: after which a rollout is cut off, at least 1.
+        builders: one for each prompt.
+        keys: a unique name for each builder; it identifies the prompt even if the builders are reordered.
+        metric: the entry of the environment's metrics that selection uses, for example "correct"; the last turn's value
+            counts. None: the reward.
+        decode: token ids → text, for the log of rollouts; None: the log has no text.
+        max_turns: a rollout with this many turns is truncated, at least 1.
 
     Raises:
-        ValueError: keys that are not one a builder, each once.
+        ValueError: there are no builders, the keys are not unique, or there is not one key for each builder; or `max_turns`
+            is below 1.
     """
 
     builders: Sequence[Any]
@@ -223,8 +226,8 @@ class Environments:
     def __post_init__(self) -> None:
         if len(self.keys) != len(self.builders) or len(set(self.keys)) != len(self.keys) or not self.builders:
             raise ValueError(
-                f"expected builders, and a key of its own for each, got {len(self.builders)} builders and "
-                f"{len(set(self.keys))} different keys of {len(self.keys)}"
+                f"expected one or more builders and a unique key for each, got {len(self.builders)} builders and "
+                f"{len(self.keys)} keys, {len(set(self.keys))} of them different"
             )
         if self.max_turns < 1:
             raise ValueError(f"max_turns must be at least 1, got {self.max_turns}")
@@ -248,7 +251,7 @@ class Environments:
         try:
             envs = await self._envs(builder, count, wave)
         except Exception as error:
-            return [_failed(rollout, f"make_envs failed, {_named(error)}") for rollout in order.rollouts]
+            return [_failed(rollout, f"make_envs failed, {error_text(error)}") for rollout in order.rollouts]
         try:
             played = await asyncio.gather(
                 *(self._play(rollout, env, wave) for rollout, env in zip(order.rollouts, envs, strict=True))
@@ -257,16 +260,18 @@ class Environments:
         finally:
             cleanup = getattr(builder, "cleanup", None)
             if cleanup is not None:
-                with suppress(Exception):  # what it was to free is not ours, and the rollouts are paid
+                with suppress(
+                    Exception
+                ):  # the rollouts are paid for and usable, whatever the environment fails to free
                     await wave.service.answered(cleanup())
 
     async def _envs(self, builder: Any, count: int, wave: Wave) -> list[Any]:
         envs: list[Any] = []
         while len(envs) < count:
-            made = list(await wave.service.answered(builder.make_envs()))
-            if not made:
-                raise ValueError("expected environments, got none")
-            envs += made
+            batch = list(await wave.service.answered(builder.make_envs()))
+            if not batch:
+                raise ValueError("expected environments, got an empty list")
+            envs += batch
         return envs[:count]
 
     async def _play(self, rollout: int, env: Any, wave: Wave) -> tuple[EndedRollout, _Turns]:
@@ -275,7 +280,7 @@ class Environments:
         answered = True
         try:
             first = await wave.service.answered(env.initial_observation())
-            if not isinstance(first, tuple):  # the cookbook's word for a prompt that is too long to begin with
+            if not isinstance(first, tuple):  # tinker-cookbook returns this for a prompt that is too long
                 return _failed(rollout, "the first observation is too long"), turns
             turns.final_ob, stop = first
             for _ in range(self.max_turns):
@@ -291,71 +296,74 @@ class Environments:
         except ServiceFailed:
             raise
         except Exception as error:
-            outcome = Unscored(f"the environment failed, {_named(error)}")
-        kept = tuple(piece for piece in pieces if piece.tokens)
-        text = self._text(turns)
-        return EndedRollout(Trajectory(rollout, kept, truncated), outcome or _PENDING, text, answered), turns
+            outcome = Unscored(f"the environment failed, {error_text(error)}")
+        trajectory = Trajectory(rollout, tuple(piece for piece in pieces if piece.tokens), truncated)
+        return EndedRollout(trajectory, outcome or _PENDING, self._text(turns), answered), turns
 
     async def _turn(
         self, env: Any, turns: _Turns, pieces: list[Piece], stop: Any, wave: Wave
     ) -> tuple[bool, bool, Any]:
-        """One action and what the environment makes of it: whether it is over, was cut off, and how to stop the next."""
+        """Sample one action and take it; returns (episode over, action truncated, stop condition of the next action)."""
         observed = _ints(turns.final_ob)
         before = pieces[-1].tokens
         if observed[: len(before)] == before:
             pieces[-1] = pieces[-1].then(observed[len(before) :])
         else:
             pieces.append(NOTHING.then(observed))
-        [made] = await wave.service.sample(
+        [sample] = await wave.service.sample(
             wave.sampler, observed, 1, max_tokens=wave.sampling.max_new_tokens, stop=stop or None
-        ) or ["the service gave no sample"]
-        if isinstance(made, str):
-            raise _Unusable(made)
-        pieces[-1] = pieces[-1].then(made.tokens, made.logprobs)
-        reason = "length" if made.truncated else "stop"
-        result = await wave.service.answered(env.step(list(made.tokens), extra={"stop_reason": reason}))
-        action = _Action(list(made.tokens), list(made.logprobs), reason)
+        ) or ["the service returned no sample"]
+        if isinstance(sample, str):
+            raise _Unusable(sample)
+        pieces[-1] = pieces[-1].then(sample.tokens, sample.logprobs)
+        reason = "length" if sample.truncated else "stop"
+        result = await wave.service.answered(env.step(list(sample.tokens), extra={"stop_reason": reason}))
+        action = _Action(list(sample.tokens), list(sample.logprobs), reason)
         turns.transitions.append(
             _Transition(turns.final_ob, action, result.reward, result.episode_done, result.metrics, result.logs)
         )
         turns.final_ob = result.next_observation
-        return bool(result.episode_done), made.truncated, result.next_stop_condition
+        return bool(result.episode_done), sample.truncated, result.next_stop_condition
 
     async def _grouped(
         self, builder: Any, played: Sequence[tuple[EndedRollout, _Turns]], envs: Sequence[Any], wave: Wave
     ) -> list[EndedRollout]:
-        """With their rewards, those of the group included."""
-        whole = [at for at, (ended, _) in enumerate(played) if isinstance(ended.outcome, Scored)]
-        of_group: dict[int, tuple[float, Mapping[str, Any]]] = {}
+        """The rollouts with their final outcomes, which include the group reward."""
+        pending = [index for index, (ended, _) in enumerate(played) if ended.outcome is _PENDING]
+        group_rewards: dict[int, tuple[float, Mapping[str, Any]]] = {}
         failure: str | None = None
-        if whole and hasattr(builder, "compute_group_rewards"):
+        if pending and hasattr(builder, "compute_group_rewards"):
             try:
-                asked = builder.compute_group_rewards([played[at][1] for at in whole], [envs[at] for at in whole])
-                of_group = dict(zip(whole, await wave.service.answered(asked), strict=True))
+                answer = builder.compute_group_rewards([played[i][1] for i in pending], [envs[i] for i in pending])
+                group_rewards = dict(zip(pending, await wave.service.answered(answer), strict=True))
             except Exception as error:
-                failure = f"compute_group_rewards failed, {_named(error)}"
+                failure = f"compute_group_rewards failed, {error_text(error)}"
         return [
-            ended if at not in whole else ended._replace(outcome=self._outcome(turns, of_group.get(at), failure))
-            for at, (ended, turns) in enumerate(played)
+            ended._replace(outcome=self._outcome(turns, group_rewards.get(index), failure))
+            if ended.outcome is _PENDING
+            else ended
+            for index, (ended, turns) in enumerate(played)
         ]
 
-    def _outcome(self, turns: _Turns, of_group: tuple[float, Mapping[str, Any]] | None, failure: str | None) -> Outcome:
+    def _outcome(
+        self, turns: _Turns, group_reward: tuple[float, Mapping[str, Any]] | None, failure: str | None
+    ) -> Outcome:
         if failure is not None:
             return Unscored(failure)
-        more, metrics = of_group or (0.0, {})
-        seen: dict[str, Any] = {}
+        of_group, group_metrics = group_reward or (0.0, {})
+        metrics: dict[str, Any] = {}
         for transition in turns.transitions:
-            seen |= transition.metrics
-        seen |= metrics
+            metrics |= transition.metrics
+        metrics |= group_metrics
         try:
-            reward = float(sum(transition.reward for transition in turns.transitions) + more)
-            metric = reward if self.metric is None else float(seen[self.metric])
+            reward = float(sum(transition.reward for transition in turns.transitions) + of_group)
+            metric = reward if self.metric is None else float(metrics[self.metric])
         except KeyError:
-            return Unscored(f"the environment gave no metric {self.metric!r}, but {sorted(map(str, seen))[:5]}")
+            return Unscored(f"the environment has no metric {self.metric!r}; it has {sorted(map(str, metrics))[:5]}")
         except (TypeError, ValueError) as error:
-            return Unscored(f"a reward that is no number, {_named(error)}")
+            return Unscored(f"the reward or the metric is not a number, {error_text(error)}")
         if not (abs(reward) <= LARGEST and abs(metric) <= LARGEST):
-            return Unscored(f"a reward that is not a number within ±{LARGEST:g}")
+            return Unscored(f"the reward or the metric is not a number within ±{LARGEST:g}")
         return Scored(reward, metric)
 
     def _text(self, turns: _Turns) -> str:
@@ -363,7 +371,7 @@ class Environments:
             return ""
         try:
             return "\n".join(self.decode(transition.ac.tokens) for transition in turns.transitions)
-        except Exception:  # only for reading
+        except Exception:  # the text is only for people to read
             return ""
 
 
@@ -375,7 +383,7 @@ def _ints(observation: Any) -> tuple[int, ...]:
     try:
         tokens = tuple(observation.to_ints())
     except Exception as error:
-        raise _Unusable(f"an observation must be of tokens, {_named(error)}") from None
+        raise _Unusable(f"an observation must consist of tokens, {error_text(error)}") from None
     if not tokens:
         raise _Unusable("an observation has no tokens")
     return tokens
@@ -383,7 +391,3 @@ def _ints(observation: Any) -> tuple[int, ...]:
 
 def _failed(rollout: int, reason: str) -> EndedRollout:
     return EndedRollout(Trajectory(rollout, (), False), Unscored(reason))
-
-
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:200]

@@ -1,4 +1,4 @@
-"""The only place that speaks to the Tinker SDK: sampling, training, weights, in plain values."""
+"""The only module that calls the Tinker SDK: sampling, training and saving weights, with plain values in and out."""
 
 from __future__ import annotations
 
@@ -23,36 +23,38 @@ from rollalloc.drivers.tinker.costs import Usage
 
 log = logging.getLogger(__name__)
 
-LossName = Literal["importance_sampling", "ppo", "cispo"]  # those that take a log-probability and an advantage a token
+LossName = Literal["importance_sampling", "ppo", "cispo"]  # the service's losses that take per-token advantages
 MODEL_FILE = "tinker.json"
-_FATAL = ("AuthenticationError", "BillingError", "PermissionDeniedError")  # no retry mends these
+_FATAL = ("AuthenticationError", "BillingError", "PermissionDeniedError")  # a retry cannot succeed
 _DAY_S = 86_400
 _T = TypeVar("_T")
 
 
 class ServiceFailed(RuntimeError):
-    """The service refused, or failed again and again; a run that has a checkpoint goes on from it."""
+    """The service refused a request or failed repeatedly. A run with a checkpoint can be resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remote:
-    """How the service is used.
+    """Settings for training at a service.
 
     Attributes:
-        rank: of the LoRA adapter, at least 1.
-        loss: the service's loss: "importance_sampling", or "ppo" or "cispo", which clip as the settings say.
-        concurrency: rollouts under way at most, each told as it ends while others go on, under whatever weights they
-            began with; at least 1. None: a wave at a time, as a synchronous trainer has it.
-        ahead: batches that are sampled while one is trained, at least, as `rollalloc.recipes.streamed` has it; only with a
-            concurrency. None: as many as the recipe does.
-        request_seconds: a request or an environment's step that takes longer has failed; above 0.
-        keep_days: how long the service keeps the weights of a checkpoint, at least 1; None: for ever, which it may bill.
-            Those at the end of a run are kept for ever.
-        give_up_after: requests in a row that failed before a run is given up, at least 1: an outage must not pass for
-            prompts that cannot be scored.
+        rank: rank of the LoRA adapter, at least 1.
+        loss: the service's loss: "importance_sampling", or "ppo" or "cispo", which clip at the thresholds of
+            `settings.loss.clip`.
+        concurrency: maximum number of rollouts in flight, at least 1. Each is reported to the allocator as soon as it
+            ends, and keeps the weights that it started with. None: rollouts are sampled one wave at a time, as a
+            synchronous trainer does.
+        ahead: how many batches are sampled while one is trained, at least 1 (`rollalloc.recipes.streamed`); needs
+            `concurrency`. None: what the recipe does by itself.
+        request_seconds: a request or an environment step that takes longer has failed; above 0.
+        keep_days: how many days the service keeps the weights of a checkpoint, at least 1; None: forever, which it may
+            bill. The weights at the end of a run are kept forever.
+        give_up_after: number of consecutive failed requests after which the run stops, at least 1. Without this limit, an
+            outage would look like prompts that cannot be scored.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: a value is out of its range.
     """
 
     rank: int = 32
@@ -68,7 +70,7 @@ class Remote:
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
         if self.ahead is not None and self.concurrency is None:
-            raise ValueError(f"ahead={self.ahead}: waves are not sampled beside an update; give a concurrency as well")
+            raise ValueError(f"ahead={self.ahead} needs a concurrency: without one, sampling waits for each update")
         if self.loss not in get_args(LossName):
             raise ValueError(f"loss must be one of {', '.join(get_args(LossName))}, got {self.loss!r}")
         if not 0 < self.request_seconds < inf:
@@ -77,7 +79,7 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class SampledSequence:
-    """A sequence that the service sampled."""
+    """One sample of the service: the generated tokens, without the prompt."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -85,24 +87,24 @@ class SampledSequence:
 
 
 class RequestFailed(RuntimeError):
-    """A request has no answer."""
+    """A request got no usable answer."""
 
 
 class Service:
-    """A model that is being trained by the Tinker API, or by what serves the same.
+    """A model that is trained by the Tinker API, or by a server with the same API.
 
     Args:
-        model: the base model's name, as the service knows it.
-        remote: how the service is used.
-        seed: of the adapter's first weights.
-        client: a `tinker.ServiceClient`; None: one by the environment (`TINKER_API_KEY`, `TINKER_BASE_URL`).
+        model: the base model's name at the service.
+        remote: settings of the service.
+        seed: seed of the adapter's initial weights.
+        client: a `tinker.ServiceClient`; None: created from the environment (`TINKER_API_KEY`, `TINKER_BASE_URL`).
 
     Attributes:
-        usage: tokens of answers and updates so far.
+        usage: tokens sampled and trained so far.
 
     Raises:
-        ImportError: the SDK is not there.
-        ServiceFailed: the service refuses.
+        ImportError: the Tinker SDK is not installed.
+        ServiceFailed: the client cannot be created.
     """
 
     def __init__(self, model: str, remote: Remote, seed: int, *, client: Any = None) -> None:
@@ -114,57 +116,57 @@ class Service:
             ) from error
         self._sdk: Any = tinker
         self.model, self.remote, self.usage = model, remote, Usage()
-        self._counting = Lock()  # samples end in a thread of their own
-        self._is_warned = False
-        self.client = client if client is not None else self._guarded("making a client", self._sdk.ServiceClient)
+        self._usage_lock = Lock()  # samples are counted in the thread of the event loop
+        self._has_warned = False
+        self.client = client if client is not None else self._guarded("creating a client", self._sdk.ServiceClient)
         self._seed = seed
-        self._made: Any = None  # one that is resumed need not be made first
-        self._sampling: Any = None
+        self._training_client: Any = None  # created at the first use, because a resumed run loads another
+        self._sampling_client: Any = None  # None after a step: the service has not published the new weights yet
 
     @property
     def _training(self) -> Any:
-        if self._made is None:
-            self._made = self._wait(
+        if self._training_client is None:
+            self._training_client = self._wait(
                 "creating the model",
                 lambda: self.client.create_lora_training_client(
                     base_model=self.model, rank=self.remote.rank, seed=self._seed
                 ),
             )
-        return self._made
+        return self._training_client
 
     def tokenizer(self) -> Any:
-        """The model's, which the SDK fetches by its name."""
+        """The model's tokenizer, which the SDK downloads."""
         return self._of_model("fetching the tokenizer", lambda model: model.get_tokenizer())
 
     # -------------------------------------------------------------------------------------------------------- sampling
 
     def sampler(self) -> Any:
-        """What samples from the weights as they are now, and will go on to."""
-        if self._sampling is None:
-            self._sampling = self._of_model(
+        """A client that samples from the current weights, and keeps using them after later updates."""
+        if self._sampling_client is None:
+            self._sampling_client = self._of_model(
                 "publishing the weights", lambda model: model.save_weights_and_get_sampling_client()
             )
-        return self._sampling
+        return self._sampling_client
 
     async def sample(
         self, sampler: Any, prompt: Sequence[int], samples: int, *, max_tokens: int, stop: Any = None
     ) -> list[SampledSequence | str]:
-        """Sample from a prompt, at temperature 1, which is the one that is trained at.
+        """Sample from a prompt at temperature 1, the temperature that the service's losses assume.
 
         Args:
-            sampler: of `sampler()`.
+            sampler: the result of `sampler()`.
             prompt: token ids, at least one.
-            samples: how many.
-            max_tokens: of each.
+            samples: number of samples.
+            max_tokens: maximum length of each sample.
             stop: token ids or texts that end a sample; None: the model's end of sequence.
 
         Returns:
-            As many as came, of at most `samples`; one that cannot be used is a reason in words. More than were asked for are
-            paid, and not used.
+            At most `samples` samples; fewer if the service returned fewer. A sample that cannot be used is replaced by the
+            reason as a string. Samples beyond `samples` are paid for and dropped.
 
         Raises:
-            RequestFailed: there is no answer, or one that is no answer.
-            ServiceFailed: the service refuses to answer at all.
+            RequestFailed: the request failed, timed out, or returned no sequences.
+            ServiceFailed: the service refuses all requests of this user.
         """
         types = self._sdk
         try:
@@ -175,31 +177,41 @@ class Service:
                     sampling_params=types.SamplingParams(max_tokens=max_tokens, temperature=1.0, stop=stop),
                 )
             )
-            made = list(answer.sequences)
+            sequences = list(answer.sequences)
             hits = min(len(prompt), max(0, int(getattr(answer, "prompt_cache_hit_tokens", 0) or 0)))
         except Exception as error:
             if type(error).__name__ in _FATAL:
                 self._refuse("sampling", error)
-            raise RequestFailed(f"sampling failed, {_named(error)}") from error
-        read = [_tokens_of(each) for each in made]
+            raise RequestFailed(f"sampling failed, {error_text(error)}") from error
+        tokens_of_each = [_tokens_of(sequence) for sequence in sequences]
         self._count(
             Usage(
                 prefill=len(prompt) - hits,
                 cached=hits + (samples - 1) * len(prompt),
-                sampled=sum(map(len, read)),
+                sampled=sum(map(len, tokens_of_each)),
             )
         )
-        if len(made) > samples and not self._is_warned:
-            self._is_warned = True
-            log.warning("the service gives more samples than asked for, %d for %d: paid, not used", len(made), samples)
-        return [_usable(*each, max_tokens) for each in zip(made[:samples], read, strict=False)]
+        if len(sequences) > samples and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the service returned %d samples where %d were requested; the surplus is billed but not used",
+                len(sequences),
+                samples,
+            )
+        return [
+            _usable(sequence, tokens, max_tokens)
+            for sequence, tokens in zip(sequences[:samples], tokens_of_each, strict=False)
+        ]
 
     def _count(self, usage: Usage) -> None:
-        with self._counting:
+        with self._usage_lock:
             self.usage += usage
 
     async def answered(self, answer: Any) -> Any:
-        """The result of an SDK's future, old or new, or of a coroutine, within the time that a request may take."""
+        """Await a coroutine or an SDK future, for at most `remote.request_seconds`.
+
+        Older SDKs return a `concurrent.futures.Future`, newer ones an object with a method `future()`.
+        """
         if not asyncio.iscoroutine(answer):
             future = answer if isinstance(answer, Future) else answer.future()
             answer = asyncio.wrap_future(future)
@@ -213,18 +225,19 @@ class Service:
         adam: Mapping[str, float],
         clip: Mapping[str, float] | None,
     ) -> tuple[list[Any], dict[str, float]]:
-        """One optimizer step.
+        """Take one optimizer step.
 
         Args:
-            data: of each sequence the input's token ids, and `target_tokens`, `logprobs` and `advantages` of its length.
+            data: for each sequence its input token ids, and `target_tokens`, `logprobs` and `advantages` of the same length.
             adam: parameters of the optimizer.
-            clip: thresholds of the ratio; None: the loss has none.
+            clip: clipping thresholds of the ratio; None: the loss does not clip.
 
         Returns:
-            Of each sequence the log-probabilities of its targets before the step, or None; what the service measured.
+            For each sequence the log-probabilities of its targets before the step, or None if the service returned none;
+            and the service's own metrics of the step.
 
         Raises:
-            ServiceFailed: it failed; whether the step was taken is not known.
+            ServiceFailed: a request failed; the service may or may not have taken the step.
         """
         types = self._sdk
         datums = [
@@ -234,86 +247,87 @@ class Service:
 
         model = self._training
 
-        def submit() -> tuple[Any, Any]:  # both at once: the service need not wait for us in between
-            passed = model.forward_backward(datums, self.remote.loss, None if clip is None else dict(clip))
-            return passed, model.optim_step(types.AdamParams(**adam))
+        def submit() -> tuple[Any, Any]:  # submits both at once, so that the service can run them back to back
+            pass_request = model.forward_backward(datums, self.remote.loss, None if clip is None else dict(clip))
+            return pass_request, model.optim_step(types.AdamParams(**adam))
 
-        passed, stepped = self._guarded("training", submit)
-        out = self._wait("the forward and backward pass", lambda: passed)
-        done = self._wait("the optimizer step", lambda: stepped)
+        pass_request, step_request = self._guarded("training", submit)
+        pass_result = self._wait("the forward and backward pass", lambda: pass_request)
+        step_result = self._wait("the optimizer step", lambda: step_request)
         self._count(Usage(trained=sum(len(tokens) for tokens, _ in data)))
-        self._sampling = None
-        return self._guarded("reading what the step measured", lambda: _measured(out, done))
+        self._sampling_client = None
+        return self._guarded("reading the metrics of the step", lambda: _measured(pass_result, step_result))
 
     # --------------------------------------------------------------------------------------------------------- weights
 
     def keep(self, name: str) -> str:
-        """Have the service keep weights and optimizer; returns where.
+        """Save weights and optimizer at the service for `remote.keep_days`; returns their path.
 
         Raises:
-            ServiceFailed: it failed.
+            ServiceFailed: the service could not save them.
         """
         days = self.remote.keep_days
-        return self._kept(name, None if days is None else days * _DAY_S)
+        return self._save_state(name, None if days is None else days * _DAY_S)
 
     def restore(self, path: str) -> None:
-        """Go on from weights and optimizer that were kept.
+        """Load weights and optimizer that `keep` saved.
 
         Raises:
-            ServiceFailed: the service has them no more, or failed.
+            ServiceFailed: the service has deleted them, or the request failed.
         """
-        self._made = self._wait(
-            f"loading {path}, which the service keeps for keep_days only,",
+        self._training_client = self._wait(
+            f"loading {path} (the service deletes it after keep_days)",
             lambda: self.client.create_training_client_from_state_with_optimizer(path),
         )
-        self._sampling = None
+        self._sampling_client = None
 
     def save(self, folder: Path) -> None:
-        """Have the service keep the weights for ever, for training and for sampling, and write down where.
+        """Save the weights at the service forever, for training and for sampling, and write their paths to a file.
 
         Raises:
-            ServiceFailed: it failed.
+            ServiceFailed: the service could not save them.
         """
         name = f"final-{token_hex(4)}"
-        sampler = self._of_model("keeping the weights", lambda model: model.save_weights_for_sampler(name=name))
-        path = self._guarded("keeping the weights", lambda: _path(sampler))
-        where = {"base_model": self.model, "training": self._kept(name, None), "sampler": path}
+        sampler = self._of_model("saving the weights", lambda model: model.save_weights_for_sampler(name=name))
+        path = self._guarded("saving the weights", lambda: _path(sampler))
+        paths = {"base_model": self.model, "training": self._save_state(name, None), "sampler": path}
         folder.mkdir(parents=True)
-        (folder / MODEL_FILE).write_text(json.dumps(where, indent=1))
+        (folder / MODEL_FILE).write_text(json.dumps(paths, indent=1))
 
-    def _kept(self, name: str, seconds: int | None) -> str:
-        kept = self._of_model("keeping the weights", lambda model: model.save_state(name, ttl_seconds=seconds))
-        return self._guarded("keeping the weights", lambda: _path(kept))
+    def _save_state(self, name: str, seconds: int | None) -> str:
+        saved = self._of_model("saving the weights", lambda model: model.save_state(name, ttl_seconds=seconds))
+        return self._guarded("saving the weights", lambda: _path(saved))
 
-    def _of_model(self, what: str, ask: Callable[[Any], Any]) -> Any:
-        """The result of a call of the model that is trained, which is made first: that has a time of its own."""
+    def _of_model(self, action: str, call: Callable[[Any], Any]) -> Any:
+        """The result of a call on the training client. Creating that client first has a time limit of its own."""
         model = self._training
-        return self._wait(what, lambda: ask(model))
+        return self._wait(action, lambda: call(model))
 
-    def _wait(self, what: str, ask: Any) -> Any:
-        """The result of a call of the SDK, whose newer versions answer with a future where older ones answer at once."""
+    def _wait(self, action: str, call: Callable[[], Any]) -> Any:
+        """The result of an SDK call: newer versions return a future, older ones the result itself."""
 
         def result() -> Any:
-            answer = ask()
+            answer = call()
             return answer.result(self.remote.request_seconds) if hasattr(answer, "result") else answer
 
-        return self._guarded(what, result)
+        return self._guarded(action, result)
 
-    def _guarded(self, what: str, call: Callable[[], Any]) -> Any:
-        """What a call returns; it has as long as a request, whatever it waits for."""
+    def _guarded(self, action: str, call: Callable[[], Any]) -> Any:
+        """The result of a call, which fails after `remote.request_seconds` even if the SDK blocks for longer."""
         try:
-            return begun(call).result(self.remote.request_seconds)
+            return in_thread(call).result(self.remote.request_seconds)
         except Exception as error:
-            self._refuse(what, error)
+            self._refuse(action, error)
 
-    def _refuse(self, what: str, error: Exception) -> NoReturn:
+    def _refuse(self, action: str, error: Exception) -> NoReturn:
         if isinstance(error, TimeoutError | TooLate):
-            raise ServiceFailed(f"{what} took more than {self.remote.request_seconds:g} s; resume later") from error
-        raise ServiceFailed(f"{what} failed, {_named(error)}; once that is mended, resume the run") from error
+            limit = f"{self.remote.request_seconds:g} s"
+            raise ServiceFailed(f"{action} took more than {limit}; resume the run when the service answers") from error
+        raise ServiceFailed(f"{action} failed, {error_text(error)}; fix the cause, then resume the run") from error
 
 
-def begun(call: Callable[[], _T]) -> Future[_T]:
-    """What a call returns, which may block: it is made meanwhile, and who does not wait leaves it to itself."""
+def in_thread(call: Callable[[], _T]) -> Future[_T]:
+    """Run a call that may block in a thread of its own; the future has its result. Nothing waits for the thread."""
     result: Future[_T] = Future()
     result.set_running_or_notify_cancel()
 
@@ -323,51 +337,52 @@ def begun(call: Callable[[], _T]) -> Future[_T]:
         except BaseException as error:
             result.set_exception(error)
 
-    Thread(target=work, daemon=True).start()  # no pool's: those are waited for when the process ends
+    Thread(target=work, daemon=True).start()  # not a pool: Python waits for a pool's threads when the process ends
     return result
 
 
-def _tokens_of(made: Any) -> tuple[Any, ...]:
-    """What a sequence has for tokens; none where it is no sequence."""
+def _tokens_of(sequence: Any) -> tuple[Any, ...]:
+    """The tokens of a sequence; empty if the service sent something else."""
     try:
-        return tuple(made.tokens)
-    except Exception:  # whatever the service sent
+        return tuple(sequence.tokens)
+    except Exception:  # the service may send anything
         return ()
 
 
-def _usable(made: Any, tokens: tuple[Any, ...], most: int) -> SampledSequence | str:
-    """A sequence as it came, or why it cannot be used."""
-    if not 0 < len(tokens) <= most:
-        return f"expected 1 to {most} tokens, got {len(tokens) or 'none'}"
+def _usable(sequence: Any, tokens: tuple[Any, ...], max_tokens: int) -> SampledSequence | str:
+    """The sample, or the reason why it cannot be used."""
+    if not 0 < len(tokens) <= max_tokens:
+        return f"expected 1 to {max_tokens} tokens, got {len(tokens) or 'none'}"
     if not all(type(token) is int and token >= 0 for token in tokens):
         return "expected token ids, got something else"
     try:
-        logprobs = tuple(map(float, made.logprobs or ()))
-    except Exception as error:  # whatever the service sent
-        return f"expected log-probabilities, {_named(error)}"
+        logprobs = tuple(map(float, sequence.logprobs or ()))
+    except Exception as error:  # the service may send anything
+        return f"expected log-probabilities, {error_text(error)}"
     if len(logprobs) != len(tokens):
-        return f"expected a log-probability of each of {len(tokens)} tokens, got {len(logprobs) or 'none'}"
+        return f"expected {len(tokens)} log-probabilities, one for each token, got {len(logprobs) or 'none'}"
     if not all(map(isfinite, logprobs)):
         return "a log-probability is not finite"
-    return SampledSequence(tokens, logprobs, str(made.stop_reason) == "length")
+    return SampledSequence(tokens, logprobs, str(sequence.stop_reason) == "length")
 
 
-def _measured(out: Any, done: Any) -> tuple[list[Any], dict[str, float]]:
-    """Of each sequence the log-probabilities, or None, and all figures of a step that are numbers."""
-    figures = {**(out.metrics or {}), **(done.metrics or {})}
-    logprobs = [_array(each.get("logprobs")) for each in out.loss_fn_outputs]
-    return logprobs, {str(name): float(value) for name, value in figures.items() if isinstance(value, Real)}
+def _measured(pass_result: Any, step_result: Any) -> tuple[list[Any], dict[str, float]]:
+    """The log-probabilities of each sequence, or None, and all numeric metrics of a step."""
+    metrics = {**(pass_result.metrics or {}), **(step_result.metrics or {})}
+    logprobs = [_array(output.get("logprobs")) for output in pass_result.loss_fn_outputs]
+    return logprobs, {str(name): float(value) for name, value in metrics.items() if isinstance(value, Real)}
 
 
-def _path(kept: Any) -> str:
-    if not (isinstance(kept.path, str) and kept.path):
-        raise ValueError(f"expected the path of weights, got {kept.path!r}")
-    return kept.path
+def _path(saved: Any) -> str:
+    if not (isinstance(saved.path, str) and saved.path):
+        raise ValueError(f"expected the path of the saved weights, got {saved.path!r}")
+    return saved.path
 
 
 def _array(data: Any) -> Any:
     return None if data is None else np.asarray(data.tolist() if hasattr(data, "tolist") else data.data, np.float32)
 
 
-def _named(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
+    """The type and message of an error, at most 300 characters."""
     return f"{type(error).__name__}: {error}"[:300]

@@ -1,4 +1,4 @@
-"""What outlives the process of a run at a service: the allocator, what it holds, and where the service keeps the weights."""
+"""The checkpoint of a run at a service: the allocator, the rollouts it holds, and the path of the weights."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _SHAPE = {
 
 
 class RemoteState(RunState):
-    """Of a run at a service.
+    """The saved state of a run at a service.
 
     Args:
-        service: keeps the weights.
-        episodes: trained on.
-        heldout: evaluated on, if any.
+        service: stores the weights.
+        episodes: the training set.
+        heldout: the evaluation set, if there is one.
 
     Attributes:
-        lost: what was paid and then done again, after kills.
-        path: where the newest checkpoint's weights are; None: there is none.
+        lost: tokens of work that was paid for, lost in a kill, and repeated after the resume.
+        path: where the service stores the weights of the newest checkpoint; None before the first one.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class RemoteState(RunState):
         return {"tinker": {"path": self.path, **cost}}, {}
 
     def load_weights(self, saved: Checkpoint) -> None:
-        told = saved.state["tinker"]
-        self.service.restore(told["path"])
-        self.path, self.service.usage, self.lost = told["path"], Usage(**told["cost"]), Usage(**told["cost_lost"])
-        self.remote_engine.take_up(self.allocator.outstanding())
+        state = saved.state["tinker"]
+        self.service.restore(state["path"])
+        self.path, self.service.usage, self.lost = state["path"], Usage(**state["cost"]), Usage(**state["cost_lost"])
+        self.remote_engine.repeat(self.allocator.outstanding())
 
     def check(self, saved: Checkpoint, place: Path) -> None:
         where = str(place / "checkpoints" / str(saved.batches))
         check_shape(saved.state, _SHAPE, where)
         if "payloads" not in saved.tensors:
-            raise ValueError(f"{where}: payloads.safetensors is not among its files; the checkpoint was changed")
+            raise ValueError(f"{where}: payloads.safetensors is missing; resume from another checkpoint")
         unpack(saved.state["rollouts"]["trajectories"], saved.tensors["payloads"], where)

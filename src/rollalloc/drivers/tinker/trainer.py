@@ -1,4 +1,4 @@
-"""A run of any recipe at a service."""
+"""`TinkerTrainer`: a run of any recipe over the Tinker API."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rollalloc.core.recipe import Recipe, refuse_unmeasured
 from rollalloc.data.features import Features
 from rollalloc.drivers.tinker.costs import Prices, Usage, bill
 from rollalloc.drivers.tinker.episodes import Episodes, Wave
-from rollalloc.drivers.tinker.rollouts import RemoteEngine, Remotely
-from rollalloc.drivers.tinker.service import Service, begun
+from rollalloc.drivers.tinker.rollouts import EpisodeThread, RemoteEngine
+from rollalloc.drivers.tinker.service import Service, in_thread
 from rollalloc.drivers.tinker.state import RemoteState
 from rollalloc.drivers.tinker.update import RemoteUpdater
 from rollalloc.files.atomic import write_text
@@ -34,27 +34,30 @@ log = logging.getLogger(__name__)
 
 
 class TinkerTrainer(Loop):
-    """Trains a model of a service under a recipe; `run`, `resume` and what they raise are `Loop`'s.
+    """Trains a model at a service under a recipe. `Loop` documents `run`, `resume` and the errors that they raise.
 
-    A service that fails ends `run` with a `ServiceFailed`: the newest checkpoint is still there, resume once it answers.
+    If the service fails, `run` raises `ServiceFailed`. The newest checkpoint is kept: resume when the service answers again.
 
-    The settings are the native trainer's, as far as the service has them: no KL term, no dual clip, temperature 1, the whole
-    distribution; `precision`, `tokens_per_forward`, `adaptive_clip`, `averaging`, and of sampling `max_rows` and
-    `kv_tokens`, mean nothing here.
+    The settings are those of the native trainer. The service has no KL term and no dual clip, and it samples at temperature
+    1 from the full distribution; other values raise an error. It ignores `precision`, `tokens_per_forward`,
+    `adaptive_clip`, `averaging`, `sampling.max_rows` and `sampling.kv_tokens`.
 
     Args:
-        service: a model that is trained there.
+        service: the model to train.
         recipe: which prompts get how many rollouts; its budget ends the run.
-        train: what is trained on.
-        settings: everything else.
-        heldout: what is evaluated on, `settings.eval_samples` rollouts each, which are billed; None: no evaluation.
-        prices: for the cost so far in money; None: in tokens only.
-        features: of the prompts, for a recipe that predicts; None: it predicts from what it sees during the run.
-        folder: gets what the native trainer writes; where the service keeps the model is in `model/tinker.json`.
+        train: the training set.
+        settings: all other settings of the run.
+        heldout: the evaluation set; each evaluation samples `settings.eval_samples` rollouts of each prompt, which are
+            billed. None: no evaluation.
+        prices: prices with which the metrics show the cost in money; None: only in tokens.
+        features: features of the prompts, for a recipe that predicts success rates; None: it predicts from the rollouts of
+            this run alone.
+        folder: where the run is written, in the native trainer's format; `model/tinker.json` there has the service's
+            paths of the trained weights. None: nothing is written.
         listener: called with each line of the metrics.
 
     Raises:
-        ValueError: settings that the service cannot have; names them.
+        ValueError: the service cannot honour some settings; the message names them.
     """
 
     def __init__(
@@ -70,20 +73,16 @@ class TinkerTrainer(Loop):
         folder: Path | None = None,
         listener: Listener | None = None,
     ) -> None:
-        _refuse_what_it_has_not(settings)
-        self.service, self.heldout, self.prices, self.remotely = (
-            service,
-            heldout,
-            prices,
-            Remotely(service.remote.request_seconds),
-        )
+        _check_supported(settings)
+        self.service, self.heldout, self.prices = service, heldout, prices
+        self.thread = EpisodeThread(service.remote.request_seconds)
         place = None if folder is None else RunFolder(folder)
         blocks = None if features is None else features.blocks
         if service.remote.concurrency is not None:
             recipe = streamed_aloud(recipe, log, ahead=service.remote.ahead)
         allocator = Allocator(recipe, train.table(blocks), settings.seed)
         logged = folder / ROLLOUTS if folder is not None and settings.log_rollouts else None
-        engine = RemoteEngine(service, train, settings.sampling, self.remotely, logged)
+        engine = RemoteEngine(service, train, settings.sampling, self.thread, logged)
         updater = RemoteUpdater(service, settings)
         self.remote = RemoteState(service, train, heldout, settings, allocator, engine, updater)
         refuse_unmeasured(recipe, "the Tinker API")
@@ -105,13 +104,17 @@ class TinkerTrainer(Loop):
         )
 
     def resume(self, *, accept_recipe: bool = False, accept_data: bool = False) -> int:
-        """As `Loop.resume`; what was paid after the checkpoint, as far as the metrics say, is counted as lost.
+        """As `Loop.resume`. Tokens that the metrics show as paid after the checkpoint are counted as lost.
 
         Raises:
-            ServiceFailed: the service does not have the checkpoint's weights any more.
+            ServiceFailed: the service has deleted the checkpoint's weights.
+            ValueError: as `Loop.resume`, or `accept_data` is True.
         """
         if accept_data:
-            raise ValueError("a run at a service cannot go on with other prompts yet; start it afresh")
+            raise ValueError(
+                "accept_data is not supported at a service: resume with the prompts that the run began with, or start a new "
+                "run"
+            )
         paid = self._paid_before()
         batches = super().resume(accept_recipe=accept_recipe)
         self.remote.lost = self.remote.lost + (paid - (self.service.usage + self.remote.lost))
@@ -119,7 +122,7 @@ class TinkerTrainer(Loop):
         return batches
 
     def _paid_before(self) -> Usage:
-        """What the newest line of the metrics says, what an earlier kill lost included."""
+        """The tokens paid so far by the newest line of the metrics, including those lost in earlier kills."""
         last = None if self.folder is None else newest_line(self.folder)
         return Usage() if last is None else _usage(last.get("cost")) + _usage(last.get("cost_lost"))
 
@@ -138,41 +141,44 @@ class TinkerTrainer(Loop):
 
     def _measure(self) -> Evaluation:
         assert self.heldout is not None
-        each, sampler = self.settings.eval_samples, self.service.sampler()
+        samples, sampler = self.settings.eval_samples, self.service.sampler()
         wave = Wave(self.service, sampler, self.settings.sampling, lambda rollout: self._stop.by is not None)
         orders = [
-            Order(prompt, prompt, 0, tuple(range(prompt * each, (prompt + 1) * each)))
+            Order(prompt, prompt, 0, tuple(range(prompt * samples, (prompt + 1) * samples)))
             for prompt in range(len(self.heldout.keys))
         ]
-        asked = [self.remotely.start(self.heldout, order, wave) for order in orders]
-        played = patient(begun(lambda: self.remotely.all_of(asked)), lambda: self._stop.by is not None)
-        if self._stop.by is not None:  # what was to be stopped was not scored
+        futures = [self.thread.start(self.heldout, order, wave) for order in orders]
+        played = patient(in_thread(lambda: self.thread.all_of(futures)), lambda: self._stop.by is not None)
+        if self._stop.by is not None:  # stopped rollouts were not scored
             raise Interrupted
-        return judged([one.trajectory.generation() for one in played], [one.outcome for one in played], each)
+        generations = [rollout.trajectory.generation() for rollout in played]
+        return judged(generations, [rollout.outcome for rollout in played], samples)
 
 
-def _usage(said: Any) -> Usage:
-    """What a line of the metrics says, which anybody may have changed."""
-    known = {name: said.get(name) for name in asdict(Usage())} if isinstance(said, dict) else {}
-    return Usage(**{name: value for name, value in known.items() if type(value) is int and value >= 0})
+def _usage(fields: Any) -> Usage:
+    """Usage from a line of the metrics; a field that is no count, because somebody edited the file, is 0."""
+    counts = {name: fields.get(name) for name in asdict(Usage())} if isinstance(fields, dict) else {}
+    return Usage(**{name: count for name, count in counts.items() if type(count) is int and count >= 0})
 
 
-def _refuse_what_it_has_not(settings: Settings) -> None:
-    has_not = {
+def _check_supported(settings: Settings) -> None:
+    unsupported = {
         "loss.kl": settings.loss.kl > 0,
         "loss.clip.dual": settings.loss.clip.dual is not None,
         "sampling.temperature other than 1": settings.sampling.temperature != 1,
     }
-    if refused := [name for name, is_set in has_not.items() if is_set]:
-        raise ValueError(f"the service has no {', '.join(refused)}; leave them at their defaults")
+    if names := [name for name, is_set in unsupported.items() if is_set]:
+        raise ValueError(f"the service does not support {', '.join(names)}; leave them at their defaults")
 
 
 def _warn_of(recipe: Recipe) -> None:
     if recipe.stopping:
         log.warning(
-            "the recipe stops rollouts, which the Tinker API cannot: each runs to its end and is paid, nothing is saved"
+            "the recipe stops rollouts early, but the Tinker API cannot abort a request: each rollout runs to its end and "
+            "is billed, so that stopping saves nothing"
         )
     if recipe.reads_kl:
         log.warning(
-            "the recipe forgets by how far updates move the policy, which is not measured here: it does not forget"
+            "the recipe discounts old outcomes by the KL divergence of each update, which the Tinker API does not measure: "
+            "old outcomes are not discounted"
         )

@@ -1,4 +1,4 @@
-"""What is trained on: sequences of tokens of which some were sampled, and how a checkpoint holds them."""
+"""The token sequences of a rollout, some tokens read and some sampled, and their form in a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch import Tensor
 from rollalloc.files.json_shape import check_shape
 from rollalloc.generate.sampler import Generation
 
-SHAPE = [(int, bool, [int])]  # of what `pack` describes
+SHAPE = [(int, bool, [int])]  # of the first result of `pack`
 _COLUMNS = {"tokens": torch.int64, "logprobs": torch.float32, "sampled": torch.bool}
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A sequence that one forward pass trains on.
+    """A sequence for one forward pass.
 
     Attributes:
-        tokens: ids, what was read and what was sampled, in their order; the first was read.
-        logprobs: float32, of each token where it was sampled, else 0.
-        sampled: whether each was.
+        tokens: ids of the tokens that were read and sampled, in order; the first was read.
+        logprobs: float32; the log-probability of each sampled token, 0 for the others.
+        sampled: for each token, whether it was sampled.
     """
 
     tokens: tuple[int, ...]
@@ -33,7 +33,7 @@ class Piece:
     sampled: NDArray[np.bool_]
 
     def then(self, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> Piece:
-        """With tokens behind it, which were read, or sampled with these log-probabilities."""
+        """This piece followed by more tokens: sampled if `logprobs` is given, else read."""
         added_T = np.zeros(len(tokens), np.float32) if logprobs is None else np.asarray(logprobs, np.float32)
         flags_T = np.full(len(tokens), logprobs is not None)
         return Piece(
@@ -48,7 +48,7 @@ NOTHING = Piece((), np.zeros(0, np.float32), np.zeros(0, np.bool_))
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A rollout's payload: more than one piece where what was read does not go on from what came before."""
+    """The tokens of a rollout; a new piece starts at each observation that does not extend the tokens before it."""
 
     rollout: int
     pieces: tuple[Piece, ...]
@@ -56,16 +56,16 @@ class Trajectory:
 
     @property
     def length(self) -> int:
-        """Sampled tokens."""
+        """Number of sampled tokens."""
         return sum(int(piece.sampled.sum()) for piece in self.pieces)
 
     @property
     def logprobs(self) -> NDArray[np.float32]:
-        """Of the sampled tokens, turn after turn."""
+        """Log-probabilities of the sampled tokens, turn by turn."""
         return np.concatenate([np.zeros(0, np.float32), *(piece.logprobs[piece.sampled] for piece in self.pieces)])
 
     def generation(self) -> Generation:
-        """What was sampled, turn after turn, as evaluations take it."""
+        """The sampled tokens, turn by turn, in the form that evaluations expect."""
         tokens = tuple(
             t for piece in self.pieces for t, sampled in zip(piece.tokens, piece.sampled, strict=True) if sampled
         )
@@ -73,9 +73,12 @@ class Trajectory:
 
 
 def pack(trajectories: Sequence[Trajectory]) -> tuple[list[Any], dict[str, Tensor]]:
-    """Trajectories as [rollout, truncated, length of each piece], and their columns one after the other."""
-    described = [[each.rollout, each.truncated, [len(piece.tokens) for piece in each.pieces]] for each in trajectories]
-    pieces = [piece for each in trajectories for piece in each.pieces]
+    """For each trajectory [rollout, truncated, lengths of its pieces]; and one tensor per column, over all pieces."""
+    described = [
+        [trajectory.rollout, trajectory.truncated, [len(piece.tokens) for piece in trajectory.pieces]]
+        for trajectory in trajectories
+    ]
+    pieces = [piece for trajectory in trajectories for piece in trajectory.pieces]
     columns = {name: [np.asarray(getattr(piece, name)) for piece in pieces] for name in _COLUMNS}
     return described, {
         name: torch.tensor(np.concatenate(columns[name]) if pieces else [], dtype=dtype)
@@ -87,7 +90,7 @@ def unpack(described: Any, tensors: Mapping[str, Tensor], where: str) -> list[Tr
     """The inverse of `pack`.
 
     Raises:
-        ValueError: one does not fit the other; begins with `where`.
+        ValueError: the description and the tensors do not fit each other; the message begins with `where`.
     """
     check_shape(described, SHAPE, where)
     total = sum(length for _, _, lengths in described for length in lengths)
@@ -97,12 +100,12 @@ def unpack(described: Any, tensors: Mapping[str, Tensor], where: str) -> list[Tr
             f"{where}: expected {list(_COLUMNS)} of {total} entries, got {held}; the checkpoint was changed"
         )
     tokens, logprobs, sampled = (tensors[name].numpy() for name in _COLUMNS)
-    at, trajectories = 0, []
+    start, trajectories = 0, []
     for rollout, truncated, lengths in described:
         pieces = []
         for length in lengths:
-            here = slice(at, at + length)
-            pieces.append(Piece(tuple(tokens[here].tolist()), logprobs[here].copy(), sampled[here].copy()))
-            at += length
+            span = slice(start, start + length)
+            pieces.append(Piece(tuple(tokens[span].tolist()), logprobs[span].copy(), sampled[span].copy()))
+            start += length
         trajectories.append(Trajectory(rollout, tuple(pieces), truncated))
     return trajectories

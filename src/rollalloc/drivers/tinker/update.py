@@ -1,8 +1,7 @@
-"""One batch as optimizer steps of the service: its rows as sequences, with the share of the loss that each has."""
+"""Trains on a batch at a service: rows become sequences whose advantages include each row's share of the loss."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any
@@ -17,26 +16,26 @@ from rollalloc.train.loss import shares
 from rollalloc.train.settings import Settings
 from rollalloc.train.update import mini_batches
 
-log = logging.getLogger(__name__)
+Sequence = tuple[tuple[int, ...], dict[str, list[Any]]]  # input token ids; targets, log-probabilities and advantages
 
 
 class RemoteUpdater:
     """Trains on batches at a service.
 
-    The service's losses are sums over tokens, of −ρ·A where the loss is "importance_sampling" and ρ the ratio to the
-    log-probability with which a token was sampled. What a row is to weigh is folded into its advantage:
+    The service's losses are sums over tokens. For "importance_sampling" each token adds −ρ·A, where ρ is the ratio of its
+    probability under the trained weights to that under the weights that sampled it. To get a mean instead of a sum, the
+    row's weight and its share of the loss are multiplied into the advantage:
 
         A_t = advantage · weight · share,    share as in `rollalloc.train.loss.shares`
 
-    so that the gradient is that of a mean, whatever the sizes of groups. A row of advantage 0 has no gradient: it counts
-    in the means, is not sent, and not billed.
+    A row whose advantage is 0 has no gradient. It counts in the mean, but is neither sent nor billed.
 
     Args:
         service: trains.
-        settings: of the trainer.
+        settings: settings of the run.
 
     Attributes:
-        steps: taken so far.
+        steps: optimizer steps taken so far.
     """
 
     def __init__(self, service: Service, settings: Settings) -> None:
@@ -51,17 +50,18 @@ class RemoteUpdater:
         spent: float | None = None,
         measure_kl: bool = False,
     ) -> dict[str, Any]:
-        """Take the configured number of optimizer steps; fewer where a part has no gradient.
+        """Take the configured number of optimizer steps; a mini-batch without a gradient takes none.
 
         Returns:
-            `loss_sum` of the service where it says so, `sampler_kl`, how far the weights that are trained were from those
-            that sampled, in nats per token, other figures of the service under `tinker/`, and what every trainer says.
+            Metrics, averaged over the steps: `loss_sum` if the service reports it; `sampler_kl`, the divergence between
+            the weights that sampled and those that are trained, in nats per token; the service's other metrics under
+            `tinker/`; `steps_in_batch` and `learning_rate`.
 
         Raises:
             ServiceFailed: the service failed.
-            FloatingPointError: what it measured is not finite.
+            FloatingPointError: a metric is not finite.
         """
-        figures: list[dict[str, float]] = []
+        metrics: list[dict[str, float]] = []
         settings = self.settings
 
         def rate(step: int) -> float:
@@ -71,26 +71,24 @@ class RemoteUpdater:
             rows = [batch.rows[index] for index in part]
             data = self._data(rows, generations)
             if data:
-                figures.append(self._step(data, rate(self.steps + 1)))
-        names = dict.fromkeys(name for step in figures for name in step)
-        means = {name: float(np.mean([step[name] for step in figures if name in step])) for name in names}
-        return {**means, "steps_in_batch": len(figures), "learning_rate": rate(self.steps)}
+                metrics.append(self._step(data, rate(self.steps + 1)))
+        names = dict.fromkeys(name for step in metrics for name in step)
+        means = {name: float(np.mean([step[name] for step in metrics if name in step])) for name in names}
+        return {**means, "steps_in_batch": len(metrics), "learning_rate": rate(self.steps)}
 
-    def _data(
-        self, rows: list[Row], generations: Mapping[int, Trajectory]
-    ) -> list[tuple[tuple[int, ...], dict[str, list[Any]]]]:
+    def _data(self, rows: list[Row], generations: Mapping[int, Trajectory]) -> list[Sequence]:
         settings = self.settings
-        made = [generations[row.rollout] for row in rows]
-        lengths_B = torch.tensor([max(1, each.length) for each in made])
+        trajectories = [generations[row.rollout] for row in rows]
+        lengths_B = torch.tensor([max(1, trajectory.length) for trajectory in trajectories])
         shares_B = shares(lengths_B, settings.loss.aggregation, settings.sampling.max_new_tokens).tolist()
         return [
             sequence(piece, row.advantage * row.weight * share)
-            for row, each, share in zip(rows, made, shares_B, strict=True)
-            for piece in each.pieces
+            for row, trajectory, share in zip(rows, trajectories, shares_B, strict=True)
+            for piece in trajectory.pieces
             if row.advantage * row.weight and piece.sampled.any()
         ]
 
-    def _step(self, data: list[tuple[tuple[int, ...], dict[str, list[Any]]]], rate: float) -> dict[str, float]:
+    def _step(self, data: list[Sequence], rate: float) -> dict[str, float]:
         settings, clip = self.settings, self.settings.loss.clip
         self.steps += 1
         adam = {
@@ -112,12 +110,12 @@ class RemoteUpdater:
         return {_renamed(name): value for name, value in measured.items()} | distance
 
 
-def sequence(piece: Piece, advantage: float) -> tuple[tuple[int, ...], dict[str, list[Any]]]:
-    """A piece as the service takes it: all but its last token, and for each the next one, sampled or only read.
+def sequence(piece: Piece, advantage: float) -> Sequence:
+    """A piece in the service's format: the input is all tokens but the last, the targets are all but the first.
 
     Args:
-        piece: its first token was read.
-        advantage: of each sampled token, 0 for the others: these have no gradient.
+        piece: must begin with a token that was read.
+        advantage: advantage of each sampled token; the tokens that were read get 0, so they have no gradient.
     """
     next_T = piece.sampled[1:]
     return piece.tokens[:-1], {
@@ -127,8 +125,11 @@ def sequence(piece: Piece, advantage: float) -> tuple[tuple[int, ...], dict[str,
     }
 
 
-def _distance(data: list[tuple[tuple[int, ...], dict[str, list[Any]]]], logprobs: list[Any]) -> dict[str, float]:
-    """How far what is trained is from what sampled: of sampled tokens the mean of exp(d) − d − 1, d = trained − sampled."""
+def _distance(data: list[Sequence], logprobs: list[Any]) -> dict[str, float]:
+    """The divergence between the sampling and the trained weights: the mean of exp(d) − d − 1 over sampled tokens.
+
+    d is a token's log-probability under the trained weights minus that under the weights that sampled it.
+    """
     total = tokens = 0.0
     if len(logprobs) != len(data):
         return {}
@@ -137,13 +138,13 @@ def _distance(data: list[tuple[tuple[int, ...], dict[str, list[Any]]]], logprobs
             return {}
         taken_T = np.asarray(inputs["advantages"]) != 0
         d_T = (np.asarray(trained_T, np.float64) - np.asarray(inputs["logprobs"], np.float64))[taken_T]
-        with np.errstate(over="ignore", invalid="ignore"):  # whoever asks refuses what is not finite
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses a value that is not finite
             total, tokens = total + float((np.expm1(d_T) - d_T).sum()), tokens + taken_T.sum()
     return {"sampler_kl": total / tokens} if tokens else {}
 
 
 def _renamed(name: str) -> str:
-    """The service's figures by our names where we have one."""
+    """Our name for a metric of the service, or its own under `tinker/`."""
     last = name.rsplit("/", 1)[-1]
     known = {"grad_norm": "grad_norm", "grad_norm:mean": "grad_norm", "loss:sum": "loss_sum"}
     return known.get(last, f"tinker/{last}")
