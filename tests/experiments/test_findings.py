@@ -99,7 +99,7 @@ def test_gains_are_compared_on_the_same_seed():
 def test_without_correction_stale_rows_count_as_if_they_were_fresh(monkeypatch):
     seen = []
     monkeypatch.setattr(findings_runs, "token_losses", lambda *given: seen.append(given))
-    with findings_runs._as_if_on_policy():
+    with findings_runs.as_if_on_policy(True):
         findings_runs.update.token_losses("new", "proximal", "behaviour", "rest")
     assert seen == [("new", "proximal", "proximal", "rest")]
     assert findings_runs.update.token_losses is token_losses

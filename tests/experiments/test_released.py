@@ -1,0 +1,68 @@
+"""How experiments/released.py reads its runs: costs to an accuracy, and ratios over seeds."""
+
+from __future__ import annotations
+
+import sys
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
+import released
+from released import ARMS, Progress, Ratio, ratio
+
+
+def progress(*accuracy, per_entry=10.0):
+    spent_N = per_entry * np.arange(1, len(accuracy) + 1)
+    return Progress(np.array(accuracy), {"rollouts": spent_N, "batches": spent_N, "steps": spent_N})
+
+
+def test_a_cost_is_interpolated_to_the_first_entry_at_the_accuracy():
+    curve = progress(0.2, 0.4, 0.3, 0.8)
+    assert curve.until(0.3, "rollouts") == pytest.approx(15)
+    assert curve.until(0.1, "rollouts") == 10
+    assert curve.until(0.9, "rollouts") == inf
+
+
+def test_ratios_are_grpos_cost_over_the_methods_and_bounds_are_marked():
+    grpo, twice_as_fast = progress(0.2, 0.4, 0.6), progress(0.2, 0.4, 0.6, per_entry=5.0)
+    same = ratio([(grpo, twice_as_fast, 1)] * 3, 1.0, "rollouts")
+    assert same.point == pytest.approx(2)
+    assert not same.bound
+    never = ratio([(grpo, progress(0.2, 0.3, 0.5), 1)], 1.0, "rollouts")
+    assert never.bound
+    assert str(never) == "< 1.00"
+
+
+def test_intervals_are_students_on_logarithms():
+    low, high = np.exp(Ratio((1.0, 2.0, 4.0)).ends())
+    assert Ratio((1.0, 2.0, 4.0)).point == pytest.approx(2)
+    assert low == pytest.approx(2 / np.exp(4.303 * np.log(2) / 3**0.5), rel=1e-3)
+    assert low * high == pytest.approx(4)
+
+
+def test_arms_of_pilot_commit_differ_in_what_the_plan_names():
+    published, changes = ARMS["pc6"], {}
+    for name in ("pc4", "pc6 raw", "default", "evidence", "none"):
+        differ = {key for key, value in ARMS[name].parameters.items() if published.parameters[key] != value}
+        changes[name] = (differ, ARMS[name].steps, ARMS[name].corrected)
+    eviction = {"p_solve", "confidence", "reprobe_every"}
+    assert changes == {
+        "pc4": (set(), 4, True),
+        "pc6 raw": (set(), 6, False),
+        "default": ({"pilots", *eviction}, 4, True),
+        "evidence": (eviction, 6, True),
+        "none": ({"p_solve"}, 6, True),
+    }
+
+
+def test_a_plan_begins_with_tuning_and_waits_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(released, "curve_of", lambda *given: None)
+    first = list(released.planned(tmp_path, tmp_path))
+    assert [each and (each.arm, each.rate) for each in first] == [
+        *(("grpo", rate) for rate in released.RATES),
+        *(("pc6", rate) for rate in released.RATES),
+        None,
+    ]
