@@ -5,6 +5,7 @@
 # make check  lint, types and the unit tests of what decides, at most 90 CPU seconds; make bench  speed; make clean  removes what these made
 # make package sets up .venv, builds wheel and sdist into dist/, checks and tries them, and resolves each extra
 # make installs  resolves every install command that README, guides, recipes and this file show, for each Python; installs nothing
+# make released  sets up .venv-verl and compares the runs of recipes/verl with the released scripts' values
 # make site   sets up .venv-docs and builds the guides and the API reference into site/, strictly
 # make verl-demo  sets up .venv-verl (4 GB) and trains a tiny model with verl, Ray, FSDP2 and vLLM on CPUs under Pilot-Commit
 # make verl-test  sets up .venv-verl and runs the tests with the real verl, about 20 minutes; ONLY=... some of them
@@ -19,7 +20,7 @@ UNIT   := $(addprefix tests/,core rules predict conformance data rewards recipes
 
 VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo laptop test test-e2e test-arithmetic mutants test-trl-oldest check bench package installs site clean verl-demo verl-test
+.PHONY: demo laptop test test-e2e test-arithmetic mutants test-trl-oldest check bench package installs released site clean verl-demo verl-test
 
 # torch first and by itself, so that what needs it takes this one. Where pip would fetch the build with several GB of CUDA,
 # TORCH="torch==2.13.0 --index-url <address of PyTorch's CPU wheels, from its install page>" takes the one without.
@@ -87,6 +88,9 @@ package: .venv/ready
 
 installs: .venv/ready
 	.venv/bin/python tools/installs.py
+
+released: .venv-verl/ready
+	PYTHONPATH=src .venv-verl/bin/python tools/released.py
 
 # Small and by itself: MkDocs reads docstrings without importing what they are of.
 .venv-docs/ready: pyproject.toml

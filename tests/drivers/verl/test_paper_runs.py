@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 hydra = pytest.importorskip("hydra", reason="verl's environment: make verl-test")
@@ -15,7 +16,7 @@ from rollalloc import recipes  # noqa: E402
 from rollalloc.drivers.verl.check import checked  # noqa: E402
 from rollalloc.drivers.verl.check import composed as of_command  # noqa: E402
 from rollalloc.drivers.verl.settings import read_settings  # noqa: E402
-from rollalloc.recipes.darts import Priced  # noqa: E402
+from rollalloc.recipes.darts import LongestBySize, Priced, ShortestAndLongest  # noqa: E402
 from rollalloc.recipes.pilot_commit import EveryRound, SubsampledPilots  # noqa: E402
 from rollalloc.rules.intake import KeepInFlight  # noqa: E402
 from rollalloc.rules.prompts import AsOffered  # noqa: E402
@@ -25,7 +26,14 @@ FOLDER = Path(__file__).parents[3] / "recipes" / "verl"
 PODS = ["pods_gsm8k", "pods_gsm8k_8gpu", "pods_math"]
 BASES = ("pods_", "darts_")
 ROWS = sorted(path.stem for path in FOLDER.glob("*_*.yaml") if not path.stem.startswith(BASES))
-DARTS = {"darts_dapo17k_14b": 128, "darts_dapo17k_30b": 128, "darts_deepmath_7b": 256, "darts_deepscaler_7b": 256}
+DARTS = {
+    "darts_dapo17k_14b": 128,
+    "darts_dapo17k_30b": 128,
+    "darts_dapo17k_32b": 128,
+    "darts_deepmath_7b": 256,
+    "darts_deepscaler_7b": 256,
+    "darts_math_3b": 256,
+}
 METHODS = sorted(path.stem for path in (FOLDER / "method").glob("*.yaml"))
 
 pytestmark = pytest.mark.verl
@@ -41,7 +49,7 @@ def test_every_row_and_method_is_there() -> None:
     assert ROWS == ["deepmath_1.5b", "polaris_14b", "polaris_4b", "polaris_8b"]
     assert sorted(path.stem for path in FOLDER.glob("pods_*.yaml")) == sorted([*PODS, "pods_base", "pods_one_gpu"])
     assert sorted(path.stem for path in FOLDER.glob("darts_*.yaml")) == sorted([*DARTS, "darts_base"])
-    assert METHODS == ["dapo", "darts", "grpo", "pilot_commit", "pods", "roll", "streamdapo"]
+    assert METHODS == ["dapo", "grpo", "pilot_commit", "pods", "roll", "stream", "streamdapo"]
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -126,20 +134,55 @@ def test_pods_grids_and_rules_are_overrides(rule: str) -> None:
 
 
 @pytest.mark.parametrize("row", DARTS)
-@pytest.mark.parametrize("method", ["darts", "grpo", "dapo", "roll", "streamdapo"])
+@pytest.mark.parametrize("method", ["stream", "grpo", "dapo", "roll", "streamdapo"])
 def test_runs_of_darts_stream_on_half_of_the_devices_and_train_on_eight_rows_a_group(row: str, method: str) -> None:
     config = of_command([f"--config-path={FOLDER}", f"--config-name={row}", f"method={method}"])
     step = checked(config)
     assert (step.prompts, step.mode) == (DARTS[row], "separate_async")
-    assert step.rows == (8 if "d" in method and method != "dapo" else None)
+    assert step.rows == (8 if method.startswith("stream") else None)
     assert config.actor_rollout_ref.rollout.n == 8
     assert config.actor_rollout_ref.rollout.n_gpus_per_node == config.trainer.n_gpus_per_node == 4
     assert config.trainer.v1.separate_async.parameter_sync_step == step.optimizer_steps == DARTS[row] / 32
 
 
+def test_stream_has_ten_rollouts_of_every_prompt_and_streamdapo_ten_to_sixteen_with_fewer_longest() -> None:
+    stream, streamdapo = (
+        recipe_of(of_command([f"--config-path={FOLDER}", "--config-name=darts_deepmath_7b", f"method={method}"]))[2]
+        for method in ("stream", "streamdapo")
+    )
+    lengths = np.arange(256.0)
+    assert set(stream.stages[0].size.spread(lengths, rows=8)) == {10}
+    assert stream.rows == ShortestAndLongest(7, 1)
+    sizes = streamdapo.stages[0].size.spread(lengths, rows=8)
+    assert (min(sizes), max(sizes), sum(sizes)) == (10, 16, 12 * 256)
+    assert set(streamdapo.stages[0].size.spread(np.ones(256), rows=8)) == {12}  # of prompts without a record
+    assert streamdapo.rows == LongestBySize(5, 3)
+
+
+def test_six_optimizer_steps_are_one_key() -> None:
+    """As the released Pilot-Commit takes them, of batches of which the others take four."""
+    six = "actor_rollout_ref.actor.ppo_mini_batch_size=21"
+    command = [f"--config-path={FOLDER}", "--config-name=deepmath_1.5b", "method=pilot_commit"]
+    assert [checked(of_command([*command, *chosen])).optimizer_steps for chosen in ([], [six])] == [4, 6]
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_method_of_a_row_has_one_and_the_same_loss(row: str) -> None:
+    losses = []
+    for method in METHODS:
+        config = of_command([f"--config-path={FOLDER}", f"--config-name={row}", f"method={method}"])
+        checked(config)
+        actor = OmegaConf.to_container(config.actor_rollout_ref.actor, resolve=True)
+        losses.append(
+            (actor, OmegaConf.to_container(config.algorithm), config.actor_rollout_ref.rollout.calculate_log_probs)
+        )
+    assert all(loss == losses[0] for loss in losses)
+    assert losses[0][1]["rollout_correction"]["rollout_is"] == "token"
+
+
 def test_a_latency_curve_of_darts_is_an_override() -> None:
-    """As the comment in method/darts.yaml writes it."""
-    chosen = ["method=darts", "+trainer.v1.rollalloc.latency=[[1,0.02],[256,0.03]]"]
+    """As the comment in method/streamdapo.yaml writes it."""
+    chosen = ["method=streamdapo", "+trainer.v1.rollalloc.latency=[[1,0.02],[256,0.03]]"]
     config = of_command([f"--config-path={FOLDER}", "--config-name=darts_deepmath_7b", *chosen])
     *_, recipe = recipe_of(config)
     assert recipe.stages[0].size == Priced(2.0, ((1, 0.02), (256, 0.03)), least=10, normalise=True)
