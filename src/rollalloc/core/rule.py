@@ -36,6 +36,7 @@ class Act(Enum):
 
 
 CAUSES = ("trained", "zero_variance", "out_of_band", "stale", "surplus", "unselected", "cancelled", "failed", "open")
+ALIKE = "zero_variance/alike"  # reason to drop a group whose metrics differ by less than a judge's least spread
 _DROPS = tuple(cause for cause in CAUSES if cause not in ("trained", "open"))
 
 

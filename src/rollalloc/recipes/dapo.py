@@ -27,6 +27,7 @@ def dapo(
     surplus: Literal["discard", "carry"] = "discard",
     max_candidates: int | None = None,
     deviation: advantages.Deviation | None = None,
+    min_spread: float = 0.0,
 ) -> Recipe:
     """DAPO's dynamic sampling: generate until `groups` groups have rewards that differ. arXiv 2503.14476.
 
@@ -42,6 +43,8 @@ def dapo(
             into the next batch.
         max_candidates: prompts that are tried for one batch, at most; after that the batch is short. None: no limit.
         deviation: as for `grpo`.
+        min_spread: keep a group only if its largest metric exceeds its smallest by this much, 0 or more. For graded
+            metrics, which are rarely equal. 0 keeps every group whose metrics differ, as published.
     """
     at_least("n", n, 2, "the rewards of one rollout cannot differ")
     gen_groups = batches_ahead(groups, gen_groups)
@@ -49,7 +52,7 @@ def dapo(
     base = grpo(groups, n, deviation)
     return replace(
         base,
-        stages=(replace(base.stages[0], judge=judges.NonzeroVariance()),),
+        stages=(replace(base.stages[0], judge=judges.NonzeroVariance(min_spread=min_spread)),),
         intake=intake.KeepInFlight(gen_groups),
         max_staleness=1 if surplus == "carry" else 0,
         max_candidates=max_candidates,

@@ -30,6 +30,7 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.prompt_pool import NEVER, NEXT_EPOCH, Epochs
 from rollalloc.core.recipe import Recipe, Stage, at_least, one_of
 from rollalloc.core.rule import (
+    ALIKE,
     Act,
     IntakeRule,
     IntakeTraits,
@@ -46,7 +47,7 @@ from rollalloc.core.statistics import aged
 from rollalloc.recipes.grpo import batches_ahead, grpo
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, intake, promote, sizes
-from rollalloc.rules.judges import TINY
+from rollalloc.rules.judges import TINY, mixed, refuse_spread
 from rollalloc.rules.rows import Chosen, MaxVariance, even, max_variance_subset
 
 _Promote = Literal["top_variance", "random", "oldest", "most_recent"]
@@ -80,6 +81,7 @@ def pilot_commit(
     reprobe_every: int | None = 4,
     confidence: float | None = 0.95,
     deviation: advantages.Deviation | None = None,
+    min_spread: float = 0.0,
 ) -> Recipe:
     """Pilot-Commit: pilot rollouts find prompts with reward variance, which get the other rollouts. arXiv 2605.26606.
 
@@ -120,6 +122,9 @@ def pilot_commit(
             64 later ones of the same prompt. None: the pilots of one visit decide. Two pilots out of two are then all
             right for every fourth prompt with a success rate of 0.5.
         deviation: as for `grpo`.
+        min_spread: a prompt passes only if the largest metric of its pilots exceeds the smallest by this much, 0 or more.
+            For graded metrics, whose mean may lie in the window although they are alike. 0 looks at the mean alone, as
+            published.
 
     Raises:
         ValueError: a number is out of its range, or the window is empty.
@@ -137,7 +142,7 @@ def pilot_commit(
             raise ValueError(f"n_effective must be at most n_pilot={n_pilot}, got {n_effective}")
         kernel = advantages.kernel_of(deviation)
         base = replace(base, rows=SubsampledPilots(n_effective), advantage=advantages.OverChosen(kernel))
-    window = Band(p_lower, p_upper, p_solve, reprobe_every, confidence)
+    window = Band(p_lower, p_upper, p_solve, reprobe_every, confidence, min_spread)
     return replace(
         base,
         stages=(
@@ -188,7 +193,8 @@ class Band(JudgeRule):
 
     1. If the prompt is solved, drop the group and evict the prompt for `reprobe_every` epochs, or for ever.
     2. Otherwise, if mean > 1 - p_upper or mean < p_lower, drop the group; its prompt comes back in the next epoch.
-    3. Otherwise the group goes on to the next stage.
+    3. Otherwise, if max - min < min_spread, drop the group in the same way.
+    4. Otherwise the group goes on to the next stage.
 
     A prompt is solved if the mean of this visit is at least p_solve and, with a `confidence`, all its visits together
     show that its success rate is (`surely_at_least`). In that count an attempt weighs half after every `HALF_LIFE`
@@ -201,6 +207,7 @@ class Band(JudgeRule):
         p_solve: success rate of a solved prompt, above 0. Above 1 nothing is evicted.
         reprobe_every: epochs until an evicted prompt is tried again, at least 1. None: it stays evicted.
         confidence: in (0, 1). None: the mean of this visit alone decides, as published.
+        min_spread: least difference of the largest and the smallest metric, 0 or more.
 
     Raises:
         ValueError: a number is out of its range, the window is empty (p_lower > 1 - p_upper), or p_solve is 1 with a
@@ -212,8 +219,10 @@ class Band(JudgeRule):
     p_solve: float
     reprobe_every: int | None = None
     confidence: float | None = None
+    min_spread: float = 0.0
 
     def __post_init__(self) -> None:
+        refuse_spread(self.min_spread)
         if not (0 <= self.p_lower <= 1 and 0 <= self.p_upper <= 1):
             raise ValueError(f"p_lower and p_upper must lie in [0, 1], got {self.p_lower} and {self.p_upper}")
         if self.p_lower > 1 - self.p_upper + TINY:
@@ -252,6 +261,8 @@ class Band(JudgeRule):
             return Verdict(Act.DROP, "out_of_band/too_easy")
         if mean < self.p_lower - TINY:
             return Verdict(Act.DROP, "out_of_band/too_hard")
+        if self.min_spread and not mixed(group, self.min_spread):
+            return Verdict(Act.DROP, ALIKE)
         return Verdict(Act.NEXT)
 
     def _solved(self, group: GroupView, mean: float) -> bool:
@@ -265,13 +276,17 @@ class Band(JudgeRule):
             return {"it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0)}
         mean = fmean(group.metrics_G.tolist())
         inside = self.p_lower - TINY <= mean <= 1 - self.p_upper + TINY
+        spread = float(np.ptp(group.metrics_G))
+        varied = not self.min_spread or (spread > 0 and spread >= self.min_spread - TINY)
         solved = self._solved_promised(group, mean)
         if solved is None:  # too close to the limit for numerical integration
             return {"it decides just when all rollouts ended": not group.unfinished}
         away = NEXT_EPOCH if not solved else NEVER if self.reprobe_every is None else Epochs(self.reprobe_every)
         return {
             "it decides just when all rollouts ended": not group.unfinished,
-            "just the means inside the window go on": (verdict.act is not Act.DROP) == (inside and not solved),
+            "just the means inside the window go on, if metrics differ enough": (
+                (verdict.act is not Act.DROP) == (inside and varied and not solved)
+            ),
             "a solved prompt is evicted for as long as said, another one comes back": (
                 verdict.act is not Act.DROP or verdict.until == away
             ),
