@@ -23,9 +23,10 @@ Arms, all without averaged weights, clipped at a gradient norm of 1:
     evidence, none   as pc6, but evicts by evidence or not at all
     n16, pc16   32 x 16, and 32 x (4 + 12) with 96 pilots every round, 4 steps
 
-Learning rates: the best of 7.5e-5, 1.5e-4, 3e-4 and 6e-4 for GRPO and for pc6 by the mean of the last five evaluations
-after 78,848 rollouts (154 and 102 batches) of seed 9800 on the first pool. GRPO's also serves DAPO and n16; pc6's, all arms
-of Pilot-Commit. If the best is at an end of the four, one more rate beyond it is run.
+Learning rates: for GRPO and for pc6, the best of 1.5e-4, 3e-4 and 6e-4 by the mean of the last five evaluations after 78,848
+rollouts (154 and 102 batches) of seed 9800 on the first pool; while the best is at an end, one more beyond it, half or twice
+as high, is run. GRPO's also serves DAPO and n16; pc6's, all arms of Pilot-Commit. (The first plan had four rates for each;
+when this was changed one run had ended, GRPO's at 7.5e-5.)
 
 Runs: 131,072 rollouts (256 batches of GRPO, about 170 of Pilot-Commit) on seeds 9801, 9802, 9803; 196,608 on the pool of
 2,048. The machine is shared and the time is short, so that `PLAN` is ordered by what decides most: GRPO, pc6 and pc4 on the
@@ -78,7 +79,7 @@ EDGES, SHARES = (
     },
 )
 TRAIN, FEW, HELDOUT, DRAWN = 8192, 2048, 2048, 150_000
-RATES, TUNING_SEED, SEEDS = (7.5e-5, 1.5e-4, 3e-4, 6e-4), 9800, (9801, 9802, 9803)
+RATES, TUNING_SEED, SEEDS = (1.5e-4, 3e-4, 6e-4), 9800, (9801, 9802, 9803)
 TUNING_ROLLOUTS, ROLLOUTS, LONG, EVERY, WINDOW = 78_848, 131_072, 196_608, 2_048, 5
 FIRST, SECOND, CONTROL, SMALL = "35-35-20-8192", "10-45-35-8192", "control-8192", "35-35-20-2048"
 COSTS = ("rollouts", "batches", "steps")
@@ -164,30 +165,43 @@ class Planned:
 # --------------------------------------------------------------------------------------------------------- carrying out
 
 
-def tuning(arm: str) -> list[Planned]:
-    """The tuning runs of an arm."""
-    return [Planned(FIRST, arm, rate, TUNING_SEED, TUNING_ROLLOUTS) for rate in RATES]
+@dataclass(frozen=True)
+class Tuning:
+    """The tuning runs of an arm that are needed as far as it is known, in order, and the chosen rate once it is."""
+
+    runs: tuple[Planned, ...]
+    rate: float | None
 
 
-def tuned_rate(arm: str, out: Path, tasks: Path) -> float | None:
-    """The best of the rates on the tuning seed; None while one of its runs has not ended."""
-    curves = [curve_of(each, out, tasks) for each in tuning(arm)]
-    if any(curve is None for curve in curves):
-        return None
-    return RATES[int(np.argmax([curve.accuracy[-1] for curve in curves if curve is not None]))]
+def tuning(arm: str, out: Path, tasks: Path) -> Tuning:
+    """The tuning of an arm: three rates, and one more beyond as long as the best is at an end."""
+    rates = list(RATES)
+    while True:
+        runs = tuple(Planned(FIRST, arm, rate, TUNING_SEED, TUNING_ROLLOUTS) for rate in rates)
+        last = [curve.accuracy[-1] for each in runs if (curve := curve_of(each, out, tasks)) is not None]
+        if len(last) < len(rates):
+            return Tuning(runs, None)
+        best = int(np.argmax(last))
+        if best == 0:
+            rates.insert(0, rates[0] / 2)
+        elif best == len(rates) - 1:
+            rates.append(2 * rates[-1])
+        else:
+            return Tuning(runs, rates[best])
 
 
 def planned(out: Path, tasks: Path) -> Iterator[Planned | None]:
     """Every run in its order; None where tuning has to end first."""
-    yield from [each for arm in ("grpo", "pc6") for each in tuning(arm)]
-    rates = {arm: tuned_rate(arm, out, tasks) for arm in ("grpo", "pc6")}
-    if None in rates.values():
+    tunings = {arm: tuning(arm, out, tasks) for arm in ("grpo", "pc6")}
+    for of_arm in tunings.values():
+        yield from of_arm.runs
+    if any(of_arm.rate is None for of_arm in tunings.values()):
         yield None
         return
     for pool, arms, seeds, rollouts in PLAN:
         for seed in seeds:
             for arm in arms:
-                yield Planned(pool, arm, rates[ARMS[arm].tuned_as] or nan, seed, rollouts)
+                yield Planned(pool, arm, tunings[ARMS[arm].tuned_as].rate or nan, seed, rollouts)
 
 
 def carry_out(out: Path, tasks: Path, *, one: bool) -> int:
@@ -301,8 +315,11 @@ def compared(out: Path, tasks: Path) -> Iterator[tuple[str, str, list[tuple[Prog
 def show(out: Path, tasks: Path) -> None:
     """The chosen rates, every run, and the ratios, in Markdown."""
     for arm in ("grpo", "pc6"):
-        last = {each.rate: curve_of(each, out, tasks) for each in tuning(arm)}
-        print(f"{arm}, tuning:", {rate: round(float(c.accuracy[-1]), 4) for rate, c in last.items() if c})
+        of_arm = tuning(arm, out, tasks)
+        last = {each.rate: curve_of(each, out, tasks) for each in of_arm.runs}
+        print(
+            f"{arm}, tuned to {of_arm.rate}:", {rate: round(float(c.accuracy[-1]), 4) for rate, c in last.items() if c}
+        )
     print("\n| pool | method | seed | rollouts | batches | steps | peak | at the end | evicted |\n|" + "---|" * 9)
     for each in planned(out, tasks):
         curve = None if each is None else curve_of(each, out, tasks)

@@ -66,3 +66,21 @@ def test_a_plan_begins_with_tuning_and_waits_for_it(tmp_path, monkeypatch):
         *(("pc6", rate) for rate in released.RATES),
         None,
     ]
+
+
+@pytest.mark.parametrize(
+    ("best", "tried"),
+    [
+        (3e-4, [1.5e-4, 3e-4, 6e-4]),
+        (7.5e-5, [3.75e-5, 7.5e-5, 1.5e-4, 3e-4, 6e-4]),
+        (6e-4, [1.5e-4, 3e-4, 6e-4, 1.2e-3]),
+    ],
+)
+def test_rates_are_added_until_the_best_is_inside(tmp_path, monkeypatch, best, tried):
+    def curve(run, *places):
+        return progress(1 - abs(np.log(run.rate / best)))
+
+    monkeypatch.setattr(released, "curve_of", curve)
+    found = released.tuning("grpo", tmp_path, tmp_path)
+    assert found.rate == pytest.approx(best)
+    assert [run.rate for run in found.runs] == pytest.approx(tried)
