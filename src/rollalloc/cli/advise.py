@@ -140,15 +140,23 @@ def _pastes(verdict: Advice, framework: str, asked: Asked) -> list[str]:
 
 
 def _features(at: str, log: Log) -> NDArray[np.float32] | None:
-    """Features from the file that a sampled profile keeps beside its log, (P, D); None if there is none.
+    """Features that a sampled profile keeps beside its log, or those of its prompts' texts, (P, D); None: it has neither.
 
     Raises:
         ValueError: the file is corrupt, or lacks some of the log's prompts.
     """
     from rollalloc.data.feature_file import read_features
     from rollalloc.files.names import FEATURES
+    from rollalloc.lab.advise.profile_folder import prompts_beside
+    from rollalloc.lab.waste.readers.shared import message_text
+    from rollalloc.lab.waste.texts import features_of
 
     file = (Path(at) if Path(at).is_dir() else Path(at).parent) / FEATURES
-    if log.groups is None or not file.is_file():
+    if log.groups is None:
         return None
-    return np.concatenate([*read_features(file, log.groups.keys).blocks.values()], 1)
+    if file.is_file():
+        return np.concatenate([*read_features(file, log.groups.keys).blocks.values()], 1)
+    rows = prompts_beside(Path(at))
+    if not rows.keys() >= set(log.groups.keys):
+        return None
+    return np.array([features_of(message_text(rows[key]["prompt"])) for key in log.groups.keys], np.float32)

@@ -11,14 +11,17 @@ import typer
 from rich.console import Console
 
 from rollalloc.cli.exported import Exported
-from rollalloc.cli.options import Given, Sampled, folder, output, titled
+from rollalloc.cli.options import Given, Sampled, folder, listed, output, titled
 from rollalloc.cli.progress import leave, say, staged
 from rollalloc.cli.reading import Reading
 
 if TYPE_CHECKING:
+    from rollalloc.generate.served import Endpoint
     from rollalloc.train.description import Run
 
-_PANEL = "Sampling a profile"
+_PANEL, _SERVER = "Sampling a profile", "A served model"
+_OF_SERVER = ("served_model", "concurrency", "request_limit", "retries", "price")  # options of --endpoint
+_NOT_SERVED = ("model", "task", "device", "kv_tokens", "max_rows")  # options of a model in this process
 _OF_LOGS = ("format", "weights", "group_size", "rows")  # options for reading other frameworks' logs
 
 
@@ -35,6 +38,21 @@ class Asked(Reading, Sampled, Exported):
     ] = None
     sample_prompts: Annotated[int | None, titled("Prompts to sample, at most (default: 256).", _PANEL)] = None
     sample_n: Annotated[int | None, titled("Rollouts per prompt (default: 4).", _PANEL)] = None
+    endpoint: Annotated[
+        str | None,
+        titled(
+            "Sample at an OpenAI-compatible server instead, e.g. http://localhost:8000/v1; OPENAI_API_KEY is its key.",
+            _SERVER,
+        ),
+    ] = None
+    served_model: Annotated[str | None, titled("Name under which the server serves the model.", _SERVER)] = None
+    concurrency: Annotated[int | None, titled("Requests under way at once (default: 16).", _SERVER)] = None
+    request_limit: Annotated[float | None, titled("Seconds that a request may take (default: 300).", _SERVER)] = None
+    retries: Annotated[int | None, titled("Further tries of a request that failed (default: 5).", _SERVER)] = None
+    price: Annotated[
+        str | None,
+        titled("Prices of a million tokens of prompts and of answers, e.g. 0.15,0.60: shows the cost.", _SERVER),
+    ] = None
     out: Annotated[
         Path | None,
         output("Folder of the profile; an unfinished one continues (default: a new folder in runs/).", parser=folder),
@@ -59,21 +77,40 @@ class Asked(Reading, Sampled, Exported):
                     f"{options}: does not apply to a log; take it out, or leave the log out to sample a profile"
                 )
             return path, self
-        if self.task is None and self.model is None:
-            raise ValueError("give a log of rollouts, or --model with --prompts and --reward, or --task, to sample one")
+        if self.task is None and self.model is None and self.endpoint is None:
+            raise ValueError(
+                "give a log of rollouts, or --model with --prompts and --reward, or --endpoint with these, or --task, to "
+                "sample one"
+            )
+        self._check_server()
         if useless:
             raise ValueError(f"{options}: does not apply when a profile is sampled; take it out")
         return str(self._profile(seed)), replace(self, reward=None)
+
+    def _check_server(self) -> None:
+        """Refuse options of a served model without one, and those of a model in this process with one."""
+        names = _OF_SERVER if self.endpoint is None else _NOT_SERVED
+        if useless := [name for name in names if getattr(self, name) != getattr(Asked, name)]:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
+            where = "only with --endpoint" if self.endpoint is None else "not to a model that a server samples"
+            raise ValueError(
+                f"{options}: applies {where}; take it out" + (", or give it" if self.endpoint is None else "")
+            )
+        if self.endpoint is not None and not self.served_model:
+            raise ValueError("--endpoint: which of its models? Give --served-model, the name under which it is served")
 
     def _profile(self, seed: int) -> Path:
         """Sample a profile, or continue one, and return its folder."""
         from rollalloc.cli.sources import run_of
         from rollalloc.lab.advise.sampling import sample_profile
+        from rollalloc.lab.advise.served import sample_served
         from rollalloc.lab.bench.presets import made
         from rollalloc.train.execution import one_thread
 
         console = Console(stderr=True)
         given = Given(**{each.name: getattr(self, each.name) for each in fields(Sampled)})
+        if self.endpoint is not None:
+            given = replace(given, model=self.served_model)
         run = run_of(given, "reinforce", {}, seed)  # only its source and sampling settings are used
         if self.task:
             one_thread()
@@ -83,10 +120,38 @@ class Asked(Reading, Sampled, Exported):
         say(console, f"the profile is kept in {place}; the same command goes on with it")
         try:
             with staged() as shown:
+                if self.endpoint is not None:
+                    how |= {"prices": self._prices(), "say": lambda text: say(console, text)}
+                    how |= {"overwrite": self.overwrite, "progress": shown}
+                    return sample_served(run, self._server(), place, seed=seed, **how)
                 run = made(run, self.tasks, shown)
                 return sample_profile(run, place, seed=seed, overwrite=self.overwrite, progress=shown, **how)
         except KeyboardInterrupt:
-            leave(console, f"left at once; the same command goes on from the last whole wave in {place}", SIGINT)
+            since = "the last whole wave" if self.endpoint is None else "the answers"
+            leave(console, f"left at once; the same command goes on from {since} in {place}", SIGINT)
+
+    def _server(self) -> Endpoint:
+        """The served model, as the options say."""
+        from rollalloc.generate.served import Endpoint
+
+        how: dict[str, Any] = {
+            "concurrency": self.concurrency,
+            "limit_s": self.request_limit,
+            "retries": self.retries,
+        }
+        how = {name: value for name, value in how.items() if value is not None}
+        return Endpoint(url=str(self.endpoint), model=str(self.served_model), **how)
+
+    def _prices(self) -> tuple[float, float] | None:
+        """Prices of a million tokens of prompts and of answers; None: not given."""
+        if self.price is None:
+            return None
+        prices = listed("--price", self.price, float, "0.15,0.60")
+        if len(prices) != 2 or not all(0 <= price < 1e6 for price in prices):
+            raise ValueError(
+                f"--price: expected two prices, of prompts and of answers, got {self.price!r}; e.g. 0.15,0.60"
+            )
+        return prices[0], prices[1]
 
 
 _OF_BOTH = {each.name for kind in (Reading, Exported) for each in fields(kind)}

@@ -3,4 +3,4 @@
 METRICS, ROLLOUTS, REWARDS = "metrics.jsonl", "rollouts.jsonl", "rewards.json"
 DESCRIPTION, MODEL, ALLOCATOR, FEATURES = "run.json", "model", "allocator.json", "features.safetensors"
 CHECKPOINTS = "checkpoints"
-PROFILE, PROMPTS = "profile.json", "prompts.jsonl"
+PROFILE, PROMPTS, ANSWERS = "profile.json", "prompts.jsonl", "answers.jsonl"

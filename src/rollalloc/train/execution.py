@@ -166,7 +166,7 @@ def try_reward(source: Source, sampling: Sampling) -> None:
     Raises:
         ValueError, TypeError, OSError, ImportError, AttributeError: says which.
     """
-    _loaded(source.reward)
+    loaded_reward(source.reward)
     context = context_of(source.model)
     if context is not None:
         refuse_longer(sampling.max_new_tokens, context)
@@ -266,7 +266,7 @@ def one_thread() -> None:
 def scorer_of(run: Run) -> Scorer:
     """What scores a run's rollouts, in processes that may be killed unless its source says otherwise."""
     source = run.source
-    scorer: Scorer = InlineScorer(_loaded(source.reward))  # a wrong path fails now, not with the first rollouts
+    scorer: Scorer = InlineScorer(loaded_reward(source.reward))  # a wrong path fails now, not with the first rollouts
     if source.reward_workers > 0:
         workers, limit_s = source.reward_workers, source.reward_limit_s
         scorer = WorkerScorer(source.reward, workers, limit_s, cached=source.reward_cache)
@@ -275,7 +275,7 @@ def scorer_of(run: Run) -> Scorer:
     return OverlongScorer(scorer, run.settings.sampling.max_new_tokens, source.overlong_buffer)
 
 
-def _loaded(reward: str) -> RewardFunction:
+def loaded_reward(reward: str) -> RewardFunction:
     """A reward function by its path."""
     try:
         return load_reward(reward)

@@ -13,11 +13,12 @@ from rollalloc.core.packing import differences
 from rollalloc.data._files import read_rows
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims, Lock, refuse, refuse_read_only
-from rollalloc.files.names import FEATURES, PROFILE, PROMPTS, REWARDS, ROLLOUTS
+from rollalloc.files.names import ANSWERS, FEATURES, PROFILE, PROMPTS, REWARDS, ROLLOUTS
 from rollalloc.files.opening import read_text
 from rollalloc.files.stamps import GrowingStamp, Stamp, why_changed
 
-_NAMES = (PROFILE, ROLLOUTS, PROMPTS, FEATURES, REWARDS)
+_MADE = (PROFILE, ROLLOUTS, PROMPTS, FEATURES, REWARDS)
+_NAMES = (*_MADE, ANSWERS)
 _KIND = "profile"
 _GROWS = "prompts"  # key of the description that may grow: more prompts can be added
 _FOUND = "of"  # key: how many prompts there were to draw from
@@ -89,10 +90,13 @@ class ProfileFolder:
         return self.rollouts() == n * saved[_GROWS]
 
     def begin(self, *, overwrite: bool = False) -> int:
-        """Claim the folder after `check`; returns the number of prompts of the profile already there, 0 for a new one."""
+        """Claim the folder after `check`; returns the number of prompts of the profile already there, 0 for a new one.
+
+        A server's answers stay even if the rest is removed: they were paid for.
+        """
         self._lock.take()
         if overwrite:
-            self._claims.remove(_NAMES)
+            self._claims.remove(_MADE)
         saved = self.saved()
         self._claims.add(_NAMES)
         self._begun = True

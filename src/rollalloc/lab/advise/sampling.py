@@ -12,17 +12,18 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rollalloc.core.errors import NoScores
 from rollalloc.core.events import Order
 from rollalloc.core.recipe import at_least
 from rollalloc.core.seeds import rng
 from rollalloc.data.feature_file import save_features
-from rollalloc.data.prompts import EncodedPrompts, load_prompts
+from rollalloc.data.prompts import EncodedPrompts, PromptSet, load_prompts
 from rollalloc.files.atomic import write_text
 from rollalloc.files.names import FEATURES, PROMPTS, REWARDS, ROLLOUTS
 from rollalloc.generate.engine import Scoring
+from rollalloc.generate.outcomes import Outcomes
 from rollalloc.generate.sampler import Generation
 from rollalloc.generate.sync_engine import SyncEngine, in_order
 from rollalloc.lab.advise.profile_folder import ProfileFolder
@@ -31,6 +32,7 @@ from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.features import features_of
 from rollalloc.models.policy import Policy, usable_device
 from rollalloc.rewards.function import Outcome, Scored
+from rollalloc.rewards.scorers import Scorer
 from rollalloc.train.description import Run, digests_of
 from rollalloc.train.execution import encoded, scorer_of, try_reward
 
@@ -77,7 +79,7 @@ def sample_profile(
     for name, number, least in (("prompts", prompts, 1), ("n", n, 1), ("seed", seed, 0)):
         at_least(name, number, least)
     source, sampling = run.source, run.settings.sampling
-    described = _described(run, prompts, n, seed)
+    described = described_profile(run, prompts, n, seed)
     with ProfileFolder(folder) as place:
         place.check(described, overwrite=overwrite)
         if not overwrite and place.is_whole(prompts, n):
@@ -88,43 +90,59 @@ def sample_profile(
         with scorer_of(run) as scorer:
             policy = Policy.load(source.model, device=source.device)
             train = encoded(source, policy, sampling, given)
-            drawn = rng(seed, "profile").permutation(len(train.tokens))[:prompts].tolist()
+            drawn = drawn_of(seed, prompts, len(train.tokens))
             before = place.begin(overwrite=overwrite)
             if before < len(drawn):
                 _write_prompts(folder, policy, train, drawn, progress)
                 place.describe(described | {"prompts": len(drawn), "of": len(train.tokens)})
             sampler = _Sampler(Behaviour(policy, "float32"), train, scorer, sampling, seed, folder / ROLLOUTS)
-            orders = [Order(group, prompt, 0, _ids(group, n)) for group, prompt in enumerate(drawn)]
-            sampler.roll_out(orders, _kept(place, before, n), place, progress)
+            roll_out(sampler, orders_of(drawn, n), kept(place, before, n), place, progress)
     return folder / ROLLOUTS
+
+
+class Waves(Protocol):
+    """Generates, scores and logs rollouts wave by wave, in this process or at a server.
+
+    Attributes:
+        scorer: of the rollouts.
+        outcomes: of the rollouts so far.
+    """
+
+    scorer: Scorer
+    outcomes: Outcomes
+
+    def wave(self, orders: Sequence[Order], done: Callable[[int], None]) -> list[Outcome]:
+        """Generate, score and log one wave; `done` is called with the number of rollouts of the profile so far."""
+        ...
+
+
+def roll_out(waves: Waves, orders: Sequence[Order], begun: int, place: ProfileFolder, progress: Shown) -> None:
+    """Roll out all but the first `begun` orders, wave by wave; each wave is logged when it is complete.
+
+    Raises:
+        NoScores: none of the rollouts made here has a score, and they are many, or all there are.
+    """
+    each = len(orders[0].rollouts)
+    progress("rollouts", begun * each, len(orders) * each)
+    scored = False
+    for begin, end in _waves(begun, len(orders)):
+        outcomes = waves.wave(orders[begin:end], lambda done: progress("rollouts", done, len(orders) * each))
+        place.stamp()
+        write_text(place.path / REWARDS, json.dumps(waves.scorer.report(), indent=1))
+        scored |= any(isinstance(outcome, Scored) for outcome in outcomes)
+        if not scored and ((end - begun) * each >= _PATIENCE or (begun, end) == (0, len(orders))):
+            raise NoScores(
+                f"none of {(end - begun) * each} rollouts has a score, mostly because: "
+                f"{waves.outcomes.commonest_failure()}. Repair the reward, then sample again over what is in "
+                f"{place.path} (--overwrite)"
+            )
 
 
 class _Sampler(SyncEngine):
     """Rolls out orders that come from no allocator, and logs them."""
 
-    def roll_out(self, orders: Sequence[Order], begun: int, place: ProfileFolder, progress: Shown) -> None:
-        """Roll out all but the first `begun` orders, wave by wave; each wave is logged when it is complete.
-
-        Raises:
-            NoScores: none of the rollouts made here has a score, and they are many, or all there are.
-        """
-        each = len(orders[0].rollouts)
-        progress("rollouts", begun * each, len(orders) * each)
-        scored = False
-        for begin, end in _waves(begun, len(orders)):
-            outcomes = self._wave(orders[begin:end], lambda done: progress("rollouts", done, len(orders) * each))
-            place.stamp()
-            write_text(place.path / REWARDS, json.dumps(self.scorer.report(), indent=1))
-            scored |= any(isinstance(outcome, Scored) for outcome in outcomes)
-            if not scored and ((end - begun) * each >= _PATIENCE or (begun, end) == (0, len(orders))):
-                raise NoScores(
-                    f"none of {(end - begun) * each} rollouts has a score, mostly because: "
-                    f"{self.outcomes.commonest_failure()}. Repair the reward, then sample again over what is in "
-                    f"{place.path} (--overwrite)"
-                )
-
-    def _wave(self, orders: Sequence[Order], done: Callable[[int], None]) -> list[Outcome]:
-        """Generate, score and log one wave; `done` is called with the number of rollouts of the profile so far."""
+    def wave(self, orders: Sequence[Order], done: Callable[[int], None]) -> list[Outcome]:
+        """As `Waves.wave`."""
         order_of = {rollout: order for order in orders for rollout in order.rollouts}
         scoring: list[Scoring] = []
         count = min(order_of)
@@ -144,7 +162,7 @@ class _Sampler(SyncEngine):
         return list(outcomes)
 
 
-def _described(run: Run, prompts: int, n: int, seed: int) -> dict[str, Any]:
+def described_profile(run: Run, prompts: int, n: int, seed: int) -> dict[str, Any]:
     """The settings that determine a profile's rollouts; equal settings give equal rollouts."""
     source = replace(run.source, heldout=None)
     named = ("model", "prompts", "reward", "drop_overlong", "overlong_buffer")
@@ -168,6 +186,18 @@ def _described(run: Run, prompts: int, n: int, seed: int) -> dict[str, Any]:
 def _write_prompts(folder: Path, policy: Policy, train: EncodedPrompts, drawn: Sequence[int], progress: Shown) -> None:
     """Write each drawn prompt's row, in verl's schema, and its features under the initial model, both by key."""
     given = train.prompt_set
+    write_rows(folder, given, drawn)
+    features = features_of(
+        policy.model,
+        [train.tokens[prompt] for prompt in drawn],
+        pad_id=policy.pad_id,
+        progress=lambda done, of: progress("features", done, of),
+    )
+    save_features(folder / FEATURES, [given.keys[prompt] for prompt in drawn], features)
+
+
+def write_rows(folder: Path, given: PromptSet, drawn: Sequence[int]) -> None:
+    """Write each drawn prompt's row, in verl's schema, by key."""
     rows = [
         {
             "key": given.keys[prompt],
@@ -179,25 +209,24 @@ def _write_prompts(folder: Path, policy: Policy, train: EncodedPrompts, drawn: S
         for prompt in drawn
     ]
     write_text(folder / PROMPTS, "".join(json.dumps(row) + "\n" for row in rows))
-    features = features_of(
-        policy.model,
-        [train.tokens[prompt] for prompt in drawn],
-        pad_id=policy.pad_id,
-        progress=lambda done, of: progress("features", done, of),
-    )
-    save_features(folder / FEATURES, [given.keys[prompt] for prompt in drawn], features)
 
 
-def _ids(group: int, n: int) -> tuple[int, ...]:
-    return tuple(range(group * n, (group + 1) * n))
+def drawn_of(seed: int, prompts: int, of: int) -> list[int]:
+    """The prompts of a profile: some of `of`, uniformly without replacement."""
+    return rng(seed, "profile").permutation(of)[:prompts].tolist()
 
 
-def _kept(place: ProfileFolder, before: int, n: int) -> int:
+def orders_of(drawn: Sequence[int], n: int) -> list[Order]:
+    """One group of n rollouts for each drawn prompt; rollout r belongs to group r // n."""
+    return [Order(group, prompt, 0, tuple(range(group * n, (group + 1) * n))) for group, prompt in enumerate(drawn)]
+
+
+def kept(place: ProfileFolder, before: int, n: int) -> int:
     """Number of prompts whose rollouts are kept: all if the profile was complete, else those of complete waves."""
     groups = place.rollouts() // n
-    kept = groups if groups == before else _boundary(groups)
-    place.cut(kept * n)
-    return kept
+    whole = groups if groups == before else _boundary(groups)
+    place.cut(whole * n)
+    return whole
 
 
 def _boundary(prompts: int) -> int:

@@ -1,0 +1,422 @@
+"""Rollouts from a model behind an OpenAI-compatible server: vLLM, SGLang, llama.cpp, Ollama, or a hosted API.
+
+The server renders and tokenizes prompts; messages are sent as messages. The key comes from `OPENAI_API_KEY` and appears in
+no file and no message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from hashlib import blake2b
+from threading import Thread
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from rollalloc.core.recipe import at_least
+from rollalloc.data.prompts import Prompt
+from rollalloc.files.text import visible
+from rollalloc.generate.sampling import Sampling
+
+KEY = "OPENAI_API_KEY"
+_CONNECT_S = 10.0  # until a server takes the connection
+_LISTING_S = 20.0  # until it lists its models
+_MALFORMED = 3  # tries of a request whose answer cannot be read
+_SHOWN = 300  # characters of a server's own message
+_MOST_AT_ONCE = 1000  # connections that the client opens
+# Servers take these defaults from the model's generation_config.json or from themselves: llama.cpp keeps 40 tokens, Qwen 20.
+_NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+_ANSWERED = ("stop", "length", "eos", "stop_sequence")  # how an answer ends that is whole, or as long as it may be
+
+
+class ServerFailed(RuntimeError):
+    """The server cannot be reached, refuses, or speaks another protocol. Answers that came before are kept."""
+
+
+class _Refused(ServerFailed):
+    """The server refuses one request by its content."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """A served model, and how its server is used.
+
+    Attributes:
+        url: the API's base address, e.g. http://localhost:8000/v1.
+        model: the name under which it serves the model.
+        concurrency: requests under way at once, at least 1.
+        limit_s: seconds that a request may take, above 0.
+        retries: further tries of a request that failed (no connection, time-out, 408, 409, 429, 5xx), with growing pauses.
+
+    Raises:
+        ValueError: a value out of its range, or an address that is not one.
+    """
+
+    url: str
+    model: str
+    concurrency: int = 16
+    limit_s: float = 300.0
+    retries: int = 5
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            whole = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
+        except ValueError:
+            whole, parts = False, urlsplit("")
+        if parts.username is not None or parts.password is not None or parts.query:
+            raise ValueError(f"--endpoint: a key must not be part of the address, which is logged; put it into {KEY}")
+        if not whole:
+            raise ValueError(f"--endpoint: expected an address such as http://localhost:8000/v1, got {self.url!r}")
+        if not self.model.strip():
+            raise ValueError("--served-model: expected the name under which the model is served, got an empty one")
+        at_least("concurrency", self.concurrency, 1)
+        at_least("retries", self.retries, 0)
+        if self.concurrency > _MOST_AT_ONCE:
+            raise ValueError(f"concurrency must be at most {_MOST_AT_ONCE} requests, got {self.concurrency}")
+        if not 0 < self.limit_s < 1e6:
+            raise ValueError(f"request_limit must be a positive number of seconds, got {self.limit_s}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered to one request.
+
+    Attributes:
+        text: of the completion.
+        tokens: of the completion, as the server counts them; None: it does not say.
+        prompt_tokens: of the prompt; likewise.
+        truncated: the length limit cut it off.
+        failure: why it is no rollout: the server cut it off for another reason, or refused the prompt; empty: it is one.
+    """
+
+    text: str
+    tokens: int | None
+    prompt_tokens: int | None
+    truncated: bool
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked of a server, the same for every prompt.
+
+    Attributes:
+        model: its name.
+        sampling: maximum tokens, temperature and top_p are sent; top_k, min_p and repetition penalty are switched off where
+            the server knows them.
+        template_args: arguments of the server's chat template.
+        skip_refused: a prompt that the server refuses becomes an answer with a failure, instead of an error.
+    """
+
+    model: str
+    sampling: Sampling
+    template_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    skip_refused: bool = False
+
+    def digest(self, prompt: Prompt) -> str:
+        """A digest of all that determines the distribution of the answers to a prompt."""
+        sampling = self.sampling
+        asked = [self.model, sampling.max_new_tokens, sampling.temperature, sampling.top_p, dict(self.template_args)]
+        return blake2b(json.dumps([*asked, prompt], sort_keys=True).encode(), digest_size=12).hexdigest()
+
+
+class ServedModel:
+    """Asks a server for completions. Use it within one event loop.
+
+    Args:
+        endpoint: where, and how.
+        ask: what.
+
+    Attributes:
+        refused: parameters that the server does not know, so that its own defaults hold.
+
+    Raises:
+        ImportError: the `openai` package is not installed.
+    """
+
+    def __init__(self, endpoint: Endpoint, ask: Ask) -> None:
+        self._openai = openai_module()
+        self.endpoint, self.ask = endpoint, ask
+        self.refused: list[str] = []
+        self._client = self._openai.AsyncOpenAI(
+            base_url=endpoint.url,
+            api_key=os.environ.get(KEY) or "none",
+            max_retries=endpoint.retries,
+            timeout=self._openai.Timeout(endpoint.limit_s, connect=_CONNECT_S),
+        )
+        self._length = "max_tokens"
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    async def check(self) -> None:
+        """Check that the server is there, speaks the protocol, takes the key and serves the model; nothing is paid.
+
+        Raises:
+            ServerFailed: says which does not hold, and what to do.
+        """
+        try:
+            page = await self._client.with_options(timeout=_LISTING_S, max_retries=1).models.list()
+            served = [model.id for model in page.data]
+        except self._openai.NotFoundError:
+            return  # some servers do not list their models
+        except self._openai.OpenAIError as error:
+            raise ServerFailed(self._why(error)) from None
+        except (AttributeError, TypeError, ValueError):
+            raise ServerFailed(f"{self.endpoint.url}/models {_NO_PROTOCOL}") from None
+        if served and self.endpoint.model not in served:
+            near = get_close_matches(self.endpoint.model, served, 1, 0.3) or served[:1]
+            some = ", ".join(visible(name) for name in served[:8]) + (" ..." if len(served) > 8 else "")
+            raise ServerFailed(
+                f"{self.endpoint.url} serves {some}, not {self.endpoint.model!r}; give --served-model {visible(near[0])}"
+            )
+
+    async def answer(self, prompt: Prompt) -> Answer:
+        """One completion of a prompt.
+
+        Raises:
+            ServerFailed: it failed again and again, or refused; says why.
+        """
+        problem = ""
+        for _ in range(_MALFORMED):
+            try:
+                reply = await self._request(prompt)
+                return self._read(reply, chat=not isinstance(prompt, str))
+            except _Refused as error:
+                if not self.ask.skip_refused:
+                    raise
+                return Answer("", 0, 0, False, failure=str(error))
+            except self._openai.OpenAIError as error:
+                raise ServerFailed(self._why(error)) from None
+            except (AttributeError, TypeError, ValueError, IndexError) as error:  # half of JSON, or another shape
+                problem = f"{type(error).__name__}: {error}"[:_SHOWN]
+        raise ServerFailed(f"{self.endpoint.url} {_NO_PROTOCOL} ({self._hidden(problem)}, {_MALFORMED} times)")
+
+    async def _request(self, prompt: Prompt) -> Any:
+        """Send a request. What the server does not know of the optional parameters is left out from then on."""
+        while True:
+            try:
+                return await self._send(prompt)
+            except (self._openai.BadRequestError, self._openai.UnprocessableEntityError) as error:
+                message = self._message(error)
+                unknown = [name for name in _NEUTRAL if name not in self.refused and name in message]
+                if unknown:
+                    self.refused += unknown
+                elif self._length == "max_tokens" and "max_completion_tokens" in message:
+                    self._length = "max_completion_tokens"
+                else:
+                    raise _Refused(f"the server refuses a prompt: {self._message(error)}") from None
+
+    async def _send(self, prompt: Prompt) -> Any:
+        sampling = self.ask.sampling
+        extra = {name: value for name, value in _NEUTRAL.items() if name not in self.refused}
+        common: dict[str, Any] = {
+            "model": self.endpoint.model,
+            self._length: sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+        }
+        if isinstance(prompt, str):
+            return await self._client.completions.create(prompt=prompt, extra_body=extra, **common)
+        if self.ask.template_args:
+            extra["chat_template_kwargs"] = dict(self.ask.template_args)
+        if prompt[-1]["role"] == "assistant":  # the model continues the message
+            extra |= {"continue_final_message": True, "add_generation_prompt": False}
+        return await self._client.chat.completions.create(messages=list(prompt), extra_body=extra, **common)
+
+    def _read(self, reply: Any, *, chat: bool) -> Answer:
+        """An answer out of a reply of the expected shape."""
+        if isinstance(reply, str):
+            raise ValueError(f"expected JSON, got {reply[:60]!r}")
+        choice = reply.choices[0]
+        text = choice.message.content if chat else choice.text
+        if not isinstance(text or "", str):
+            raise TypeError(f"expected a text, got {type(text).__name__}")
+        served = getattr(reply, "model", None) or self.endpoint.model
+        asked = self.endpoint.model
+        if not str(served).startswith(asked) and not asked.endswith(str(served)):
+            raise ServerFailed(
+                f"{self.endpoint.url} was asked for {asked!r} and answered with {visible(str(served))!r}; give "
+                f"--served-model {visible(str(served))} if that is the model to profile"
+            )
+        ending, usage = choice.finish_reason, getattr(reply, "usage", None)
+        failure = "" if ending in _ANSWERED else f"the server cut the answer off: {visible(str(ending))[:60]}"
+        return Answer(
+            text or "",
+            _count(getattr(usage, "completion_tokens", None)),
+            _count(getattr(usage, "prompt_tokens", None)),
+            truncated=ending == "length",
+            failure=failure,
+        )
+
+    def _why(self, error: Any) -> str:
+        """What an error of the client means, and what to do."""
+        url, openai = self.endpoint.url, self._openai
+        tries = self.endpoint.retries + 1
+        if isinstance(error, openai.APITimeoutError):
+            limit = f"{self.endpoint.limit_s:g}"
+            return (
+                f"{url} did not answer a request within {limit} s, {tries} times; give more time with --request-limit"
+            )
+        if isinstance(error, openai.APIConnectionError):
+            cause = self._hidden(str(error.__cause__ or error))
+            return f"no server answers at {url} ({cause}); start it, or correct --endpoint"
+        if isinstance(error, (openai.AuthenticationError, openai.PermissionDeniedError)):
+            is_set = "is set but not accepted" if os.environ.get(KEY) else "is not set"
+            return f"{url} asks for a key: {KEY} {is_set} ({self._message(error)}); export it before the command"
+        if isinstance(error, openai.RateLimitError):
+            what = f"{url} refuses for too many requests, {tries} times ({self._message(error)})"
+            return f"{what}; lower --concurrency, or go on later"
+        if isinstance(error, openai.NotFoundError):
+            what = f"{url} knows neither this request nor the model {self.endpoint.model!r} ({self._message(error)})"
+            return f"{what}; --endpoint usually ends in /v1, and prompts that are text need /completions"
+        if isinstance(error, openai.APIStatusError):
+            return f"{url} failed {tries} times ({self._message(error)}); see the server's log"
+        return f"{url} {_NO_PROTOCOL} ({self._message(error)})"
+
+    def _message(self, error: Any) -> str:
+        """A server's own words about an error."""
+        body = getattr(error, "body", None)
+        words = body.get("message", body) if isinstance(body, Mapping) else body
+        code = getattr(error, "status_code", None)
+        text = str(words or getattr(error, "message", error))
+        return self._hidden(text if code is None or str(code) in text else f"{code}: {text}")
+
+    def _hidden(self, text: str) -> str:
+        """A server's text, short, harmless to print, and without the key, which some servers repeat."""
+        key = os.environ.get(KEY)
+        return visible(text.replace(key, "[key]") if key else text)[:_SHOWN].strip()
+
+
+_NO_PROTOCOL = (
+    "does not speak the OpenAI protocol: expected its JSON; give the base address of such a server, which usually ends in "
+    "/v1"
+)
+
+
+class Answers:
+    """Answers to requests, asked for in a thread of its own, a limited number at a time and in their order.
+
+    As a context manager it ends the thread. On an error no further request is sent, and those under way are waited for,
+    since they are paid; on Ctrl-C they are given up.
+
+    Args:
+        endpoint: where, and how.
+        ask: what.
+        prompts: one for each request.
+        keep: called in the thread with a request's number and its answer, as soon as it came.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, ask: Ask, prompts: Sequence[Prompt], keep: Callable[[int, Answer], None]
+    ) -> None:
+        self._endpoint, self._ask, self._prompts, self._keep = endpoint, ask, prompts, keep
+        self._futures: list[Future[Answer]] = [Future() for _ in prompts]
+        self._stopping = False
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        self.refused: list[str] = []
+        self._thread = Thread(target=self._serve, name="served model", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._stopping = True
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._loop.call_soon_threadsafe(lambda: self._task is not None and self._task.cancel())
+        self._thread.join()
+
+    def __getitem__(self, number: int) -> Answer:
+        """The answer to a request, once it is there.
+
+        Raises:
+            ServerFailed: a request failed; those before it may have an answer all the same.
+        """
+        return self._futures[number].result()
+
+    def _serve(self) -> None:
+        try:
+            self._loop.run_until_complete(self._all())
+        finally:
+            self._loop.close()
+
+    async def _all(self) -> None:
+        self._task = asyncio.current_task()
+        failed: list[BaseException] = []
+        try:
+            served = ServedModel(self._endpoint, self._ask)
+            self.refused = served.refused
+            try:
+                waiting = iter(range(len(self._prompts)))
+                await self._work(
+                    served, waiting, failed, most=1
+                )  # the first one shows which parameters the server knows
+                each = (self._work(served, waiting, failed) for _ in range(self._endpoint.concurrency))
+                await asyncio.gather(*each)
+            finally:
+                await served.close()
+        except BaseException as error:
+            failed.append(error)
+        ended = failed[0] if failed else ServerFailed("sampling was stopped")
+        for future in self._futures:
+            if not future.done():
+                future.set_exception(ended)
+
+    async def _work(self, served: ServedModel, waiting: Any, failed: list[BaseException], most: int = 1 << 62) -> None:
+        """Ask one request after another until none is left, one failed, or this is to stop."""
+        for number in waiting:
+            if failed or self._stopping:
+                return
+            try:
+                answer = await served.answer(self._prompts[number])
+                self._keep(number, answer)
+                self._futures[number].set_result(answer)
+            except Exception as error:
+                failed.append(error)
+                return
+            most -= 1
+            if not most:
+                return
+
+
+def check_server(endpoint: Endpoint, ask: Ask) -> None:
+    """Check a server before anything is paid, as `ServedModel.check`.
+
+    Raises:
+        ServerFailed, ImportError: as `ServedModel`.
+    """
+
+    async def checked() -> None:
+        served = ServedModel(endpoint, ask)
+        try:
+            await served.check()
+        finally:
+            await served.close()
+
+    asyncio.run(checked())
+
+
+def openai_module() -> Any:
+    """The `openai` package.
+
+    Raises:
+        ImportError: it is not installed; says how.
+    """
+    try:
+        import openai  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ImportError("a served model needs the openai package; pip install 'rollalloc[served]'") from error
+    return openai
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None

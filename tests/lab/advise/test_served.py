@@ -1,0 +1,368 @@
+"""Profiles of a served model: what is asked of the server, what is kept, and what every kind of failure says."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("openai", reason="needs pip install 'rollalloc[served]'")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from stand_in_server import MODEL, answered, completion, serving
+
+from rollalloc.data.prompts import write_prompts
+from rollalloc.lab.advise.profile import profile_of
+from rollalloc.lab.advise.sampling import drawn_of
+
+REWARD = """
+def yes(data_source, solution_str, ground_truth, extra_info):
+    return float(solution_str == ground_truth)
+
+def never(data_source, solution_str, ground_truth, extra_info):
+    raise KeyError("no such column")
+"""
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    # Pauses between two tries are the client's; they need not be waited for.
+    monkeypatch.setattr("openai._base_client.AsyncAPIClient._calculate_retry_timeout", lambda *_, **__: 0.0)
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """The working directory, with prompts as messages and as text, and a reward."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_reward.py").write_text(REWARD)
+    rows = [
+        {
+            "data_source": "mine",
+            "prompt": [{"role": "user", "content": f"Is {number} even?"}],
+            "reward_model": {"style": "rule", "ground_truth": "yes"},
+            "extra_info": {"index": number},
+        }
+        for number in range(24)
+    ]
+    write_prompts("chat.jsonl", rows)
+    write_prompts("text.jsonl", [row | {"prompt": row["prompt"][0]["content"]} for row in rows])
+    return tmp_path
+
+
+@pytest.fixture
+def advise(rollalloc, server, files, monkeypatch, caplog):
+    """Call `rollalloc advise --endpoint` on the prompts; options with None are left out."""
+    monkeypatch.setattr("rollalloc.lab.advise.profile.profile_of", partial(profile_of, resamples=2))
+
+    def called(*more, prompts="chat.jsonl", reward="my_reward.py:yes", **changes):
+        options = {"endpoint": server.url, "served_model": MODEL, "out": "profile", "max_new_tokens": 8} | changes
+        given = [
+            part
+            for name, value in options.items()
+            if value is not None
+            for part in (f"--{name.replace('_', '-')}", value)
+        ]
+        code, shown, said = rollalloc(
+            "advise", *given, "--prompts", prompts, "--reward", reward, "--reward-workers", 0, *more
+        )
+        warned = " ".join(record.getMessage() for record in caplog.records)
+        return code, shown, " ".join(f"{said} {warned}".split())
+
+    return called
+
+
+def logged(folder="profile"):
+    return [json.loads(line) for line in (Path(folder) / "rollouts.jsonl").read_text().splitlines()]
+
+
+def test_a_served_model_gets_a_verdict_and_every_answer_is_scored_and_kept(advise, server):
+    server.replies = lambda number, body: time.sleep(0.01) or answered(number, body)
+    code, shown, said = advise()
+    assert code == 0
+    assert "mean success rate" in shown
+    assert "96 rollouts: 96 requests, 16 at once, at most 768 tokens of answers" in said
+    assert "96 answers: 672 tokens of prompts and 288 of answers" in said
+    rows = logged()
+    assert [row["rollout"] for row in rows] == list(range(96))
+    assert {(row["text"], row["metric"]) for row in rows} == {("yes", 1.0), ("no", 0.0)}
+    assert {(row["tokens"], row["truncated"]) for row in rows} == {(3, False)}
+    assert 1 < server.most <= 16
+
+
+def test_messages_are_sent_as_messages_and_sampling_is_said_in_full(advise, server):
+    advise("--chat-template-args", '{"enable_thinking": false}')
+    request = server.requests[0]
+    assert request["messages"][0]["role"] == "user"
+    assert request | {"messages": None} == {
+        "messages": None,
+        "model": MODEL,
+        "max_tokens": 8,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+
+
+def test_prompts_that_are_text_are_completed(advise, server):
+    assert advise(prompts="text.jsonl")[0] == 0
+    assert server.requests[0]["prompt"].startswith("Is ")
+    assert "messages" not in server.requests[0]
+
+
+def test_the_prompts_drawn_are_those_of_a_model_in_this_process(advise):
+    advise(sample_prompts=5, sample_n=1, seed=3)
+    assert [row["key"] for row in logged()] == [f"mine/{number}" for number in drawn_of(3, 5, 24)]
+
+
+def test_a_parameter_that_the_server_does_not_know_is_left_out_and_said(advise, server):
+    def picky(number, body):
+        for name in ("top_k", "min_p"):
+            if name in body:
+                return 400, {"error": {"message": f"Unrecognized request argument supplied: {name}"}}
+        return answered(number, body)
+
+    server.replies = picky
+    code, _, said = advise()
+    assert code == 0
+    assert "does not take top_k, min_p: its own values hold" in said
+    assert [sorted({"top_k", "min_p"} & body.keys()) for body in server.requests[:3]] == [
+        ["min_p", "top_k"],
+        ["min_p"],
+        [],
+    ]
+
+
+def test_a_server_that_wants_the_newer_name_of_the_length_gets_it(advise, server):
+    def newer(number, body):
+        if "max_tokens" in body:
+            return 400, {"error": {"message": "Unsupported parameter: use 'max_completion_tokens' instead."}}
+        return answered(number, body)
+
+    server.replies = newer
+    assert advise()[0] == 0
+    assert server.requests[-1]["max_completion_tokens"] == 8
+
+
+@pytest.mark.parametrize("failure", [(429, {"error": "slow down"}), (500, {"error": "oops"}), None, (200, '{"cho')])
+def test_a_request_that_fails_now_and_then_is_sent_again(advise, server, failure):
+    server.replies = lambda number, body: failure if number % 3 == 1 else answered(number, body)
+    assert advise(concurrency=2)[0] == 0
+    assert len(logged()) == 96
+    assert len(server.requests) > 96
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        ((429, {"error": "slow down"}), "refuses for too many requests, 2 times (429: slow down); lower --concurrency"),
+        ((503, {"error": "loading"}), "failed 2 times (503: loading); see the server's log"),
+        ((401, {"error": "who are you"}), "asks for a key: OPENAI_API_KEY is not set"),
+        ((404, {"error": "no such thing"}), "--endpoint usually ends in /v1"),
+        ((400, {"error": "maximum context length is 4"}), "refuses a prompt: 400: maximum context length is 4"),
+        (None, "no server answers at"),
+        ((200, '{"cho'), "does not speak the OpenAI protocol"),
+        ((200, {"choices": []}), "does not speak the OpenAI protocol"),
+        ((200, "<html>hello</html>"), "does not speak the OpenAI protocol"),
+        ((200, completion("yes", model="another")), "answered with 'another'; give --served-model another"),
+    ],
+)
+def test_a_failure_that_stays_is_a_sentence_and_nothing_paid_for_is_lost(advise, server, failure, message):
+    server.replies = lambda number, body: failure if number >= 20 else answered(number, body)
+    code, _, said = advise(concurrency=2, retries=1)
+    assert code == 2
+    assert message in said
+    assert "20 answers are kept in profile: the same command goes on with them" in said
+    asked = len(server.requests)
+    server.replies = answered
+    assert advise(concurrency=2, retries=1)[0] == 0
+    assert len(server.requests) - asked == 76
+    assert len(logged()) == 96
+
+
+def test_a_hang_ends(advise, server):
+    ended = threading.Event()
+    server.replies = lambda number, body: ended.wait(60) and None
+    code, _, said = advise(request_limit=0.2, retries=0)
+    ended.set()
+    assert code == 2
+    assert "did not answer a request within 0.2 s, 1 times; give more time with --request-limit" in said
+
+
+@pytest.mark.parametrize(
+    ("listing", "message"),
+    [
+        ((200, "<html>welcome</html>"), "does not speak the OpenAI protocol"),
+        ((200, {"hello": 1}), "does not speak the OpenAI protocol"),
+        ((401, {"error": "key"}), "OPENAI_API_KEY is not set"),
+        ((500, {"error": "oops"}), "failed 1 times (500: oops)"),
+    ],
+)
+def test_a_server_of_another_kind_is_refused_before_anything_is_asked(advise, server, listing, message):
+    server.listing = listing
+    code, _, said = advise(retries=0)
+    assert code == 2
+    assert message in said
+    assert not server.requests
+    assert not Path("profile/rollouts.jsonl").exists()
+
+
+def test_another_model_is_refused_by_name(advise, server):
+    code, _, said = advise(served_model="org/tinny")
+    assert code == 2
+    assert "serves org/tiny, not 'org/tinny'; give --served-model org/tiny" in said
+    assert not server.requests
+
+
+def test_no_server_is_said(advise, server):
+    code, _, said = advise(endpoint="http://127.0.0.1:9/v1", retries=0)
+    assert code == 2
+    assert "no server answers at http://127.0.0.1:9/v1" in said
+
+
+def test_a_server_that_lists_no_models_is_asked_all_the_same(advise, server):
+    server.models = None
+    assert advise()[0] == 0
+
+
+def test_the_key_is_sent_and_stands_in_no_file_and_no_message(advise, server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    server.replies = lambda number, body: (
+        (401, {"error": {"message": "Incorrect API key: sk-very-secret"}}) if number == 30 else answered(number, body)
+    )
+    code, shown, said = advise()
+    assert code == 2
+    assert server.headers["authorization"] == "Bearer sk-very-secret"
+    assert "is set but not accepted" in said
+    assert "sk-very-secret" not in shown + said
+    for file in Path.cwd().rglob("*"):
+        assert not file.is_file() or b"sk-very-secret" not in file.read_bytes()
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@127.0.0.1:1/v1", "http://127.0.0.1:1/v1?key=secret"])
+def test_a_key_within_the_address_is_refused_and_not_repeated(advise, url):
+    code, shown, said = advise(endpoint=url)
+    assert code == 2
+    assert "put it into OPENAI_API_KEY" in said
+    assert "secret" not in shown + said
+
+
+def test_answers_that_are_cut_off_are_truncated_or_without_a_score(advise, server):
+    endings = ["length", "stop", "content_filter", None]
+    server.replies = lambda number, body: (200, completion("yes", finish=endings[number % 4], tokens=3))
+    code, _, said = advise()
+    assert code == 0
+    rows = logged()
+    assert {(row["truncated"], row["metric"], row["unscored"]) for row in rows} == {
+        (True, 1.0, None),
+        (False, 1.0, None),
+        (False, None, "the server cut the answer off: content_filter"),
+        (False, None, "the server cut the answer off: None"),
+    }
+    assert "cut 24 answers off before 8 tokens (the shortest at 3)" in said
+
+
+def test_a_server_that_does_not_sample_is_said(advise, server):
+    server.replies = lambda number, body: (200, completion(body["messages"][0]["content"]))
+    assert "all answers to a prompt are equal, for each of 24 prompts" in advise()[2]
+
+
+def test_a_prompt_that_the_server_refuses_may_be_left_out(advise, server):
+    def short(number, body):
+        if "Is 3 even" in body["messages"][0]["content"]:
+            return 400, {"error": {"message": "maximum context length is 4 tokens"}}
+        return answered(number, body)
+
+    server.replies = short
+    assert advise("--drop-overlong")[0] == 0
+    rows = logged()
+    assert [row["key"] for row in rows if row["unscored"]] == ["mine/3"] * 4
+    assert "maximum context length" in next(row["unscored"] for row in rows if row["unscored"])
+
+
+def test_a_reward_that_fails_stops_early_and_its_repair_asks_for_nothing_again(advise, server):
+    code, _, said = advise(reward="my_reward.py:never", concurrency=1)
+    assert code == 2
+    assert "none of 64 rollouts has a score" in said
+    asked = len(server.requests)
+    assert 64 <= asked < 96
+    code, _, said = advise("--overwrite", concurrency=1)
+    assert code == 0
+    assert f"{asked} of them kept from before: {96 - asked} requests" in said
+    assert len(server.requests) == 96
+    assert {row["metric"] for row in logged()} == {0.0, 1.0}
+
+
+def test_more_prompts_and_more_rollouts_ask_only_for_what_is_missing(advise, server):
+    advise(sample_prompts=10, sample_n=2)
+    assert len(server.requests) == 20
+    advise(sample_prompts=12, sample_n=2)
+    assert len(server.requests) == 24
+    advise("--overwrite", sample_prompts=12, sample_n=3)
+    assert len(server.requests) == 36
+    before = len(server.requests)
+    server.listing = (500, {})  # a whole profile needs no server
+    assert advise(sample_prompts=12, sample_n=3)[0] == 0
+    assert len(server.requests) == before
+
+
+def test_half_a_line_that_a_kill_left_is_asked_for_again(advise, server):
+    advise()
+    answers = Path("profile/answers.jsonl")
+    answers.write_bytes(answers.read_bytes()[:-10])
+    assert advise("--overwrite")[0] == 0
+    assert len(server.requests) == 97
+    assert len({(row["asked"], row["rollout"]) for row in map(json.loads, answers.read_text().splitlines())}) == 96
+
+
+def test_answers_to_other_questions_are_not_taken(advise, server):
+    advise(temperature=0.5)
+    assert server.requests[0]["temperature"] == 0.5
+    assert "temperature" in advise()[2]  # other settings are refused
+    advise("--overwrite")
+    assert len(server.requests) == 192
+
+
+def test_the_cost_comes_first_and_is_estimated_from_the_first_answers(advise, server):
+    _, _, said = advise(price="1000,5000", concurrency=1)
+    first = said.index("96 requests, 1 at once, at most 768 tokens of answers, 3.84 in your currency and their prompts")
+    assert first < said.index(
+        "by the first 16 answers: 7 tokens a prompt and 3 an answer, so 80 more take about 800 tokens"
+    )
+    assert "96 answers: 672 tokens of prompts and 288 of answers: 2.11 in your currency" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"served_model": None}, "Give --served-model"),
+        ({"endpoint": "localhost:8000"}, "expected an address such as http://localhost:8000/v1"),
+        ({"endpoint": "http://"}, "expected an address such as"),
+        ({"endpoint": "http://[::1"}, "expected an address such as"),
+        ({"endpoint": None, "model": "mine"}, "--served-model: applies only with --endpoint"),
+        ({"model": "mine"}, "--model: applies not to a model that a server samples"),
+        ({"device": "cpu"}, "--device: applies not to"),
+        ({"concurrency": 0}, "concurrency must be a whole number of at least 1"),
+        ({"concurrency": 100_000}, "at most 1000 requests"),
+        ({"retries": -1}, "retries must be a whole number of at least 0"),
+        ({"request_limit": 0}, "positive number of seconds"),
+        ({"price": "3"}, "expected two prices"),
+        ({"price": "a,b"}, "expected numbers separated by commas"),
+    ],
+)
+def test_options_that_cannot_be(advise, changes, message):
+    more = ["--model", "mine"] if "model" in changes else []
+    code, _, said = advise(*more, **{name: value for name, value in changes.items() if name != "model"})
+    assert code == 2
+    assert message in said

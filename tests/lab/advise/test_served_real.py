@@ -1,0 +1,120 @@
+"""A real server's profile and the native sampler's, of one model: equal in distribution.
+
+The test is a permutation test within prompts, of rewards and of lengths. Each fails by chance once in 1,000 runs; the same
+test tells temperature 0.7 from 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollalloc.generate.served import Endpoint
+from rollalloc.lab.advise.sampling import sample_profile
+from rollalloc.lab.advise.served import sample_served
+
+pytestmark = pytest.mark.e2e
+pytest.importorskip("openai", reason="needs pip install 'rollalloc[served]'")
+
+ROOT = Path(__file__).parents[3]
+PROMPTS, N = 24, 16
+CHANCE = 0.001
+_START_S = 240
+
+
+def rates(folder):
+    """Rewards and lengths of a profile, each (prompt, rollout), by the prompts' keys."""
+    rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    rows.sort(key=lambda row: (row["key"], row["rollout"]))
+    return tuple(np.array([row[name] for row in rows], float).reshape(PROMPTS, N) for name in ("metric", "tokens"))
+
+
+def p_value(first, second, draws=4000):
+    """P that the prompts' means differ by as much if rollouts of a prompt are dealt to both profiles at random."""
+    both, random = np.concatenate([first, second], 1), np.random.default_rng(0)
+
+    def apart(both):
+        return np.square(both[:, :N].mean(1) - both[:, N:].mean(1)).sum()
+
+    dealt = [apart(random.permuted(both, axis=1)) for _ in range(draws)]
+    return (1 + sum(each >= apart(both) for each in dealt)) / (1 + draws)
+
+
+@pytest.fixture(scope="module")
+def run(run_of, tmp_path_factory):
+    """A run of the tiny model of `sort`, which samples as training does wherever it is loaded."""
+    given = run_of()
+    model = tmp_path_factory.mktemp("served") / "tiny"
+    shutil.copytree(given.source.model, model)
+    config = {"do_sample": True, "top_k": 0, "max_new_tokens": 16}
+    path = model / "generation_config.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(before | config))
+    source = replace(given.source, model=str(model), heldout=None, single_answer=False)
+    return replace(given, source=source)
+
+
+@pytest.fixture(scope="module", params=["transformers", "vllm"])
+def server(request, run, tmp_path_factory):
+    """The address of a server that serves it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    model = run.source.model
+    if request.param == "transformers":
+        pytest.importorskip("fastapi", reason="needs pip install 'transformers[serving]'")
+        pytest.importorskip("uvicorn", reason="needs pip install 'transformers[serving]'")
+        # The console script of this environment, whichever Python runs the tests.
+        main = "from transformers.cli.transformers import main; main()"
+        command = [sys.executable, "-c", main, "serve", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    else:
+        vllm = ROOT / ".venv-verl" / "bin" / "vllm"
+        if not vllm.exists():
+            pytest.skip("needs vLLM: make .venv-verl/ready")
+        command = [str(vllm), "serve", model, "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+        command += ["--max-model-len", "64", "--enforce-eager"]
+    log = tmp_path_factory.mktemp("log") / "server.log"
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "NO_PROXY": "127.0.0.1"}
+    environment = {
+        name: value for name, value in environment.items() if name != "PYTHONPATH" or "vllm" not in command[0]
+    }
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
+    url = f"http://127.0.0.1:{port}/v1"
+    try:
+        until = time.monotonic() + _START_S
+        while time.monotonic() < until and process.poll() is None:
+            try:
+                urllib.request.urlopen(f"{url}/models", timeout=5).read()
+                break
+            except OSError:
+                time.sleep(0.5)
+        else:
+            pytest.fail(f"the server did not start: {log.read_text()[-2000:]}")
+        yield url
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def test_a_served_profile_is_the_native_samplers_in_distribution(run, server, tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    sample_profile(run, tmp_path / "native", prompts=PROMPTS, n=N, seed=1)
+    sample_served(run, Endpoint(url=server, model=run.source.model), tmp_path / "served", prompts=PROMPTS, n=N, seed=1)
+    cool = replace(run.settings, sampling=replace(run.settings.sampling, temperature=0.7))
+    sample_profile(replace(run, settings=cool), tmp_path / "cool", prompts=PROMPTS, n=N, seed=1)
+    native, served, cooler = (rates(tmp_path / name) for name in ("native", "served", "cool"))
+    p = [p_value(first, second) for first, second in zip(native, served, strict=True)]
+    assert min(p) > CHANCE, p
+    assert min(p_value(first, second) for first, second in zip(native, cooler, strict=True)) <= CHANCE
