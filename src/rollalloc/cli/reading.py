@@ -28,7 +28,8 @@ class Reading:
     """Options that say how a log of rollouts is read."""
 
     format: Annotated[
-        str | None, typer.Option(help="Format: trl, verl, prime-rl or rollalloc (default: detect it from the files).")
+        str | None,
+        typer.Option(help="Format: trl, verl, verifiers, prime-rl or rollalloc (default: detect it from the files)."),
     ] = None
     threshold: Annotated[
         float | None,

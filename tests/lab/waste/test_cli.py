@@ -98,7 +98,7 @@ def test_graded_rewards_and_lines_that_cannot_be_used_are_told_of(call, tmp_path
         (("--weights", "nan"), "--weights: expected finite numbers that are not all 0, got nan"),
         (("--threshold", "inf"), "--threshold: expected a finite number, got inf"),
         (("--from-step", "99"), "--from-step 99: no group was logged at or after it"),
-        (("--format", "csv"), "--format must be one of trl, verl, prime-rl, rollalloc, got 'csv'"),
+        (("--format", "csv"), "--format must be one of trl, verl, verifiers, prime-rl, rollalloc, got 'csv'"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(call, log, options, message):

@@ -550,7 +550,9 @@ def test_files_of_no_known_format_are_named_with_what_was_expected(tmp_path):
         read_log(tmp_path, "verl")
     with pytest.raises(ValueError, match=r"expected parquet files.*found x\.jsonl"):
         read_log(tmp_path, "trl")
-    with pytest.raises(ValueError, match="--format must be one of trl, verl, prime-rl, rollalloc, got 'wandb'"):
+    with pytest.raises(
+        ValueError, match="--format must be one of trl, verl, verifiers, prime-rl, rollalloc, got 'wandb'"
+    ):
         read_log(tmp_path, "wandb")
 
 

@@ -1,4 +1,4 @@
-"""Read the rollout logs of TRL, verl, prime-rl and rollalloc into one `Log`. Files are streamed; texts are not kept."""
+"""Read logs of TRL, verl, verifiers, prime-rl and rollalloc into one `Log`. Files are streamed; texts are not kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from rollalloc.lab.waste.readers.shared import Files, Options, by_suffix, names,
 __all__ = ["FORMATS", "Options", "check_format", "read_log"]
 
 Watcher = Callable[[Path, int, int], None]  # (file, number read before it, number in all)
-FORMATS = {"trl": trl.FORMAT, "verl": verl.FORMAT, "prime-rl": prime_rl.FORMAT, "rollalloc": ours.FORMAT}
+FORMATS = {
+    "trl": trl.FORMAT,
+    "verl": verl.FORMAT,
+    "verifiers": prime_rl.VERIFIERS,  # before prime-rl, whose mark its lines have too
+    "prime-rl": prime_rl.FORMAT,
+    "rollalloc": ours.FORMAT,
+}
 
 
 def read_log(

@@ -1,11 +1,17 @@
-"""Reader for prime-rl's traces: each line is an episode, or one trace of an episode."""
+"""Reader for the traces of prime-rl and of verifiers' `vf-eval`: each line is an episode, or one trace of an episode.
+
+Both write the episodes of verifiers. prime-rl gives each a group; an evaluation has none, so that there the rollouts of one
+task in one run are a group.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rollalloc.lab.waste.groups import Gathering, Log, key_of
@@ -17,13 +23,23 @@ from rollalloc.lab.waste.readers.shared import (
     by_suffix,
     count,
     inside,
+    message_text,
     names,
     number,
     objects,
+    said,
     text,
 )
 
-_LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
+_LIMITS = (
+    "max_turns",
+    "max_input_tokens",
+    "max_output_tokens",
+    "max_total_tokens",
+    "context_length",
+    "compaction_failed",
+)
+_VERSION = 1  # of verifiers' traces
 
 
 @dataclass(slots=True)
@@ -37,6 +53,10 @@ class _Traces:
         seen: ids of traces.
         repeated: number of traces whose id was seen before.
         evaluations: number of evaluation traces left out.
+        of_run: count the traces of an evaluation of its own, not those of a training run.
+        metrics: names of what was measured besides rewards.
+        errors: why traces failed, by type.
+        turns: of each trace with a score.
     """
 
     log: Log
@@ -47,10 +67,25 @@ class _Traces:
     seen: set[int] = field(default_factory=set)
     repeated: int = 0
     evaluations: int = 0
+    of_run: bool = False
+    metrics: dict[str, None] = field(default_factory=dict)
+    errors: Counter[str] = field(default_factory=Counter)
+    turns: list[int] = field(default_factory=list)
 
 
 def _read(files: Files, log: Log, options: Options) -> None:
-    traces, effective = _Traces(log, options.rewards, options.all_rows), False
+    _read_traces(files, log, _Traces(log, options.rewards, options.all_rows))
+
+
+def _read_evaluation(files: Files, log: Log, options: Options) -> None:
+    _read_traces(files, log, _Traces(log, options.rewards, all_rows=True, of_run=True))
+    if log.groups is not None and len(log.groups) and log.groups.size_V.max() == 1:
+        log.notes.append("every task has a single rollout, so there are no groups; evaluate with --num-rollouts 4, say")
+
+
+def _read_traces(files: Files, log: Log, traces: _Traces) -> None:
+    """Read the traces of files into a log."""
+    effective = False
     for file in files:
         effective |= file.parent.name == "effective"
         named = next((part[5:] for part in file.parts if part.startswith("step_")), "")
@@ -65,6 +100,13 @@ def _read(files: Files, log: Log, options: Options) -> None:
                     log.reject(where, problem)
     log.groups = traces.gathering.groups()
     log.notes.append(f"reward: {names(traces.rewards, ' + ') or 'none'}, each times its weight")
+    if unread := traces.metrics.keys() - traces.rewards.keys():
+        log.notes.append(f"metrics beside it, which --reward NAME takes instead: {names(sorted(unread))}")
+    if traces.errors:
+        some = names((f"{kind} ({number:,})" for kind, number in traces.errors.most_common()))
+        log.notes.append(f"{traces.errors.total():,} traces failed and have no score: {some}")
+    if traces.turns and max(traces.turns) > 1:
+        log.notes.append(f"turns of a rollout: {fmean(traces.turns):.1f} in the mean, at most {max(traces.turns)}")
     if traces.evaluations:
         log.notes.append(
             f"{traces.evaluations:,} traces are of evaluations and were left out; --rows all counts them as training"
@@ -81,7 +123,10 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Trac
     """Add a trace's rollout; returns the problem with it, if any."""
     log = traces.log
     if not isinstance(trace, dict) or not isinstance(trace.get("rewards"), dict):
-        return "expected a trace with rewards"
+        return f"expected an episode of verifiers 0.4 with traces and rewards, found {names(record)}"
+    if trace.get("version", _VERSION) != _VERSION:
+        version = names([text(trace["version"])])
+        return f"trace of version {version}, expected {_VERSION}, as verifiers 0.4 and prime-rl 0.7 to 0.9 write it"
     agent = inside(trace, "agent")
     if agent.get("trainable") is False:
         return None
@@ -95,13 +140,24 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Trac
         traces.seen.add(mark)
     group = record.get("group_id") or inside(record, "info").get("group_id") or inside(record, "group").get("id")
     task = inside(record, "task") or inside(trace, "task")
+    prompt = task.get("key") or task.get("hash") or key_of(text(task.get("data")))
+    if traces.of_run and group is None and task:
+        group = f"{text(inside(record, 'run').get('id'))} {text(prompt)}"
     if not isinstance(group, (str, int)) or not task:
         return f"expected a group's id and a task, found {names(record)}"
-    prompt = task.get("key") or task.get("hash") or key_of(text(task.get("data")))
     failed = trace.get("ok") is False or ("ok" not in trace and bool(trace.get("errors")))
-    rewards = {name: held for name, held in trace["rewards"].items() if name in (traces.wanted or trace["rewards"])}
+    metrics = inside(trace, "metrics")
+    known = metrics | trace["rewards"] if traces.wanted else trace["rewards"]
+    rewards = {name: held for name, held in known.items() if name in (traces.wanted or known)}
     traces.rewards |= dict.fromkeys(rewards)
+    traces.metrics |= dict.fromkeys(metrics)
     reward = None if failed else _reward(rewards, log, where)
+    nodes = trace.get("nodes")
+    sampled = [inside(node, "message") for node in nodes if _is_sampled(node)] if isinstance(nodes, list) else []
+    if failed:
+        traces.errors[_error(record, trace)] += 1
+    elif sampled:
+        traces.turns.append(len(sampled))
     calls = trace.get("calls")
     whole = (
         [call for call in calls if isinstance(call, dict) and not call.get("error")] if isinstance(calls, list) else []
@@ -114,8 +170,28 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Trac
         reward,
         truncated=at_limit,
         tokens=count(trace.get("num_output_tokens"), log, where, "num_output_tokens"),
+        asked=_asked(inside(task, "data")),
+        answered=message_text([sampled[-1]]) if sampled else None,
     )
     return None
+
+
+def _is_sampled(node: Any) -> bool:
+    return isinstance(node, dict) and node.get("sampled") is True
+
+
+def _asked(data: Fields) -> str | None:
+    """The text of a task's prompt; None if it has none."""
+    prompt = data.get("prompt")
+    return None if prompt is None else "\n".join(filter(None, (said(data.get("system_prompt")), message_text(prompt))))
+
+
+def _error(record: Fields, trace: Fields) -> str:
+    """The type of the newest error of a trace, or of its episode."""
+    for errors in (trace.get("errors"), record.get("errors")):
+        if isinstance(errors, list) and errors and isinstance(errors[-1], dict):
+            return text(errors[-1].get("type"))
+    return "no reason given"
 
 
 def _kind(record: Fields) -> Any:
@@ -152,6 +228,22 @@ def _choose(files: Sequence[Path]) -> list[Path]:
     return everything or training
 
 
+def _is_evaluation(line: Fields) -> bool:
+    """Whether a line is of an evaluation of its own, not of a training run; or of what verifiers saved before 0.4."""
+    run = inside(line, "run")
+    return ("traces" in line and run.get("type") == "eval" and "work" not in run) or {
+        "example_id",
+        "reward",
+    } <= line.keys()
+
+
+def _choose_evaluation(files: Sequence[Path]) -> list[Path]:
+    return [file for file in files if file.name in ("traces.jsonl", "results.jsonl")]
+
+
+VERIFIERS = Format(
+    "traces.jsonl of verifiers 0.4's `vf-eval`", _choose_evaluation, _read_evaluation, _is_evaluation, ("reward",)
+)
 FORMAT = Format(
     "rollouts/step_*/train/all/traces.jsonl",
     _choose,
