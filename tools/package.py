@@ -62,6 +62,7 @@ TRIES = {
     "data": ("import datasets, rollalloc.data.prepare",),
     "track": ("import tensorboard",),
     "trl": ("import rollalloc.drivers.trl",),
+    "served": ("import rollalloc.generate.served, openai",),
     "tinker": ("import rollalloc.drivers.tinker.trainer, tinker",),
     "verl": ("import rollalloc.drivers.verl.trainer",),
     "docs": ("import mkdocs, material, mkdocstrings_handlers.python",),
