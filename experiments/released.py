@@ -28,10 +28,11 @@ rollouts (154 and 102 batches) of seed 9800 on the first pool; while the best is
 as high, is run. GRPO's also serves DAPO and n16; pc6's, all arms of Pilot-Commit. (The first plan had four rates for each;
 when this was changed one run had ended, GRPO's at 7.5e-5.)
 
-Runs: 131,072 rollouts (256 batches of GRPO, about 170 of Pilot-Commit) on seeds 9801, 9802, 9803; 196,608 on the pool of
-2,048. The machine is shared and the time is short, so that `PLAN` is ordered by what decides most: GRPO, pc6 and pc4 on the
-first pool, GRPO and pc6 on the second, eviction on one seed, then the other arms. What is not reached is said. An arm with
-fewer seeds than planned is reported with those it has.
+Runs: 98,304 rollouts (192 batches of GRPO, as many as to its peak in the published run of 8B, and about 128 of Pilot-Commit)
+on seeds 9801, 9802, 9803; 131,072 on the pool of 2,048, two epochs of pilots. (131,072 and 262,144 were planned at first;
+the machine is shared by ten, so that this was cut while tuning, before any of these runs.) The time is short, so that `PLAN`
+is ordered by what decides most: GRPO, pc6 and pc4 on the first pool, GRPO and pc6 on the second, eviction on one seed, then
+the other arms. What is not reached is said. An arm with fewer seeds than planned is reported with those it has.
 
 Reported against GRPO on the same seed: rollouts, batches and optimizer steps until the smoothed accuracy (mean of five
 evaluations, one every 2,048 rollouts, exact) comes to the peak of GRPO's smoothed curve, and to .99 of it; the ratio at
@@ -80,7 +81,7 @@ EDGES, SHARES = (
 )
 TRAIN, FEW, HELDOUT, DRAWN = 8192, 2048, 2048, 150_000
 RATES, TUNING_SEED, SEEDS = (1.5e-4, 3e-4, 6e-4), 9800, (9801, 9802, 9803)
-TUNING_ROLLOUTS, ROLLOUTS, LONG, EVERY, WINDOW = 78_848, 131_072, 196_608, 2_048, 5
+TUNING_ROLLOUTS, ROLLOUTS, LONG, EVERY, WINDOW = 78_848, 98_304, 131_072, 2_048, 5
 FIRST, SECOND, CONTROL, SMALL = "35-35-20-8192", "10-45-35-8192", "control-8192", "35-35-20-2048"
 COSTS = ("rollouts", "batches", "steps")
 WAIT = 75  # exit status: another process is at work on what the next run needs
