@@ -11,8 +11,8 @@ import pytest
 from rollalloc.rewards._channel import (
     LOST_CHANNEL,
     Answer,
+    InvalidMessage,
     ParentEnd,
-    Polluted,
     Ready,
     Started,
     WorkerEnd,
@@ -86,7 +86,7 @@ def test_a_message_is_read_whole_however_it_comes(ends, sent, read):
 def test_what_no_worker_sends_is_refused(ends, sent):
     parent, worker = ends
     worker.send(frame(sent))
-    with pytest.raises(Polluted):
+    with pytest.raises(InvalidMessage):
         parent.receive()
 
 
@@ -94,7 +94,7 @@ def test_what_no_worker_sends_is_refused(ends, sent):
 def test_a_message_too_long_is_refused_before_it_is_read(ends, length):
     parent, worker = ends
     worker.send(struct.pack("!I", length) + b"x" * 100)
-    with pytest.raises(Polluted):
+    with pytest.raises(InvalidMessage):
         parent.receive()
 
 
@@ -116,7 +116,7 @@ def test_another_process_is_not_believed(ends, split, forked):
     sent = frame(GOOD)
     worker.send(sent[:split])
     forked(lambda: worker.send(sent[split:] or b"x"))
-    with pytest.raises(Polluted):
+    with pytest.raises(InvalidMessage):
         exhaust(parent.receive)
 
 
@@ -166,7 +166,7 @@ def handle(*messages, ready=True):
     """At the first of two tasks, whose requests are aa and bb."""
     worker = object.__new__(WorkerHandle)
     worker.__dict__.update(
-        given=deque([("aa", "first"), ("bb", "second")]),
+        pending=deque([("aa", "first"), ("bb", "second")]),
         fresh=True,
         since=0.0,
         deadline=1e18,
@@ -184,23 +184,23 @@ def answer(name):
 
 def test_answers_are_taken_in_turn():
     worker = handle(answer("aa"), answer("bb"))
-    assert [worker.hear().task for _ in range(2)] == ["first", "second"]
-    assert worker.hear() is None
+    assert [worker.next_answer().task for _ in range(2)] == ["first", "second"]
+    assert worker.next_answer() is None
 
 
 @pytest.mark.parametrize("messages", [[answer("bb")], [answer("aa"), answer("aa")], [Started(2)], [Ready(None)]])
 def test_an_answer_to_another_request_or_a_second_one_loses_the_worker(messages):
     worker = handle(*messages)
-    with pytest.raises(Lost, match="sent what is no answer") as lost:
-        exhaust(worker.hear)
+    with pytest.raises(Lost, match="sent an invalid answer") as lost:
+        exhaust(worker.next_answer)
     assert lost.value.discarded == 1
 
 
 def test_a_worker_that_answers_before_it_is_ready_is_an_error():
     worker = handle(answer("aa"), ready=False)
-    worker.given.clear()
-    with pytest.raises(RuntimeError, match="sent what is no answer at its start"):
-        worker.hear()
+    worker.pending.clear()
+    with pytest.raises(RuntimeError, match=r"sent an invalid answer.* while it started"):
+        worker.next_answer()
 
 
 # The worker's end

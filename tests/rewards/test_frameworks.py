@@ -59,7 +59,7 @@ def test_trl_s_lengths_shape_the_reward(module):
 
 
 def test_trl_s_missing_column_is_named(module):
-    with pytest.raises(ValueError, match=r"no column 'answer', but \['solution'\]"):
+    with pytest.raises(ValueError, match=r"no column 'answer'; its columns are \['solution'\]"):
         module.reward(completions=["fine"], solution=[""])
 
 
@@ -70,7 +70,7 @@ def test_rollalloc_unwraps_the_function():
 
 
 def test_rollalloc_refuses_to_lose_the_shaping():
-    with pytest.raises(TypeError, match="a Reward of a OverlongScorer cannot stand for a function"):
+    with pytest.raises(TypeError, match="a Reward of a OverlongScorer is not a plain reward function"):
         load_reward(f"{WRAPPED}:shaped")
 
 

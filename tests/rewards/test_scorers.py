@@ -99,7 +99,7 @@ def test_an_exception_is_believed_of_a_fresh_process_only(workers):
 def test_what_fresh_processes_raise_again_and_again_costs_no_more_of_them(
     monkeypatch, tmp_path, completions, processes
 ):
-    monkeypatch.setattr(_crew, "_SURE_OF_TYPE", 4)
+    monkeypatch.setattr(_crew, "_TRUSTED_TYPE", 4)
     note = tmp_path / "processes"
     with worker_scorer("raise_in") as scorer:
         outcomes = scorer.score(samples(*completions, ground_truth=str(note)))
@@ -146,7 +146,7 @@ def test_a_module_that_kills_its_worker_is_no_respawn_loop(tmp_path):
     (tmp_path / "deadly.py").write_text("import os; os._exit(3)")
     with (
         WorkerScorer(f"{tmp_path}/deadly.py:score") as scorer,
-        pytest.raises(RuntimeError, match=r"died \(exit code 3\) at its start"),
+        pytest.raises(RuntimeError, match=r"died \(exit code 3\) while it started"),
     ):
         scorer.score(samples("4"))
 
@@ -287,7 +287,7 @@ def test_a_sample_that_kills_its_parent_kills_not_the_scorer_s_process():
 def test_answers_that_are_none_are_counted():
     with worker_scorer("scribble") as scorer:
         assert scorer.score(samples("4", "", "")) == [
-            Unscored("worker was not alone to answer, or sent what is no answer"),
+            Unscored("worker sent an invalid answer, or another process answered for it"),
             GOOD,
             GOOD,
         ]

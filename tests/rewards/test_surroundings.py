@@ -80,9 +80,9 @@ def test_what_was_changed_is_put_back(what, forked):
         before = look()
         surroundings = Surroundings()
         change()
-        return surroundings.put_back() and look() == before
+        return surroundings.restore() and look() == before
 
-    # On a busy machine an alarm may ring before `put_back` does anything: twice in 500.
+    # On a busy machine an alarm may ring before `restore` does anything: twice in 500.
     assert any(forked(lambda: not act()) == 0 for _ in range(3 if change is ring_often else 1))
 
 
@@ -91,7 +91,7 @@ def test_standard_descriptors_are_null_again(forked):
         surroundings = Surroundings()
         close_standard_descriptors()
         with tempfile.TemporaryFile() as file:  # takes a number that print writes to
-            surroundings.put_back()
+            surroundings.restore()
             return file.fileno() < 3 and all(os.path.sameopenfile(0, descriptor) for descriptor in range(3))
 
     assert forked(lambda: not act()) == 0
@@ -121,9 +121,9 @@ def test_what_cannot_be_put_back_makes_the_process_unfit(what, forked):
             os.setuid(65534)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         surroundings = Surroundings()
-        fit_before = surroundings.put_back()
+        fit_before = surroundings.restore()
         UNFIT[what]()
-        return fit_before and not surroundings.put_back()
+        return fit_before and not surroundings.restore()
 
     assert forked(lambda: not act()) == 0
 
@@ -132,6 +132,6 @@ def test_a_finder_that_a_module_adds_may_stay(forked):
     def act():
         surroundings = Surroundings()
         sys.meta_path.append(None)
-        return surroundings.put_back() and sys.meta_path.pop() is None
+        return surroundings.restore() and sys.meta_path.pop() is None
 
     assert forked(lambda: not act()) == 0

@@ -1,8 +1,8 @@
-"""What a worker and its parent say to each other, and how it is checked.
+"""The channel between a worker and its parent, and the checks of a worker's messages.
 
-Both directions are frames: a length, and that many bytes. The parent asks with an id drawn at random and a pickle. What
-comes back is never unpickled: JSON of bounded length, which has to carry the id of the request at hand and, where the
-kernel tells who wrote it (Linux), to come from the worker's own process. Anything else is `Polluted`.
+Messages in both directions are frames: a length, then that many bytes. A request is a random id and a pickle. An answer is
+JSON of limited length, so that the parent never unpickles anything. It must have the id of the current request and, on
+Linux, where the kernel reports the sender, come from the worker's own process. Any other message raises `InvalidMessage`.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from typing import Any
 
 from rollalloc.rewards.function import Outcome, Scored, Unscored
 
-LONGEST_REASON = 2000  # characters, of a sample's or of why the function could not be loaded
-LOST_CHANNEL = 117  # exit code of a worker whose channel was closed or replaced under it
+LONGEST_REASON = 2000  # maximum characters of a reason: why a sample is unscored, or the function not loaded
+LOST_CHANNEL = 117  # exit code of a worker whose reward function closed or replaced its channel
 _LENGTH = struct.Struct("!I")
 _ID_BYTES = 8
 _LONGEST_ANSWER = 65_536  # bytes
 _MOST_READ = 1 << 20  # bytes at a time
 _CREDENTIALS = struct.Struct("3i")  # process, user, group; see unix(7)
-_HIGHEST_DESCRIPTOR = 65_536  # that is used, whatever the limit
+_HIGHEST_DESCRIPTOR = 65_536  # highest descriptor to use, even if the process's limit is higher
 
 
-class Polluted(Exception):
-    """Something came from a worker that is no answer of its own to the request at hand."""
+class InvalidMessage(Exception):
+    """A message is not the worker's own answer to the current request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A worker's first word, before it runs any code of the user's: which process it is."""
+    """A worker's first message, with its process id. It is sent before any user code runs."""
 
     process_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The function is loaded; or why it could not be."""
+    """The function is loaded, or could not be loaded because of `error`."""
 
     error: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One sample's outcome.
+    """The outcome of a sample.
 
     Attributes:
         request: the request's id.
-        outcome: it.
-        fit: whether the process is as the import left it; where not, it takes no further sample.
+        outcome: the outcome.
+        fit: whether the sample's changes to the process were undone; if not, the worker gets no further sample.
     """
 
     request: str
@@ -64,22 +64,22 @@ class Answer:
 
 
 def new_request(message: bytes) -> tuple[str, bytes]:
-    """An id that nobody guesses, and the frame to send."""
+    """A random id that no other process can guess, and the frame to send."""
     request = secrets.token_bytes(_ID_BYTES)
     return request.hex(), _frame(request + message)
 
 
 class ParentEnd:
-    """The parent's end: waits for nothing, and predicts nothing that it cannot check."""
+    """The parent's end. It never blocks, and checks each message."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
         self._unsent = bytearray()
         self._received = bytearray()
-        self._speaker: int | None = None
-        self._knows_speakers = hasattr(socket, "SO_PASSCRED")
-        if self._knows_speakers:
+        self._sender: int | None = None
+        self._knows_senders = hasattr(socket, "SO_PASSCRED")
+        if self._knows_senders:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
     @property
@@ -96,39 +96,39 @@ class ParentEnd:
         self._unsent += frame
 
     def flush(self) -> None:
-        """Sends as much of the queue as the worker takes now."""
+        """Send as much of the queue as the socket accepts now."""
         try:
             del self._unsent[: self._connection.send(self._unsent)]
         except BlockingIOError:
             pass
-        except OSError:  # it died, which is heard of by the end of what it says
+        except OSError:  # the worker died; `receive` will raise EOFError
             self._unsent.clear()
 
     def receive(self) -> Started | Ready | Answer | None:
-        """The next message; None where no whole one has come.
+        """The next message; None if no complete message has arrived.
 
         Raises:
             EOFError: the worker's end is closed.
-            Polluted: what came is none.
+            InvalidMessage: the data is not a message of the worker.
         """
         while True:
             if len(self._received) >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(self._received)
                 if length > _LONGEST_ANSWER:
-                    raise Polluted
+                    raise InvalidMessage
                 end = _LENGTH.size + length
                 if len(self._received) >= end:
                     message = _decode(bytes(self._received[_LENGTH.size : end]))
                     del self._received[:end]
-                    if isinstance(message, Started):  # no code of the user's has run: it tells the truth
-                        self._knows_speakers &= message.process_id == self._speaker
+                    if isinstance(message, Started):  # no user code has run yet, so this process id is true
+                        self._knows_senders &= message.process_id == self._sender
                     return message
             if not self._read():
                 return None
 
     def _read(self) -> bool:
-        """Takes in what has come, from one process at a time, as the kernel hands it over; False where nothing has."""
-        room = socket.CMSG_LEN(_CREDENTIALS.size) if self._knows_speakers else 0
+        """Read data that has arrived and check its sender. False: no data. One read returns data of one sender only."""
+        room = socket.CMSG_LEN(_CREDENTIALS.size) if self._knows_senders else 0
         try:
             received, ancillary, _, _ = self._connection.recvmsg(_LONGEST_ANSWER, room)
         except BlockingIOError:
@@ -139,21 +139,21 @@ class ParentEnd:
             raise EOFError
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
-                speaker = _CREDENTIALS.unpack(data)[0]
-                if self._speaker is None:  # before the worker says that it has started, no other process exists
-                    self._speaker = speaker
-                if speaker != self._speaker:
-                    raise Polluted
+                sender = _CREDENTIALS.unpack(data)[0]
+                if self._sender is None:  # the first message is the worker's, since it has not started other processes
+                    self._sender = sender
+                if sender != self._sender:
+                    raise InvalidMessage
         self._received += received
         return True
 
 
 def _decode(encoded: bytes) -> Started | Ready | Answer:
-    """Reads a message; `Polluted` where it is not exactly what a worker sends."""
+    """Decode a message. Raises InvalidMessage if it differs in any way from what a worker sends."""
     try:
         message = loads(encoded)
     except (ValueError, RecursionError):
-        raise Polluted from None
+        raise InvalidMessage from None
     match message:
         case ["started", int(process_id)] if process_id > 0:
             return Started(process_id)
@@ -166,18 +166,19 @@ def _decode(encoded: bytes) -> Started | Ready | Answer:
         case [str(request), bool(fit), str(reason), bool(raised)] if len(reason) <= LONGEST_REASON:
             return Answer(request, Unscored(reason, raised), fit)
         case _:
-            raise Polluted
+            raise InvalidMessage
 
 
 class WorkerEnd:
-    """The worker's end, kept where the functions it runs do not stumble upon it, and closed in what they fork.
+    """The worker's end, protected against accidents of the reward function.
 
-    It is no object that a collector of open sockets would find, and its descriptor is a high one, beyond what programs
-    close or duplicate over by habit; executed programs do not inherit it. Where it was closed or replaced nevertheless,
-    the process ends rather than write an answer into somebody's file.
+    It is a bare descriptor, so that code which closes all open socket objects does not find it. The descriptor has a high
+    number, since programs often close or overwrite low ones. It is closed in forked processes, and programs that the
+    function executes do not inherit it. If it was closed or replaced nevertheless, the process exits, because an answer
+    could end up in a file of the user.
 
     Args:
-        descriptor: the socket as it was handed over; closed.
+        descriptor: the socket; it is duplicated and then closed.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -191,14 +192,14 @@ class WorkerEnd:
         """The next request's id and message.
 
         Raises:
-            EOFError: the parent has hung up.
+            EOFError: the parent closed the channel.
         """
         (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
         message = self._take(length)
         return message[:_ID_BYTES].hex(), message[_ID_BYTES:]
 
     def send(self, message: list[Any]) -> None:
-        """Sends JSON."""
+        """Send a message as JSON."""
         frame = memoryview(_frame(dumps(message).encode()))
         while frame:
             self._check()
@@ -211,9 +212,9 @@ class WorkerEnd:
             if not part:
                 raise EOFError
             self._received += part
-        taken = bytes(self._received[:size])
+        data = bytes(self._received[:size])
         del self._received[:size]
-        return taken
+        return data
 
     def _check(self) -> None:
         if self._identify() != self._identity:
@@ -221,10 +222,10 @@ class WorkerEnd:
 
     def _identify(self) -> tuple[int, int] | None:
         try:
-            found = os.fstat(self._descriptor)
+            status = os.fstat(self._descriptor)
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     def _close(self) -> None:
         if self._identify() == self._identity:
@@ -232,7 +233,7 @@ class WorkerEnd:
 
 
 def most_descriptors() -> int:
-    """How many files this process may open."""
+    """The maximum number of files that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _HIGHEST_DESCRIPTOR if soft == resource.RLIM_INFINITY else min(soft, _HIGHEST_DESCRIPTOR)
 

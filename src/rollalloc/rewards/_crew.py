@@ -1,4 +1,4 @@
-"""The parent's side of `WorkerScorer`: who scores what, and the thread that minds the workers."""
+"""The parent's side of `WorkerScorer`: a thread that distributes samples to workers and replaces dead ones."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rollalloc.rewards._handle import Limits, Lost, WorkerHandle
 from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
 from rollalloc.rewards.tally import KnownScores, Tally
 
-_CHUNK = 64  # samples sent at once: few enough that their outcomes fit into the socket's buffer
-_SURE, _SURE_OF_TYPE = 2, 8  # times that fresh processes raised the same words, or the same type
-_MOST_NOTED = 1000
-_CHUNK_BYTES = 65_536  # the same for the samples themselves; a longer one goes alone
+_CHUNK = 64  # samples sent at once; their outcomes must fit into the socket's buffer
+_CHUNK_BYTES = 65_536  # bytes of samples sent at once; a longer sample is sent alone
+_TRUSTED_MESSAGE, _TRUSTED_TYPE = 2, 8  # an error is trusted once fresh workers raised its message, or type, this often
+_MAX_MESSAGES = 1000  # error messages counted separately
 
 
 class Job:
@@ -35,20 +35,20 @@ class Job:
             self.future.set_result([])
 
     def note_answer(self) -> None:
-        """Completes the future once all samples have their outcome; one that was cancelled stays so."""
+        """Count an outcome, and complete the future once all samples have one. A cancelled future stays cancelled."""
         self._unanswered -= 1
         if self._unanswered == 0 and self.future.set_running_or_notify_cancel():
             self.future.set_result([task.outcome for task in self.tasks if task.outcome is not None])
 
 
 class Task:
-    """One sample, as it is sent to a worker, and its outcome once it is known."""
+    """A sample, the message that sends it to a worker, and its outcome once it is known."""
 
     def __init__(self, job: Job, sample: Sample, max_chars: int) -> None:
         self.job = job
         self.sample = sample
         self.outcome: Outcome | None = None
-        self.doubted: Outcome | None = None  # what a process said in which others ran before
+        self.doubted: Outcome | None = None  # the error from a used worker, before the retry in a fresh one
         self.message = b""
         if len(sample.completion) > max_chars:
             reason = f"completion has {len(sample.completion)} characters, more than the limit of {max_chars}"
@@ -59,44 +59,49 @@ class Task:
         self.digest = sha256(self.message).digest()
 
 
-class _Own:
-    """Which exceptions are the samples' own: those that fresh processes raised, in the same words or of the same type."""
+class _TrustedErrors:
+    """Counts the errors that fresh workers raise. A frequent error is caused by samples, not by a worker's earlier ones."""
 
     def __init__(self) -> None:
-        self._times: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
 
     def doubts(self, outcome: Outcome) -> bool:
-        """Whether what others left behind in the process may have raised it."""
+        """Whether the outcome is an error that an earlier sample of the worker may have caused."""
         if not isinstance(outcome, Unscored) or not outcome.raised:
             return False
-        return self._times[outcome.reason] < _SURE and self._times[_type(outcome)] < _SURE_OF_TYPE
+        return self._counts[outcome.reason] < _TRUSTED_MESSAGE and self._counts[_type(outcome)] < _TRUSTED_TYPE
 
     def note(self, before: Outcome | None, outcome: Outcome) -> None:
-        """What a fresh process made of a sample, and what another one had made of it."""
+        """Count a fresh worker's outcome.
+
+        Args:
+            before: the error of the same sample in a used worker; None: it was not tried before.
+            outcome: the fresh worker's outcome.
+        """
         if isinstance(outcome, Unscored) and outcome.raised:
-            self._times[_type(outcome)] += 1
-            if len(self._times) < _MOST_NOTED:  # words may be others for each sample
-                self._times[outcome.reason] += 1
-        elif isinstance(before, Unscored):  # it was the process
-            self._times[_type(before)] = self._times[before.reason] = 0
+            self._counts[_type(outcome)] += 1
+            if len(self._counts) < _MAX_MESSAGES:  # each sample may raise a different message
+                self._counts[outcome.reason] += 1
+        elif isinstance(before, Unscored):  # the used worker caused the error, so that error is not to be trusted
+            self._counts[_type(before)] = self._counts[before.reason] = 0
 
 
 def _type(outcome: Unscored) -> str:
-    """The exception's, with the colon, so that it is no exception's words."""
+    """The exception's type, with a colon, so that it never equals the message of another exception."""
     return outcome.reason.partition(":")[0] + ":"
 
 
 class Crew:
-    """Worker processes, and a thread that hands them samples and replaces them; it ends with its first error.
+    """Worker processes, and a thread that sends them samples and replaces dead ones. The first error ends the thread.
 
-    A sample is given up only where a fresh process is lost at it, or raises: where others ran there before, what they left
-    behind may be to blame, and the sample is tried once more, as the first of a new one. An exception that fresh processes
-    raise again and again (`_Own`) is believed at once, since a process costs more than a sample.
+    If a sample raises an error or kills its worker, and the worker was used before, an earlier sample may have caused it.
+    So the sample is tried once more in a fresh worker, and that outcome counts. An error that fresh workers raise often
+    (`_TrustedErrors`) counts at once, since starting a process is expensive.
 
     Args:
-        limits: of each worker, and their number.
+        limits: the limits of each worker, and the number of workers.
         tally: counts the outcomes.
-        cache: scores that need no worker.
+        cache: known scores, which need no worker.
     """
 
     def __init__(self, limits: Limits, tally: Tally, cache: KnownScores) -> None:
@@ -104,94 +109,94 @@ class Crew:
         self._tally = tally
         self._cache = cache
         self._workers: list[WorkerHandle] = []
-        self._jobs: set[Job] = set()  # whose futures are not done
+        self._jobs: set[Job] = set()  # jobs whose futures are not done
         self._waiting: deque[Task] = deque()
-        self._again: deque[Task] = deque()  # for fresh workers only
-        self._own = _Own()
-        self._lock = Lock()  # between a new job and the end
+        self._retries: deque[Task] = deque()  # tasks that need a fresh worker
+        self._errors = _TrustedErrors()
+        self._lock = Lock()  # no job may be taken once the crew has ended
         self._ended = False
         self._process_id = os.getpid()
-        self._bell, self._bell_button = socket.socketpair()
-        self._bell_button.setblocking(False)
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_sender.setblocking(False)
         self._thread = Thread(target=self._run, name="rollalloc reward workers", daemon=True)
         self._thread.start()
 
     def take(self, job: Job) -> bool:
-        """Queues a job; False where this crew has ended, or was made before this process was forked off."""
+        """Queue a job. False if this crew has ended, or belongs to the process from which this one was forked."""
         with self._lock:
             if self._ended or os.getpid() != self._process_id:
                 return False
             self._jobs.add(job)
             self._waiting.extend(job.tasks)
-            self._ring()
+            self._wake()
         job.future.add_done_callback(lambda _: self._forget(job))
         return True
 
     def close(self) -> None:
-        """Ends the processes; jobs that are not done are cancelled."""
+        """End the workers and cancel jobs that are not done."""
         with self._lock:
             if self._ended or os.getpid() != self._process_id:
                 return
             self._ended = True
-            self._ring()
-        if current_thread() is not self._thread:  # it calls back when a future completes
+            self._wake()
+        if current_thread() is not self._thread:  # a future's callback may close the scorer, and runs in that thread
             self._thread.join()
 
     def _forget(self, job: Job) -> None:
-        """A future is done, or was cancelled, which is to be heeded soon."""
+        """Drop a job whose future is done; if it was cancelled, wake the thread, so that it ends the job's samples."""
         self._jobs.discard(job)
         if job.future.cancelled() and os.getpid() == self._process_id:
-            self._ring()
+            self._wake()
 
-    def _ring(self) -> None:
-        with suppress(OSError):  # so many rings are not to be missed, or nobody is there to hear
-            self._bell_button.send(b"!")
+    def _wake(self) -> None:
+        with suppress(OSError):  # the buffer is full of wake-ups already, or the thread has ended
+            self._wake_sender.send(b"!")
 
     def _run(self) -> None:
         error: BaseException | None = None
         try:
             while not self._ended:
                 self._drop_cancelled()
-                self._staff()
+                self._start_workers()
                 self._hand_out()
                 self._listen()
         except BaseException as caught:
             error = caught
         finally:
-            self._dismiss(error)
+            self._shut_down(error)
 
     def _drop_cancelled(self) -> None:
-        """Ends what runs for nobody; what waits for nobody is dropped when its turn comes."""
-        for worker in [worker for worker in self._workers if worker.given]:
-            if worker.given[0][1].job.future.cancelled():
-                self._let_go(worker)
+        """End the workers whose current job was cancelled. Waiting tasks are dropped when their turn comes."""
+        for worker in [worker for worker in self._workers if worker.pending]:
+            if worker.pending[0][1].job.future.cancelled():
+                self._end(worker)
 
-    def _staff(self) -> None:
-        """Starts as many workers as there is work for, and makes room for those that must be fresh."""
-        lacking = len(self._again) - sum(worker.fresh and not worker.given for worker in self._workers)
+    def _start_workers(self) -> None:
+        """Start as many workers as there is work for. End used idle ones if retries need fresh workers."""
+        fresh_needed = len(self._retries) - sum(worker.fresh and not worker.pending for worker in self._workers)
         used = [worker for worker in self._workers if worker.idle and not worker.fresh]
         room = self._limits.workers - len(self._workers)
-        for worker in used[: max(0, lacking - room)]:
-            self._let_go(worker)
-        busy = sum(bool(worker.given) for worker in self._workers)
-        wanted = max(busy + len(self._waiting) + len(self._again), len(self._workers) + lacking)
+        for worker in used[: max(0, fresh_needed - room)]:
+            self._end(worker)
+        busy = sum(bool(worker.pending) for worker in self._workers)
+        wanted = max(busy + len(self._waiting) + len(self._retries), len(self._workers) + fresh_needed)
         while len(self._workers) < min(self._limits.workers, wanted):
             self._workers.append(WorkerHandle(self._limits))
 
     def _hand_out(self) -> None:
         for worker in [worker for worker in self._workers if worker.idle]:
-            if tasks := (worker.fresh and self._next_again()) or self._next_chunk():
+            if tasks := (worker.fresh and self._next_retry()) or self._next_chunk():
                 worker.give([(task, task.message) for task in tasks])
 
-    def _next_again(self) -> list[Task]:
-        while self._again:
-            task = self._again.popleft()
+    def _next_retry(self) -> list[Task]:
+        while self._retries:
+            task = self._retries.popleft()
             if not self._answer_without_worker(task):
                 return [task]
         return []
 
     def _next_chunk(self) -> list[Task]:
-        """The next samples that need a worker; small towards the end, so that workers finish together."""
+        """The next tasks that need a worker. Chunks shrink as the queue does, so that workers finish at the same time."""
         size = min(_CHUNK, -(-len(self._waiting) // (4 * self._limits.workers)))
         tasks: list[Task] = []
         length = 0
@@ -217,53 +222,53 @@ class Crew:
         return True
 
     def _listen(self) -> None:
-        """Waits until the bell rings or a worker has something to say or is overdue."""
-        due = [worker.deadline for worker in self._workers if not worker.idle]
-        if not due and (self._waiting or self._again):
-            return  # what was at hand needed no worker
+        """Wait until a worker answers or is overdue, or this thread is woken; then handle the answers."""
+        deadlines = [worker.deadline for worker in self._workers if not worker.idle]
+        if not deadlines and (self._waiting or self._retries):
+            return  # the last tasks needed no worker; more tasks can be handed out at once
         with DefaultSelector() as selector:
-            selector.register(self._bell, EVENT_READ)
+            selector.register(self._wake_receiver, EVENT_READ)
             for worker in self._workers:
                 events = EVENT_READ | (EVENT_WRITE if worker.channel.has_unsent else 0)
                 selector.register(worker.channel, events, worker)
-            ready = selector.select(max(0.0, min(due) - monotonic()) if due else None)
+            ready = selector.select(max(0.0, min(deadlines) - monotonic()) if deadlines else None)
         for key, events in ready:
             if key.data is None:
-                self._bell.recv(4096)
+                self._wake_receiver.recv(4096)
             elif events & EVENT_WRITE:
                 key.data.channel.flush()
-        speaking = [key.data for key, events in ready if events & EVENT_READ]
+        readable = [key.data for key, events in ready if events & EVENT_READ]
         for worker in list(self._workers):
-            if worker in speaking or (not worker.idle and monotonic() >= worker.deadline):
-                self._hear(worker)
+            if worker in readable or (not worker.idle and monotonic() >= worker.deadline):
+                self._take_answers(worker)
 
-    def _hear(self, worker: WorkerHandle) -> None:
+    def _take_answers(self, worker: WorkerHandle) -> None:
         try:
-            while (answer := worker.hear()) is not None:
-                if again := not answer.first and self._own.doubts(answer.outcome):
+            while (answer := worker.next_answer()) is not None:
+                if retry := not answer.first and self._errors.doubts(answer.outcome):
                     answer.task.doubted = answer.outcome
-                    self._again.append(answer.task)
+                    self._retries.append(answer.task)
                 else:
                     if answer.first:
-                        self._own.note(answer.task.doubted, answer.outcome)
+                        self._errors.note(answer.task.doubted, answer.outcome)
                     self._settle(answer.task, answer.outcome, answer.seconds)
-                if again or not answer.fit:
-                    self._let_go(worker)
+                if retry or not answer.fit:
+                    self._end(worker)
                     return
         except Lost as lost:
             self._tally.add_discarded(lost.discarded)
-            if worker.given and worker.fresh:
-                _, task = worker.given.popleft()
+            if worker.pending and worker.fresh:
+                _, task = worker.pending.popleft()
                 self._settle(task, Unscored(str(lost)), monotonic() - worker.since, lost=True)
-            elif worker.given:
-                self._again.append(worker.given.popleft()[1])
-            self._let_go(worker)
+            elif worker.pending:
+                self._retries.append(worker.pending.popleft()[1])
+            self._end(worker)
 
-    def _let_go(self, worker: WorkerHandle) -> None:
-        """Ends a worker; what it has not answered is tried elsewhere."""
+    def _end(self, worker: WorkerHandle) -> None:
+        """End a worker; its unanswered tasks wait for another."""
         self._workers.remove(worker)
         worker.stop()
-        self._waiting.extendleft(task for _, task in reversed(worker.given))
+        self._waiting.extendleft(task for _, task in reversed(worker.pending))
 
     def _settle(self, task: Task, outcome: Outcome, seconds: float, lost: bool = False) -> None:
         self._tally.add(task.sample, outcome, seconds, lost)
@@ -272,8 +277,8 @@ class Crew:
         task.outcome = outcome
         task.job.note_answer()
 
-    def _dismiss(self, error: BaseException | None) -> None:
-        """Stops the workers, and tells whoever still waits, whatever comes between."""
+    def _shut_down(self, error: BaseException | None) -> None:
+        """Stop the workers, and complete all open futures even if that fails: with the error, or as cancelled."""
         with self._lock:
             self._ended = True
         try:
@@ -282,8 +287,8 @@ class Crew:
             for worker in self._workers:
                 worker.stop()
         finally:
-            self._bell.close()
-            self._bell_button.close()
+            self._wake_receiver.close()
+            self._wake_sender.close()
             for job in list(self._jobs):
                 if error is None:
                     job.future.cancel()

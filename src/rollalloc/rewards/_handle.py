@@ -1,4 +1,4 @@
-"""One worker process as its parent holds it: what it was given, what it says, and its end."""
+"""The parent's handle of one worker process: sends it samples, reads its answers, and ends it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from time import monotonic
 from typing import Any
 
 from rollalloc.rewards import _keeper
-from rollalloc.rewards._channel import LOST_CHANNEL, Answer, ParentEnd, Polluted, Ready, Started, new_request
+from rollalloc.rewards._channel import LOST_CHANNEL, Answer, InvalidMessage, ParentEnd, Ready, Started, new_request
 from rollalloc.rewards.function import Outcome, Unscored
 
 _START_LIMIT_S = 300.0  # importing a user's module may load a model from a slow disk
-_EXIT_GRACE_S = 1.0  # between a dying process's last breath on the channel and its exit code
-_KILL_GRACE_S = 5.0  # for the keeper to end what the worker started
+_EXIT_GRACE_S = 1.0  # from the end of the channel until the exit code is available
+_KILL_GRACE_S = 5.0  # for the keeper to kill the processes that the worker started
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What workers run and may use; see `WorkerScorer`."""
+    """The reward function and the limits of the workers; see `WorkerScorer`."""
 
     reward: str
     workers: int
@@ -35,10 +35,10 @@ class Limits:
 
 
 class Lost(Exception):
-    """A worker is of no more use, and this is why the sample at hand, if any, has no score.
+    """A worker died or must be killed. The message is the reason why its current sample, if any, has no score.
 
     Attributes:
-        discarded: how many answers of its were discarded.
+        discarded: number of its answers that were discarded.
     """
 
     def __init__(self, reason: str, discarded: int = 0) -> None:
@@ -48,7 +48,7 @@ class Lost(Exception):
 
 @dataclass(frozen=True)
 class Answered:
-    """A task's outcome, what it took, whether the worker may go on, and whether it was the worker's first."""
+    """A task's outcome, its seconds, whether the worker may continue, and whether it was the worker's first sample."""
 
     task: Any
     outcome: Outcome
@@ -58,17 +58,17 @@ class Answered:
 
 
 class WorkerHandle:
-    """One process.
+    """One worker process.
 
     Attributes:
-        given: requests and tasks that it has not answered; it is at the first.
-        fresh: whether nothing was answered yet.
-        since: when it began with what it is at.
-        deadline: when it is overdue, unless idle.
+        pending: requests without an answer, and their tasks; the worker is on the first.
+        fresh: whether the worker has answered nothing yet.
+        since: time at which it started the current task.
+        deadline: time at which the current task is overdue; without meaning for an idle worker.
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.given: deque[tuple[str, Any]] = deque()
+        self.pending: deque[tuple[str, Any]] = deque()
         self.fresh = True
         self.since = monotonic()
         self.deadline = self.since + _START_LIMIT_S
@@ -77,29 +77,29 @@ class WorkerHandle:
         self._ready = False
         ours, theirs = socket.socketpair()
         with theirs:
-            self.channel = ParentEnd(ours)  # before the worker can say anything, so that the kernel notes who does
+            self.channel = ParentEnd(ours)  # created before the worker, so that the kernel reports all senders
             self._keeper = _start(limits, theirs.fileno())
 
     @property
     def idle(self) -> bool:
-        return self._ready and not self.given
+        return self._ready and not self.pending
 
     def give(self, tasks: Sequence[tuple[Any, bytes]]) -> None:
-        """Sends an idle worker its next tasks, each with its message."""
+        """Send an idle worker its next tasks, each with its message."""
         for task, message in tasks:
-            name, frame = new_request(message)
-            self.given.append((name, task))
+            request, frame = new_request(message)
+            self.pending.append((request, task))
             self.channel.queue(frame)
         self._restart_clock()
         self.channel.flush()
 
-    def hear(self) -> Answered | None:
-        """The next answer; None where there is none yet.
+    def next_answer(self) -> Answered | None:
+        """The worker's next answer; None if there is none yet.
 
         Raises:
-            Lost: the worker died, overran its limit, or something came that is no answer of its own to the first of
-                `given`.
-            RuntimeError: the same before it was ready, or it could not load the function.
+            Lost: the worker died, exceeded its time limit, or sent a message that is not its own answer to the first of
+                `pending`.
+            RuntimeError: one of these happened before the worker was ready, or it could not load the function.
         """
         try:
             while (message := self.channel.receive()) is not None:
@@ -108,8 +108,8 @@ class WorkerHandle:
                 self._note_start(message)
         except EOFError:
             raise self._lost(self._end()) from None
-        except Polluted:
-            raise self._lost("was not alone to answer, or sent what is no answer", discarded=1) from None
+        except InvalidMessage:
+            raise self._lost("sent an invalid answer, or another process answered for it", discarded=1) from None
         if not self.idle and monotonic() >= self.deadline:
             if self._ready:
                 raise Lost(f"timed out after {self._limits.limit_s:g} s")
@@ -117,13 +117,13 @@ class WorkerHandle:
         return None
 
     def ask_to_stop(self) -> None:
-        """Has the keeper end the process and all that it started."""
+        """Ask the keeper to kill the worker and every process it started."""
         with suppress(ProcessLookupError):
             self._keeper.send_signal(signal.SIGTERM)
             self._keeper.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """The same, and waits for it."""
+        """Kill the worker and every process it started, and wait until they have ended."""
         self.ask_to_stop()
         try:
             self._keeper.wait(_KILL_GRACE_S)
@@ -131,17 +131,17 @@ class WorkerHandle:
             self._keeper.kill()
             self._keeper.wait()
         self.channel.close()
-        if self._process_id is not None and self._keeper.returncode == -signal.SIGKILL:  # it may not have come to it
+        if self._process_id is not None and self._keeper.returncode == -signal.SIGKILL:  # it may have left the worker
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process_id, signal.SIGKILL)
 
     def _check(self, answer: Answer) -> Answered:
-        if not self.given or answer.request != self.given[0][0]:
-            raise Polluted
+        if not self.pending or answer.request != self.pending[0][0]:
+            raise InvalidMessage
         if isinstance(answer.outcome, Unscored) and answer.outcome.reason.startswith("MemoryError"):
-            # What holds the memory would cost the next samples theirs.
+            # The worker may keep the memory, so that the next samples would run out of it too.
             raise Lost(f"worker ran out of memory (limit {self._limits.memory_gb:g} GB)")
-        (_, task), seconds = self.given.popleft(), monotonic() - self.since
+        (_, task), seconds = self.pending.popleft(), monotonic() - self.since
         first, self.fresh = self.fresh, False
         self._restart_clock()
         return Answered(task, answer.outcome, seconds, answer.fit, first)
@@ -154,31 +154,31 @@ class WorkerHandle:
                 raise RuntimeError(f"reward {self._limits.reward!r} could not be loaded in a worker: {message.error}")
             self._ready = True
         else:
-            raise Polluted
+            raise InvalidMessage
 
     def _restart_clock(self) -> None:
         self.since = monotonic()
         self.deadline = self.since + self._limits.limit_s
 
     def _end(self) -> str:
-        """How a worker that hung up has ended."""
+        """How a worker ended whose channel is closed."""
         try:
             exit_code = self._keeper.wait(_EXIT_GRACE_S)
         except subprocess.TimeoutExpired:
             exit_code = LOST_CHANNEL
         return "closed its channel" if exit_code == LOST_CHANNEL else f"died (exit code {exit_code})"
 
-    def _lost(self, what: str, discarded: int = 0) -> Exception:
+    def _lost(self, problem: str, discarded: int = 0) -> Exception:
         if self._ready:
-            return Lost(f"worker {what}", discarded)
+            return Lost(f"worker {problem}", discarded)
         return RuntimeError(
-            f"a worker for reward {self._limits.reward!r} {what} at its start; "
-            "import the module in an interpreter of your own to see why"
+            f"a worker for reward {self._limits.reward!r} {problem} while it started; "
+            "import the module in a Python interpreter to see why"
         )
 
 
 def _start(limits: Limits, descriptor: int) -> subprocess.Popen[bytes]:
-    """Starts a keeper, which forks the worker; the package is imported in the worker only."""
+    """Start a keeper, which forks the worker. Only the worker imports the package."""
     settings = (limits.reward, int(limits.memory_gb * 2**30))
     program = f"""
 import sys
@@ -192,7 +192,7 @@ run_path({_keeper.__file__!r})["keep"]({os.getpid()}, {descriptor}, serve)
     return subprocess.Popen(
         [sys.executable, "-c", program],
         pass_fds=(descriptor,),
-        start_new_session=True,  # out of reach of the terminal's Ctrl-C
+        start_new_session=True,  # so that the terminal's Ctrl-C does not reach it
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

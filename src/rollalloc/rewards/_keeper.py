@@ -1,7 +1,8 @@
-"""The process between `WorkerScorer` and a worker, which ends the worker with all that it started.
+"""The process between `WorkerScorer` and a worker. It kills the worker together with every process the worker started.
 
-It runs nothing of the user's, so that neither a function that holds the interpreter nor one that kills its parent gets
-in the way. Run by its path: without the package, whose imports may start threads, it is small and may fork.
+It runs no user code, so it still works if a reward function blocks the interpreter or kills its parent process. It is run
+by its file path and does not import the package, because imports may start threads, and a process with threads cannot fork
+safely.
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_WATCH_S = 0.5  # between two looks at whether the parent is still there
+_WATCH_S = 0.5  # seconds between two checks whether the parent is alive
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
 
 def keep(parent_id: int, descriptor: int, serve: Callable[[int], None]) -> None:
-    """Forks the worker, waits until it, the parent or SIGTERM ends it, and exits as it did. Does not return.
+    """Fork the worker and wait until it ends, the parent ends, or SIGTERM arrives. Then kill the worker and its processes.
 
-    What the worker's children leave behind becomes this process's own child, on Linux, and ends as well, whatever
-    session it has moved to; elsewhere what stayed in the worker's process group does.
+    Does not return: this process exits with the worker's exit code or signal. On Linux, orphans of the worker become
+    children of this process, so that it finds and kills them even if they moved to another session. Elsewhere it kills
+    only the worker's process group.
 
     Args:
-        parent_id: the parent's process id. Not the channel's end tells that it has gone: what the parent forked may
-            hold that open.
+        parent_id: the parent's process id, with which this process notices that the parent has ended. The end of the
+            channel would not tell: other processes that the parent forked may hold it open.
         descriptor: the worker's end of the channel.
-        serve: what the worker runs, with `descriptor`.
+        serve: called in the worker with `descriptor`.
     """
     _control_process(_PR_SET_CHILD_SUBREAPER, 1)
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -38,7 +40,7 @@ def keep(parent_id: int, descriptor: int, serve: Callable[[int], None]) -> None:
         _control_process(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != keeper_id:
             os._exit(1)
-        os.setsid()  # a function that signals its own group reaches itself
+        os.setsid()  # a function that signals its process group must not reach the parent
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         try:
             serve(descriptor)
@@ -55,7 +57,7 @@ def keep(parent_id: int, descriptor: int, serve: Callable[[int], None]) -> None:
 
 
 def _end_all(worker_id: int, status: int | None) -> int:
-    """Kills the worker and all that it started; the worker's status."""
+    """Kill the worker and every process it started. Returns the worker's exit status."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(worker_id, signal.SIGKILL)
     while True:
@@ -69,7 +71,7 @@ def _end_all(worker_id: int, status: int | None) -> int:
 
 
 def _reap(options: int) -> dict[int, int]:
-    """The children that have ended, with their status."""
+    """The ids of children that have ended -> their exit status."""
     ended: dict[int, int] = {}
     with suppress(ChildProcessError):
         while True:
@@ -81,23 +83,23 @@ def _reap(options: int) -> dict[int, int]:
 
 
 def _children() -> list[int]:
-    """The children of this process, where /proc tells."""
+    """The ids of this process's children, from /proc; empty on systems without it."""
     own = os.getpid()
-    found: list[int] = []
+    children: list[int] = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             process_id, _, rest = stat.read_text(errors="replace").partition(" (")
             if int(rest.rpartition(") ")[2].split()[1]) == own:
-                found.append(int(process_id))
-    return found
+                children.append(int(process_id))
+    return children
 
 
 def _exit_as(status: int) -> None:
-    """Ends this process as another one ended."""
+    """End this process with the exit code or the signal of another process's exit status."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with suppress(OSError, ValueError):  # of SIGKILL
+        with suppress(OSError, ValueError):  # SIGKILL's handler cannot be set
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
@@ -107,7 +109,7 @@ def _exit_as(status: int) -> None:
 def _control_process(option: int, value: int) -> None:
     if sys.platform != "linux":
         return
-    with suppress(ImportError):  # where Python was built without it, less is ended
+    with suppress(ImportError):  # Python may be built without ctypes; then orphans in other sessions are not killed
         import ctypes
 
         ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)

@@ -1,4 +1,4 @@
-"""What of a process a reward function may change by accident, and what the next sample relies on."""
+"""Undoes changes that a reward function makes to its process, so that they do not affect the next sample."""
 
 from __future__ import annotations
 
@@ -22,32 +22,35 @@ from typing import Any
 
 from rollalloc.rewards._channel import most_descriptors
 
-_SPARE_THREADS = 128  # a pool that is kept between samples is welcome
-_OPEN_SHARE = 0.25  # of the files that may be open; likewise
-# By guards against executed code, and by mocks; the scorer's own modules join them.
-_TAKEN_TO_PIECES = (builtins, os, os.path, pickle, shutil, signal, subprocess, sys, time)
+_SPARE_THREADS = 128  # a function may keep a pool of threads between samples
+_OPEN_SHARE = 0.25  # a function may keep this share of the allowed open files between samples
+# Modules whose functions guards for untrusted code and mocks often replace; this package's modules are added.
+_OFTEN_PATCHED = (builtins, os, os.path, pickle, shutil, signal, subprocess, sys, time)
 _OWN = __name__.rpartition(".")[0]
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
-_SIGNALS = range(1, 32)  # the real-time ones beyond have no default use
+_SIGNALS = range(1, 32)  # without real-time signals, which have no default use
 _ATTEMPTS = 10
-_getsignal: Callable[[int], Any] = import_module("_signal").getsignal  # 30 times as fast: the other one makes enums
-_setitimer = signal.setitimer  # as it is before any sample
+_getsignal: Callable[[int], Any] = import_module(
+    "_signal"
+).getsignal  # 30 times faster than signal's, which makes enums
+_setitimer = signal.setitimer  # saved before a sample can replace it
 
 
 class Surroundings:
-    """The process as it is now, to be put back after each sample.
+    """The state of this process when it is created, to which `restore` returns after each sample.
 
-    Timers, signal handlers and the mask, resource limits, the three standard streams, working directory, environment, umask,
-    time zone, the interpreter's hooks and recursion limit, where modules are looked for, decimal arithmetic, the table of
-    modules, and the functions of the built-ins, of modules that deal with processes and files, and of this package. Not what
-    other modules hold: caches, pools and connections are kept, and so is a function that was replaced in them.
+    The state consists of timers, signal handlers and the signal mask; resource limits; the three standard streams; working
+    directory, environment, umask and time zone; the interpreter's hooks and recursion limit; the module search path and
+    finders; the decimal context; the table of modules; and the functions of the built-ins, of modules for processes and
+    files, and of this package. The contents of other modules are not restored: a function may keep caches, pools and
+    connections there, and a function that it replaced there stays replaced.
     """
 
     def __init__(self) -> None:
         own = [module for name, module in list(sys.modules.items()) if name.rpartition(".")[0] == _OWN]
-        self._tables = [_Table(vars(module), callable) for module in (*_TAKEN_TO_PIECES, *own)]
-        # Packages, not all that they hold: it would take longer than a simple reward.
+        self._tables = [_Table(vars(module), callable) for module in (*_OFTEN_PATCHED, *own)]
+        # Only top-level modules: checking every submodule would take longer than a simple reward.
         self._tables.append(_Table(sys.modules, lambda module: "." not in getattr(module, "__name__", ".")))
         self._modules = len(sys.modules)
         self._search_path = list(sys.path)
@@ -73,22 +76,22 @@ class Surroundings:
         self._threads = active_count()
         self._most_open = max(_lowest_free_descriptor(), _OPEN_SHARE * most_descriptors())
 
-    def put_back(self) -> bool:
-        """Undoes what the last sample changed; False where that cannot be done, or too much is left running or open."""
+    def restore(self) -> bool:
+        """Undo the changes of the last sample. False: it cannot be done, or too many threads or files are left open."""
         for _ in range(_ATTEMPTS):
             try:
-                self._put_back()
+                self._restore()
                 return self._is_fit()
-            except BaseException:  # a signal handler or a hook of the sample's, not yet undone, may raise anything
+            except BaseException:  # a signal handler or a hook of the sample may still be active and raise anything
                 continue
         return False
 
-    def _put_back(self) -> None:
-        for timer in _TIMERS:  # first: what rings every 0.1 ms interrupts all that takes longer
+    def _restore(self) -> None:
+        for timer in _TIMERS:  # first, because a timer of 0.1 ms would interrupt everything else
             _setitimer(timer, 0)
         sys.setrecursionlimit(self._recursion_limit)
         for table in self._tables:
-            table.put_back()
+            table.restore()
         if (sys.gettrace(), sys.getprofile()) != self._hooks:
             sys.settrace(self._hooks[0])
             sys.setprofile(self._hooks[1])
@@ -99,32 +102,32 @@ class Surroundings:
         for kind, limits in self._limits.items():
             if resource.getrlimit(kind) != limits:
                 resource.setrlimit(kind, limits)
-        self._put_back_streams()
+        self._restore_streams()
         decimal.setcontext(self._decimal.copy())
-        if vars(os.environ)["_data"] != self._encoded:  # a hundred times as fast as comparing what it decodes to
+        if vars(os.environ)["_data"] != self._encoded:  # a hundred times faster than comparing the decoded values
             os.environ.clear()
             os.environ.update(self._environment)
         if _time_zone() != self._time_zone:
             time.tzset()
-        self._put_back_search()
+        self._restore_search_path()
         if self._directory is not None and _directory() != self._directory:
             os.chdir(self._directory)
         os.umask(self._umask)
 
-    def _put_back_search(self) -> None:
-        """Where modules are looked for; a finder that a module added at the end as it was imported may stay."""
+    def _restore_search_path(self) -> None:
+        """Restore where modules are searched. A finder that an imported module appended may stay."""
         if sys.path != self._search_path:
             sys.path[:] = self._search_path
-        for name, finders, kept in self._finders:
+        for name, finders, original in self._finders:
             setattr(sys, name, finders)
-            if finders[: len(kept)] != kept:
-                finders[:] = kept
+            if finders[: len(original)] != original:
+                finders[:] = original
 
     def _note_hook(self, event: str, _: object) -> None:
         if event == "sys.addaudithook":
             self._was_hooked = True
 
-    def _put_back_streams(self) -> None:
+    def _restore_streams(self) -> None:
         sys.stdin, sys.stdout, sys.stderr = self._streams
         for descriptor in range(3):
             try:
@@ -148,21 +151,21 @@ class Surroundings:
 
 
 class _Table:
-    """What a table holds of some kind; what is added later may stay: modules are imported late."""
+    """The original values of some entries of a dictionary. Entries added later, as for late imports, may stay."""
 
-    def __init__(self, table: dict[str, Any], keeps: Callable[[Any], bool]) -> None:
+    def __init__(self, table: dict[str, Any], restores: Callable[[Any], bool]) -> None:
         self._table = table
-        self._kept = {name: what for name, what in table.items() if keeps(what)}
-        self._look_up = itemgetter(*self._kept)
+        self._original = {name: value for name, value in table.items() if restores(value)}
+        self._look_up = itemgetter(*self._original)
         self._values = self._look_up(table)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         try:
             changed = self._look_up(self._table) != self._values  # in C, by identity first
         except KeyError:
             changed = True
         if changed:
-            self._table.update(self._kept)
+            self._table.update(self._original)
 
 
 def _time_zone() -> tuple[object, ...]:

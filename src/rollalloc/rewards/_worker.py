@@ -1,4 +1,4 @@
-"""The child's side of `WorkerScorer`: a process that scores samples until its parent hangs up."""
+"""The worker's side of `WorkerScorer`: a process that scores samples until its parent closes the channel."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rollalloc.rewards.function import (
 
 
 def serve(descriptor: int, reward: str, memory_bytes: int) -> None:
-    """Says which process this is, loads the reward function, says so, and answers each sample with its outcome.
+    """Report this process's id, load the reward function, and answer each sample with its outcome.
 
-    What the function forks ends where it returns, raises or exits: nothing but this process serves.
+    If the function forks, the child exits when the function returns or raises, so that only this process answers.
 
     Args:
         descriptor: this process's end of the channel.
-        reward: path of the function, as `load_reward` takes it.
-        memory_bytes: what samples may make this process allocate.
+        reward: path of the function, see `load_reward`.
+        memory_bytes: bytes that the samples may make this process allocate.
     """
     parent = WorkerEnd(descriptor)
     parent.send(["started", os.getpid()])
@@ -45,14 +45,14 @@ def serve(descriptor: int, reward: str, memory_bytes: int) -> None:
     while True:
         try:
             request, message = parent.receive()
-        except (EOFError, OSError):  # the parent has gone
+        except (EOFError, OSError):  # the parent has ended
             return
         outcome = _score(function, message)
-        parent.send(answer_message(Answer(request, outcome, fit=surroundings.put_back())))
+        parent.send(answer_message(Answer(request, outcome, fit=surroundings.restore())))
 
 
 def _load(reward: str) -> RewardFunction | str:
-    """The function, or why it could not be loaded; a module may fork as well."""
+    """The function, or the error of loading it. If the module forks, the child exits here."""
     process_id = os.getpid()
     error: BaseException | None = None
     try:
@@ -67,18 +67,19 @@ def _load(reward: str) -> RewardFunction | str:
 def _score(function: RewardFunction, message: bytes) -> Outcome:
     try:
         sample = Sample(*pickle.loads(message))
-    except Exception as error:  # of a class that cannot be imported here, say
+    except Exception as error:  # for example, its class cannot be imported here
         return Unscored(f"cannot be unpickled in the worker: {error}"[:LONGEST_REASON])
     try:
         return score_sample(function, sample)
-    except BaseException as error:  # KeyboardInterrupt and the like, which only the caller's own process heeds
+    except BaseException as error:  # for example KeyboardInterrupt, which must not end the worker
         return Unscored(what_was_raised(error), raised=True)
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Lets this process allocate so much more than it has, where the kernel tells and limits it: on Linux.
+    """Limit this process to `more_bytes` beyond its present memory, on Linux.
 
-    What it has depends on the machine, since numerical libraries allocate for every core.
+    The limit is relative because the memory of a new process depends on the machine: numerical libraries allocate for
+    every core.
     """
     status = Path("/proc/self/status")
     if status.exists():

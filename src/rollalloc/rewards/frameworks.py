@@ -26,7 +26,7 @@ class Reward:
         self.ground_truth = ground_truth
         self.__name__ = name
 
-    def __call__(self, *, completions: Sequence[Any] | None = None, **given: Any) -> Any:
+    def __call__(self, *, completions: Sequence[Any] | None = None, **arguments: Any) -> Any:
         """Score one `solution_str` for verl, or a batch of `completions` for TRL.
 
         Returns:
@@ -38,7 +38,7 @@ class Reward:
             ValueError: TRL's data set has no column of the name `ground_truth`.
             RuntimeError: a worker could not load the reward function.
         """
-        return self._answer_verl(**given) if completions is None else self._answer_trl(completions, given)
+        return self._answer_verl(**arguments) if completions is None else self._answer_trl(completions, arguments)
 
     @property
     def bare_function(self) -> RewardFunction:
@@ -48,9 +48,9 @@ class Reward:
             TypeError: the scorer does more than call a function.
         """
         if not isinstance(self.scorer, (InlineScorer, WorkerScorer)):
-            what = type(self.scorer).__name__
             raise TypeError(
-                f"a Reward of a {what} cannot stand for a function; wrap the scorer inside, or shape outside"
+                f"a Reward of a {type(self.scorer).__name__} is not a plain reward function; name a Reward whose scorer is "
+                "an InlineScorer or a WorkerScorer"
             )
         return self.scorer.function
 
@@ -67,7 +67,7 @@ class Reward:
     def _answer_trl(self, completions: Sequence[Any], columns: dict[str, Any]) -> list[float | None]:
         if self.ground_truth not in columns:
             raise ValueError(
-                f"the data set has no column {self.ground_truth!r}, but {sorted(columns)}; "
+                f"the data set has no column {self.ground_truth!r}; its columns are {sorted(columns)}; "
                 "name the one with the answers: Reward(..., ground_truth=...)"
             )
         count = len(completions)

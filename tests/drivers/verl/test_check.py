@@ -113,12 +113,18 @@ def test_files_that_are_there_are_accepted_and_named_from_where_the_command_is_g
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("data.train_files=none.parquet", "data.train_files: there is no file none.parquet (looked for from "),
+        ("data.train_files=none.parquet", "data.train_files: there is no file none.parquet (relative paths start at "),
         ("data.val_files=[test.parquet, gone.parquet]", "data.val_files: there is no file gone.parquet"),
         ("data.train_files=my_reward.py", "verl reads .parquet, .json and .jsonl files, not "),
-        ("data.prompt_key=question", "has no column 'question', but data_source, prompt, reward_model, extra_info"),
+        (
+            "data.prompt_key=question",
+            "has no column 'question'; its columns are data_source, prompt, reward_model, extra_info",
+        ),
         ("reward.custom_reward_function.path=none.py", "path=none.py: there is no such file"),
-        ("reward.custom_reward_function.name=score", "it defines no score, but compute_score; set reward.custom"),
+        (
+            "reward.custom_reward_function.name=score",
+            "it does not define score; it defines compute_score; set reward.custom",
+        ),
     ],
 )
 def test_a_file_that_is_missing_or_wrong_is_refused_and_a_step_still_said(files, override, says, capsys):
@@ -132,9 +138,9 @@ def test_a_file_that_is_missing_or_wrong_is_refused_and_a_step_still_said(files,
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("bare.jsonl", '{"prompt": "a"}', "has no column 'data_source', but prompt"),
-        ("list.jsonl", "[1]", "the first line is no JSON object, but list"),
-        ("empty.jsonl", "", "the first line is no JSON object"),
+        ("bare.jsonl", '{"prompt": "a"}', "has no column 'data_source'; its columns are prompt"),
+        ("list.jsonl", "[1]", "the first line must be a JSON object, got list"),
+        ("empty.jsonl", "", "the first line must be a JSON object"),
         ("broken.parquet", "PAR1", "cannot be read as parquet"),
         ("flat.jsonl", json.dumps(ROW | {"reward_model": "2"}), "reward_model of", ),
         ("taken.jsonl", json.dumps(ROW | {"responses": ["2"]}), "responses (where verl stores what was generated"),

@@ -38,9 +38,9 @@ REFUSED = {
     "verl's own": (PILOT_COMMIT | {"groups": 8}, "data.train_batch_size"),
     "no such file": (
         {"recipe": "foresight", "features": "none.safetensors"},
-        r"features must be a file, got 'none.safetensors'; `rollalloc features --model",
+        r"features must be the path of a file, got 'none.safetensors'; `rollalloc features --model",
     ),
-    "features of a model": ({"recipe": "foresight", "features": True}, "features must be a file, got True"),
+    "features of a model": ({"recipe": "foresight", "features": True}, "features must be the path of a file, got True"),
     "another number of groups": ({"recipe": f"{__name__}:EIGHT"}, "make them equal"),
 }
 EIGHT = recipes.grpo(8, 4)

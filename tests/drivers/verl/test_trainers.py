@@ -141,7 +141,7 @@ def test_a_session_stopped_while_it_was_broken_off_sends_nothing_more_and_keeps_
 
 def test_the_first_tokens_version_is_the_sessions_also_where_verl_counts_a_request_without_tokens():
     worker = workers.Worker.__new__(workers.Worker)
-    worker.rollout_config, worker._most_tokens = SimpleNamespace(response_length=20), 30
+    worker.rollout_config, worker._max_tokens = SimpleNamespace(response_length=20), 30
     worker.tokenizer = SimpleNamespace(eos_token_id=0)
     verls = {"min_global_steps": 1, "max_global_steps": 5}
     output = SimpleNamespace(
@@ -228,9 +228,9 @@ STOPS = {
         (
             "rollalloc_separate_async",
             SEPARATE | {"actor_rollout_ref.rollout.checkpoint_engine.backend": "naive"},
-            r"backend=naive: .* set it to nccl, .* or use trainer_mode=rollalloc_colocate_async",
+            r"backend=naive .* set it to nccl, .* or use trainer_mode=rollalloc_colocate_async",
         ),
-        ("rollalloc_separate_async", SEPARATE | {"actor_rollout_ref.rollout.nnodes": 0}, "devices of their own: set"),
+        ("rollalloc_separate_async", SEPARATE | {"actor_rollout_ref.rollout.nnodes": 0}, "its own devices: set"),
         (
             "rollalloc_separate_async",
             SEPARATE | {"trainer.v1.separate_async.parameter_sync_step": 4},
@@ -246,7 +246,7 @@ STOPS = {
             SEPARATE | {"trainer.v1.sampler.max_off_policy_strategy": "wait"},
             "set it to drop",
         ),
-        ("rollalloc", {"trainer.use_v1": False}, "use_v1=False knows no recipe; set it to True"),
+        ("rollalloc", {"trainer.use_v1": False}, "use_v1=False selects .* set it to True"),
         (
             "rollalloc",
             STOPS | {"actor_rollout_ref.rollout.name": "trtllm"},
@@ -255,7 +255,7 @@ STOPS = {
         (
             "rollalloc",
             STOPS | {"actor_rollout_ref.rollout.disaggregation.enabled": True},
-            "on another server; disable it: .* or take one without stops",
+            "to another server.*; disable it: .* or take one without stops",
         ),
     ],
 )

@@ -454,7 +454,7 @@ def test_a_node_that_dies_takes_its_own_sessions_only_and_its_worker_comes_back(
         async def outcomes(self):
             return await self.ended.get()
 
-        async def answers(self):
+        async def ping(self):
             return True
 
     def told(manager, *uids):

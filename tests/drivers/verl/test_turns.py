@@ -134,7 +134,7 @@ class Case:
         worker.dataset_cls, worker.distillation_enabled = None, False
         worker.tools = [tool] if tool else []
         worker._reward_timeout, worker._tool_timeout = 10**6, settings.get("tool_timeout")
-        worker._poll_interval, worker._most_tokens = 0, 400
+        worker._poll_interval, worker._max_tokens = 0, 400
         worker._live, worker._scored, worker._ended = {}, {}, []
         worker._any_ended = asyncio.Event()
         self.scoring, self.score = asyncio.Event(), asyncio.Event()
@@ -429,10 +429,13 @@ TOLD = {}
     ("changes", "says"),
     [
         ({}, None),
-        ({"response_mask": [1]}, "response_mask of 1 .* got 1 for 2"),
-        ({"response_mask": [1, 2]}, "response_mask of 1"),
-        ({"response_ids": [], "response_mask": [], "response_logprobs": []}, "at least one, got 0 for 0"),
-        ({"response_logprobs": [-0.5]}, "response_logprobs, .* each of its 2 response_ids, got 1"),
+        ({"response_mask": [1]}, "response_mask with 1 .* got 2 response_ids and a mask of length 1"),
+        ({"response_mask": [1, 2]}, "response_mask with 1"),
+        (
+            {"response_ids": [], "response_mask": [], "response_logprobs": []},
+            "got 0 response_ids and a mask of length 0",
+        ),
+        ({"response_logprobs": [-0.5]}, "response_logprobs for each of its 2 response_ids, got 1"),
         ({"response_logprobs": None}, "got None: actor_rollout_ref.rollout.calculate_log_probs is true"),
     ],
 )

@@ -33,8 +33,8 @@ def manager(monkeypatch):
     """A manager with one worker that died; `results` says how each call ends."""
     made = workers.Manager.__new__(workers.Manager)
     made.results = {}
-    made.worker = SimpleNamespace(outcomes=Remote(lambda: "listening again"), answers=Remote(lambda: "answers"))
-    made.results["answers"] = True
+    made.worker = SimpleNamespace(outcomes=Remote(lambda: "listening again"), ping=Remote(lambda: "ping"))
+    made.results["ping"] = True
     made.agent_loop_workers = [made.worker]
     made._open, made._lost, made._starting, made._listening = {}, [], {}, {}
 
@@ -96,7 +96,7 @@ def worker_of(positions, max_model_len=None):
     made.rollout_config = SimpleNamespace(max_model_len=max_model_len, prompt_length=10, response_length=20)
     made.model_config = SimpleNamespace(hf_config=SimpleNamespace(max_position_embeddings=positions))
     made.tokenizer = SimpleNamespace(eos_token_id=0)
-    made._most_tokens = made._context()
+    made._max_tokens = made._context_length()
     return made
 
 

@@ -1,5 +1,5 @@
-"""verl's V1 trainers under our recipes: `trainer.v1.trainer_mode=rollalloc`, and its asynchronous modes.
+"""Runs recipes in verl's V1 trainers: `trainer.v1.trainer_mode=rollalloc`, and two asynchronous modes.
 
-`rounds`, `settings`, `modes` and `minibatches` decide nothing and know nothing of verl: they translate between its words and
-the core's. `trainer`, `workers` and `loader` are the glue; `plugin` is what verl finds by itself.
+`rounds`, `settings`, `modes` and `minibatches` translate between verl and the core, and do not import verl. `trainer`,
+`workers` and `loader` subclass and call verl. `plugin` is the entry point that verl loads by itself.
 """

@@ -1,14 +1,14 @@
 # pyright: reportMissingImports=false
 # (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
-"""What verl and this driver think of a command, without a GPU, a model or Ray.
+"""Checks a verl command without a GPU, a model or Ray.
 
     python -m rollalloc.drivers.verl.check python -m verl.trainer.main_ppo ... trainer.v1.trainer_mode=rollalloc
 
-composes the configuration as verl does, runs verl's own validation and ours, says what a training step would be, and looks
-at the files of data and reward. `--no-files` leaves the files out, for a machine that does not have them.
+composes the configuration as verl does, runs verl's validation and ours, describes a training step, and checks the files of
+the data and the reward. `--no-files` skips the files, for a machine that does not have them.
 
-Exit code 0: accepted. 1: verl or this driver refuses the command, or a file is missing or wrong. 2: it is no command of
-verl's. 3: verl is not installed.
+Exit code 0: accepted. 1: verl or this driver refuses the command, or a file is missing or wrong. 2: the arguments are not
+those of a verl command. 3: verl is not installed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _NEEDED = ("verl", "hydra", "omegaconf")
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedStep:
-    """What one training step of a command is.
+    """One training step of a checked command.
 
     Attributes:
-        recipe: by its rules.
-        prompts: groups trained on.
-        rows: trained on for each group; None: their number varies.
-        optimizer_steps: of the batch; under a recipe `train_batch_size // ppo_mini_batch_size`, as it trains.
-        mode: how generation and training overlap, verl's own name.
+        recipe: the rules of the recipe.
+        prompts: number of groups in a batch.
+        rows: number of rows per group in a batch; None: it varies.
+        optimizer_steps: optimizer steps per batch; with a recipe at most `train_batch_size // ppo_mini_batch_size`.
+        mode: verl's name for how generation and training overlap.
     """
 
     recipe: str
@@ -56,32 +56,32 @@ class CheckedStep:
 
 
 def composed(arguments: Sequence[str]) -> Any:
-    """The configuration that verl makes of its command line.
+    """The configuration that verl composes from a command line.
 
     Args:
-        arguments: those of `python -m verl.trainer.main_ppo`; that beginning itself may stand before them.
+        arguments: the arguments of `python -m verl.trainer.main_ppo`; they may begin with that call itself.
 
     Raises:
-        ValueError: a key or file that there is not, as Hydra says it.
+        ValueError: an unknown key or a missing file; the message is Hydra's.
     """
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    given, overrides = _parser().parse_known_args(_own(arguments))
-    folder = Path(given.config_path or str(files("verl") / "trainer" / "config")).absolute()
+    options, overrides = _parser().parse_known_args(_without_program(arguments))
+    folder = Path(options.config_path or str(files("verl") / "trainer" / "config")).absolute()
     try:
         with initialize_config_dir(str(folder), version_base=None):
-            config = compose(given.config_name, [*overrides])
+            config = compose(options.config_name, [*overrides])
         OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(str(error).strip()) from error
     return config
 
 
-def _own(arguments: Sequence[str]) -> list[str]:
-    """The arguments without what calls the program."""
+def _without_program(arguments: Sequence[str]) -> list[str]:
+    """The arguments after `python -m verl.trainer.main_ppo`, if they begin with it."""
     return list(arguments[arguments.index(_PROGRAM) + 1 :] if _PROGRAM in arguments else arguments)
 
 
@@ -90,17 +90,19 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--config-path", "-cp", "--config-dir", help="folder of the configuration (default: verl's own)"
     )
-    parser.add_argument("--config-name", "-cn", default="ppo_trainer", help="its name (default: ppo_trainer)")
-    parser.add_argument(_NO_FILES, action="store_true", help="do not look at the files of data and reward")
+    parser.add_argument(
+        "--config-name", "-cn", default="ppo_trainer", help="name of the configuration (default: ppo_trainer)"
+    )
+    parser.add_argument(_NO_FILES, action="store_true", help="do not check the files of the data and the reward")
     return parser
 
 
 def checked(config: Any) -> CheckedStep:
-    """What a step is, of a configuration that verl and this driver both accept; it is completed in place.
+    """Validate a configuration with verl and this driver, complete it in place, and describe its training step.
 
     Raises:
-        ValueError: ours refuses it.
-        Exception: verl's own validation does, by whatever it raises.
+        ValueError: this driver refuses the configuration.
+        Exception: verl's validation refuses it; verl raises several types.
     """
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
@@ -108,10 +110,8 @@ def checked(config: Any) -> CheckedStep:
     from rollalloc.drivers.verl.configure import configure
 
     settings = configure(config) if str(config.trainer.v1.trainer_mode) in MODES else None
-    with (
-        redirect_stdout(io.StringIO()),
-        catch_warnings(),
-    ):  # it prints that all is well, and warns of a critic that is off
+    # verl's validation prints a success message, and warns if the critic is off.
+    with redirect_stdout(io.StringIO()), catch_warnings():
         simplefilter("ignore")
         validate_config(config, need_reference_policy(config), need_critic(config))
     return _step(config, settings)
@@ -130,7 +130,7 @@ def _step(config: Any, settings: VerlSettings | None) -> CheckedStep:
 
 
 def described(step: CheckedStep) -> str:
-    """A step in words."""
+    """A step in words, for the terminal."""
     rows = "as many rows as a group has" if step.rows is None else f"{step.rows} rows each"
     return (
         f"accepted by verl and by rollalloc, mode {step.mode}: {step.prompts} groups per batch, {rows}, "
@@ -139,7 +139,7 @@ def described(step: CheckedStep) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Say what is thought of a command; returns the exit code."""
+    """Check a command, print the result, and return the exit code."""
     if not arguments:
         _parser().print_help(sys.stderr)
         return _NO_COMMAND
@@ -152,11 +152,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         config = composed(arguments)
     except ValueError as error:
-        sys.stderr.write(visible(f"not a command of verl's: {error}\n"))
+        sys.stderr.write(visible(f"not a verl command: {error}\n"))
         return _NO_COMMAND
     try:
         accepted = described(checked(config))
-    except Exception as error:  # verl's validation raises what it likes
+    except Exception as error:  # verl's validation raises several types
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         sys.stderr.write(visible(f"refused: {reason}\n"))
         return _REFUSED

@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
-"""A client of verl's servers whose requests can be stopped one by one."""
+"""A client of verl's generation servers that can stop single requests."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ _RETRY = 0.05  # seconds between two tries to stop a request that has not reache
 
 
 class SessionStopped(BaseException):
-    """The session was stopped while it generated; no `Exception`, which agent loops and tools take for a bad answer."""
+    """The session was stopped while it generated.
+
+    Not an `Exception`, because agent loops and tools catch those and treat them as a bad answer.
+    """
 
 
 @dataclass
 class Live:
-    """A session that runs: turns of the model, and what its agent loop does between them.
+    """A running session: the model's turns, and the agent loop's work between them.
 
     Attributes:
-        patience: seconds that it may spend before a turn, as in a tool; None: any number.
-        tokens: generated in its finished requests.
-        first_version: of the weights at its first token; None: none is known.
-        last_version: at its last token in a finished request.
-        stopped: it shall end.
-        truncated: it ended since there was no room for a tool's answer.
-        requests: those that run: the engine's id of each -> its server.
-        clock: ends the session when its patience is over; None: nothing does.
+        patience: seconds that the agent loop may spend between two turns, for example in a tool; None: no limit.
+        tokens: number of tokens generated in finished requests.
+        first_version: version of the weights at the first token; None: unknown.
+        last_version: version of the weights at the last token of a finished request; None: unknown.
+        stopped: whether the session was told to stop.
+        truncated: whether it ended because a tool's answer did not fit.
+        requests: the engine's id of each running request -> its server.
+        clock: ends the session when its patience is exhausted; None: nothing does.
     """
 
     patience: float | None = None
@@ -44,23 +47,23 @@ class Live:
     truncated: bool = False
     requests: dict[str, Any] = field(default_factory=dict)
     clock: asyncio.Timeout | None = None
-    _turns: int = 0  # at once; an agent loop may have several
+    _turns: int = 0  # turns that run now; an agent loop may run several at once
     _over: bool = False
 
     def generated(self, tokens: int, version: int | None) -> None:
-        """A request ended; one that was aborted before its first token says nothing of the weights."""
+        """Count the tokens of a finished request. A request without tokens does not set the versions."""
         self.tokens += tokens
         if tokens and version is not None:
             self.first_version = version if self.first_version is None else self.first_version
             self.last_version = version
 
     def between_turns(self) -> None:
-        """Nothing is generated from now on, so its time runs."""
+        """Start the clock: the agent loop works, and no turn runs."""
         self._set(None if self._over else self.patience)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """While it generates, or waits for a server, its time does not run."""
+        """A context for generating, or waiting for a server, in which the clock stands still."""
         self._turns += 1
         self._set(None)
         try:
@@ -71,7 +74,7 @@ class Live:
                 self.between_turns()
 
     def over(self) -> None:
-        """Its trajectory is whole: scoring it has a limit of its own, and is not stopped."""
+        """The trajectory is complete: from now on the session is scored, which has its own time limit and is not stopped."""
         self._over = True
         self._set(None)
 
@@ -80,7 +83,7 @@ class Live:
             self.clock.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
     async def stop(self) -> None:
-        """End the session if it generates, waits for a tool, or has not begun; one that is being scored goes on."""
+        """End the session if it generates, waits for a tool, or has not started; scoring is not interrupted."""
         self.stopped = True
         if not (self._turns or self._over):
             self._set(0)
@@ -104,10 +107,10 @@ _CALL: ContextVar[_Call] = ContextVar("the call of this task")
 
 
 class Client(LLMServerClient):
-    """Knows which session each request belongs to."""
+    """verl's client, which also records the session and the server of each request, so that it can be aborted."""
 
     async def generate(self, request_id: str, **kwargs: Any) -> TokenOutput:
-        """As verl's; raises `SessionStopped` where the session was stopped."""
+        """Generate as verl does, but raise `SessionStopped` if the session was stopped."""
         live = LIVE.get()
         if live is None:
             return await super().generate(request_id, **kwargs)
@@ -116,7 +119,7 @@ class Client(LLMServerClient):
             try:
                 output = await super().generate(request_id, **kwargs)
             except Exception:
-                if live.stopped:  # an engine may raise for a request that was aborted
+                if live.stopped:  # an engine may raise an error for an aborted request
                     raise SessionStopped from None
                 raise
             finally:
@@ -133,10 +136,10 @@ class Client(LLMServerClient):
         return server_id, server
 
     def _vllm_request_id(self, request_id: str) -> str:
-        """Of any engine's request, whatever its name says."""
+        """The engine's id of a request. verl calls this for every engine, not only for vLLM."""
         engine_id = super()._vllm_request_id(request_id)
         if (live := LIVE.get()) is not None:
-            if live.stopped:  # while it waited for a server: nothing is sent
+            if live.stopped:  # it was stopped while it waited for a server, so nothing needs to be sent
                 raise SessionStopped
             call = _CALL.get()
             call.request = engine_id
@@ -145,13 +148,13 @@ class Client(LLMServerClient):
 
 
 class ResumingClient(FullyAsyncLLMServerClient, Client):
-    """verl's client that goes on with what an update broke off; each of its attempts is a request of the other's.
+    """verl's client that continues requests which an update interrupted. Each attempt is one request of `Client`.
 
-    One that is broken off and stopped at once is not sent again.
+    A request that is stopped while it is interrupted is not sent again.
     """
 
     async def generate(self, request_id: str, **kwargs: Any) -> TokenOutput:
-        """As verl's, one turn with the waits between its attempts."""
+        """Generate as verl does. All attempts and the waits between them count as one turn."""
         live = LIVE.get()
         if live is None:
             return await super().generate(request_id, **kwargs)
@@ -160,7 +163,7 @@ class ResumingClient(FullyAsyncLLMServerClient, Client):
 
 
 def _abort(server: Any, request: str) -> bool:
-    """Runs in the server: abort a request, which then returns what it has; False where the engine does not know it."""
+    """Runs in the server: abort a request, which then returns its tokens so far. False: the engine does not know it."""
     if (sglang := getattr(server, "tokenizer_manager", None)) is not None:
         if known := request in sglang.rid_to_state:
             sglang.abort_request(request)
@@ -175,7 +178,7 @@ _ABORTS: set[asyncio.Task[None]] = set()  # the event loop itself holds only wea
 
 
 def requests_left(server: Any) -> int:
-    """Runs in the server: requests that its engine has."""
+    """Runs in the server: the number of requests in its engine."""
     if (sglang := getattr(server, "tokenizer_manager", None)) is not None:
         return len(sglang.rid_to_state)
     return len(server.engine.output_processor.request_states)

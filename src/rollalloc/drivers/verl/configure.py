@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
-"""verl's configuration as the driver needs it: checked, and completed where a recipe asks for more."""
+"""Checks verl's configuration for use with a recipe, and sets the keys that the recipe needs."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from rollalloc.drivers.verl.settings import SECTION, VerlSettings, read_settings
 
 MANAGER = "rollalloc.drivers.verl.workers.Manager"
 _OR_NO_STOPS = "the recipe stops rollouts; or take one without stops"
-ENGINES_THAT_STOP = ("vllm", "sglang")  # `client` knows how to end one request of theirs
+ENGINES_THAT_STOP = ("vllm", "sglang")  # the engines whose single requests `client` can abort
 
 
 def configure(config: Any) -> VerlSettings:
-    """Check the configuration, complete it in place, and return our settings. Doing so twice changes nothing more.
+    """Check the configuration, complete it in place, and return our settings. A second call changes nothing.
 
     Args:
-        config: verl's, with a `trainer.v1.trainer_mode` of ours.
+        config: verl's configuration, with one of our modes as `trainer.v1.trainer_mode`.
 
     Raises:
-        ValueError: a wrong key or value of ours, or one of verl's that cannot go with them; names what to do.
+        ValueError: a key or value of our section is wrong, or conflicts with a key of verl; the message says what to do.
     """
-    given = config.trainer.v1.get("rollalloc") or OmegaConf.create({})
-    if not OmegaConf.is_dict(given):
-        raise ValueError(f"{SECTION} must be a section, as +{SECTION}.recipe=dapo makes it, got {given!r}")
+    section = config.trainer.v1.get("rollalloc") or OmegaConf.create({})
+    if not OmegaConf.is_dict(section):
+        raise ValueError(f"{SECTION} must be a section, as +{SECTION}.recipe=dapo makes it, got {section!r}")
     make_absolute(config)
-    section = OmegaConf.to_container(config.trainer.v1.get("rollalloc") or given, resolve=True)
+    section = OmegaConf.to_container(config.trainer.v1.get("rollalloc") or section, resolve=True)
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     refuse_reward_arguments((config.reward.get("custom_reward_function") or {}).get("reward_kwargs") or ())
     at_least("actor_rollout_ref.actor.ppo_mini_batch_size", actor.ppo_mini_batch_size, 1)
@@ -41,9 +41,9 @@ def configure(config: Any) -> VerlSettings:
     overlap = None if mode == "sync" else _overlap(config.trainer.v1, mode)
     sizes = config.data.train_batch_size, rollout.n
     settings = read_settings(section, *sizes, overlap)  # pyright: ignore[reportArgumentType]
-    for wrong, why in [*_conflicts(config, settings), *_CONFLICTS_OF[mode](config)]:
-        if wrong:
-            raise ValueError(why)
+    for conflict, message in [*_conflicts(config, settings), *_CONFLICTS_OF[mode](config)]:
+        if conflict:
+            raise ValueError(message)
     with open_dict(config):
         rollout.agent.agent_loop_manager_class = MANAGER
         if settings.recipe.trains_older_rows and settings.rollout_correction:
@@ -57,14 +57,17 @@ def configure(config: Any) -> VerlSettings:
 
 
 def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]:
-    """What cannot go together, and what to do about it."""
+    """Pairs of a condition that must not hold, and the error message if it does."""
     rollout, reward, algorithm = config.actor_rollout_ref.rollout, config.reward.reward_model, config.algorithm
     manager = rollout.agent.get("agent_loop_manager_class")
     sampler = config.trainer.v1.sampler.get("custom_sampler") or {}
-    yield not config.trainer.get("use_v1", True), "trainer.use_v1=False knows no recipe; set it to True"
+    yield (
+        not config.trainer.get("use_v1", True),
+        "trainer.use_v1=False selects verl's older trainer, which has no recipes; set it to True",
+    )
     yield (
         (algorithm.get("filter_groups") or {}).get("enable"),
-        f"algorithm.filter_groups filters what {SECTION}.recipe allots; disable it and take recipe=dapo",
+        f"algorithm.filter_groups would drop groups that {SECTION}.recipe chose; disable it and use recipe=dapo",
     )
     yield (
         sampler.get("path"),
@@ -76,7 +79,10 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]
     )
     yield (
         reward.enable and not reward.enable_resource_pool,
-        "a reward model on the trainer's devices scores too late; set reward.reward_model.enable_resource_pool=True",
+        (
+            "a reward model on the trainer's devices scores too late for a recipe, only after all generation; set "
+            "reward.reward_model.enable_resource_pool=True"
+        ),
     )
     yield (
         settings.stops and rollout.name not in ENGINES_THAT_STOP,
@@ -84,7 +90,7 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]
     )
     yield (
         settings.stops and rollout.disaggregation.enabled,
-        f"rollout.disaggregation decodes a request on another server; disable it: {_OR_NO_STOPS}",
+        f"rollout.disaggregation moves a request to another server, where it cannot be stopped; disable it: {_OR_NO_STOPS}",
     )
     yield (
         not settings.loader_draws and not config.data.get("shuffle", True),
@@ -92,11 +98,14 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]
     )
     yield (
         settings.own_advantages and algorithm.use_kl_in_reward,
-        "the recipe's own advantages know nothing of algorithm.use_kl_in_reward; use actor_rollout_ref.actor.use_kl_loss",
+        (
+            "the recipe computes its own advantages, without the KL term of algorithm.use_kl_in_reward; disable that and "
+            "use actor_rollout_ref.actor.use_kl_loss"
+        ),
     )
     yield (
         settings.own_advantages and algorithm.adv_estimator == "gae",
-        f"{SECTION}.recipe names its own advantages, which need no critic; set algorithm.adv_estimator=grpo",
+        f"{SECTION}.recipe computes its own advantages, which need no critic; set algorithm.adv_estimator=grpo",
     )
 
 
@@ -106,15 +115,15 @@ def _overlap(v1: Any, mode: str) -> Overlap:
 
 
 def _conflicts_of_overlap(config: Any) -> Iterator[tuple[Any, str]]:
-    """What cannot go together where rollouts go on over an update."""
+    """Further conflicts if rollouts continue during an update."""
     yield (
         config.trainer.v1.sampler.max_off_policy_strategy != "drop",
-        "trainer.v1.sampler.max_off_policy_strategy=wait, but the recipe drops what is too old; set it to drop",
+        "trainer.v1.sampler.max_off_policy_strategy=wait, but the recipe drops rollouts that are too old; set it to drop",
     )
 
 
 def _conflicts_of_separate(config: Any) -> Iterator[tuple[Any, str]]:
-    """What cannot go together where rollouts have devices of their own."""
+    """Further conflicts if generation has its own devices."""
     rollout, separate = config.actor_rollout_ref.rollout, config.trainer.v1.separate_async
     prompts, mini_batch = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     steps = prompts / mini_batch
@@ -129,14 +138,14 @@ def _conflicts_of_separate(config: Any) -> Iterator[tuple[Any, str]]:
     yield (
         rollout.checkpoint_engine.backend == "naive",
         (
-            "checkpoint_engine.backend=naive: rollouts have their own devices; set it to nccl, nixl, mooncake or hccl, or "
-            "use trainer_mode=rollalloc_colocate_async"
+            "checkpoint_engine.backend=naive cannot send weights to the separate devices of generation; set it to nccl, "
+            "nixl, mooncake or hccl, or use trainer_mode=rollalloc_colocate_async"
         ),
     )
     yield (
         not (rollout.nnodes > 0 and rollout.n_gpus_per_node > 0),
         (
-            "rollouts need devices of their own: set actor_rollout_ref.rollout.nnodes and n_gpus_per_node above 0, got "
+            "generation needs its own devices: set actor_rollout_ref.rollout.nnodes and n_gpus_per_node above 0, got "
             f"{rollout.nnodes} and {rollout.n_gpus_per_node}"
         ),
     )
@@ -149,7 +158,7 @@ def _conflicts_of_separate(config: Any) -> Iterator[tuple[Any, str]]:
     )
     yield (
         separate.hybrid_rollout.enable_switch,
-        "hybrid_rollout.enable_switch=True waits for verl's buffer, where no prompt of a recipe is; set it to False",
+        "hybrid_rollout.enable_switch=True waits for verl's own buffer, which stays empty under a recipe; set it to False",
     )
 
 

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false
 # (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
-"""verl on CPUs, for tests and laptops: FSDP2 over gloo, vLLM's CPU build. Only with `VERL_PLATFORM=cpu`.
+"""Runs verl on CPUs, for tests and laptops, with FSDP2 over gloo and vLLM's CPU build. Needs `VERL_PLATFORM=cpu`.
 
-No file of verl or vLLM is changed; what they ask of a GPU is answered here. Ray's "GPU" is a logical one
-(`+ray_kwargs.ray_init.num_gpus=1`), and vLLM reloads weights by `rollalloc.drivers.verl.cpu_weights`.
+It changes no file of verl or vLLM, but answers the calls that they make to a GPU. Ray gets a logical GPU
+(`+ray_kwargs.ray_init.num_gpus=1`), and vLLM reloads its weights with `rollalloc.drivers.verl.cpu_weights`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollalloc.drivers.verl.hooks import after_import
 
 
 class _Device(ModuleType):
-    """`torch.cpu`, with the functions of `torch.cuda` that verl calls without asking."""
+    """`torch.cpu` with the functions of `torch.cuda` that verl calls on any device."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
@@ -48,7 +48,7 @@ class _Device(ModuleType):
 
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):
-    """A platform that is never detected, only named."""
+    """verl never detects this platform; `VERL_PLATFORM=cpu` selects it."""
 
     device_name = vendor_name = "cpu"
     device_module = _Device("rollalloc_cpu_device")
@@ -136,7 +136,7 @@ class _Named(importlib.metadata.Distribution):
 
 
 def _one_gloo(module: ModuleType) -> None:
-    """verl would ask for "cpu:gloo,cpu:gloo", which torch refuses as a duplicate."""
+    """Request the backend "cpu:gloo" once; verl would request "cpu:gloo,cpu:gloo", which torch refuses as a duplicate."""
     initialize = module.initialize_global_process_group_ray
 
     def initialize_once(timeout_second: int | None = None, backend: str | None = None) -> Any:

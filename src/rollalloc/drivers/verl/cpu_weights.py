@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
-"""New weights for vLLM on a CPU, named by `rollout.engine_kwargs.vllm.worker_extension_cls`."""
+"""Updates the weights of vLLM on a CPU; enable it with `rollout.engine_kwargs.vllm.worker_extension_cls`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 
 class CpuWorkerExtension(vLLMColocateWorkerExtension):
-    """Reloads whole models: vLLM's CPU layers drop the plain weight after packing it, so none can be written in place."""
+    """Reloads the whole model at each update. vLLM's CPU layers keep only packed weights, which cannot be overwritten."""
 
     def update_weights_from_ipc(
         self, peft_config: Any = None, base_sync_done: bool = False, use_shm: bool = False
@@ -20,7 +20,7 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):
         """Receive all weights from the trainer, then load them."""
         weights: list[tuple[str, torch.Tensor]] = []
         receiver = BucketedWeightReceiver(self._get_zmq_handle(), torch.device("cpu"), use_shm=use_shm)
-        receiver.receive_weights(  # a bucket is overwritten by the next one
-            on_bucket_received=lambda bucket, last: weights.extend((name, one.clone()) for name, one in bucket)
+        receiver.receive_weights(  # copied, since the next bucket overwrites this one
+            on_bucket_received=lambda bucket, last: weights.extend((name, tensor.clone()) for name, tensor in bucket)
         )
         self.model_runner.reload_weights(weights_iterator=iter(weights))

@@ -1,4 +1,4 @@
-"""Running something once a module of verl has been imported, without importing it."""
+"""Calls a function once a module has been imported, without importing it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from types import ModuleType
 
 
 def after_import(name: str, run: Callable[[ModuleType], None]) -> None:
-    """Call `run` with the module of that name: now, if it was imported, else when it is.
+    """Call `run` with the module of that name: now if it is imported already, otherwise when it is.
 
-    verl loads plug-ins in each of its processes, most of which never need the trainer; importing it there costs seconds.
+    verl loads plug-ins in each of its processes. Most of them never need the trainer, and importing it takes seconds.
     """
     if name in sys.modules:
         run(sys.modules[name])
@@ -37,7 +37,7 @@ class _Watcher(MetaPathFinder):
 
 
 class _Then(Loader):
-    """A loader that runs something after another one has done its work."""
+    """A loader that calls a function after another loader has loaded the module."""
 
     def __init__(self, loader: Loader, run: Callable[[ModuleType], None]) -> None:
         self._loader, self._run = loader, run

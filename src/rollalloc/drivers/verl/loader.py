@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
-"""verl's data set and loader, by index: the core knows no more of a prompt."""
+"""verl's data set and loader. The core knows a prompt only by its index in the data set."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from rollalloc.drivers.verl.rounds import Submission
 
 
 class Prompts:
-    """The prompts of a run: in verl's order, and as the rows that verl submits.
+    """The prompts of a run, in the order of verl's loader and as rows for verl's workers.
 
     Args:
         config: verl's `data` section.
         dataset: verl's training set.
 
     Raises:
-        ValueError: a column has a name that verl or this driver uses itself.
+        ValueError: a column has a name that verl or this driver reserves.
     """
 
     def __init__(self, config: Any, dataset: Any) -> None:
         refuse_columns_of(dataset, "data.train_files")
         self._dataset, self._prompt_key = dataset, config.get("prompt_key", "prompt")
-        # Indices instead of rows, in the batches that verl's own loader would make: verl saves and restores its position.
+        # It has the same batches as verl's own loader, of indices instead of rows. verl saves and restores its position.
         self.index_loader = StatefulDataLoader(
             dataset=range(len(dataset)),  # pyright: ignore[reportArgumentType]
             batch_size=config.train_batch_size,
@@ -63,24 +63,29 @@ class Prompts:
         return indices, self.epoch
 
     def table(self, features: str | None) -> PromptTable:
-        """Keys that outlive a re-ordering of the files, and features; without verl's own data set class, indices only.
+        """The prompts as the core sees them.
+
+        The keys identify the prompts even if the files are reordered. A data set of a custom class has no keys.
+
+        Args:
+            features: file of the prompts' features; None: none.
 
         Raises:
-            ValueError: features without keys, or a file that is corrupt or lacks prompts.
+            ValueError: the data set has no keys to look up features, or the file is corrupt or lacks prompts.
         """
         frame = getattr(self._dataset, "dataframe", None)
         if frame is None:
             if features is not None:
                 raise ValueError(
-                    f"features are found by the prompts' keys, which data.custom_cls, {type(self._dataset).__name__}, does "
-                    "not give; leave features out, or use verl's own data set class"
+                    f"features are looked up by the keys of prompts, but data.custom_cls ({type(self._dataset).__name__}) "
+                    "has no keys; leave features out, or use verl's own data set class"
                 )
             return PromptTable(len(self._dataset))
         keys = _keys(frame, self._prompt_key)
         return PromptTable(keys, features=None if features is None else read_features(Path(features), keys).blocks)
 
     def rows(self, submissions: Sequence[Submission], step: int) -> TensorDict:
-        """The submissions as verl's workers take them."""
+        """The submissions in the format of verl's workers."""
         batch = collate_fn([self._dataset[submission.prompt] for submission in submissions])
         batch["uid"] = np.array([submission.uid for submission in submissions], dtype=object)
         batch["__rollout_n__"] = np.array([len(submission.rollouts) for submission in submissions], dtype=object)
@@ -90,14 +95,14 @@ class Prompts:
 
 
 def refuse_columns_of(dataset: Any, files: str, allowed: frozenset[str] = frozenset()) -> None:
-    """Refuse a data set of verl's, or of `data.custom_cls`, by what its first row has; see `names.refuse_columns`."""
+    """Refuse a data set whose first row has reserved names; see `names.refuse_columns`."""
     if dataset is not None and len(dataset):
         row = dataset[0]
         refuse_columns(row, row.get("extra_info"), files, allowed)
 
 
 def _keys(frame: Iterable[dict[str, Any]], prompt_key: str) -> list[str]:
-    """One key a row; the second of two equal rows gets a number, since verl trains on both."""
+    """A key for each row. Equal rows get numbered keys, since verl trains on all of them."""
     rows = [
         (
             str(row.get("data_source")),
@@ -106,9 +111,9 @@ def _keys(frame: Iterable[dict[str, Any]], prompt_key: str) -> list[str]:
         )
         for row in frame
     ]
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     keys: list[str] = []
     for key in prompt_keys(rows):
-        seen[key] += 1
-        keys.append(key if seen[key] == 1 else f"{key}~{seen[key]}")
+        counts[key] += 1
+        keys.append(key if counts[key] == 1 else f"{key}~{counts[key]}")
     return keys

@@ -1,4 +1,4 @@
-"""The same number of optimizer steps per batch for every recipe, whatever the size of its groups."""
+"""Splits a batch into mini-batches, so that every recipe takes the configured number of optimizer steps per batch."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from math import lcm
 
 
 def optimizer_steps(configured: int, rows: int) -> int:
-    """Optimizer steps to take on a batch: those configured, or one a row where there are fewer rows."""
+    """Optimizer steps for a batch: the configured number, but at most one per row."""
     return max(1, min(configured, rows))
 
 
 def rows_multiple(ranks: int, steps: Sequence[int], train_micro: int | None, infer_micro: int | None) -> int:
-    """The number of rows must be a multiple of this, so that ranks, mini-batches and micro-batches are of equal size.
+    """The smallest number whose multiples split evenly into ranks, mini-batches and micro-batches.
 
     Args:
-        ranks: data-parallel ranks.
-        steps: optimizer steps of each network that trains on the batch.
-        train_micro: rows of a training micro-batch on a rank; None: sized by tokens.
-        infer_micro: rows of a micro-batch without gradients; None: sized by tokens.
+        ranks: number of data-parallel ranks.
+        steps: for each network that trains on the batch, its number of optimizer steps.
+        train_micro: rows of a training micro-batch on a rank; None: micro-batches are sized by tokens.
+        infer_micro: rows of a micro-batch without gradients; None: micro-batches are sized by tokens.
     """
     return ranks * lcm(*(count * (train_micro or 1) for count in steps), infer_micro or 1)
 
 
 def spread(padding_B: Sequence[bool], ranks: int, steps: int) -> list[int]:
-    """An order of the rows in which padding is shared out evenly among the mini-batches.
+    """An order of the rows that spreads padding evenly over the mini-batches.
 
-    Rank r holds rows [r·B/R, (r+1)·B/R) and its mini-batch j the j-th part of those; rows stay on their rank. So no
-    mini-batch consists of padding alone as long as there are as many other rows as steps.
+    Rank r holds the rows [r·B/R, (r+1)·B/R), and mini-batch j is the j-th part of each rank's rows. Rows do not change
+    their rank. If there are at least as many real rows as steps, every mini-batch has a real row.
 
     Args:
-        padding_B: whether each row is padding, shape (B,), B a multiple of ranks · steps.
-        ranks: data-parallel ranks R.
-        steps: mini-batches.
+        padding_B: for each row, whether it is padding; shape (B,), B a multiple of ranks · steps.
+        ranks: number of data-parallel ranks R.
+        steps: number of mini-batches.
     """
     share = len(padding_B) // ranks
     order: list[int] = []
-    turn = 0  # goes on from rank to rank, or the first mini-batches would get the odd rows of every rank
+    turn = 0  # not reset at each rank, or the first mini-batches would get one more padding row from every rank
     for rank in range(ranks):
         rows = range(rank * share, (rank + 1) * share)
         parts: list[list[int]] = [[] for _ in range(steps)]

@@ -1,4 +1,4 @@
-"""verl's three V1 trainer modes under our names, and what an asynchronous one makes of a recipe."""
+"""Our names for verl's three V1 trainer modes, and how an asynchronous mode changes a recipe."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _THRESHOLD = "trainer.v1.sampler.max_off_policy_threshold"
 
 
 def verls_mode(name: str) -> str:
-    """verl's mode that one of ours goes by.
+    """verl's mode for one of our names.
 
     Raises:
-        ValueError: it is none of ours.
+        ValueError: the name is not one of ours.
     """
     if name not in MODES:
         raise ValueError(f"trainer.v1.trainer_mode must be one of {', '.join(MODES)}, got {name!r}")
@@ -31,13 +31,13 @@ def verls_mode(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """What verl's own keys say of a mode in which rollouts go on over an update.
+    """verl's settings for a mode in which rollouts continue during an update.
 
     Attributes:
-        mode: verl's.
-        max_versions: versions of the weights that a trajectory may span, of which the batch's own is one
+        mode: verl's name of the mode.
+        max_versions: number of versions of the weights that a trajectory may span, including the batch's own
             (`trainer.v1.sampler.max_off_policy_threshold`).
-        batches: batches of prompts that are generated beside the one in the making (`num_warmup_batches` of the mode).
+        batches: number of further batches that are generated beside the next one (`num_warmup_batches` of the mode).
     """
 
     mode: str
@@ -45,12 +45,12 @@ class Overlap:
     batches: Any
 
     def of(self, recipe: Recipe) -> Recipe:
-        """The recipe with rollouts that are trained after later updates, and groups for the next batches.
+        """The recipe, changed so that it may train on older rollouts and orders groups for later batches.
 
-        What a recipe says of either itself, as Pilot-Commit does, holds.
+        If the recipe sets `max_staleness` or looks ahead by itself, as Pilot-Commit does, its own values hold.
 
         Raises:
-            ValueError: verl's keys leave no update between a rollout and its batch, or no limit.
+            ValueError: verl's settings allow no update between a rollout and its batch, or set no limit.
         """
         recipe = streamed(recipe, staleness=recipe.max_staleness or self._max_staleness())
         ahead = floor(self._batches() * recipe.groups)

@@ -1,7 +1,7 @@
-"""Names that verl and this driver use themselves, which a column of a data set or an argument of a reward must not have.
+"""Names that verl and this driver reserve. Columns of a data set and arguments of a reward must not have them.
 
-verl hands every column of a prompt on as a keyword argument, and stores it beside what was generated. A column with one of
-these names would end every rollout, or silently take the place of what verl or the driver put there.
+verl passes every column of a prompt on as a keyword argument, and stores it beside the generated data. A column with a
+reserved name would make every rollout fail, or silently replace a value of verl or the driver.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _RESERVED_INFO = {
     *("num_turns", "rollout_reward_scores", "turn_scores", "tool_rewards"),
     *("global_steps", "min_global_steps", "max_global_steps", "num_cached_tokens"),
 }
-# verl calls the reward with these by name; those of `reward_kwargs` would win.
+# verl passes these keyword arguments to the reward; `reward_kwargs` of the same names would replace them.
 _REWARD_ARGUMENTS = frozenset(
     ("data_source", "solution_str", "ground_truth", "extra_info", "reward_router_address", "reward_model_tokenizer")
 )
-READ_IN_VALIDATION = frozenset(["__rollout_n__"])  # verl's own: answers to a validation prompt
+READ_IN_VALIDATION = frozenset(["__rollout_n__"])  # verl reads it from validation data: the number of rollouts
 
 
 def refuse_columns(row: Iterable[str], extra_info: Any, files: str, allowed: frozenset[str] = frozenset()) -> None:
@@ -48,7 +48,7 @@ def refuse_columns(row: Iterable[str], extra_info: Any, files: str, allowed: fro
         allowed: names that are not reserved in this data set.
 
     Raises:
-        ValueError: naming each such column, and what its name stands for.
+        ValueError: columns have reserved names; the message says which, and what each name is reserved for.
     """
     reserved = [(name, _RESERVED_COLUMNS[name]) for name in row if name in _RESERVED_COLUMNS and name not in allowed]
     reserved += [(f"extra_info.{name}", _OF_THE_REWARD) for name in extra_info or () if name in _RESERVED_INFO]
@@ -58,10 +58,10 @@ def refuse_columns(row: Iterable[str], extra_info: Any, files: str, allowed: fro
 
 
 def refuse_reward_arguments(arguments: Iterable[str]) -> None:
-    """Refuse `reward_kwargs` that would replace what verl hands to the reward.
+    """Refuse `reward_kwargs` that would replace the arguments that verl passes to the reward.
 
     Raises:
-        ValueError: naming them.
+        ValueError: there are such arguments; the message names them.
     """
     if taken := sorted(_REWARD_ARGUMENTS.intersection(arguments)):
         raise ValueError(

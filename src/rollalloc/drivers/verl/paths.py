@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
-"""Files that verl's configuration names: taken from where the command is given, and looked at before anything starts."""
+"""The files in verl's configuration: relative paths become absolute, and the files are checked before training starts."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _REWARD = "reward.custom_reward_function"
 
 
 def make_absolute(config: Any) -> None:
-    """Replace relative paths, in place, by absolute ones from the folder in which the command is given.
+    """Replace relative paths in the configuration by absolute ones, resolved from the current working directory.
 
-    verl reads its files in processes of Ray, which on another node, or on a cluster that runs already, have another working
-    directory. What is to be read is replaced if it is there; a name on a hub and an address stay as they are.
+    verl reads its files in Ray processes. These have another working directory on another node or on a running cluster.
+    The path of an input is only replaced if the file exists, so that names on a model hub and URLs stay as they are.
     """
     with open_dict(config):
         for key in (*_READ, *_WRITTEN):
@@ -40,7 +40,7 @@ def make_absolute(config: Any) -> None:
             if isinstance(value, str) and (absolute := _absolute(value, key in _WRITTEN)) != value:
                 OmegaConf.update(config, key, absolute)
             elif OmegaConf.is_list(value):
-                OmegaConf.update(config, key, [_absolute(one, False) for one in value])
+                OmegaConf.update(config, key, [_absolute(path, False) for path in value])
 
 
 def _absolute(path: Any, written: bool) -> Any:
@@ -51,16 +51,16 @@ def _absolute(path: Any, written: bool) -> Any:
 
 @dataclass(frozen=True)
 class _Data:
-    """A data file: its columns, and the fields of those that have some."""
+    """A data file: the names of its columns, and for each column of dictionaries the names of its fields."""
 
     columns: tuple[str, ...]
     fields: dict[str, tuple[str, ...]]
 
 
 def missing_or_wrong(config: Any) -> Iterator[str]:
-    """What is wrong with the files of a configuration: a missing file, a missing or reserved column, a missing reward.
+    """Problems with the files of a configuration: missing files, missing or reserved columns, a missing reward function.
 
-    Addresses (`hdfs://…`) are not looked at. The reward's file is parsed, not run.
+    URLs such as `hdfs://…` are not checked. The reward's file is parsed but not run.
     """
     for key, allowed in _DATA.items():
         for path in _local(OmegaConf.select(config, key)):
@@ -76,36 +76,35 @@ def missing_or_wrong(config: Any) -> Iterator[str]:
 
 
 def _local(paths: Any) -> list[str]:
-    listed = list(paths) if OmegaConf.is_list(paths) else [paths]
-    return [path for path in listed if path and "://" not in str(path)]
+    paths = list(paths) if OmegaConf.is_list(paths) else [paths]
+    return [path for path in paths if path and "://" not in str(path)]
 
 
 def _check_data(config: Any, key: str, path: str, allowed: frozenset[str]) -> None:
     file = Path(path).expanduser()
     if not file.is_file():
-        raise ValueError(f"{key}: there is no file {path} (looked for from {Path.cwd()})")
+        raise ValueError(f"{key}: there is no file {path} (relative paths start at {Path.cwd()})")
     if OmegaConf.select(config, "data.custom_cls.path"):
-        return  # which reads what it likes
+        return  # a custom data set class may read any columns
     data = _data(file)
     prompt = OmegaConf.select(config, "data.prompt_key") or "prompt"
     needed: dict[str, str | None] = {prompt: None}
-    if (
-        OmegaConf.select(config, "reward.reward_manager.source") == "register"
-    ):  # verl's own; another reads what it likes
+    # verl's own reward managers need these columns; a custom one may read any.
+    if OmegaConf.select(config, "reward.reward_manager.source") == "register":
         needed |= {"data_source": None, "reward_model": "ground_truth"}
     for column, field in needed.items():
         if column not in data.columns:
-            raise ValueError(f"{key}: {path} has no column {column!r}, but {', '.join(data.columns)}")
+            raise ValueError(f"{key}: {path} has no column {column!r}; its columns are {', '.join(data.columns)}")
         if field and field not in data.fields.get(column, ()):
-            raise ValueError(f"{key}: the column {column} of {path} must be a dictionary with {field!r}")
+            raise ValueError(f"{key}: the column {column} of {path} must hold dictionaries with the field {field!r}")
     refuse_columns(data.columns, data.fields.get("extra_info"), f"{key}: {path}", allowed)
 
 
 def _data(file: Path) -> _Data:
-    """The columns of a file, by its schema or its first row.
+    """The columns of a file, from its parquet schema or its first JSON row.
 
     Raises:
-        ValueError: it is neither parquet nor JSON, empty, or cannot be read.
+        ValueError: the file is neither parquet nor JSON, is empty, or cannot be read.
     """
     if file.suffix == ".parquet":
         from pyarrow import ArrowException, types
@@ -116,7 +115,7 @@ def _data(file: Path) -> _Data:
         except ArrowException as error:
             raise ValueError(f"{file} cannot be read as parquet: {error}") from error
         structs = [field for field in schema if types.is_struct(field.type)]
-        return _Data(tuple(schema.names), {each.name: tuple(sub.name for sub in each.type) for each in structs})
+        return _Data(tuple(schema.names), {field.name: tuple(sub.name for sub in field.type) for field in structs})
     if file.suffix not in (".json", ".jsonl"):
         raise ValueError(f"verl reads .parquet, .json and .jsonl files, not {file}")
     with file.open(encoding="utf-8") as lines:
@@ -124,24 +123,24 @@ def _data(file: Path) -> _Data:
     try:
         row = json.loads(first)
     except ValueError as error:
-        raise ValueError(f"{file}: the first line is no JSON object: {error}") from error
+        raise ValueError(f"{file}: the first line must be a JSON object, but is not JSON: {error}") from error
     if not isinstance(row, dict):
-        raise ValueError(f"{file}: the first line is no JSON object, but {type(row).__name__}")
+        raise ValueError(f"{file}: the first line must be a JSON object, got {type(row).__name__}")
     return _Data(tuple(row), {name: tuple(value) for name, value in row.items() if isinstance(value, dict)})
 
 
 def _check_reward(path: str, name: Any) -> None:
     file = Path(path)
     if not file.is_file():
-        raise ValueError(f"there is no such file (looked for from {Path.cwd()})")
+        raise ValueError(f"there is no such file (relative paths start at {Path.cwd()})")
     names = set(_top_level(ast.parse(file.read_bytes(), path).body))
     if not {str(name), "*", "__getattr__"} & names:
-        functions = sorted(one for one in names if not one.startswith("_"))
-        raise ValueError(f"it defines no {name}, but {', '.join(functions) or 'nothing'}; set {_REWARD}.name")
+        public = ", ".join(sorted(defined for defined in names if not defined.startswith("_"))) or "nothing"
+        raise ValueError(f"it does not define {name}; it defines {public}; set {_REWARD}.name")
 
 
 def _top_level(body: Iterable[ast.stmt]) -> Iterator[str]:
-    """Names that a module binds, "*" where it imports all of another."""
+    """Names that a module's statements bind; "*" for an import of everything from another module."""
     for statement in body:
         for node in ast.walk(statement):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

@@ -1,7 +1,7 @@
-"""What verl finds through the entry point `verl.plugins` in each of its processes.
+"""The entry point `verl.plugins`, which verl loads in each of its processes.
 
-It costs nothing where it is not used: the trainer is registered when verl's own trainers are, and the CPU platform only
-with `VERL_PLATFORM=cpu`.
+To keep it cheap, the trainers are registered only when verl imports its own, and the CPU platform only with
+`VERL_PLATFORM=cpu`.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _ON_CPU = os.environ.get("VERL_PLATFORM", "").lower() == "cpu"
 def _register_trainer(_: ModuleType) -> None:
     try:
         import_module("rollalloc.drivers.verl.trainer")
-    except Exception:  # another version of verl: its own trainers must go on working
-        log.exception("the trainer modes of rollalloc are not there; it was written for verl 0.9")
+    except Exception:  # with another version of verl, verl's own trainers must still work
+        log.exception("rollalloc's trainer modes are not available; they need verl 0.9")
 
 
 def _refuse_tied_embeddings(path: str) -> None:
-    """vLLM's CPU build keeps the head that it packed when it started, where that is the embeddings."""
+    """Refuse a model with tied embeddings: vLLM's CPU build packs the head at its start, and would never update it."""
     from transformers import AutoConfig
 
     if AutoConfig.from_pretrained(path).get_text_config().tie_word_embeddings:
         raise ValueError(
-            f"on CPUs vLLM cannot take new weights for a head that is tied to the embeddings, as in {path}; use a model "
-            "with tie_word_embeddings=false, or GPUs"
+            f"on CPUs vLLM cannot update an output head that is tied to the embeddings, as in {path}; use a model with "
+            "tie_word_embeddings=false, or GPUs"
         )
 
 
 def _check_early(module: ModuleType) -> None:
-    """Let verl's check of its configuration, which it makes before it starts Ray, include ours."""
+    """Add our checks to verl's validation of its configuration, which runs before Ray starts."""
     from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]  # verl brings it
 
     check = module.validate_config

@@ -1,4 +1,4 @@
-"""What verl's reward loop answers, read as rollalloc's own commands read a reward."""
+"""Reads the result of verl's reward loop by the same rules as rollalloc's own commands read a reward."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def read_score(score: Any, extra: Mapping[str, Any]) -> Scored | Unscored:
     """A rollout's reward and metric, or why it has none.
 
     Args:
-        score: what is trained on; a number, or a tensor of one.
-        extra: what else the reward function returned: `acc`, which selection looks at, and, where it gave no score,
-            `unscored` and its `reason`, as `frameworks.Reward` answers verl.
+        score: the reward for training; a number, or a tensor with one number.
+        extra: the other values that the reward function returned: `acc`, the metric for selection, and, if there is no
+            score, `unscored` and its `reason`, as `rewards.frameworks.Reward` returns them to verl.
     """
     if extra.get("unscored"):
         return Unscored(str(extra.get("reason") or "reward function gave no reason"))

@@ -67,8 +67,8 @@ class VerlSettings:
                 raise ValueError(f"{SECTION}.{name} must be true or false, got {getattr(self, name)!r}")
         if self.features is not None and not (isinstance(self.features, str) and Path(self.features).is_file()):
             raise ValueError(
-                f"{SECTION}.features must be a file, got {self.features!r}; `rollalloc features --model MODEL --prompts "
-                "FILES --out FILE.safetensors` makes one"
+                f"{SECTION}.features must be the path of a file, got {self.features!r}; `rollalloc features --model MODEL "
+                "--prompts FILES --out FILE.safetensors` writes one"
             )
 
     @property
@@ -114,18 +114,17 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Over
     Raises:
         ValueError: an unknown key or a wrong value; names the right one.
     """
-    given = dict(section)
-    name = given.pop("recipe", None)
+    values = dict(section)
+    name = values.pop("recipe", None)
     if not isinstance(name, str):
         raise ValueError(f"{SECTION}.recipe must be a name, module:object, or names joined by '+', got {name!r}")
     for parameter, key in _VERL_KEYS.items():
-        if parameter in given:
-            raise ValueError(f"{SECTION}.{parameter} is verl's own {key}; set it there")
-    own = {field.name: given.pop(field.name) for field in fields(VerlSettings) if field.name in given}
-    known = parameters_of(name)
-    takes = [parameter for parameter in known if parameter not in _VERL_KEYS]
-    refuse_unknown(name, given, dict.fromkeys([*takes, *[field.name for field in fields(VerlSettings)][1:]]))
-    recipe = in_shape(name, given, groups, n, trained=False)
+        if parameter in values:
+            raise ValueError(f"{SECTION}.{parameter} is set by verl's {key}; remove it here and set {key}")
+    own = {field.name: values.pop(field.name) for field in fields(VerlSettings) if field.name in values}
+    accepted = [parameter for parameter in parameters_of(name) if parameter not in _VERL_KEYS]
+    refuse_unknown(name, values, dict.fromkeys([*accepted, *[field.name for field in fields(VerlSettings)][1:]]))
+    recipe = in_shape(name, values, groups, n, trained=False)
     if recipe.groups != groups:
         raise ValueError(
             f"{name} trains on {recipe.groups} groups per batch and {_VERL_KEYS['groups']} is {groups}; make them equal"

@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
-"""verl's loop of turns and tools, with what a recipe needs of it: true lengths, and tools that cannot end the worker."""
+"""verl's agent loop with tools, changed so that lengths are exact and a tool cannot end the worker."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rollalloc.drivers.verl.client import LIVE
 
 @register("tool_agent")
 class ToolLoop(ToolAgentLoop):
-    """verl's own under verl's own name."""
+    """Replaces verl's loop of the same name."""
 
     async def _handle_generating_state(
         self, agent_data: Any, sampling_params: dict[str, Any], ignore_termination: bool = False
     ) -> AgentState:
-        """Generates no more than there is room for; verl would generate on, pay, and cut it off."""
+        """Generate at most as many tokens as fit into the response. verl would generate more and cut them off."""
         room = self.response_length - len(agent_data.response_mask)
         limited = sampling_params | {"max_tokens": min(room, sampling_params.get("max_tokens", room))}
         return await super()._handle_generating_state(agent_data, limited, ignore_termination)
@@ -28,11 +28,11 @@ class ToolLoop(ToolAgentLoop):
     async def _handle_processing_tools_state(self, agent_data: Any) -> AgentState:
         state = await super()._handle_processing_tools_state(agent_data)
         if state is AgentState.TERMINATED and (live := LIVE.get()) is not None:
-            live.truncated = True  # by verl, where the answer does not fit; the row shows no sign of it
+            live.truncated = True  # verl ended it because the tool's answer does not fit; the row does not show this
         return state
 
     async def _call_tool(self, tool_call: Any, *args: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """As verl's, also for a tool that calls `exit`: in a task of the event loop that would end the worker."""
+        """Call a tool as verl does, but survive a tool that calls `exit`, which would end the worker."""
         try:
             return await super()._call_tool(tool_call, *args)
         except (SystemExit, KeyboardInterrupt) as error:

@@ -136,7 +136,9 @@ class RecipeTrainer(PPOTrainer):
         self.train_dataloader = self.prompts.index_loader
         recipe, features = self.settings.recipe, self.settings.features
         if recipe.reads_features and features is None:
-            log.warning("no features: a prompt without a record is expected to do as well as the mean")
+            log.warning(
+                "no features: until a prompt has outcomes, it is predicted to succeed as often as the average prompt"
+            )
         allocator = Allocator(recipe, self.prompts.table(features), self.settings.seed)
         loader = self.prompts if self.settings.loader_draws else None
         self.rounds = Rounds(allocator, _Crew(self), loader, self.overlaps)
@@ -203,8 +205,8 @@ class RecipeTrainer(PPOTrainer):
         """Write rollouts to disk as verl does, without padding and replayed rows; the latter were written before."""
         assert self._trained is not None
         fresh = {key for key, row in zip(self._trained.keys, self._trained.rows, strict=True) if not row.replays}
-        at = [at for at, key in enumerate(batch.keys) if key in fresh]
-        keys, tags = [batch.keys[each] for each in at], [batch.tags[each] for each in at]
+        indices = [index for index, key in enumerate(batch.keys) if key in fresh]
+        keys, tags = [batch.keys[index] for index in indices], [batch.tags[index] for index in indices]
         written = KVBatchMeta(partition_id=batch.partition_id, keys=keys, tags=tags)
         super()._log_rollout_data(written, timing_raw, rollout_data_dir)
 
