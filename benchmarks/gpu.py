@@ -47,7 +47,7 @@ from rollalloc.lab.bench.contestants import BASELINE
 from rollalloc.lab.bench.leaderboard import run_leaderboard
 from rollalloc.lab.bench.plan import TABLE, Plan, TaskPlan, freeze, plan_of_rung
 from rollalloc.lab.bench.pool import RunsFailed
-from rollalloc.lab.bench.presets import source_of
+from rollalloc.lab.bench.presets import fields_of
 from rollalloc.lab.bench.rungs import RUNGS, LadderRung, read_rung
 from rollalloc.lab.bench.tasks import ladder
 from rollalloc.lab.bench.tasks.files import TaskFiles
@@ -58,8 +58,7 @@ from rollalloc.models.features import weights_digest
 from rollalloc.models.likelihood import padded
 from rollalloc.models.policy import Policy, usable_device
 from rollalloc.processes.stopping import Stopped, StopRequest
-from rollalloc.train.description import Run
-from rollalloc.train.settings import Settings
+from rollalloc.train.config import Config
 
 BESIDE = Path(__file__).parent / "rungs"
 SPEED = "speed.json"
@@ -199,9 +198,13 @@ def rung_of(name: str) -> LadderRung:
 
 def base_run(
     task: TaskPlan, _: Path, *, files: TaskFiles, device: str, dtype: SamplingDtype, precision: Precision
-) -> Run:
+) -> Config:
     """A run on the rung; recipe, seed and setting are replaced."""
-    settings = Settings(
+    return Config(
+        **fields_of(files) | {"device": device},
+        recipe=BASELINE,
+        max_rollouts=task.budget,
+        task=task.name,
         sampling=Sampling(files.max_new_tokens),
         sampling_dtype=dtype,
         precision=precision,
@@ -210,8 +213,6 @@ def base_run(
         checkpoint_minutes=3.0,
         keep_checkpoints=1,
     )
-    source = replace(source_of(files), device=device)
-    return Run(source=source, recipe=BASELINE, settings=settings, max_rollouts=task.budget, task=task.name)
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from trl import GRPOConfig, GRPOTrainer
 from rollalloc import Budget, recipes
 from rollalloc.data.prompts import load_prompts
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
-from rollalloc.lab.bench.presets import PRESETS, task_run, task_source, tuned_of
+from rollalloc.lab.bench.presets import PRESETS, task_files, task_run, tuned_of
 from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
@@ -207,15 +207,15 @@ def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
 
 def through_trl(name: str, seed: int, folder: Path) -> float | None:
     """Rollouts to the target through the TRL driver."""
-    preset, (source, tokens) = PRESETS["skills/late"], task_source("skills/late", folder)
+    preset, task = PRESETS["skills/late"], task_files("skills/late", folder)
     assert preset.target is not None
     tuned = tuned_of("skills/late")[name]
     recipe = replace(getattr(recipes, name)(**tuned.parameters), budget=Budget(run_rollouts=preset.max_rollouts))
     recipe = replace(recipe, advantage=settled(recipe.advantage, GRPO(ddof=0)))  # as the native trainer has it
     each = sum(stage.size.n for stage in recipe.stages)
-    prompts = load_prompts(*source.prompts)
-    policy = Policy.load(source.model, device="cpu")
-    watch = Accuracy(policy, str(source.heldout), preset.eval_every, preset.target)
+    prompts = load_prompts(str(task.train))
+    policy = Policy.load(str(task.model), device="cpu")
+    watch = Accuracy(policy, str(task.heldout), preset.eval_every, preset.target)
     trainer = AllocatedGRPOTrainer(
         policy.model,
         right,
@@ -225,7 +225,7 @@ def through_trl(name: str, seed: int, folder: Path) -> float | None:
             learning_rate=tuned.learning_rate,
             per_device_train_batch_size=recipe.groups * each,
             num_generations=each,
-            max_completion_length=tokens,
+            max_completion_length=task.max_new_tokens,
             max_steps=preset.max_rollouts,
             logging_steps=1000,
             epsilon_high=0.28,

@@ -12,7 +12,7 @@ from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.drivers.tinker import Prices, Remote, Rewarded, Service, TinkerTrainer
 from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.scorers import WorkerScorer
-from rollalloc.train.settings import Settings
+from rollalloc.train.config import Config
 
 
 def main(prompts: str, out: str) -> None:
@@ -25,7 +25,7 @@ def main(prompts: str, out: str) -> None:
             service,
             replace(recipe, budget=Budget(run_rollouts=20_000)),
             Rewarded(train, scorer, tokenizer.decode),
-            Settings(sampling=Sampling(max_new_tokens=2048), learning_rate=4e-5, checkpoint_every=10),
+            Config(sampling=Sampling(max_new_tokens=2048), learning_rate=4e-5, checkpoint_every=10),
             prices=Prices(prefill=0.13, sampled=0.40, trained=0.40),  # look them up: a million tokens, in USD
             folder=Path(out),
             listener=lambda line: print(line["kind"], line["rollouts_paid"], line["money"], line["currency"]),

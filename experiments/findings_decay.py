@@ -32,8 +32,8 @@ def rates(variant: Variant, moments: tuple[int, ...], tasks: Path, to: Path, see
     if to.exists():
         return np.load(to)
     run = run_of(variant, "", seed, tasks, rollouts=10**6)
-    policy = Policy.load(run.source.model, device="cpu")
-    train, answers = with_answers(run, policy, *run.source.prompts)
+    policy = Policy.load(run.model, device="cpu")
+    train, answers = with_answers(run, policy, *run.prompts)
     shown = np.random.default_rng(seed).choice(len(answers), min(SHOWN, len(answers)), replace=False).tolist()
     tokens, right = [train.tokens[at] for at in shown], [answers[at] for at in shown]
     seen: dict[int, NDArray[np.float64]] = {}
@@ -47,9 +47,9 @@ def rates(variant: Variant, moments: tuple[int, ...], tasks: Path, to: Path, see
             look(line["batch"])
 
     look(0)
-    settings = replace(run.settings, max_batches=moments[-1] + LAGS[-1])
-    scorer = InlineScorer(load_reward(run.source.reward))
-    Trainer(policy, run.made_recipe(), train, scorer, settings, listener=listen).run()
+    run = replace(run, max_batches=moments[-1] + LAGS[-1])
+    scorer = InlineScorer(load_reward(run.reward))
+    Trainer(policy, run.make_recipe(), train, scorer, run, listener=listen).run()
     p_TSN = np.array([[seen[moment + lag] for lag in LAGS] for moment in moments])
     to.parent.mkdir(parents=True, exist_ok=True)
     with to.with_suffix(".part").open("wb") as file:

@@ -85,11 +85,11 @@ def measure(tasks: Path, to: Path, each: int = EACH) -> Gradients:
     """The gradients of right and of wrong answers to some prompts of each bin, under the initial model; kept in a file."""
     if not to.exists():
         run = task_run("skills/late", "grpo", 0, tasks)
-        policy = Policy.load(run.source.model, device="cpu")
+        policy = Policy.load(run.model, device="cpu")
         prompts, answers, rate_N = rated_prompts(tasks, policy)
         rng, bin_N = np.random.default_rng(0), np.digitize(rate_N, EDGES)
         every = np.concatenate([rng.permutation(np.flatnonzero(bin_N == b))[:each] for b in range(BINS)]).tolist()
-        wrong = _wrong(policy, [prompts[at] for at in every], [answers[at] for at in every], run.settings.sampling)
+        wrong = _wrong(policy, [prompts[at] for at in every], [answers[at] for at in every], run.sampling)
         rows = [(k, answers[at]) for k, at in enumerate(every)] + [(k, one) for k, one in enumerate(wrong) if one]
         row_KP = torch.stack([_gradient(policy, prompts[every[k]], completion) for k, completion in rows])
         row_KP /= row_KP.square().mean(dim=0).sqrt().sqrt() + 1e-6
@@ -164,7 +164,7 @@ def pool_of(rate_N: Floats, hopeless: float, solved: float) -> Floats:
 
 def plain_rates(tasks: Path) -> Floats:
     """The initial model's success rate of every prompt that pools are made of."""
-    return rated_prompts(tasks, Policy.load(task_run("skills/late", "grpo", 0, tasks).source.model, device="cpu"))[2]
+    return rated_prompts(tasks, Policy.load(task_run("skills/late", "grpo", 0, tasks).model, device="cpu"))[2]
 
 
 def sampled_pool(rate_N: Floats, hopeless: float, solved: float, prompts: int = 16_384) -> Floats:

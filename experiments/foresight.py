@@ -22,7 +22,7 @@ from rollalloc.models.policy import Policy
 from rollalloc.predict import quality
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer
-from rollalloc.train.description import Run
+from rollalloc.train.config import Config
 from rollalloc.train.execution import one_thread
 from rollalloc.train.native import Trainer
 
@@ -34,8 +34,8 @@ def main(tasks: Path, figure: Path) -> None:
     """Train once, look four times."""
     one_thread()
     run = task_run("skills/late", "foresight", SEED, tasks, target=None)
-    policy, recipe = Policy.load(run.source.model, device="cpu"), run.made_recipe()
-    train, answers = with_answers(run, policy, *run.source.prompts)
+    policy, recipe = Policy.load(run.model, device="cpu"), run.make_recipe()
+    train, answers = with_answers(run, policy, *run.prompts)
     features = features_of(policy.model, train.tokens, pad_id=policy.pad_id)
     shown_K = np.random.default_rng(SEED).choice(len(answers), SHOWN, replace=False)
     marks, seen = list(MARKS), []
@@ -53,25 +53,25 @@ def main(tasks: Path, figure: Path) -> None:
         chosen_K = rule.chances(believed_K) * SHOWN
         seen.append((line["rollouts_paid"], believed_K, true_K, chosen_K))
 
-    settings = replace(run.settings, max_batches=-(-MARKS[-1] // 64))
-    scorer = InlineScorer(load_reward(run.source.reward))
-    trainer = Trainer(policy, recipe, train, scorer, settings, features=features, listener=look)
+    run = replace(run, max_batches=-(-MARKS[-1] // 64))
+    scorer = InlineScorer(load_reward(run.reward))
+    trainer = Trainer(policy, recipe, train, scorer, run, features=features, listener=look)
     trainer.run()
     draw(seen, figure)
 
 
-def encoded(run: Run, policy: Policy, *files: str) -> EncodedPrompts:
+def encoded(run: Config, policy: Policy, *files: str) -> EncodedPrompts:
     """Prompts of a task."""
     return encode_prompts(
         load_prompts(*files),
         policy.tokenizer,
         context=policy.context,
-        max_new_tokens=run.settings.sampling.max_new_tokens,
+        max_new_tokens=run.sampling.max_new_tokens,
         overlong="error",
     )
 
 
-def with_answers(run: Run, policy: Policy, *files: str) -> tuple[EncodedPrompts, tuple[tuple[int, ...], ...]]:
+def with_answers(run: Config, policy: Policy, *files: str) -> tuple[EncodedPrompts, tuple[tuple[int, ...], ...]]:
     """Prompts of a task with one right answer each, and these answers, as token ids."""
     prompts = encoded(run, policy, *files)
     return prompts, tuple(policy.answer(str(truth)) for truth in prompts.prompt_set.ground_truths)

@@ -20,8 +20,9 @@ from typing import Any
 from rollalloc.lab.bench.compare import is_finished
 from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, Tuned, made, planned_run
 from rollalloc.lab.bench.summary import EndedRun, Interval, RecipeSummary, ended, summaries_to
-from rollalloc.train.description import Run, folder_of
+from rollalloc.train.config import Config
 from rollalloc.train.execution import execute, one_thread
+from rollalloc.train.run_json import folder_of, is_run_in, read_config
 
 GROUPS, N, PILOTS, STEPS = 8, 64, 16, 4
 TASKS: Mapping[str, tuple[float, int]] = {
@@ -41,7 +42,7 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {  # label: recipe, paramete
 PUBLISHED = {"grpo": "1.5 to 1.9", "dapo": "2.3 to 4.0"}  # times Pilot-Commit's rollouts
 
 
-def run_of(task: str, method: str, rate: float, seed: int, rollouts: int | None = None) -> Run:
+def run_of(task: str, method: str, rate: float, seed: int, rollouts: int | None = None) -> Config:
     """A run until its target, or one that pays so many rollouts whatever it comes to."""
     target, most = TASKS[task]
     recipe, parameters = METHODS[method]
@@ -52,15 +53,15 @@ def run_of(task: str, method: str, rate: float, seed: int, rollouts: int | None 
     return replace(run, label=f"{method}@{rate:g}" if rollouts else method, max_rollouts=rollouts or most)
 
 
-def carried_out(planned: Run, out: Path, tasks: Path) -> EndedRun:
+def carried_out(planned: Config, out: Path, tasks: Path) -> EndedRun:
     """The run, unless it is there; what it found."""
     run = made(planned, tasks)
     place = folder_of(run, out)
     if not is_finished(run, place):
-        execute(run, place, resume=run.is_in(place))
+        execute(run, place, resume=is_run_in(run, place))
     found = ended(run, place)
     assert found is not None
-    print(run.task, run.name, run.settings.seed, [round(each, 3) for each in found.curve.accuracy], flush=True)
+    print(run.task, run.name, run.seed, [round(each, 3) for each in found.curve.accuracy], flush=True)
     return found
 
 
@@ -99,7 +100,7 @@ def table(out: Path) -> Iterable[str]:
 def over_of(task: str, out: Path) -> Sequence[EndedRun]:
     """A task's runs that have ended."""
     places = [file.parent for file in sorted((out / "runs").rglob("run.json"))]
-    runs = [(place, run) for place in places if (run := Run.described_in(place)).task == task]
+    runs = [(place, run) for place in places if (run := read_config(place)).task == task]
     return [found for place, run in runs if (found := ended(run, place)) is not None]
 
 

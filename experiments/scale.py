@@ -36,8 +36,8 @@ from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 from rollalloc.predict.quality import auc
 from rollalloc.runs.reader import lines_in
-from rollalloc.train.description import Run
 from rollalloc.train.execution import one_thread
+from rollalloc.train.run_json import read_config
 
 PAIRS = (
     ("grpo", "reinforce"),
@@ -78,9 +78,7 @@ def rungs_in(folders: Sequence[Path]) -> list[OnRung]:
             for each in plan.contestants:
                 for seed in plan.seeds_of("defaults", task):
                     place = folder / place_of("defaults", task, each.label, seed)
-                    if (place / "run.json").exists() and (
-                        one := ended(Run.described_in(place), place, target=task.target)
-                    ):
+                    if (place / "run.json").exists() and (one := ended(read_config(place), place, target=task.target)):
                         runs.setdefault(each.label, {})[seed] = one
             before = found[name].runs if name in found else {}
             found[name] = OnRung(name, RUNGS[name].parameters, {**before, **runs})
@@ -129,13 +127,13 @@ def against(label: str, folder: Path, others: Sequence[Path]) -> None:
     """What runs of comparisons paid over a method of a rung, seed by seed: the same method at another rate, say."""
     (rung,) = rungs_in([folder])
     for file in sorted(file for other in others for file in other.rglob("run.json")):
-        run = Run.described_in(file.parent)
+        run = read_config(file.parent)
         if (one := ended(run, file.parent)) is not None:
-            cheap = rung.runs[label].get(run.settings.seed)
+            cheap = rung.runs[label].get(run.seed)
             found = None if cheap is None else ratio(one, cheap)
             last = f"{one.last['accuracy']:.3f}, pass@8 {one.last['pass_at_k']:.3f}"
             over = "–" if found is None else f"{found:.2f}"
-            print(f"{run.name} at {run.settings.learning_rate:g}, {run.settings.seed}: {last}; over {label}'s {over}")
+            print(f"{run.name} at {run.learning_rate:g}, {run.seed}: {last}; over {label}'s {over}")
 
 
 def said(one: Interval | None, form: str = ".2f") -> str:

@@ -30,17 +30,17 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.generate.stream.async_engine import measured_curve
-from rollalloc.lab.bench.presets import task_source
+from rollalloc.lab.bench.presets import task_files
 from rollalloc.models.features import features_of
 from rollalloc.models.policy import Policy
 from rollalloc.recipes.streaming import streamed
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.rules.sizes import Fixed
+from rollalloc.train.config import Config
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.execution import one_thread
 from rollalloc.train.native import Trainer
-from rollalloc.train.settings import Settings
 
 GROUPS, SHORTEST, LONGEST = 16, 7, 1
 ROWS = SHORTEST + LONGEST
@@ -112,8 +112,9 @@ class Task:
     name: str
 
     def __post_init__(self) -> None:
-        self.source, self.tokens = task_source(self.name, self.folder)
-        self.prompts, self.heldout = load_prompts(*self.source.prompts), load_prompts(str(self.source.heldout))
+        self.files = task_files(self.name, self.folder)
+        self.tokens = self.files.max_new_tokens
+        self.prompts, self.heldout = load_prompts(str(self.files.train)), load_prompts(str(self.files.heldout))
         self.steps: list[tuple[int, float]] = []  # decoding steps of the last run that streamed
 
     def trainer(
@@ -125,7 +126,7 @@ class Task:
         **settings: Any,
     ) -> Trainer:
         """A trainer of the initial model under a line, which tells `listener` each line of its metrics."""
-        policy = Policy.load(self.source.model, device="cpu")
+        policy = Policy.load(str(self.files.model), device="cpu")
         encoded, heldout = (
             encode_prompts(each, policy.tokenizer, context=policy.context, max_new_tokens=self.tokens)
             for each in (self.prompts, self.heldout)
@@ -138,8 +139,8 @@ class Task:
             policy,
             replace(line.recipe, max_staleness=line.staleness),
             encoded,
-            InlineScorer(load_reward(self.source.reward)),
-            Settings(
+            InlineScorer(load_reward(self.files.reward)),
+            Config(
                 seed=seed,
                 sampling=Sampling(self.tokens),
                 stop_when_barren=False,

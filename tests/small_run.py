@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.presets import fields_of
 from rollalloc.lab.bench.tasks import sort
 from rollalloc.lab.bench.tasks.files import TaskFiles
 from rollalloc.lab.bench.tasks.tiny import WarmUp
-from rollalloc.train.description import Run, Source
-from rollalloc.train.settings import Settings
+from rollalloc.train.config import Config
 
 
 @pytest.fixture(autouse=True)
@@ -31,33 +31,22 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> TaskFiles:
 
 
 @pytest.fixture(scope="session")
-def run_of(task: TaskFiles) -> Callable[..., Run]:
-    """(recipe, parameters, **changes) → a short run; `changes` of the run, its source or its settings."""
+def run_of(task: TaskFiles) -> Callable[..., Config]:
+    """(recipe, parameters, **changes) → the configuration of a short run."""
 
-    def made(recipe: str = "grpo", parameters: dict[str, Any] | None = None, **changes: Any) -> Run:
-        source: dict[str, Any] = {
-            "model": str(task.model),
-            "prompts": (str(task.train),),
-            "heldout": str(task.heldout),
-            "reward": task.reward,
-            "single_answer": True,
+    def made(recipe: str = "grpo", parameters: dict[str, Any] | None = None, **changes: Any) -> Config:
+        fields: dict[str, Any] = {
+            **fields_of(task),
             "reward_workers": 0,
             "device": "cpu",
-        }
-        settings: dict[str, Any] = {
+            "recipe": recipe,
+            "parameters": {"groups": 4, "n": 4} if parameters is None else parameters,
+            "max_rollouts": 96,
             "sampling": Sampling(task.max_new_tokens),
             "learning_rate": 1e-4,
             "eval_every": 32,
             "target": 0.999,
         }
-        run: dict[str, Any] = {"max_rollouts": 96}
-        for name, value in changes.items():
-            where = next((given for given in (source, settings) if name in given), None)
-            if where is None:
-                where = settings if name in ("seed", "optimizer_steps_per_batch") else run
-                where = source if name == "drop_overlong" else where
-            where[name] = value
-        parameters = {"groups": 4, "n": 4} if parameters is None else parameters
-        return Run(source=Source(**source), settings=Settings(**settings), recipe=recipe, parameters=parameters, **run)
+        return Config(**fields | changes)
 
     return made

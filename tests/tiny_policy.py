@@ -18,8 +18,8 @@ from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.models.policy import Policy
 from rollalloc.rewards.scorers import InlineScorer, Scorer
+from rollalloc.train.config import Config
 from rollalloc.train.native import Trainer
-from rollalloc.train.settings import Settings
 from rollalloc.train.verify import without_times
 
 WORDS = [f"k{number}" for number in range(6)] + [f"a{number}" for number in range(4)]
@@ -79,7 +79,7 @@ def names_an_image(*, data_source: str, solution_str: str, ground_truth: str, ex
     return float(solution_str.startswith("a"))
 
 
-SETTINGS = Settings(sampling=Sampling(3), learning_rate=1e-3, eval_every=100, stop_when_barren=True)
+SETTINGS = Config(sampling=Sampling(3), learning_rate=1e-3, eval_every=100, stop_when_barren=True)
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def resumed_is_unbroken(run_of: Callable[..., Trainer], folder: Path, breaks: in
     with pytest.raises(KeyboardInterrupt):
         run_of(folder / "broken", listener=killed_after(breaks), **changes).run()
     resumed = run_of(folder / "broken", **changes)
-    every = resumed.settings.checkpoint_every
+    every = resumed.config.checkpoint_every
     assert resumed.resume() == (breaks - 1) // every * every
     assert resumed.run() == why
     assert untimed(folder / "broken") == untimed(folder / "unbroken")

@@ -14,7 +14,7 @@ from rollalloc.lab.report.page import sections
 from rollalloc.lab.report.terminal import view
 from rollalloc.runs.discovery import comparisons, is_over
 from rollalloc.runs.reader import read_run
-from rollalloc.train.description import Run
+from rollalloc.train.run_json import read_config
 
 REWARD = """
 import os, signal
@@ -90,7 +90,7 @@ def test_all_that_speaks_of_a_run_says_the_same(call, own, tmp_path, case):
         assert f"accuracy from {accuracy[0]:.3f} to {accuracy[-1]:.3f}" in board
     if code == 0:
         assert f"│ all │ {paid:,} │" in terminal
-        over = ended(Run.described_in(folder), folder)
+        over = ended(read_config(folder), folder)
         assert (over.last["accuracy"], over.end["rollouts_paid"]) == (accuracy[-1], paid)
         assert (over.cost is not None and not over.cost.censored) == run.reached
     if state == "failed":

@@ -22,11 +22,11 @@ from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Policy
 from rollalloc.named import RECIPES, functions_of
 from rollalloc.runs.reader import read_metrics
+from rollalloc.train.config import Config
 from rollalloc.train.defaults import default_parameters
-from rollalloc.train.description import Run
 from rollalloc.train.objective import Clip, Loss
+from rollalloc.train.run_json import read_config
 from rollalloc.train.schedule import Schedule
-from rollalloc.train.settings import Settings
 
 OWN = ("--model", "model", "--prompts", "prompts.parquet", "--reward", "my_reward.py:score")
 SHORT = ("--max-new-tokens", 4, "--max-rollouts", 32, "--device", "cpu")
@@ -94,7 +94,7 @@ def test_adapters_are_trained_resumed_and_saved_from_the_command_line(call, own,
     command = ("train", *OWN, *SHORT[:2], *SHORT[4:], *GRPO, *less, "--out", tmp_path / "run")
     code, output = call(*command, *lora, "--max-rollouts", 16)
     assert code == 0, output
-    assert Run.described_in(tmp_path / "run").source.lora == Lora(4, 2.0, ("q_proj", "up_proj"))
+    assert read_config(tmp_path / "run").lora == Lora(4, 2.0, ("q_proj", "up_proj"))
     assert call(*command, "--max-rollouts", 32, "--accept-recipe", "--resume")[0] == 2
     code, output = call(*command, *lora, "--max-rollouts", 32, "--accept-recipe", "--resume")
     assert code == 0, output
@@ -589,47 +589,46 @@ def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(o
         track=["tensorboard", "wandb"],
     )
     run = run_of(given, recipe, {}, 0)
-    settings = run.settings
-    assert settings.schedule == Schedule(warmup=3, shape="cosine", steps=50)
-    assert settings.loss == Loss(clip=Clip(dual=10.0), aggregation="dr_grpo", kl=0.01)
-    assert (settings.optimizer_steps_per_batch, settings.tokens_per_forward, settings.precision) == (2, 500, "bf16")
-    assert (settings.sampling_dtype, settings.gradient_checkpointing) == ("float16", True)
-    assert (settings.betas, settings.max_grad_norm, settings.adaptive_clip) == ((0.9, 0.98), 0.5, 1.25)
-    assert settings.averaging == 320
-    assert run_of(replace(given, averaging=0), recipe, {}, 0).settings.averaging == 0
-    assert run_of(replace(given, adaptive_clip=0.0), recipe, {}, 0).settings.adaptive_clip is None
+    assert run.schedule == Schedule(warmup=3, shape="cosine", steps=50)
+    assert run.loss == Loss(clip=Clip(dual=10.0), aggregation="dr_grpo", kl=0.01)
+    assert (run.optimizer_steps_per_batch, run.tokens_per_forward, run.precision) == (2, 500, "bf16")
+    assert (run.sampling_dtype, run.gradient_checkpointing) == ("float16", True)
+    assert (run.betas, run.max_grad_norm, run.adaptive_clip) == ((0.9, 0.98), 0.5, 1.25)
+    assert run.averaging == 320
+    assert run_of(replace(given, averaging=0), recipe, {}, 0).averaging == 0
+    assert run_of(replace(given, adaptive_clip=0.0), recipe, {}, 0).adaptive_clip is None
     assert run.track == ("tensorboard", "wandb")
 
 
 def test_a_falling_rate_falls_over_the_budget(own):
     what = {"model": "model", "prompts": [own / "prompts.parquet"], "reward": "my_reward.py:score"}
     for given in (what, what | {"max_rollouts": 99}, {"task": "sort"}):
-        assert run_of(Given(**given, schedule="linear"), "grpo", {}, 0).settings.schedule.over_budget
+        assert run_of(Given(**given, schedule="linear"), "grpo", {}, 0).schedule.over_budget
 
 
 def test_the_updates_options_default_to_those_of_the_trainer(own):
     run = run_of(Given(model="model", prompts=[own / "prompts.parquet"], reward="my_reward.py:score"), "grpo", {}, 0)
-    plain = Settings(sampling=run.settings.sampling)
+    plain = Config(sampling=run.sampling)
     for name in (
         *("optimizer_steps_per_batch", "schedule", "loss", "tokens_per_forward", "precision"),
         *("betas", "max_grad_norm", "adaptive_clip", "averaging"),
     ):
-        assert getattr(run.settings, name) == getattr(plain, name)
+        assert getattr(run, name) == getattr(plain, name)
 
 
 def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(tmp_path):
-    plain = Settings(sampling=Sampling(4))
+    plain = Config(sampling=Sampling(4))
     for task in ("skills/late", "rg/gcd", "walks/mixed"):
         run = run_of(Given(task=task), "foresight", {}, 0)
         assert dict(run.parameters) == default_parameters("foresight") == {"groups": 32, "n": 1}
-        assert run.settings.learning_rate == presets.DEFAULT_RATE
-        assert (run.settings.betas, run.settings.adaptive_clip) == (plain.betas, plain.adaptive_clip)
-        assert run.settings.averaging == plain.averaging > 0
+        assert run.learning_rate == presets.DEFAULT_RATE
+        assert (run.betas, run.adaptive_clip) == (plain.betas, plain.adaptive_clip)
+        assert run.averaging == plain.averaging > 0
         tuned = run_of(Given(task=task, settings="tuned", learning_rate=1e-3), "foresight", {"neg": 0.7}, 0)
         found = presets.tuned_of(presets.preset_of(task)[1].tuned_on)["foresight"].parameters
         assert dict(tuned.parameters) == {**found, "neg": 0.7}
-        assert tuned.settings.learning_rate == 1e-3
-        assert (tuned.settings.betas, tuned.settings.adaptive_clip, tuned.settings.averaging) == ((0.9, 0.999), None, 0)
+        assert tuned.learning_rate == 1e-3
+        assert (tuned.betas, tuned.adaptive_clip, tuned.averaging) == ((0.9, 0.999), None, 0)
     with pytest.raises(ValueError, match="--settings must be one of defaults, tuned, got 'best'"):
         run_of(Given(task="sort", settings="best"), "grpo", {}, 0)
     with pytest.raises(ValueError, match="nobody tuned anything for a model of your own"):
@@ -642,7 +641,7 @@ def test_the_usual_shapes_make_recipes(recipe, own):
     run = run_of(given, recipe, {}, 0)
     defaults = default_parameters(recipe)
     assert dict(run.parameters) == defaults | {"groups": min(defaults["groups"], 24)}  # 24: prompts that there are
-    assert run.settings.optimizer_steps_per_batch == 3
+    assert run.optimizer_steps_per_batch == 3
 
 
 def test_without_what_the_command_needs_it_says_what_to_install():
@@ -667,9 +666,9 @@ def test_a_run_that_is_resumed_keeps_its_budget_and_its_grid_where_none_is_given
 
 def test_the_grid_of_a_task_is_at_most_a_tenth_of_its_budget():
     preset = presets.PRESETS["sort"]
-    assert run_of(Given(task="sort"), "grpo", {}, 0).settings.eval_every <= preset.max_rollouts // 10
-    assert run_of(Given(task="sort", max_rollouts=100), "grpo", {}, 0).settings.eval_every == 10
-    assert run_of(Given(task="sort", max_rollouts=100, eval_every=40), "grpo", {}, 0).settings.eval_every == 40
+    assert run_of(Given(task="sort"), "grpo", {}, 0).eval_every <= preset.max_rollouts // 10
+    assert run_of(Given(task="sort", max_rollouts=100), "grpo", {}, 0).eval_every == 10
+    assert run_of(Given(task="sort", max_rollouts=100, eval_every=40), "grpo", {}, 0).eval_every == 40
 
 
 def test_what_a_command_was_called_for_goes_to_standard_output(own, rollalloc, monkeypatch, tmp_path):

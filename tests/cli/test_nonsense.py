@@ -50,7 +50,7 @@ WORK = (  # where a command begins what takes time
     "rollalloc.train.verify.first_difference",
     "rollalloc.lab.bench.compare.compare",
     "rollalloc.lab.bench.leaderboard.run_leaderboard",
-    "rollalloc.lab.bench.presets.task_source",
+    "rollalloc.lab.bench.presets.task_files",
     "rollalloc.lab.bench.tasks.chat.prepare",
     "rollalloc.lab.report.board.serve",
     "rollalloc.lab.simulate.simulation.simulate",

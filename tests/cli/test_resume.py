@@ -7,6 +7,7 @@ import multiprocessing
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 
 import pytest
@@ -15,8 +16,7 @@ from rollalloc.data.prompts import write_prompts
 from rollalloc.generate.sampling import Sampling
 from rollalloc.runs.reader import read_metrics
 from rollalloc.train import verify
-from rollalloc.train.description import Run
-from rollalloc.train.settings import Settings
+from rollalloc.train.run_json import is_described_in, is_run_in, read_config
 
 # Sends signals to its own process once, SIGTERM or those that it names, where the file "stop" is there. About half of any
 # model's answers are right: how many batches there are must not hang on what a hardly trained one happens to say.
@@ -140,7 +140,7 @@ def test_resume_without_a_checkpoint_starts_afresh(call, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (("--seed", 1), "run.settings.seed: saved 0, given 1"),
+        (("--seed", 1), "run.seed: saved 0, given 1"),
         (("--reward", "my_reward.py:score"), "source.reward: saved 'stopping.py:score', given 'my_reward.py:score'"),
         (("--set", "groups=3"), "recipe.groups: saved 2, given 3"),
     ],
@@ -249,20 +249,20 @@ def test_the_first_difference_is_named(tmp_path):
 
 
 def test_a_described_run_is_read_back(call, stopped):
-    run = Run.described_in(stopped)
+    run = read_config(stopped)
     written = json.loads((stopped / "run.json").read_text())
     assert written.pop("digests")  # of the files, which are not the run's
     assert run.description() == written
-    assert run.settings == Settings(sampling=Sampling(4), learning_rate=0.001, eval_every=24)
-    saving = replace(run, settings=replace(run.settings, checkpoint_every=3, keep_checkpoints=5))
+    assert (run.sampling, run.learning_rate, run.eval_every) == (Sampling(4), 0.001, 24)
+    saving = replace(run, checkpoint_every=3, keep_checkpoints=5)
     assert saving.description() == run.description()  # a finished run stays finished, however often it was saved
     (stopped / "run.json").write_text(json.dumps(run.description() | {"unknown": 1}))
     with pytest.raises(ValueError, match="not of this version"):
-        Run.described_in(stopped)
+        read_config(stopped)
     other = {name: value for name, value in written.items() if name != "schema"}
     (stopped / "run.json").write_text(json.dumps(other))
-    refused = r"run\.json has schema None, expected 2; .* use the version that wrote it, or give another folder"
-    for act in (Run.described_in, run.is_in, run.is_described_in):
+    refused = r"run\.json has schema None, expected 3; .* use the version that wrote it, or give another folder"
+    for act in (read_config, partial(is_run_in, run), partial(is_described_in, run)):
         with pytest.raises(ValueError, match=refused):
             act(stopped)
 
@@ -337,7 +337,7 @@ def test_another_template_or_other_held_out_prompts_are_refused_unless_accepted(
 def test_arguments_of_the_chat_template_are_part_of_the_run(call, chats, tmp_path):
     code, output = call(*chats, "--chat-template-args", '{"suffix":   " ="}', "--out", tmp_path)
     assert code == 0, output
-    assert Run.described_in(tmp_path).source.chat_template_args == '{"suffix": " ="}'
+    assert read_config(tmp_path).chat_template_args == '{"suffix": " ="}'
     for wrong in ("{", "[1]", '{"tokenize": false}'):
         code, output = call(*chats, "--chat-template-args", wrong, "--out", tmp_path / "other")
         assert code == 2

@@ -14,7 +14,7 @@ from rollalloc.lab.bench.tasks.files import make_once
 from rollalloc.lab.bench.tasks.sort import SortConfig
 from rollalloc.runs.reader import newest_line, read_metrics
 from rollalloc.train.checkpoint import CorruptCheckpoint, load_newest
-from rollalloc.train.description import Run
+from rollalloc.train.run_json import read_config
 
 
 def bind(path):
@@ -58,7 +58,7 @@ READERS = {
     ".rollalloc/run-manifest.json": lambda folder: Claims(folder, "run").names(),
     ".rollalloc/run.lock": lambda folder: Lock(folder, "run").take(),
     "metrics.jsonl": newest_line,
-    "run.json": Run.described_in,
+    "run.json": read_config,
     "prepared.json": lambda folder: prepare(["gsm8k"], folder, local=raw_sets(folder / "raw")),
     ".task.lock": lambda folder: make_once(folder / "task", SortConfig(), lambda made: None),
 }

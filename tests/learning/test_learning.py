@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from rollalloc.generate.sampling import Sampling
+from rollalloc.lab.bench.presets import fields_of
 from rollalloc.lab.bench.tasks import skills
 from rollalloc.lab.bench.tasks.files import TaskFiles
 from rollalloc.lab.bench.tasks.tiny import WarmUp
-from rollalloc.train.description import Run, Source
+from rollalloc.train.config import Config
 from rollalloc.train.execution import execute
-from rollalloc.train.native import Settings
 
 pytestmark = pytest.mark.learning
 
@@ -47,22 +47,15 @@ def accuracies(
     task: TaskFiles, recipe: str, folder: Path, *, seed: int, max_rollouts: int, reward: str = "", **settings
 ) -> list[float]:
     """Held-out accuracy at each evaluation of a run, the first one before any training."""
-    source = Source(
-        model=str(task.model),
-        prompts=(str(task.train),),
-        heldout=str(task.heldout),
-        reward=reward or task.reward,
-        single_answer=True,
-        reward_workers=0,
-        device="cpu",
-    )
     lines = []
-    run = Run(
-        source=source,
+    run = Config(
+        **fields_of(task) | {"reward": reward or task.reward, "reward_workers": 0, "device": "cpu"},
         recipe=recipe,
         parameters=RECIPES[recipe],
         max_rollouts=max_rollouts,
-        settings=Settings(seed=seed, sampling=Sampling(task.max_new_tokens), **settings),
+        seed=seed,
+        sampling=Sampling(task.max_new_tokens),
+        **settings,
     )
     execute(run, folder, lines.append)
     assert all(sum(line["accounts"].values()) == line["rollouts_paid"] <= max_rollouts for line in lines)

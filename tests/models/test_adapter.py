@@ -28,9 +28,9 @@ from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Policy
 from rollalloc.models.recomputing import recomputing
 from rollalloc.train import evaluation
+from rollalloc.train.config import Config
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.objective import Loss
-from rollalloc.train.settings import Settings
 from tiny_policy import resumed_is_unbroken
 
 IDS = torch.tensor([[3, 4, 5, 6, 2], [7, 8, 2, 9, 10]])
@@ -437,7 +437,7 @@ def test_log_probabilities_are_those_of_the_policy_that_sampled(policy, dtype):
 
 def test_another_dtype_is_refused():
     with pytest.raises(ValueError, match="sampling_dtype must be one of float32, bfloat16, float16, got 'int8'"):
-        Settings(sampling=Sampling(3), sampling_dtype="int8")  # pyright: ignore
+        Config(sampling=Sampling(3), sampling_dtype="int8")  # pyright: ignore
 
 
 def test_the_trainer_computes_again_what_all_prompts_begin_with_too(trainer_of, policy_of, prompts_of):

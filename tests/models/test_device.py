@@ -17,16 +17,16 @@ from gpu_stand_in import register, stand_in
 from rollalloc import recipes
 from rollalloc.core.events import Batch, Row
 from rollalloc.generate.sampler import Generation, Request, generate
-from rollalloc.generate.sampling import Sampling
+from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.generate.stream import backend
 from rollalloc.generate.stream.local import LocalBackend
 from rollalloc.models.features import features_of
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Policy
+from rollalloc.train.config import Config
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.objective import Loss
-from rollalloc.train.settings import Settings, Streaming
 from rollalloc.train.update import Updater
 
 try:
@@ -164,7 +164,7 @@ def test_rollouts_that_stream_make_the_host_wait_once_a_step(device, on, request
 
 @pytest.mark.parametrize("changes", [{"loss": Loss(kl=0.1)}, {"precision": "bf16"}], ids=lambda each: min(each))
 def test_an_optimizer_step_makes_the_host_wait_once(device, on, prompts_of, changes):
-    settings = Settings(**{"sampling": Sampling(4), "precision": "fp32", "optimizer_steps_per_batch": 2} | changes)
+    settings = Config(**{"sampling": Sampling(4), "precision": "fp32", "optimizer_steps_per_batch": 2} | changes)
     tokens = prompts_of(4).tokens
     generations = {
         rollout: Generation(

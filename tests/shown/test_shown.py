@@ -27,8 +27,8 @@ import typer
 
 from rollalloc.cli import app as command_line
 from rollalloc.drivers.verl.settings import read_settings
+from rollalloc.lab.bench.tasks.files import TaskFiles
 from rollalloc.named import RECIPES
-from rollalloc.train.description import Source
 from shown import stand_ins
 from test_tools import tool
 
@@ -208,11 +208,11 @@ def check_rollalloc(words: list[str]) -> None:
             return
         raise AssertionError(f"{name}: {error}") from error
     if name[0] in CHECKED:
-        source = Source(
-            model=OWN["--model"], prompts=("train.parquet",), heldout="test.parquet", reward=OWN["--reward"]
+        task = TaskFiles(
+            Path(OWN["--model"]), Path("train.parquet"), Path("test.parquet"), OWN["--reward"], 8, single_answer=False
         )
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("rollalloc.lab.bench.presets.task_source", lambda *_: (source, 8))  # minutes to make
+            patched.setattr("rollalloc.lab.bench.presets.task_files", lambda *_: task)  # minutes to make
             patched.setattr(CHECKED[name[0]], _reach)
             with pytest.raises(_Reached):
                 command.invoke(parsed)
@@ -236,8 +236,8 @@ def _completed(words: list[str]) -> tuple[list[str], bool]:
 
 def _reach(given: Any, *_: Any, **__: Any) -> None:
     for run in given if isinstance(given, list) else [given]:
-        run.made_recipe()
-        for file in (*run.source.prompts, run.source.heldout or "train.parquet"):
+        run.make_recipe()
+        for file in (*run.prompts, run.heldout or "train.parquet"):
             assert Path(file).exists(), f"there is no {file}"
     raise _Reached
 

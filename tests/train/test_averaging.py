@@ -10,7 +10,7 @@ from rollalloc import recipes
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.policy import Policy
 from rollalloc.train.averaging import WeightAverage
-from rollalloc.train.settings import Settings
+from rollalloc.train.config import Config
 
 
 def test_the_mean_by_hand():
@@ -60,11 +60,11 @@ def test_a_run_samples_from_evaluates_and_keeps_the_mean(trainer_of, tmp_path):
 
 
 def test_it_is_part_of_what_a_resumed_run_must_have_in_common():
-    assert Settings(sampling=Sampling(3), averaging=0).identity()["averaging"] == 0
-    assert Settings(sampling=Sampling(3)).identity()["averaging"] == 640
+    assert Config(sampling=Sampling(3), averaging=0).identity()["averaging"] == 0
+    assert Config(sampling=Sampling(3)).identity()["averaging"] == 640
 
 
 @pytest.mark.parametrize("window", [-1, 0.5, float("nan")])
 def test_a_window_out_of_range_is_refused(window):
     with pytest.raises(ValueError, match="averaging must be a whole number of at least 0"):
-        Settings(sampling=Sampling(3), averaging=window)
+        Config(sampling=Sampling(3), averaging=window)

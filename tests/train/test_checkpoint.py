@@ -273,14 +273,14 @@ def test_a_checkpoint_of_another_schema_is_refused(run_of, broken):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"seed": 1}, r"run\.settings\.seed: saved 0, given 1"),
-        ({"learning_rate": 2e-3}, r"run\.settings\.learning_rate"),
-        ({"schedule": Schedule(warmup=1)}, r"run\.settings\.schedule\.warmup: saved 0, given 1"),
-        ({"loss": Loss(aggregation="dr_grpo")}, r"run\.settings\.loss\.aggregation"),
-        ({"loss": Loss(clip=Clip(dual=10.0))}, r"run\.settings\.loss\.clip\.dual"),
-        ({"loss": Loss(kl=0.1)}, r"run\.settings\.loss\.kl"),
-        ({"eval_every": 31}, r"run\.settings\.eval_every"),
-        ({"adaptive_clip": 2.0}, r"run\.settings\.adaptive_clip"),
+        ({"seed": 1}, r"run\.config\.seed: saved 0, given 1"),
+        ({"learning_rate": 2e-3}, r"run\.config\.learning_rate"),
+        ({"schedule": Schedule(warmup=1)}, r"run\.config\.schedule\.warmup: saved 0, given 1"),
+        ({"loss": Loss(aggregation="dr_grpo")}, r"run\.config\.loss\.aggregation"),
+        ({"loss": Loss(clip=Clip(dual=10.0))}, r"run\.config\.loss\.clip\.dual"),
+        ({"loss": Loss(kl=0.1)}, r"run\.config\.loss\.kl"),
+        ({"eval_every": 31}, r"run\.config\.eval_every"),
+        ({"adaptive_clip": 2.0}, r"run\.config\.adaptive_clip"),
         ({"prompts": 41}, r"run\.prompts"),
         ({"heldout": None}, r"run\.heldout"),
     ],
@@ -625,7 +625,7 @@ def test_batches_that_the_rate_falls_over_are_part_of_the_run(run_of, tmp_path):
     changes = {"schedule": Schedule(shape="linear")}
     with pytest.raises(KeyboardInterrupt):
         run_of(tmp_path, listener=killed_after(3), **changes).run()
-    with pytest.raises(ValueError, match=r"run\.settings\.max_batches: saved 6, given 8"):
+    with pytest.raises(ValueError, match=r"run\.config\.max_batches: saved 6, given 8"):
         run_of(tmp_path, max_batches=8, **changes).resume()
     with pytest.raises(ValueError, match="falls over the run's budget, and there is none; give --max-rollouts"):
         run_of(tmp_path, max_batches=None, **changes)

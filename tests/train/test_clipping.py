@@ -6,7 +6,7 @@ import pytest
 
 from rollalloc.generate.sampling import Sampling
 from rollalloc.train.clipping import NormLimit
-from rollalloc.train.settings import Settings
+from rollalloc.train.config import Config
 
 
 def test_the_limit_follows_the_norms_by_hand():
@@ -32,8 +32,8 @@ def test_a_first_norm_beyond_all_others_is_forgotten():
 
 
 def test_it_is_part_of_what_a_resumed_run_must_have_in_common():
-    assert Settings(sampling=Sampling(3), adaptive_clip=None).identity()["adaptive_clip"] is None
-    assert Settings(sampling=Sampling(3)).identity()["adaptive_clip"] == 1.5
+    assert Config(sampling=Sampling(3), adaptive_clip=None).identity()["adaptive_clip"] is None
+    assert Config(sampling=Sampling(3)).identity()["adaptive_clip"] == 1.5
 
 
 def test_norms_that_are_always_large_leave_the_fixed_limit():

@@ -16,9 +16,9 @@ from rollalloc.lab.bench.compare import is_finished
 from rollalloc.models.policy import Policy
 from rollalloc.runs.files import digest_of
 from rollalloc.runs.reader import read_metrics
-from rollalloc.train.description import Run, folder_of
 from rollalloc.train.execution import execute
 from rollalloc.train.objective import Clip, Loss
+from rollalloc.train.run_json import folder_of, read_config
 from rollalloc.train.schedule import Schedule
 
 # A run
@@ -33,7 +33,7 @@ def test_a_run_writes_what_it_is_what_it_paid_and_its_model(run_of, tmp_path):
     assert metrics[-1]["kind"] == heard[-1]["kind"] == "end"
     assert metrics[-1]["rollouts_paid"] == 96
     described = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert described.pop("digests").keys() > {run.source.prompts[0], run.source.heldout}
+    assert described.pop("digests").keys() > {run.prompts[0], run.heldout}
     assert described == run.description()
     assert Policy.load(tmp_path / "run" / "model", device="cpu").eos_ids == (1,)
 
@@ -73,9 +73,9 @@ def test_a_run_with_every_setting_of_the_update_is_read_back(run_of, tmp_path):
     run = run_of()
     loss = Loss(clip=Clip(low=0.1, dual=10.0), aggregation="dr_grpo", kl=0.01)
     schedule = Schedule(warmup=2, shape="cosine", steps=9, floor=0.5)
-    run = replace(run, settings=replace(run.settings, loss=loss, schedule=schedule, precision="bf16", max_batches=2))
+    run = replace(run, loss=loss, schedule=schedule, precision="bf16", max_batches=2)
     execute(run, tmp_path)
-    assert Run.described_in(tmp_path) == run
+    assert read_config(tmp_path) == run
 
 
 def test_a_run_is_tracked_where_that_is_wished(run_of, tmp_path):
@@ -136,7 +136,7 @@ def test_a_finished_run_without_checkpoints_is_not_begun_again(run_of, tmp_path)
 def test_a_description_that_is_damaged_is_said(run_of, tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(ValueError, match="does not describe a run"):
-        Run.described_in(tmp_path)
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize("body", ["def score(:", "raise KeyError(3)", "import sys; sys.exit(0)", "1 / 0"])
@@ -191,7 +191,7 @@ def test_an_answer_longer_than_a_rollout_is_refused(run_of, tmp_path):
         ValueError, match="a held-out answer has 15 tokens, end of sequence included, a rollout at most 4"
     ):
         execute(run, tmp_path)
-    sampled = replace(run, source=replace(run.source, single_answer=False), max_rollouts=16)
+    sampled = replace(run, single_answer=False, max_rollouts=16)
     assert execute(sampled, tmp_path).startswith("the budget of ")  # then it is merely never right
 
 
@@ -199,21 +199,22 @@ def test_prompts_longer_than_the_context_are_refused_or_dropped(run_of, tmp_path
     run = run_of(sampling=Sampling(60), max_rollouts=16)  # leaves 4 of the model's 64 tokens to a prompt
     with pytest.raises(ValueError, match=r"prompts have more than 4 tokens \(context 64 - max_new_tokens 60\)"):
         execute(run, tmp_path)
-    dropping = replace(run, source=replace(run.source, drop_overlong=True))
+    dropping = replace(run, drop_overlong=True)
     assert execute(dropping, tmp_path).startswith("the budget of ")
 
 
 @pytest.mark.parametrize(
     ("part", "wrong", "said"),
     [
-        ("", {"source": 5}, "Run.source: expected Source, got 5"),
-        ("", {"recipe": None}, "Run.recipe: expected str, got None"),
-        ("", {"max_rollouts": "many"}, "Run.max_rollouts: expected int | None, got 'many'"),
-        ("source", {"prompts": "a.parquet"}, "Source.prompts: expected tuple[str, ...], got 'a.parquet'"),
-        ("source", {"prompts": [1]}, "Source.prompts"),
-        ("source", {"single_answer": "no"}, "Source.single_answer: expected bool, got 'no'"),
-        ("settings", {"seed": True}, "Settings.seed: expected int, got True"),
-        ("settings", {"sampling": []}, "Settings.sampling"),
+        ("", {"loss": 5}, "Config.loss: expected Loss, got 5"),
+        ("", {"recipe": None}, "Config.recipe: expected str, got None"),
+        ("", {"max_rollouts": "many"}, "Config.max_rollouts: expected int | None, got 'many'"),
+        ("", {"prompts": "a.parquet"}, "Config.prompts: expected tuple[str, ...], got 'a.parquet'"),
+        ("", {"prompts": [1]}, "Config.prompts"),
+        ("", {"single_answer": "no"}, "Config.single_answer: expected bool, got 'no'"),
+        ("", {"seed": True}, "Config.seed: expected int, got True"),
+        ("", {"sampling": []}, "Config.sampling"),
+        ("sampling", {"temperature": "hot"}, "Sampling.temperature: expected float, got 'hot'"),
     ],
 )
 def test_a_description_with_a_value_of_another_type_is_refused_by_field(run_of, tmp_path, part, wrong, said):
@@ -221,7 +222,7 @@ def test_a_description_with_a_value_of_another_type_is_refused_by_field(run_of, 
     (described[part] if part else described).update(wrong)
     (tmp_path / "run.json").write_text(json.dumps(described))
     with pytest.raises(ValueError, match=re.escape(said)):
-        Run.described_in(tmp_path)
+        read_config(tmp_path)
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_with_other_workers(run_of, tmp_path):
@@ -233,7 +234,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_with_oth
     (tmp_path / "allocator.json").unlink()
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text(encoding="utf-8").splitlines(keepends=True)[:1]))
-    again = replace(run, source=replace(run.source, reward_limit_s=20.0))
+    again = replace(run, reward_limit_s=20.0)
     with pytest.raises(FileExistsError, match="holds a run that has not ended"):
         execute(replace(again, max_rollouts=32), tmp_path, resume=True)  # that is another run
     assert execute(again, tmp_path, resume=True) == "the budget of 16 rollouts is spent"

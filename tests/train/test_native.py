@@ -19,9 +19,9 @@ from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.models.likelihood import completion_logprobs
 from rollalloc.rewards.scorers import WorkerScorer
 from rollalloc.rules.intake import KeepInFlight
+from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Evaluation, HeldOut
 from rollalloc.train.schedule import Schedule
-from rollalloc.train.settings import Settings
 from tiny_policy import lines_of, untimed, weights
 
 RECIPES = {
@@ -508,7 +508,7 @@ def test_evaluation_costs_no_budget_and_changes_nothing(trainer_of, prompts_of):
 )
 def test_settings_out_of_range_are_refused(setting, value):
     with pytest.raises(ValueError, match="top_p and top_k" if setting == "sampling" else setting):
-        Settings(**{"sampling": Sampling(3), setting: value})
+        Config(**{"sampling": Sampling(3), setting: value})
 
 
 @pytest.mark.parametrize(("name", "steps"), [("grpo", 1), ("pilot_commit", 3), ("darts_stopped", 3)])

@@ -10,10 +10,10 @@ from rollalloc.core import teaching
 from rollalloc.generate.outcomes import Outcomes
 from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.function import Scored, Unscored
+from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Breadth, Evaluation
 from rollalloc.train.execution import check, execute
 from rollalloc.train.notices import Notices, counted, of_first_evaluation
-from rollalloc.train.settings import Settings
 from small_run import one_torch_thread, run_of, task
 
 __all__ = ["one_torch_thread", "run_of", "task"]  # fixtures
@@ -24,7 +24,7 @@ def test_it_is_said_once_unless_it_is_turned_off(notices, run_of, tmp_path, monk
     """By a reward that is always 0, in a window of two batches."""
     monkeypatch.setattr(teaching, "WINDOW", 32)
     run = run_of(target=None, reward="rollalloc.rewards.math:compute_score", heldout=None, single_answer=False)
-    execute(replace(run, settings=replace(run.settings, notices=notices)), tmp_path)
+    execute(replace(run, notices=notices), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     batches = [line for line in lines if line["kind"] == "batch"]
     said = [record.message for record in caplog.records if "the last rollouts were all wrong" in record.message]
@@ -87,7 +87,7 @@ class Looked:
 
     def __init__(self, *, notices=True, max_new_tokens=4):
         self.now, self.report = 0.0, {}
-        settings = Settings(sampling=Sampling(max_new_tokens), notices=notices)
+        settings = Config(sampling=Sampling(max_new_tokens), notices=notices)
         self.notices = Notices(settings, lambda: self.report, lambda: self.now)
         self.allocator, self.outcomes = Allocator(recipes.grpo(32, 2), 64, 0), Outcomes()
         self.allocator.ask()  # 64 rollouts are paid

@@ -10,7 +10,7 @@ import pytest
 from rollalloc.data.feature_file import read_features, write_features
 from rollalloc.data.features import own_features
 from rollalloc.data.prompts import load_prompts
-from rollalloc.train.description import Run
+from rollalloc.train.config import Config
 from rollalloc.train.execution import execute
 from tiny_policy import lines_of, untimed
 
@@ -19,9 +19,9 @@ FORESIGHT = {"groups": 8, "replay": 4, "replay_staleness": 3}
 
 @pytest.fixture
 def predicting(run_of):
-    def made(parameters=FORESIGHT, recipe="foresight", features=None, **changes) -> Run:
+    def made(parameters=FORESIGHT, recipe="foresight", features=None, **changes) -> Config:
         run = run_of(recipe, parameters, **changes)
-        return replace(run, source=replace(run.source, features=features))
+        return replace(run, features=features)
 
     return made
 
@@ -40,7 +40,7 @@ def test_features_are_made_at_the_start_and_kept_with_the_run(predicting, tmp_pa
     (tmp_path / "half.py").write_text(HALF)
     run = predicting(reward=f"{tmp_path / 'half.py'}:compute_score")
     execute(run, tmp_path / "run")
-    prompts = load_prompts(*run.source.prompts)
+    prompts = load_prompts(*run.prompts)
     kept = read_features(tmp_path / "run" / "features.safetensors", prompts.keys)
     assert set(kept.blocks) == {"hidden", "tokens", "length"}
     [cost] = [line for line in lines_of(tmp_path / "run") if line["kind"] == "features"]
@@ -54,7 +54,7 @@ def test_features_are_made_at_the_start_and_kept_with_the_run(predicting, tmp_pa
 
 def test_a_resumed_run_goes_on_with_its_features_and_is_the_unbroken_one(predicting, tmp_path, monkeypatch):
     run = predicting()
-    run = replace(run, settings=replace(run.settings, checkpoint_every=2))
+    run = replace(run, checkpoint_every=2)
     execute(run, tmp_path / "unbroken")
 
     def killed(line):
@@ -74,7 +74,7 @@ def test_a_resumed_run_goes_on_with_its_features_and_is_the_unbroken_one(predict
 
 def test_features_of_ones_own_are_read_by_key(predicting, tmp_path):
     run = predicting()
-    prompts = load_prompts(*run.source.prompts)
+    prompts = load_prompts(*run.prompts)
     rows_ND = np.random.default_rng(0).standard_normal((80, 3))
     write_features(tmp_path / "own.safetensors", prompts.keys[::-1], own_features({"mine": rows_ND[::-1]}))
     execute(predicting(features=str(tmp_path / "own.safetensors")), tmp_path / "run")

@@ -14,8 +14,8 @@ from rollalloc.generate.sampler import Generation
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.tasks.tiny import PAD_ID
 from rollalloc.models.likelihood import padded
+from rollalloc.train.config import Config
 from rollalloc.train.objective import Clip, Loss
-from rollalloc.train.settings import Settings
 from rollalloc.train.update import Updater
 
 trl = pytest.importorskip("trl")
@@ -51,7 +51,7 @@ def case(policy_of, prompts_of):
 
 
 def settings_of(loss):
-    return Settings(
+    return Config(
         sampling=Sampling(LONGEST, temperature=TEMPERATURE),
         loss=loss,
         max_grad_norm=1e9,

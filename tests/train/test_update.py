@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from rollalloc.core.events import Batch, Row
 from rollalloc.generate.sampler import Generation
 from rollalloc.generate.sampling import Sampling
+from rollalloc.train.config import Config
 from rollalloc.train.objective import Loss
-from rollalloc.train.settings import Settings
 from rollalloc.train.update import Example, Updater, passes
 
-SETTINGS = Settings(sampling=Sampling(8), max_grad_norm=1e9, adaptive_clip=None, averaging=0, learning_rate=1e-4)
+SETTINGS = Config(sampling=Sampling(8), max_grad_norm=1e9, adaptive_clip=None, averaging=0, learning_rate=1e-4)
 
 
 @pytest.fixture

@@ -128,14 +128,14 @@ def _choice(text: str) -> Choice:
 def _pastes(verdict: Advice, framework: str, asked: Asked) -> list[str]:
     """Configuration to paste for the recommended setting, and what it changes; empty if nothing changes."""
     from rollalloc.lab.advise.pasting import changes, pasted
-    from rollalloc.train.description import Source
+    from rollalloc.train.config import Config
 
     choice = verdict.choice
     if choice is None or choice == verdict.present:
         return []
     own: dict[str, Any] = {"task": asked.task or ""}
     if asked.model and asked.prompts and asked.reward:
-        own["source"] = Source(model=asked.model, prompts=tuple(map(str, asked.prompts)), reward=asked.reward)
+        own["config"] = Config(model=asked.model, prompts=tuple(map(str, asked.prompts)), reward=asked.reward)
     return [pasted(choice, framework, **own), *changes(choice, verdict.present)]
 
 

@@ -156,6 +156,6 @@ def progress_line(progress: Progress, left: str) -> str:
         f"{progress.rollouts:,} rollouts",
         f"{_hours(progress.seconds / 3600)} of processes",
         left and f"{left} left",
-        ", ".join(f"{run.task} {run.name} {run.settings.seed}" for run, _ in progress.at_work),
+        ", ".join(f"{run.task} {run.name} {run.seed}" for run, _ in progress.at_work),
     )
     return " · ".join(filter(None, figures))

@@ -91,12 +91,12 @@ def compare(
             for seed in numbers
             for label in named
         ]
-        if not all(run.source.heldout is not None for run in runs):
+        if not all(run.task or run.heldout for run in runs):
             raise ValueError(
                 "--heldout: recipes are compared by held-out accuracy; give prompts to evaluate on, or train each by "
                 "itself (rollalloc train)"
             )
-        runs = [replace(run, settings=replace(run.settings, **saving)) for run in runs]
+        runs = [replace(run, **saving) for run in runs]
         check_places(runs, out)  # before tasks are created, which may take minutes
         with staged() as shown:
             runs = [made(run, given.tasks, shown) for run in runs]

@@ -32,7 +32,7 @@ from rollalloc.runs.recorded import share_done, share_taught
 
 if TYPE_CHECKING:
     from rollalloc.runs.recorded import RecordedRun
-    from rollalloc.train.description import Run
+    from rollalloc.train.config import Config
 
 _FILE_WIDTH = 120  # columns when output goes to a file
 _WIDE = 110  # columns that bar and figures need
@@ -235,7 +235,7 @@ class Standings:
             with suppress(OSError):  # the terminal may be gone
                 self._live.stop()
 
-    def show(self, standings: Sequence[tuple[Run, RecordedRun]]) -> None:
+    def show(self, standings: Sequence[tuple[Config, RecordedRun]]) -> None:
         """Show the newest state of each run."""
         if self._lines is not None:
             self._say(self._lines, standings)
@@ -268,10 +268,10 @@ class Standings:
         left = self._left.setdefault(row, TimeLeft())(share) if share else ""
         return left or ("" if share == 1 else "–")
 
-    def _say(self, lines: Lines, standings: Sequence[tuple[Run, RecordedRun]]) -> None:
+    def _say(self, lines: Lines, standings: Sequence[tuple[Config, RecordedRun]]) -> None:
         """Print a line for each run that has ended since the last call, and now and then one for all."""
         ended = {
-            " on ".join(filter(None, (f"{run.name} with seed {run.settings.seed}", run.task))): one
+            " on ".join(filter(None, (f"{run.name} with seed {run.seed}", run.task))): one
             for run, one in standings
             if one.ended
         }

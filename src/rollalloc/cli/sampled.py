@@ -17,7 +17,7 @@ from rollalloc.cli.reading import Reading
 
 if TYPE_CHECKING:
     from rollalloc.generate.served import Endpoint
-    from rollalloc.train.description import Run
+    from rollalloc.train.config import Config
 
 _PANEL, _SERVER = "Sampling a profile", "A served model"
 _OF_SERVER = ("served_model", "concurrency", "request_limit", "retries", "price")  # options of --endpoint
@@ -111,7 +111,7 @@ class Asked(Reading, Sampled, Exported):
         given = Given(**{each.name: getattr(self, each.name) for each in fields(Sampled)})
         if self.endpoint is not None:
             given = replace(given, model=self.served_model)
-        run = run_of(given, "reinforce", {}, seed)  # only its source and sampling settings are used
+        run = run_of(given, "reinforce", {}, seed)  # only its data, reward and sampling are used
         if self.task:
             one_thread()
         place = self.out or Path("runs") / f"profile-{_name(run)}-{seed}"
@@ -158,6 +158,6 @@ _OF_BOTH = {each.name for kind in (Reading, Exported) for each in fields(kind)}
 _OF_SAMPLING = tuple(each.name for each in fields(Asked) if each.name not in _OF_BOTH)
 
 
-def _name(run: Run) -> str:
+def _name(run: Config) -> str:
     """A profile folder's name: the task, or the last part of the model's name."""
-    return run.task.replace("/", "-") or Path(run.source.model).resolve().name
+    return run.task.replace("/", "-") or Path(run.model).resolve().name

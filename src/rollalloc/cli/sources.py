@@ -16,25 +16,23 @@ from rollalloc.data.encoding import template_arguments
 from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.models.lora import Lora
 from rollalloc.named import RECIPES, standard
+from rollalloc.train.config import MAX_NEW_TOKENS, Config
 from rollalloc.train.defaults import (
     LEAST_ROLLOUTS,
-    MAX_NEW_TOKENS,
     ROLLOUTS_PER_PROMPT,
     default_budget,
     default_grid,
     default_parameters,
 )
-from rollalloc.train.description import Run, Source
 from rollalloc.train.objective import Aggregation, Clip, Loss
 from rollalloc.train.schedule import Schedule, Shape, check_budget
-from rollalloc.train.settings import Settings
 
 SETTINGS = ("defaults", "tuned")
 _ASYNC_ONLY = ("ahead", "overlap", "generator_limit")  # options of the asynchronous engine
 _OF_EVALUATION = ("target", "eval_every", "single_answer", "accept_overlap")  # options that need held-out prompts
 
 
-def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
+def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Config:
     """The run of a recipe under the given options.
 
     The files of a built-in task are not made yet: `rollalloc.cli.tasks.with_task_files` makes them.
@@ -60,10 +58,9 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
         run = task_run(given, recipe, parameters, seed)
     run = replace(run, track=tuple(given.track or ()), staleness=given.staleness, ahead=given.ahead)
     if given.max_rows is not None:
-        sampling = replace(run.settings.sampling, max_rows=given.max_rows)
-        run = replace(run, settings=replace(run.settings, sampling=sampling))
+        run = replace(run, sampling=replace(run.sampling, max_rows=given.max_rows))
     # Refuse an impossible schedule before a model is loaded.
-    check_budget(run.settings.schedule, run.made_recipe().budget, run.settings.max_batches)
+    check_budget(run.schedule, run.make_recipe().budget, run.max_batches)
     return run
 
 
@@ -79,7 +76,7 @@ def changed_options(given: Given, names: Sequence[str]) -> str:
     return ", ".join(f"--{'no-' if getattr(Given, name) is True else ''}{name.replace('_', '-')}" for name in changed)
 
 
-def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
+def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Config:
     model = model_name(str(given.model))
     missing = [f"--{name}" for name in ("prompts", "reward") if not getattr(given, name)]
     if missing:
@@ -89,9 +86,14 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
     unused = changed_options(given, _OF_EVALUATION)
     if given.heldout is None and unused:
         raise ValueError(f"{unused}: without prompts to evaluate on it does nothing; give --heldout as well")
-    source = Source(
+    prompts = tuple(map(str, given.prompts or ()))
+    budget = default_budget(prompts_in(prompts)) if given.max_rollouts is None else given.max_rollouts
+    defaults = usual_parameters(recipe)
+    if defaults:  # a batch cannot have more prompts than there are
+        defaults["groups"] = max(1, min(defaults["groups"], prompts_in(prompts)))
+    return Config(
         model=model,
-        prompts=tuple(map(str, given.prompts or ())),
+        prompts=prompts,
         heldout=None if given.heldout is None else str(given.heldout),
         reward=str(given.reward),
         single_answer=given.single_answer,
@@ -105,23 +107,18 @@ def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         lora=_lora(given),
         chat_template_args=_canonical(given.chat_template_args),
         accept_overlap=given.accept_overlap,
-    )
-    budget = default_budget(prompts_in(source.prompts)) if given.max_rollouts is None else given.max_rollouts
-    settings = Settings(
+        recipe=recipe,
+        parameters={**defaults, **parameters},
+        max_rollouts=budget,
         seed=seed,
         sampling=Sampling(
             _or(given.max_new_tokens, MAX_NEW_TOKENS), temperature=given.temperature, kv_tokens=given.kv_tokens
         ),
-        learning_rate=_or(given.learning_rate, Settings.learning_rate),
+        learning_rate=_or(given.learning_rate, Config.learning_rate),
         target=given.target,
         **update_settings(given),
         eval_every=_or(given.eval_every, default_grid(budget)),
     )
-    defaults = usual_parameters(recipe)
-    if defaults:  # a batch cannot have more prompts than there are
-        defaults["groups"] = max(1, min(defaults["groups"], prompts_in(source.prompts)))
-    parameters = {**defaults, **parameters}
-    return Run(source=source, recipe=recipe, parameters=parameters, settings=settings, max_rollouts=budget)
 
 
 def usual_parameters(recipe: str) -> dict[str, Any]:
@@ -198,7 +195,7 @@ def _optimizer(given: Given) -> dict[str, Any]:
     """What is said of the optimizer; the settings have defaults for the rest."""
     said = _said(max_grad_norm=given.max_grad_norm, averaging=given.averaging)
     if given.adam_beta2 is not None:
-        said["betas"] = (Settings.betas[0], given.adam_beta2)
+        said["betas"] = (Config.betas[0], given.adam_beta2)
     if given.adaptive_clip is not None:
         said["adaptive_clip"] = given.adaptive_clip or None
     return said

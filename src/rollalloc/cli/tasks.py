@@ -11,9 +11,8 @@ from rollalloc.cli.sources import changed_options, update_settings, usual_parame
 from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, PRESETS, Tuned, planned_run, preset_of, tuned_of
 from rollalloc.lab.bench.presets import made as with_task_files
 from rollalloc.named import standard
+from rollalloc.train.config import Config
 from rollalloc.train.defaults import default_grid
-from rollalloc.train.description import Run
-from rollalloc.train.settings import Settings
 
 __all__ = ["PRESETS", "task_run", "with_task_files"]
 
@@ -25,7 +24,7 @@ _OF_OWN_RUNS = (
 )
 
 
-def task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Run:
+def task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Config:
     """The run of a recipe on the task that `--task` names; its files are not made yet, `with_task_files` makes them.
 
     Raises:
@@ -36,7 +35,7 @@ def task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
         raise ValueError(f"{options}: a task has its own; take it out, or give --model with --prompts and --reward")
     _, preset = preset_of(task)
     if given.settings == "tuned":
-        usual = tuned_of(preset.tuned_on).get(standard(recipe)) or Tuned({}, Settings.learning_rate)
+        usual = tuned_of(preset.tuned_on).get(standard(recipe)) or Tuned({}, Config.learning_rate)
     else:
         usual = Tuned(usual_parameters(recipe), preset.rate, DEFAULT_OPTIMIZER)
     rate = usual.learning_rate if given.learning_rate is None else given.learning_rate
@@ -47,6 +46,5 @@ def task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int
     if given.max_rollouts is not None:
         run = replace(run, max_rollouts=given.max_rollouts)
     if given.eval_every is None and run.max_rollouts is not None:
-        grid = min(run.settings.eval_every, default_grid(run.max_rollouts))
-        run = replace(run, settings=replace(run.settings, eval_every=grid))
+        run = replace(run, eval_every=min(run.eval_every, default_grid(run.max_rollouts)))
     return run

@@ -15,7 +15,7 @@ from rollalloc.cli.options import CheckpointMinutes, Given, Parameters, folder, 
 from rollalloc.cli.progress import RunProgress, leave, paid_for, result_console, say, staged, took
 
 if TYPE_CHECKING:
-    from rollalloc.train.description import Run
+    from rollalloc.train.config import Config
 
 
 @with_fields(Given)
@@ -71,9 +71,9 @@ def train(
     from rollalloc.runs.reader import read_run
     from rollalloc.runs.recorded import held_out
     from rollalloc.train.checkpoint import newest
-    from rollalloc.train.description import Run
     from rollalloc.train.execution import execute, one_thread  # torch takes seconds to import, `--help` should not
     from rollalloc.train.folder import RunFolder
+    from rollalloc.train.run_json import read_config
 
     console, results, began = Console(stderr=True), result_console(), time.monotonic()
     if resume and overwrite:
@@ -81,13 +81,13 @@ def train(
     run = run_of(given, recipe, parameters_of(set_), seed)
     saving = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes or None}
     saving |= {"keep_checkpoints": keep_checkpoints, "log_rollouts": log_rollouts, "notices": not no_notices}
-    run = replace(run, settings=replace(run.settings, **saving))
+    run = replace(run, **saving)
     if given.task:
         one_thread()
     out = out or Path("runs") / f"{(given.task or 'train').replace('/', '-')}-{run.name.replace(':', '.')}-{seed}"
     at = newest(out) if resume else None
     if at is not None:
-        run = _as_begun(run, given, Run.described_in(out))
+        run = _as_begun(run, given, read_config(out))
     if at is None:
         with RunFolder(out) as place:  # said before a task is made, which may take minutes
             place.check(overwrite=overwrite or resume)
@@ -98,7 +98,7 @@ def train(
             run = with_task_files(run, given.tasks, shown)
     say(
         console,
-        f"{run.recipe} {dict(run.parameters)}, learning rate {run.settings.learning_rate:g}, "
+        f"{run.recipe} {dict(run.parameters)}, learning rate {run.learning_rate:g}, "
         f"{budget_said(given, run.max_rollouts)}",
     )
     if resume and at is None:
@@ -106,9 +106,9 @@ def train(
     elif resume:
         say(console, f"resuming; the newest checkpoint is that after batch {at}")
     if given.engine == "async":
-        for note in streaming_notes(make_recipe(run.recipe, run.parameters), run.made_recipe()):
+        for note in streaming_notes(make_recipe(run.recipe, run.parameters), run.make_recipe()):
             say(console, note, "yellow")
-    if run.source.heldout is None:
+    if run.heldout is None:
         say(console, "no --heldout prompts: the accuracy will not be known", "yellow")
     progress = RunProgress(console, run.max_rollouts)
     try:
@@ -140,10 +140,10 @@ def train(
     say(console, f"model and metrics are in {out}; {took(began)}")
 
 
-def _as_begun(run: Run, given: Given, begun: Run) -> Run:
+def _as_begun(run: Config, given: Given, begun: Config) -> Config:
     """A run that is resumed, with the budget and the grid of evaluations that it began with, where none is given."""
     if given.max_rollouts is None:
         run = replace(run, max_rollouts=begun.max_rollouts)
     if given.eval_every is None:
-        run = replace(run, settings=replace(run.settings, eval_every=begun.settings.eval_every))
+        run = replace(run, eval_every=begun.eval_every)
     return run

@@ -20,11 +20,11 @@ def verify_resume(
     ] = 6,
 ) -> None:
     """Check that resuming is exact: train a few batches unbroken, then killed and resumed; exit code 1 if they differ."""
-    from rollalloc.train.description import Run  # torch takes seconds to import, `--help` should not
+    from rollalloc.train.run_json import read_config  # torch takes seconds to import, `--help` should not
     from rollalloc.train.verify import first_difference
 
     console = Console(stderr=True)
-    described = Run.described_in(run)
+    described = read_config(run)
     with TemporaryDirectory(prefix="rollalloc-verify-") as folder, console.status("training it twice"):
         difference = first_difference(described, batches, Path(folder))
     if difference is not None:

@@ -15,7 +15,7 @@ Shape = type | UnionType | Mapping[str | EllipsisType, Any] | list[Any] | tuple[
 
 _NUMBER = int | float
 TRAINER: Mapping[str | EllipsisType, Any] = {
-    "identity": {"prompts": str, "settings": {...: object}, ...: object},
+    "identity": {"prompts": str, "config": {...: object}, ...: object},
     "allocator": {"recipe": object, "batch": object, "prompts": {"count": int, ...: object}, ...: object},
     "counters": {
         "batches": int,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rollalloc.runs.metrics import fields_of
-from rollalloc.runs.values import COUNT, NUMBER, TEXT, Field, Fields, count, expect, number, parsed, take
+from rollalloc.runs.values import COUNT, NUMBER, TEXT, Field, Fields, count, expect, parsed, take
 
 _DEEPEST = 32  # maximum nesting of a description
 
@@ -28,18 +28,9 @@ def _is(kind: type) -> Callable[[Any], Any]:
     return read
 
 
-def _settings(value: Any) -> dict[str, Any]:
-    for name, read in (("seed", _whole), ("target", number)):
-        if value.get(name) is not None:
-            read(value[name])
-    return dict(value)
-
-
-def _source(value: Any) -> dict[str, Any]:
-    prompts = value.get("prompts")
-    expect(prompts is None or (isinstance(prompts, list) and all(isinstance(path, str) for path in prompts)))
-    expect(value.get("model") is None or isinstance(value["model"], str))
-    return dict(value)
+def _paths(value: Any) -> list[str]:
+    expect(isinstance(value, list) and all(isinstance(path, str) for path in value))
+    return value
 
 
 def _positive(value: Any) -> int:
@@ -55,8 +46,10 @@ _IN_A_DESCRIPTION: Fields = {
     "label": TEXT,
     "recipe": TEXT,
     "task": TEXT,
-    "settings": Field("an object whose seed is a whole number and whose target is a number", _settings),
-    "source": Field("an object whose prompts are a list of paths and whose model is text", _source),
+    "seed": Field("a whole number", _whole),
+    "target": NUMBER,
+    "model": TEXT,
+    "prompts": Field("a list of paths", _paths),
     "parameters": Field("an object", _is(dict)),
     "max_rollouts": Field("a whole number from 1", _positive),
 }
@@ -114,14 +107,15 @@ def description(content: bytes) -> tuple[dict[str, Any], str | None]:
     """Parse and check a `run.json`.
 
     Returns:
-        The checked fields that the views use, and what is wrong with the first field that was left out, or None.
+        All fields, those that the views use checked, and what is wrong with the first field that was left out, or None.
 
     Raises:
         ValueError: it is not a JSON object, or is nested too deeply.
     """
     found = parsed(content)
     _refuse_deep(found)
-    return take(found, {}, _IN_A_DESCRIPTION)
+    checked, wrong = take(found, {}, _IN_A_DESCRIPTION)
+    return {name: value for name, value in found.items() if name not in _IN_A_DESCRIPTION} | checked, wrong
 
 
 def rollout(line: bytes) -> dict[str, Any]:

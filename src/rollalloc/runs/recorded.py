@@ -13,6 +13,7 @@ from rollalloc.runs.cost import Cost, Curve, cost_to_target, curve_of, whole_cur
 from rollalloc.runs.teaching import in_words
 
 Line = dict[str, Any]
+_OF_ONE_RUN = ("seed", "digests")  # fields of `run.json` in which the seeds of a method differ
 _LONGEST = 10 * 365 * 24 * 3600  # seconds left beyond which no figure is given
 
 
@@ -51,19 +52,14 @@ class RecordedRun:
         return str(self.description.get("label") or self.folder.name)
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        """The trainer's settings."""
-        return self.description.get("settings") or {}
-
-    @property
     def seed(self) -> int | None:
         """The run's seed, where it is known."""
-        return self.settings.get("seed")
+        return self.description.get("seed")
 
     @property
     def target(self) -> float | None:
         """Held-out accuracy at which the run ends."""
-        return self.settings.get("target")
+        return self.description.get("target")
 
     @property
     def budget(self) -> int | None:
@@ -222,9 +218,5 @@ def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
 
 def _are_seeds_of_one(runs: Sequence[RecordedRun]) -> bool:
     seeds = [run.seed for run in runs]
-    setups = [
-        {name: run.description.get(name) for name in ("recipe", "parameters", "max_rollouts")}
-        | {"settings": {name: value for name, value in run.settings.items() if name != "seed"}}
-        for run in runs
-    ]
+    setups = [{name: value for name, value in run.description.items() if name not in _OF_ONE_RUN} for run in runs]
     return len(runs) == 1 or (len(set(seeds)) == len(seeds) and all(setup == setups[0] for setup in setups))

@@ -107,8 +107,8 @@ def _run_of(folder: Path, path: Path, name: str, state: dict[str, Any], problems
             "label": folder.name,
             "recipe": "rollalloc under TRL" if is_ours else "TRL's own trainer",
             "max_rollouts": budget,
-        }
-        | {"source": {"trainer_state": name}},
+            "trainer_state": name,
+        },
         lines,
         problem="; ".join(problems[:_SHOWN]) + f"; {name} is shown instead" if problems else None,
         changed=stamp_of(path)[-1] / 1e9,

@@ -167,7 +167,7 @@ def check_trainer(saved: Checkpoint, folder: Path) -> None:
     """Refuse, by a `ValueError` with file and place, a checkpoint that holds something other than a trainer's state."""
     place = folder / CHECKPOINTS / str(saved.batches)
     check_shape(saved.state, TRAINER, str(place / _STATE))
-    averaged = (TRAINED,) if saved.state["identity"]["settings"].get("averaging") else ()
+    averaged = (TRAINED,) if saved.state["identity"]["config"].get("averaging") else ()
     for name in (*_PAYLOADS, *averaged):
         if name not in saved.tensors:
             raise ValueError(f"{place / _MANIFEST}: {name}.safetensors is not among its files; it was changed")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from dataclasses import asdict, replace
+from dataclasses import replace
 from errno import ENOENT
 from pathlib import Path
 
@@ -12,16 +11,13 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.packing import differences
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.encoding import template_arguments
 from rollalloc.data.feature_file import holds_features, read_features
 from rollalloc.data.features import Features
 from rollalloc.data.overlap import MOST_SHARED, normalised, repeated, same_text
 from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts, refuse_longer
-from rollalloc.files.atomic import write_text
-from rollalloc.files.names import DESCRIPTION, FEATURES
-from rollalloc.generate.sampling import Sampling
+from rollalloc.files.names import FEATURES
 from rollalloc.generate.stream.begin import refuse_unfit_model
 from rollalloc.models.adapter import peft_module
 from rollalloc.models.features import features_of, weights_digest
@@ -30,24 +26,20 @@ from rollalloc.rewards.function import RewardFunction, load_reward
 from rollalloc.rewards.overlong import OverlongScorer
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 from rollalloc.train import checkpoint
-from rollalloc.train.description import Run, Source, digests_of
+from rollalloc.train.config import Config
 from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.folder import RunFolder
 from rollalloc.train.native import Listener, Trainer
-from rollalloc.train.settings import Settings
+from rollalloc.train.run_json import refuse_another_run, was_begun_in, write_config
 from rollalloc.train.trackers import tracked
 
 log = logging.getLogger(__name__)
 
 _NO_FEATURES = "none"
 
-# Of a source; a resumed run may have others:
-_WHERE_IT_RUNS = ("reward_workers", "reward_limit_s", "reward_cache", "device")
-_DATA = ("prompts", "heldout", "chat_template_args", "accept_overlap")  # of these the content counts, see `NativeState`
-
 
 def execute(
-    run: Run,
+    config: Config,
     folder: Path,
     listener: Listener | None = None,
     *,
@@ -73,28 +65,27 @@ def execute(
         ValueError: a run that cannot be; a checkpoint of another run, naming the differences, or none that is whole.
         ImportError: a tracker's library is not installed, or the reward function cannot be imported.
     """
-    source = run.source
     with RunFolder(folder) as place:
         goes_on = resume and checkpoint.newest(folder) is not None
         if goes_on:
             place.lock()
-            _refuse_another_source(run, folder)
+            refuse_another_run(config, folder)
         else:
-            overwrite = overwrite or (resume and place.is_broken() and _is_begun_in(run, folder))
+            overwrite = overwrite or (resume and place.is_broken() and was_begun_in(config, folder))
             place.check(overwrite=overwrite)
-        prompts, held = check(run)
-        recipe = run.made_recipe()
-        with tracked(run.track, folder, run.description(), listener) as listen, scorer_of(run) as scorer:
-            policy = Policy.load(source.model, device=source.device)
-            train = encoded(source, policy, run.settings.sampling, prompts)
-            if run.settings.engine == "async":
-                refuse_unfit_model(policy.model, train.tokens, run.settings.sampling, run.settings.streaming)
-            heldout = None if held is None else _held_out(source, policy, run.settings, held)
-            features = _features(source, recipe, policy, train, folder if goes_on else None)
-            if source.lora is not None:  # after the features, which are the base model's
-                policy = policy.with_lora(source.lora, seed=run.settings.seed)
+        prompts, held = check(config)
+        recipe = config.make_recipe()
+        with tracked(config.track, folder, config.description(), listener) as listen, scorer_of(config) as scorer:
+            policy = Policy.load(config.model, device=config.device)
+            train = encoded(config, policy, prompts)
+            if config.engine == "async":
+                refuse_unfit_model(policy.model, train.tokens, config.sampling, config.streaming)
+            heldout = None if held is None else _held_out(config, policy, held)
+            features = _features(config, recipe, policy, train, folder if goes_on else None)
+            if config.lora is not None:  # after the features, which are the base model's
+                policy = policy.with_lora(config.lora, seed=config.seed)
             trainer = Trainer(
-                *(policy, recipe, train, scorer, run.settings),
+                *(policy, recipe, train, scorer, config),
                 heldout=heldout,
                 features=features,
                 folder=place,
@@ -104,19 +95,18 @@ def execute(
                 trainer.resume(accept_recipe=accept_recipe, accept_data=accept_data)
             else:
                 place.begin(overwrite=overwrite)
-            described = run.description() | {"digests": digests_of(source)}
-            write_text(folder / DESCRIPTION, json.dumps(described, indent=2))
+            write_config(config, folder)
             return trainer.run()
 
 
 Loaded = tuple[PromptSet, PromptSet | None]  # those to train on, and those held out
 
 
-def check(run: Run, loaded: Loaded | None = None) -> Loaded:
+def check(config: Config, loaded: Loaded | None = None) -> Loaded:
     """Refuse a run that cannot be, as far as that can be told without its model; its prompts.
 
     Args:
-        run: a run.
+        config: of the run.
         loaded: its prompts, where they were loaded and its reward tried before.
 
     Raises:
@@ -126,20 +116,19 @@ def check(run: Run, loaded: Loaded | None = None) -> Loaded:
         OSError: a file that is not there.
         ImportError: what is needed is not installed, or the reward function cannot be imported.
     """
-    source = run.source
-    usable_device(source.device)
-    recipe = run.made_recipe()
-    if source.lora is not None:
+    usable_device(config.device)
+    recipe = config.make_recipe()
+    if config.lora is not None:
         peft_module()
-    _check_features(source, recipe)
+    _check_features(config, recipe)
     if loaded is None:
-        try_reward(source, run.settings.sampling)
-        held = None if source.heldout is None else load_prompts(source.heldout)
-        loaded = load_prompts(*source.prompts), held
+        try_reward(config)
+        held = None if config.heldout is None else load_prompts(config.heldout)
+        loaded = load_prompts(*config.prompts), held
         _check_repeated(loaded[0])
         if held is not None:
-            _check_overlap(loaded[0], held, accepted=source.accept_overlap)
-    _refuse_less_than_a_batch(recipe, len(loaded[0].keys), run.settings.seed)
+            _check_overlap(loaded[0], held, accepted=config.accept_overlap)
+    _refuse_less_than_a_batch(recipe, len(loaded[0].keys), config.seed)
     return loaded
 
 
@@ -160,16 +149,16 @@ def _refuse_less_than_a_batch(recipe: Recipe, prompts: int, seed: int) -> None:
         )
 
 
-def try_reward(source: Source, sampling: Sampling) -> None:
+def try_reward(config: Config) -> None:
     """Refuse a reward that cannot be imported, and rollouts that no prompt fits beside; no model is loaded.
 
     Raises:
         ValueError, TypeError, OSError, ImportError, AttributeError: says which.
     """
-    loaded_reward(source.reward)
-    context = context_of(source.model)
+    loaded_reward(config.reward)
+    context = context_of(config.model)
     if context is not None:
-        refuse_longer(sampling.max_new_tokens, context)
+        refuse_longer(config.sampling.max_new_tokens, context)
 
 
 def _check_repeated(train: PromptSet) -> None:
@@ -204,41 +193,22 @@ def _check_overlap(train: PromptSet, held: PromptSet, *, accepted: bool) -> None
     log.warning("%s", problem)
 
 
-def _is_begun_in(run: Run, folder: Path) -> bool:
-    """Whether a folder describes this run, wherever it is carried out now and with however many workers."""
-    if not (folder / DESCRIPTION).exists():
-        return False
-    begun = Run.described_in(folder).source
-    where = {name: getattr(begun, name) for name in _WHERE_IT_RUNS}
-    return replace(run, source=replace(run.source, **where)).is_described_in(folder)
-
-
-def _refuse_another_source(run: Run, folder: Path) -> None:
-    """Refuse to resume with another model or reward, or another way to evaluate."""
-    saved, given = (asdict(each.source) for each in (Run.described_in(folder), run))
-    for name in (*_WHERE_IT_RUNS, *_DATA):
-        saved[name] = given[name]
-    if others := list(differences(saved, given, "source")):
-        what = f"the checkpoints in {folder} are of another run: {'; '.join(others)}"
-        raise ValueError(f"{what}; give what it was started with, or another folder")
-
-
-def _check_features(source: Source, recipe: Recipe) -> None:
+def _check_features(config: Config, recipe: Recipe) -> None:
     """Refuse features that nobody would read, or that are not there, before a model is loaded."""
-    if source.features is None:
+    if config.features is None:
         return
     if not recipe.reads_features:
         raise ValueError(f"features: the prompt rule {recipe.prompts!r} does not look at them; take them out")
-    if source.features == _NO_FEATURES:
+    if config.features == _NO_FEATURES:
         return
-    if not Path(source.features).is_file():
-        raise FileNotFoundError(ENOENT, "expected a file that `rollalloc features` made, or none", source.features)
-    if not holds_features(Path(source.features).resolve()):
-        raise ValueError(f"features: {source.features} is not what `rollalloc features` writes, or it is damaged")
+    if not Path(config.features).is_file():
+        raise FileNotFoundError(ENOENT, "expected a file that `rollalloc features` made, or none", config.features)
+    if not holds_features(Path(config.features).resolve()):
+        raise ValueError(f"features: {config.features} is not what `rollalloc features` writes, or it is damaged")
 
 
 def _features(
-    source: Source, recipe: Recipe, policy: Policy, train: EncodedPrompts, resumed: Path | None
+    config: Config, recipe: Recipe, policy: Policy, train: EncodedPrompts, resumed: Path | None
 ) -> Features | None:
     """Features for a recipe that predicts: those that a resumed run began with, those of a file, or the initial model's."""
     if not recipe.reads_features:
@@ -249,11 +219,11 @@ def _features(
             return read_features(resumed / FEATURES, keys)
         except ValueError as error:
             log.warning("the features of the run are made anew, since the prompts are others: %s", error)
-    if source.features == _NO_FEATURES:
+    if config.features == _NO_FEATURES:
         log.warning("%s predicts without features: from each prompt's own record and the mean only", recipe.prompts)
         return None
-    if source.features is not None:
-        return read_features(Path(source.features), keys, weights=weights_digest(policy.model))
+    if config.features is not None:
+        return read_features(Path(config.features), keys, weights=weights_digest(policy.model))
     return features_of(policy.model, train.tokens, pad_id=policy.pad_id)
 
 
@@ -263,16 +233,15 @@ def one_thread() -> None:
     disable_progress_bar()  # of transformers, which would write into ours
 
 
-def scorer_of(run: Run) -> Scorer:
+def scorer_of(config: Config) -> Scorer:
     """What scores a run's rollouts, in processes that may be killed unless its source says otherwise."""
-    source = run.source
-    scorer: Scorer = InlineScorer(loaded_reward(source.reward))  # a wrong path fails now, not with the first rollouts
-    if source.reward_workers > 0:
-        workers, limit_s = source.reward_workers, source.reward_limit_s
-        scorer = WorkerScorer(source.reward, workers, limit_s, cached=source.reward_cache)
-    if source.overlong_buffer is None:
+    scorer: Scorer = InlineScorer(loaded_reward(config.reward))  # a wrong path fails now, not with the first rollouts
+    if config.reward_workers > 0:
+        workers, limit_s = config.reward_workers, config.reward_limit_s
+        scorer = WorkerScorer(config.reward, workers, limit_s, cached=config.reward_cache)
+    if config.overlong_buffer is None:
         return scorer
-    return OverlongScorer(scorer, run.settings.sampling.max_new_tokens, source.overlong_buffer)
+    return OverlongScorer(scorer, config.sampling.max_new_tokens, config.overlong_buffer)
 
 
 def loaded_reward(reward: str) -> RewardFunction:
@@ -286,7 +255,7 @@ def loaded_reward(reward: str) -> RewardFunction:
         raise ImportError(f"{reward} cannot be loaded, {what}") from error
 
 
-def encoded(source: Source, policy: Policy, sampling: Sampling, prompts: PromptSet) -> EncodedPrompts:
+def encoded(config: Config, policy: Policy, prompts: PromptSet) -> EncodedPrompts:
     """Prompts as the policy's tokens.
 
     Raises:
@@ -296,24 +265,24 @@ def encoded(source: Source, policy: Policy, sampling: Sampling, prompts: PromptS
         prompts,
         policy.tokenizer,
         context=policy.context,
-        max_new_tokens=sampling.max_new_tokens,
-        overlong="drop" if source.drop_overlong else "error",
-        template_args=template_arguments(source.chat_template_args),
+        max_new_tokens=config.sampling.max_new_tokens,
+        overlong="drop" if config.drop_overlong else "error",
+        template_args=template_arguments(config.chat_template_args),
     )
     for key, tokens in zip(made.prompt_set.keys, made.tokens, strict=True):
         policy.refuse_unknown(tokens, f"prompt {key!r}")
     return made
 
 
-def _held_out(source: Source, policy: Policy, settings: Settings, given: PromptSet) -> HeldOut:
-    prompts = encoded(source, policy, settings.sampling, given)
-    if not source.single_answer:
+def _held_out(config: Config, policy: Policy, given: PromptSet) -> HeldOut:
+    prompts = encoded(config, policy, given)
+    if not config.single_answer:
         return HeldOut(prompts)
     named, truths = prompts.prompt_set.keys, prompts.prompt_set.ground_truths
     answers = tuple(
         policy.answer(str(truth), to=f"held-out prompt {key!r}") for key, truth in zip(named, truths, strict=True)
     )
-    longest, limit = max(map(len, answers)), settings.sampling.max_new_tokens
+    longest, limit = max(map(len, answers)), config.sampling.max_new_tokens
     if longest > limit:
         what = f"a held-out answer has {longest} tokens, end of sequence included, a rollout at most {limit}"
         raise ValueError(f"{what}, so that it can never be right; raise max_new_tokens")

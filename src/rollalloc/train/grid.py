@@ -11,9 +11,9 @@ from math import isfinite
 from typing import Any
 
 from rollalloc.core.allocator import MetricError
+from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Evaluation, narrowed
 from rollalloc.train.notices import counted
-from rollalloc.train.settings import Settings
 from rollalloc.train.state import Counters
 
 log = logging.getLogger(__name__)
@@ -32,13 +32,13 @@ class Grid:
     Attributes:
         measure: evaluates the policy as it is now.
         prompts: how many are held out; 0: nothing is evaluated.
-        settings: of the run.
+        config: of the run.
         counters: of the run.
         on_first: is told what the first evaluation of the run found.
     """
 
-    def __init__(self, measure: Callable[[], Evaluation], prompts: int, settings: Settings, counters: Counters) -> None:
-        self.measure, self.prompts, self.settings, self.counters = measure, prompts, settings, counters
+    def __init__(self, measure: Callable[[], Evaluation], prompts: int, config: Config, counters: Counters) -> None:
+        self.measure, self.prompts, self.config, self.counters = measure, prompts, config, counters
         self.on_first: Callable[[Evaluation], None] | None = None
         # Version of the weights, what was found, and whether the policy has become narrower.
         self._latest: tuple[int, Evaluation, str | None] | None = None
@@ -47,7 +47,7 @@ class Grid:
         """What is found at each point, up to that many rollouts, that was not evaluated yet; see `at`."""
         while self.is_due(rollouts):
             yield self.at(self.counters.next_at, version)
-            self.counters.next_at += self.settings.eval_every
+            self.counters.next_at += self.config.eval_every
 
     def is_due(self, rollouts: int) -> bool:
         """Whether there is a point, up to that many rollouts, that was not evaluated yet."""
@@ -82,7 +82,7 @@ class Grid:
 
     def confirmed(self) -> float | None:
         """The latest accuracy, where the last two weights evaluated on the grid are at the target; else None."""
-        target, latest = self.settings.target, [accuracy for _, accuracy in self.counters.accuracies[-2:]]
+        target, latest = self.config.target, [accuracy for _, accuracy in self.counters.accuracies[-2:]]
         return latest[-1] if target is not None and len(latest) == 2 and min(latest) >= target else None
 
     def _narrowed(self, found: Evaluation) -> str | None:
@@ -97,16 +97,16 @@ class Grid:
         return narrower
 
     def _checked(self, found: Evaluation) -> Evaluation:
-        settings = self.settings
+        config = self.config
         if found.accuracy is None:
             if self.counters.batches:  # of the first evaluation `on_first` says more
                 log.warning("no held-out sample has a score: %s", counted(found.unscored))
         elif not isfinite(found.accuracy):
             what = f"the held-out accuracy is {found.accuracy}, the weights diverged"
             raise FloatingPointError(f"{what}; try a smaller learning rate")
-        elif settings.target is not None and not -_ROUNDING <= found.accuracy <= 1 + _ROUNDING:
+        elif config.target is not None and not -_ROUNDING <= found.accuracy <= 1 + _ROUNDING:
             raise MetricError(
-                f"the target {settings.target} is an accuracy, but the mean held-out metric is {found.accuracy:g}; "
+                f"the target {config.target} is an accuracy, but the mean held-out metric is {found.accuracy:g}; "
                 'let the reward function return {"score": reward, "acc": 1.0 if right else 0.0}, or set no target'
             )
         return found

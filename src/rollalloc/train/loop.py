@@ -30,12 +30,12 @@ from rollalloc.runs.metrics import of_batch, totals
 from rollalloc.runs.teaching import notice
 from rollalloc.train import checkpoint
 from rollalloc.train.checkpoint import Checkpoint
+from rollalloc.train.config import Config
 from rollalloc.train.folder import RunFolder, Saves
 from rollalloc.train.grid import Grid, Interrupted
 from rollalloc.train.growing import GrowingFiles
 from rollalloc.train.notices import Notices
 from rollalloc.train.schedule import check_budget, share_spent
-from rollalloc.train.settings import Settings
 from rollalloc.train.state import ChangedData, RunState, Updates
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Loop:
         grid: of evaluations.
         model: what is kept at the end.
         report: says what scoring was like, as plain data.
-        settings: everything else.
+        config: everything else.
         stop: whether the run was asked to.
         features: of the prompts, with what they cost; kept with the run.
         place: its folder; None: nothing is written.
@@ -78,21 +78,21 @@ class Loop:
         grid: Grid,
         model: Saves,
         report: Callable[[], Mapping[str, Any]],
-        settings: Settings,
+        config: Config,
         stop: StopRequest,
         features: Features | None,
         place: RunFolder | None,
         listener: Listener | None,
     ) -> None:
-        check_budget(settings.schedule, allocator.recipe.budget, settings.max_batches)
-        self.allocator, self.keys, self.model, self.settings = allocator, keys, model, settings
+        check_budget(config.schedule, allocator.recipe.budget, config.max_batches)
+        self.allocator, self.keys, self.model, self.config = allocator, keys, model, config
         self.engine, self.updater, self.state, self.grid = engine, updater, state, grid
         self.features, self.place, self.listener = features, place, listener
         self.folder = None if place is None else place.path
         self._growing = None if place is None else GrowingFiles(place.path)
         self.counters = state.counters
         self._stop, self._scoring = stop, report
-        self._notices = Notices(settings, report)
+        self._notices = Notices(config, report)
         grid.on_first = self._notices.first_evaluation
         self.counters.made = self._spent()
         self._saved_at: int | None = None  # batches trained at the newest checkpoint of this run
@@ -235,7 +235,7 @@ class Loop:
 
     def _give_notices(self, what: dict[str, Any]) -> None:
         """Log what is to be said of this batch; without notices the line has no shares, so that no view says it either."""
-        if not self.settings.notices:
+        if not self.config.notices:
             what["teaching"] = {}
             return
         self._notices.teaching(notice(self.allocator.teaching), self.allocator.paid)
@@ -243,7 +243,7 @@ class Loop:
             log.warning("%s", line)
 
     def _share_spent(self, budget: Budget) -> float | None:
-        return share_spent(budget, self.settings.max_batches, self.counters.batches, self.counters.made)
+        return share_spent(budget, self.config.max_batches, self.counters.batches, self.counters.made)
 
     def _between(self) -> None:
         self.engine.go_on(self.allocator)
@@ -258,12 +258,12 @@ class Loop:
 
     def _why_stop(self) -> str | None:
         """Why the run is over after this batch, if it is."""
-        settings, counters = self.settings, self.counters
+        config, counters = self.config, self.counters
         if (accuracy := self.grid.confirmed()) is not None:
-            return f"target: held-out accuracy {accuracy:.4f} reaches {settings.target}"
-        if settings.max_batches is not None and counters.batches >= settings.max_batches:
+            return f"target: held-out accuracy {accuracy:.4f} reaches {config.target}"
+        if config.max_batches is not None and counters.batches >= config.max_batches:
             return f"max_batches: {counters.batches} batches are trained"
-        if settings.stop_when_barren and counters.barren_groups >= max(_PATIENCE, len(self.keys)):
+        if config.stop_when_barren and counters.barren_groups >= max(_PATIENCE, len(self.keys)):
             return (
                 f"barren: no learning signal in the last {counters.barren_groups} groups, whose rewards were equal; prompts "
                 f"by the end of their last visit: {self.allocator.statistics.counts()}"
@@ -290,7 +290,7 @@ class Loop:
     def _write_last(self, kind: str, why: str) -> None:
         named = self._quarantined()[:_NAMED]
         last = {"kind": kind, "why": why, **self._spent(), **self.allocator.away(), "quarantined_keys": named}
-        if self.settings.notices:
+        if self.config.notices:
             last["teaching"] = self.allocator.teaching.final_shares()
         self._write(last if self.folder is None else last | {"digest": digest_of(self.folder)})
 
@@ -369,14 +369,14 @@ class Loop:
 
     def _warn_of_another_budget(self, saved: Mapping[str, Any]) -> None:
         """Say what a rate that falls over the budget becomes under another budget than the checkpoint's."""
-        schedule, budget = self.settings.schedule, self.allocator.recipe.budget
+        schedule, budget = self.config.schedule, self.allocator.recipe.budget
         if not schedule.over_budget:
             return
         before = Budget(**{name: value for name, value in saved.items() if name != "is"})
         was, now = self._share_spent(before), self._share_spent(budget)
         if before != budget and was is not None and now is not None:
             step = self.updater.steps + 1
-            rates = [self.settings.learning_rate * schedule.share(step, spent) for spent in (was, now)]
+            rates = [self.config.learning_rate * schedule.share(step, spent) for spent in (was, now)]
             log.warning(
                 "the learning rate falls over the budget, which is another now: %.0f%% of it are spent, no longer %.0f%%, "
                 "and the rate goes from %.3g to %.3g",
@@ -384,7 +384,7 @@ class Loop:
             )
 
     def _save_if_due(self) -> None:
-        batches, minutes = self.settings.checkpoint_every, self.settings.checkpoint_minutes
+        batches, minutes = self.config.checkpoint_every, self.config.checkpoint_minutes
         is_due = batches is not None and self.counters.batches % batches == 0
         is_late = minutes is not None and time.monotonic() - self._saved_s >= 60 * minutes
         if self._stop.by is not None:
@@ -416,7 +416,7 @@ class Loop:
         if self.folder is None or self._growing is None or self._saved_at == batches:
             return
         state, tensors = self.state.packed(self._growing.stamps())
-        checkpoint.save(self.folder, batches, state, tensors, keep=self.settings.keep_checkpoints)
+        checkpoint.save(self.folder, batches, state, tensors, keep=self.config.keep_checkpoints)
         self._saved_at, self._saved_s = batches, time.monotonic()
         self._report()
 

@@ -21,15 +21,15 @@ from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.policy import Policy
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.rewards.scorers import Scorer
+from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Evaluation, HeldOut, evaluate
 from rollalloc.train.folder import RunFolder
 from rollalloc.train.grid import Grid, patient
 from rollalloc.train.loop import Listener, Loop
-from rollalloc.train.settings import Settings
 from rollalloc.train.state import NativeState
 from rollalloc.train.update import Updater
 
-__all__ = ["HeldOut", "Listener", "Settings", "Stopped", "Trainer"]
+__all__ = ["Config", "HeldOut", "Listener", "Stopped", "Trainer"]
 
 
 class Trainer(Loop):
@@ -40,7 +40,7 @@ class Trainer(Loop):
         recipe: its budget ends the run.
         train: prompts to train on.
         scorer: rewards.
-        settings: everything else.
+        config: everything else.
         heldout: prompts to evaluate on; None: no evaluation.
         features: of the prompts to train on, in their order (`rollalloc.models.features.features_of`), for a recipe that
             predicts. None: it predicts from what it sees during the run alone.
@@ -55,35 +55,35 @@ class Trainer(Loop):
         recipe: Recipe,
         train: EncodedPrompts,
         scorer: Scorer,
-        settings: Settings,
+        config: Config,
         *,
         heldout: HeldOut | None = None,
         features: Features | None = None,
         folder: Path | RunFolder | None = None,
         listener: Listener | None = None,
     ) -> None:
-        self.policy, self.train, self.scorer, self.heldout, self.settings = policy, train, scorer, heldout, settings
-        if settings.engine == "sync":
+        self.policy, self.train, self.scorer, self.heldout, self.config = policy, train, scorer, heldout, config
+        if config.engine == "sync":
             refuse_unmeasured(recipe, "the synchronous engine")
         place = RunFolder(folder) if isinstance(folder, Path) else folder
         allocator = Allocator(
-            recipe, train.prompt_set.table(None if features is None else features.blocks), settings.seed
+            recipe, train.prompt_set.table(None if features is None else features.blocks), config.seed
         )
-        logged = place.path / ROLLOUTS if place is not None and settings.log_rollouts else None
-        self.behaviour = Behaviour(policy, settings.sampling_dtype, plain=settings.engine == "async")
+        logged = place.path / ROLLOUTS if place is not None and config.log_rollouts else None
+        self.behaviour = Behaviour(policy, config.sampling_dtype, plain=config.engine == "async")
         engine = self._engine_of_run(logged)
-        updater = Updater(policy, train.tokens, settings)
-        state = NativeState(policy, train, heldout, settings, allocator, engine, updater)
+        updater = Updater(policy, train.tokens, config)
+        state = NativeState(policy, train, heldout, config, allocator, engine, updater)
         super().__init__(
             allocator=allocator,
             keys=train.prompt_set.keys,
             engine=engine,
             updater=updater,
             state=state,
-            grid=Grid(self._measure, 0 if heldout is None else len(heldout.prompts.tokens), settings, state.counters),
+            grid=Grid(self._measure, 0 if heldout is None else len(heldout.prompts.tokens), config, state.counters),
             model=policy,
             report=scorer.report,
-            settings=settings,
+            config=config,
             stop=StopRequest(),
             features=features,
             place=place,
@@ -95,23 +95,23 @@ class Trainer(Loop):
     updater: Updater
 
     def _engine_of_run(self, logged: Path | None) -> LocalEngine:
-        settings = self.settings
-        shared = (self.behaviour, self.train, self.scorer, settings.sampling, settings.seed, logged)
-        if settings.engine == "sync":
+        config = self.config
+        shared = (self.behaviour, self.train, self.scorer, config.sampling, config.seed, logged)
+        if config.engine == "sync":
             return SyncEngine(*shared)
-        how = (settings.sampling, settings.streaming)
-        made = begin(self.behaviour, self.train.tokens, *how, seed=settings.seed, limit_s=settings.generator_limit_s)
-        return AsyncEngine(*shared, begin=made, streaming=settings.streaming)
+        how = (config.sampling, config.streaming)
+        made = begin(self.behaviour, self.train.tokens, *how, seed=config.seed, limit_s=config.generator_limit_s)
+        return AsyncEngine(*shared, begin=made, streaming=config.streaming)
 
     def _measure(self) -> Evaluation:
         assert self.heldout is not None
-        settings = self.settings
+        config = self.config
         return evaluate(
             self.behaviour.policy(),
             self.heldout,
             lambda prompts, made: patient(self.engine.submit(prompts, made), lambda: self._stop.by is not None),
-            sampling=settings.sampling,
-            samples=settings.eval_samples,
-            seed=settings.seed,
-            precision=settings.precision,
+            sampling=config.sampling,
+            samples=config.eval_samples,
+            seed=config.seed,
+            precision=config.precision,
         )

@@ -12,8 +12,8 @@ from rollalloc.core.teaching import FIRST, WINDOW
 from rollalloc.files.text import one_line
 from rollalloc.generate.outcomes import Outcomes
 from rollalloc.runs.teaching import in_words
+from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Evaluation
-from rollalloc.train.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -29,18 +29,18 @@ class Notices:
     """Looks at a run while it begins, and logs what its user should check.
 
     Args:
-        settings: of the run; `notices=False` turns all of this off.
+        config: of the run; `notices=False` turns all of this off.
         report: what scoring was like so far, as `Scorer.report`.
         clock: seconds that never go back.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        config: Config,
         report: Callable[[], Mapping[str, Any]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings, self._report, self._clock = settings, report, clock
+        self._config, self._report, self._clock = config, report, clock
         self._began = clock()
         self._said: set[str] = set()
         self._teaching: str | None = None
@@ -51,7 +51,7 @@ class Notices:
         self._differs = found.accuracy is not None and found.sampled > 0 and found.constant is None
         for text in of_first_evaluation(found):
             self._say(text, text)
-        if found.truncated > _HALF * found.sampled or (found.sampled and self._settings.sampling.max_new_tokens == 1):
+        if found.truncated > _HALF * found.sampled or (found.sampled and self._config.sampling.max_new_tokens == 1):
             self._cut_off(f"{found.truncated:,} of {found.sampled:,} held-out samples")
         if found.accuracy is not None and not -_ROUNDING <= found.accuracy <= 1 + _ROUNDING:
             self._say("no rate", _of_no_rate(f"the mean held-out metric is {found.accuracy:.4g}"))
@@ -84,11 +84,11 @@ class Notices:
             self._say(f"teaching: {len(self._said)}", text)
 
     def _cut_off(self, which: str) -> None:
-        most = self._settings.sampling.max_new_tokens
+        most = self._config.sampling.max_new_tokens
         self._say("cut off", _of_one_token() if most == 1 else _of_cut_off(which, most))
 
     def _look_at_time(self) -> None:
-        if "slow" in self._said or not self._settings.notices:
+        if "slow" in self._said or not self._config.notices:
             return
         report = self._report()
         seconds, workers = report.get("seconds", 0.0), max(1, report.get("workers", 1))
@@ -104,7 +104,7 @@ class Notices:
             )
 
     def _say(self, name: str, text: str) -> None:
-        if self._settings.notices and name not in self._said:
+        if self._config.notices and name not in self._said:
             self._said.add(name)
             log.warning("%s", text)
 

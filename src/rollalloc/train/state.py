@@ -26,8 +26,8 @@ from rollalloc.models.policy import Policy
 from rollalloc.models.weights import load_weights, weights_of
 from rollalloc.train import checkpoint
 from rollalloc.train.checkpoint import Checkpoint
+from rollalloc.train.config import Config
 from rollalloc.train.evaluation import HeldOut
-from rollalloc.train.settings import Settings
 from rollalloc.train.update import Updater
 
 log = logging.getLogger(__name__)
@@ -113,8 +113,8 @@ class RunState(ABC):
         counters: the trainer's own.
     """
 
-    def __init__(self, settings: Settings, allocator: Allocator, engine: RolloutEngine, updater: Updates) -> None:
-        self.settings, self.allocator, self.engine, self.updater = settings, allocator, engine, updater
+    def __init__(self, config: Config, allocator: Allocator, engine: RolloutEngine, updater: Updates) -> None:
+        self.config, self.allocator, self.engine, self.updater = config, allocator, engine, updater
         self.counters = Counters()
 
     @cached_property
@@ -220,12 +220,12 @@ class NativeState(RunState):
         policy: Policy,
         train: EncodedPrompts,
         heldout: HeldOut | None,
-        settings: Settings,
+        config: Config,
         allocator: Allocator,
         engine: LocalEngine,
         updater: Updater,
     ) -> None:
-        super().__init__(settings, allocator, engine, updater)
+        super().__init__(config, allocator, engine, updater)
         self.policy, self.train, self.heldout, self.updater = policy, train, heldout, updater
 
     def weights(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
@@ -261,7 +261,7 @@ class NativeState(RunState):
         tokenizer = self.policy.tokenizer
         return {
             **frozen,
-            "settings": self.settings.identity(),
+            "config": self.config.identity(),
             "prompts": digest(self.train),
             "heldout": heldout and {"prompts": digest(heldout.prompts), "exact": heldout.answers is not None},
             "template": template_digest(self.train, tokenizer),

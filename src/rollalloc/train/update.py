@@ -26,8 +26,8 @@ from rollalloc.models.recomputing import recomputing
 from rollalloc.models.weights import trained
 from rollalloc.train.averaging import WeightAverage
 from rollalloc.train.clipping import NormLimit
+from rollalloc.train.config import Config
 from rollalloc.train.loss import divergences, shares, token_losses
-from rollalloc.train.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +64,10 @@ class Updater:
         policy: the model; trained in place. With a KL term it is also the reference, as it is now: a resumed run must be
             given the policy that it began with.
         prompts: token ids of each prompt.
-        settings: of the trainer.
+        config: of the trainer.
 
     Raises:
-        ValueError: the model's layers cannot be computed again, and the settings say so.
+        ValueError: the model's layers cannot be computed again, and the configuration says so.
 
     Attributes:
         model: what is trained: the policy's, whose weights are the mean of this one's where they are averaged.
@@ -78,17 +78,17 @@ class Updater:
         between: called after each forward pass, backward pass included: a moment for others.
     """
 
-    def __init__(self, policy: Policy, prompts: Sequence[Tokens], settings: Settings) -> None:
-        self.policy, self.prompts, self.settings = policy, prompts, settings
-        self._average = WeightAverage(policy.model, settings.averaging)
+    def __init__(self, policy: Policy, prompts: Sequence[Tokens], config: Config) -> None:
+        self.policy, self.prompts, self.config = policy, prompts, config
+        self._average = WeightAverage(policy.model, config.averaging)
         self.model = self._average.model
         self._parameters = [parameter for _, parameter in trained(self.model)]
-        adam = {"lr": settings.learning_rate, "betas": settings.betas, "weight_decay": settings.weight_decay}
+        adam = {"lr": config.learning_rate, "betas": config.betas, "weight_decay": config.weight_decay}
         self.optimizer = torch.optim.AdamW(self._parameters, **adam)
         self.steps = 0
-        self.limit = NormLimit(most=settings.max_grad_norm, factor=settings.adaptive_clip)
+        self.limit = NormLimit(most=config.max_grad_norm, factor=config.adaptive_clip)
         self.between: Callable[[], None] = _nothing
-        self.reference = deepcopy(policy.model).requires_grad_(False) if settings.loss.kl else None
+        self.reference = deepcopy(policy.model).requires_grad_(False) if config.loss.kl else None
         with self._recomputing():  # one that cannot be is refused now
             pass
 
@@ -186,8 +186,8 @@ class Updater:
     @property
     def _rounds(self) -> bool:
         """Whether the sampler or the update computes in half precision."""
-        settings = self.settings
-        return in_bf16(self.policy.model.device, settings.precision) or settings.sampling_dtype != "float32"
+        config = self.config
+        return in_bf16(self.policy.model.device, config.precision) or config.sampling_dtype != "float32"
 
     def _judge(self, examples: Sequence[Example]) -> None:
         """Find the proximal log-probabilities of those rows that have none.
@@ -199,8 +199,8 @@ class Updater:
             example.proximal_T = logprobs_T
 
     def _parts(self, examples: Sequence[Example], version: int) -> Iterator[list[Example]]:
-        parts = self.settings.optimizer_steps_per_batch
-        for part in mini_batches([example.row for example in examples], parts, self.settings.seed, version):
+        parts = self.config.optimizer_steps_per_batch
+        for part in mini_batches([example.row for example in examples], parts, self.config.seed, version):
             yield [examples[index] for index in part]
 
     def _step(self, examples: Sequence[Example], spent: float | None) -> dict[str, float]:
@@ -215,7 +215,7 @@ class Updater:
             self.limit.saw(norm)
         self.steps += 1
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * self.settings.schedule.share(self.steps, spent)
+            group["lr"] = self.config.learning_rate * self.config.schedule.share(self.steps, spent)
         self.optimizer.step()
         self._average.take(self.steps, len(examples))
         return {**dict(zip(names, found, strict=True)), "grad_norm": norm}
@@ -233,15 +233,15 @@ class Updater:
         figures = torch.zeros_like(counts)
         self._weigh(examples)
         needed = [each for each in examples if self._has_gradient(each)]
-        for part in passes(needed, self.settings.tokens_per_forward):
+        for part in passes(needed, self.config.tokens_per_forward):
             figures += self._add_up(part) / counts
             self.between()
         return names, figures
 
     def _weigh(self, examples: Sequence[Example]) -> None:
         """Set the share that each row has in the loss of its mini-batch."""
-        settings, lengths_B = self.settings, torch.tensor([len(each.tokens) for each in examples])
-        of_rows = shares(lengths_B, settings.loss.aggregation, settings.sampling.max_new_tokens)
+        config, lengths_B = self.config, torch.tensor([len(each.tokens) for each in examples])
+        of_rows = shares(lengths_B, config.loss.aggregation, config.sampling.max_new_tokens)
         for example, share in zip(examples, of_rows.tolist(), strict=True):
             example.share = share
 
@@ -256,7 +256,7 @@ class Updater:
 
     def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, dict[str, Tensor]]:
         """What some rows add to their mini-batch's loss, and the sums over their tokens of what is reported."""
-        loss = self.settings.loss
+        loss = self.config.loss
         with self._recomputing():
             logprobs_BT, mask_BT = self._logprobs(self.model, examples)
         for each, now_T in zip(examples, logprobs_BT.detach(), strict=True):
@@ -280,7 +280,7 @@ class Updater:
 
     def _judged(self, model: PreTrainedModel, examples: Sequence[Example]) -> Iterator[tuple[Example, Tensor]]:
         """Log-probabilities of each row under a model, without gradient; kept where the model is."""
-        for part in passes(examples, self.settings.tokens_per_forward):
+        for part in passes(examples, self.config.tokens_per_forward):
             with torch.no_grad():
                 logprobs_BT, _ = self._logprobs(model, part)
             self.between()
@@ -288,18 +288,18 @@ class Updater:
                 yield example, logprobs_T[: len(example.tokens)]
 
     def _logprobs(self, model: PreTrainedModel, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-        with computing(model, self.settings.precision, again=self.settings.gradient_checkpointing):
+        with computing(model, self.config.precision, again=self.config.gradient_checkpointing):
             return completion_logprobs(
                 model,
                 [each.prompt for each in examples],
                 [each.tokens for each in examples],
                 pad_id=self.policy.pad_id,
-                temperature=self.settings.sampling.temperature,
-                share=not self.settings.gradient_checkpointing,  # it needs a cache
+                temperature=self.config.sampling.temperature,
+                share=not self.config.gradient_checkpointing,  # it needs a cache
             )
 
     def _recomputing(self) -> AbstractContextManager[None]:
-        return recomputing(self.model) if self.settings.gradient_checkpointing else nullcontext()
+        return recomputing(self.model) if self.config.gradient_checkpointing else nullcontext()
 
 
 def _measured(examples: Sequence[Example]) -> list[Example]:

@@ -17,15 +17,15 @@ from safetensors.torch import load_file
 from rollalloc.files.names import METRICS
 from rollalloc.processes.stopping import unheard
 from rollalloc.runs.reader import lines_in
-from rollalloc.train.description import Run
+from rollalloc.train.config import Config
 from rollalloc.train.execution import execute
 
 
-def first_difference(run: Run, batches: int, folder: Path) -> str | None:
+def first_difference(config: Config, batches: int, folder: Path) -> str | None:
     """Train a run's first batches unbroken, and again killed half-way and resumed, each in a process of its own.
 
     Args:
-        run: its limits of batches and its target are replaced.
+        config: of the run; its limit of batches and its target are replaced.
         batches: to train, at least 2.
         folder: gets `unbroken` and `resumed`.
 
@@ -38,31 +38,30 @@ def first_difference(run: Run, batches: int, folder: Path) -> str | None:
     """
     if batches < 2:
         raise ValueError(f"batches must be at least 2, one before the kill and one after, got {batches}")
-    if run.settings.engine == "async" and run.settings.streaming.overlap:
+    if config.engine == "async" and config.streaming.overlap:
         raise ValueError(
             "a run whose generator has a process of its own (--engine async) is no two times the same: which rollouts end "
             "first depends on a clock, and those in flight begin again after a kill. With --no-overlap, or --engine sync, a "
             "resumed run is identical"
         )
     half = batches // 2
-    settings = replace(run.settings, max_batches=batches, target=None, checkpoint_every=half)
-    run = replace(run, settings=settings)
+    config = replace(config, max_batches=batches, target=None, checkpoint_every=half)
     unbroken, resumed = folder / "unbroken", folder / "resumed"
-    _succeed(run, unbroken)
-    if _exit_code(run, resumed, kill_after=half + 1) != -signal.SIGKILL:
+    _succeed(config, unbroken)
+    if _exit_code(config, resumed, kill_after=half + 1) != -signal.SIGKILL:
         raise ValueError(f"the run ended before batch {half + 1}, so it could not be killed; verify fewer batches")
-    _succeed(run, resumed)
+    _succeed(config, resumed)
     return _in_metrics(unbroken, resumed) or _in_weights(unbroken, resumed)
 
 
-def _succeed(run: Run, folder: Path) -> None:
-    code = _exit_code(run, folder)
+def _succeed(config: Config, folder: Path) -> None:
+    code = _exit_code(config, folder)
     if code != 0:
         raise RuntimeError(f"the run in {folder} failed with exit code {code}; its error is above")
 
 
-def _exit_code(run: Run, folder: Path, kill_after: int | None = None) -> int | None:
-    process = multiprocessing.get_context("spawn").Process(target=_execute, args=(run, folder, kill_after))
+def _exit_code(config: Config, folder: Path, kill_after: int | None = None) -> int | None:
+    process = multiprocessing.get_context("spawn").Process(target=_execute, args=(config, folder, kill_after))
     with unheard():
         process.start()
     try:
@@ -72,14 +71,14 @@ def _exit_code(run: Run, folder: Path, kill_after: int | None = None) -> int | N
     return process.exitcode
 
 
-def _execute(run: Run, folder: Path, kill_after: int | None) -> None:
+def _execute(config: Config, folder: Path, kill_after: int | None) -> None:
     """Carry out or resume a run; `kill_after` that many batches this process ends itself as `kill -9` would."""
 
     def listen(line: dict[str, Any]) -> None:
         if kill_after is not None and line["kind"] == "batch" and line["batch"] >= kill_after:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    execute(run, folder, listen, resume=True)
+    execute(config, folder, listen, resume=True)
 
 
 def _in_metrics(unbroken: Path, resumed: Path) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 from rollalloc import recipes
 from rollalloc.drivers.tinker import Remote, Service, TinkerTrainer
 from rollalloc.generate.sampling import Sampling
-from rollalloc.train.settings import Settings
+from rollalloc.train.config import Config
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fake_tinker
@@ -50,7 +50,7 @@ def trainer_of():
             Service(MODEL, Remote() if remote is None else remote, 0, client=client),
             within(recipe, rollouts),
             rewarded() if episodes is None else episodes,
-            Settings(**given),
+            Config(**given),
             heldout=heldout,
             prices=prices,
             folder=folder,

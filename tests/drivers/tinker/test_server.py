@@ -20,7 +20,7 @@ from rollalloc.drivers.tinker import Prices, Remote, Rewarded, Service, TinkerTr
 from rollalloc.generate.sampling import Sampling
 from rollalloc.processes.stopping import Stopped
 from rollalloc.rewards.scorers import InlineScorer
-from rollalloc.train.settings import Settings
+from rollalloc.train.config import Config
 
 MODEL = os.environ.get("ROLLALLOC_TINKER_MODEL")
 
@@ -37,7 +37,7 @@ def test_a_run_is_stopped_and_goes_on(tmp_path):
         episodes = Rewarded(
             prompts_of(8), InlineScorer(lambda *, solution_str, **_: float(int(solution_str.split()[0]) % 2 == 0)), ids
         )
-        settings = Settings(sampling=Sampling(max_new_tokens=4), learning_rate=5e-3, checkpoint_every=4)
+        settings = Config(sampling=Sampling(max_new_tokens=4), learning_rate=5e-3, checkpoint_every=4)
         recipe = within(recipes.dapo(groups=4, n=4, gen_groups=4), 9 * 16)
         prices = Prices(prefill=1, sampled=1, trained=1)
         return TinkerTrainer(service, recipe, episodes, settings, folder=tmp_path, listener=listener, prices=prices)

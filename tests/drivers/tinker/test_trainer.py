@@ -259,7 +259,7 @@ def test_a_checkpoint_of_another_run_is_refused(by_hand, trainer_of, tmp_path):
     trainer_of(cloud=cloud, folder=tmp_path).run()
     with pytest.raises(ValueError, match=r"run\.model\.rank: 32 → 8|run\.model\.rank"):
         trainer_of(cloud=cloud, folder=tmp_path, remote=Remote(rank=8)).resume()
-    with pytest.raises(ValueError, match=r"run\.settings\.learning_rate"):
+    with pytest.raises(ValueError, match=r"run\.config\.learning_rate"):
         trainer_of(cloud=cloud, folder=tmp_path, learning_rate=1.0).resume()
     with pytest.raises(ValueError, match=r"run\.prompts"):
         trainer_of(cloud=cloud, folder=tmp_path, episodes=rewarded(9)).resume()

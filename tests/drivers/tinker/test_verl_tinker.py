@@ -18,7 +18,7 @@ from tinker_toys import rewarded, within
 from rollalloc import recipes
 from rollalloc.drivers.tinker import Remote, Service, TinkerTrainer
 from rollalloc.generate.sampling import Sampling as Sampled
-from rollalloc.train.settings import Settings
+from rollalloc.train.config import Config
 
 # What a request may say; the server's types forbid anything else.
 SAMPLING = {"max_tokens", "seed", "stop", "temperature", "top_k", "top_p"}
@@ -111,7 +111,7 @@ def test_what_is_sent_is_taken_and_what_is_read_is_there(sdk, loss, tmp_path):
 
     def trainer_of(batches):
         service = Service("some/model", Remote(loss=loss), 0, client=StrictClient(cloud))
-        settings = Settings(
+        settings = Config(
             sampling=Sampled(max_new_tokens=3), learning_rate=4.0, checkpoint_every=2, max_batches=batches
         )
         return TinkerTrainer(service, within(recipes.grpo(4, 4), 96), rewarded(), settings, folder=tmp_path)

@@ -25,7 +25,8 @@ from rollalloc.drivers.trl.tensors import training_inputs
 from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.runs.metrics import undeclared
-from rollalloc.train.native import Settings, Trainer
+from rollalloc.train.config import Config
+from rollalloc.train.native import Trainer
 from tiny_policy import make_policy
 
 
@@ -60,7 +61,7 @@ def natively(recipe: Recipe, batches: int, averaging: int = 0) -> tuple[dict[str
     def reward(*, data_source: str, solution_str: str, ground_truth: str, extra_info: Any) -> float:
         return tiny_trl.starts_right([solution_str], [ground_truth])[0]
 
-    given = Settings(
+    given = Config(
         seed=3,
         sampling=Sampling(4),
         learning_rate=1e-3,

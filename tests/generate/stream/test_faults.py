@@ -121,7 +121,7 @@ def test_the_laws_hold_whatever_fails(trainer_of, policy, name, rollouts):
         streaming=Streaming(overlap=True),
         stop_when_barren=False,
     )
-    trainer.settings = replace(trainer.settings, streaming=Streaming(overlap=False))  # of the back-end only
+    trainer.config = replace(trainer.config, streaming=Streaming(overlap=False))  # of the back-end only
     audited = Audited(trainer.allocator.recipe, trainer.allocator.table, 0)
     trainer.allocator = trainer.state.allocator = audited
     begin = trainer._engine_of_run(None)._begin

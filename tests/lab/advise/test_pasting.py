@@ -18,8 +18,8 @@ from rollalloc.lab.advise import pasting
 from rollalloc.lab.advise.pasting import FRAMEWORKS, changes, pasted
 from rollalloc.lab.advise.verdict import Choice
 from rollalloc.named import make_recipe
+from rollalloc.train.config import Config
 from rollalloc.train.defaults import default_parameters
-from rollalloc.train.description import Source
 
 CHOICES = {
     choice.name: choice
@@ -40,12 +40,12 @@ def test_our_own_command_trains_under_the_choice(name, tmp_path):
     choice = CHOICES[name]
     file = tmp_path / "my prompts.jsonl"
     write_prompts(file, [{"data_source": "mine", "prompt": "1 + 1", "reward_model": {"ground_truth": "2"}}])
-    said = parsed(pasted(choice, "rollalloc", Source(model="my model", prompts=(str(file),), reward="a b.py:f")))
+    said = parsed(pasted(choice, "rollalloc", Config(model="my model", prompts=(str(file),), reward="a b.py:f")))
     given = Given(**{each: said[each] for each in ("model", "prompts", "reward")}, max_rollouts=1)
     run = run_of(given, said["recipe"], parameters_of(said["set_"]), 0)
-    stage = run.made_recipe().stages[0]
-    assert (run.made_recipe().groups, stage.size.n) == (choice.groups, choice.n)
-    assert (run.source.model, run.source.prompts, run.source.reward) == ("my model", (str(file),), "a b.py:f")
+    stage = run.make_recipe().stages[0]
+    assert (run.make_recipe().groups, stage.size.n) == (choice.groups, choice.n)
+    assert (run.model, run.prompts, run.reward) == ("my model", (str(file),), "a b.py:f")
 
 
 def test_a_built_in_task_is_named_by_itself():
@@ -91,7 +91,7 @@ def test_the_learning_rates_are_those_of_the_leaderboard():
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_names_of_files_are_quoted(framework):
-    text = pasted(CHOICES["foresight"], framework, Source(model="a; rm -rf b", prompts=("c d",), reward="e:f"))
+    text = pasted(CHOICES["foresight"], framework, Config(model="a; rm -rf b", prompts=("c d",), reward="e:f"))
     assert "; rm" not in text or "'a; rm -rf b'" in text
 
 

@@ -49,7 +49,7 @@ def rewarded(run_of, tmp_path_factory):
 
     def made(name, **changes):
         run = run_of()
-        return replace(run, source=replace(run.source, reward=f"{file}:{name}", **changes))
+        return replace(run, reward=f"{file}:{name}", **changes)
 
     return made
 
@@ -151,7 +151,7 @@ def test_more_prompts_are_added_to_those_that_are_there(rewarded, profile):
 
 def test_other_settings_are_refused_by_name(rewarded, profile):
     run = rewarded("half")
-    warmer = replace(run, settings=replace(run.settings, sampling=Sampling(3, temperature=0.5)))
+    warmer = replace(run, sampling=Sampling(3, temperature=0.5))
     for changed, how, named in (
         (run, {"seed": 6}, "profile.seed: saved 5, given 6"),
         (run, {"n": 4}, "profile.n: saved 3, given 4"),
@@ -162,7 +162,7 @@ def test_other_settings_are_refused_by_name(rewarded, profile):
         with pytest.raises(ValueError, match=r"made under other settings.*--overwrite") as refused:
             sample_profile(changed, profile, **{"prompts": 40, "n": 3, "seed": 5} | how)
         assert named in str(refused.value)
-    file = Path(run.source.reward.rpartition(":")[0])
+    file = Path(run.reward.rpartition(":")[0])
     file.write_text(REWARD + "\n")
     try:
         with pytest.raises(ValueError, match=r"profile\.digests\..*rewards\.py"):
@@ -173,7 +173,7 @@ def test_other_settings_are_refused_by_name(rewarded, profile):
 
 def test_where_it_is_computed_and_how_much_at_once_may_change(rewarded, profile):
     run = rewarded("half", reward_workers=1)
-    run = replace(run, settings=replace(run.settings, sampling=replace(run.settings.sampling, max_rows=2)))
+    run = replace(run, sampling=replace(run.sampling, max_rows=2))
     sample_profile(run, profile, prompts=40, n=3, seed=5)
 
 

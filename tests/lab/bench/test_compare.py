@@ -22,9 +22,10 @@ from rollalloc.processes.stopping import Stopped
 from rollalloc.runs.reader import newest_line, read_metrics
 from rollalloc.runs.recorded import share_done
 from rollalloc.train.checkpoint import newest
-from rollalloc.train.description import Source, digests_of
+from rollalloc.train.config import Config
 from rollalloc.train.execution import execute
 from rollalloc.train.folder import RunFolder
+from rollalloc.train.run_json import digests_of
 
 DOCUMENTED = {
     *("recipe", "seed", "reached", "rollouts_to_target", "rollouts_paid", "accounts", "tokens_paid", "seconds"),
@@ -45,11 +46,11 @@ def test_runs_in_processes_and_what_they_paid(run_of, task, tmp_path):
     assert json.loads((out / "results.json").read_text()) == results
     for run, result in zip(runs, results, strict=True):
         assert set(result) >= DOCUMENTED
-        assert (result["recipe"], result["seed"]) == (run.name, run.settings.seed)
+        assert (result["recipe"], result["seed"]) == (run.name, run.seed)
         assert sum(result["accounts"].values()) == result["rollouts_paid"] <= 96
         assert result["accounts"]["open"] == 0
-        assert result["optimizer_steps_per_batch"] == run.settings.optimizer_steps_per_batch
-        assert result["learning_rate"] == run.settings.learning_rate
+        assert result["optimizer_steps_per_batch"] == run.optimizer_steps_per_batch
+        assert result["learning_rate"] == run.learning_rate
         assert result["seconds"] > 0
         assert result["tokens_paid"] >= result["rollouts_paid"]
     # A target that holds from the start is confirmed at the next grid point, when a batch has gone beyond it.
@@ -74,7 +75,7 @@ def test_runs_in_processes_and_what_they_paid(run_of, task, tmp_path):
     folder = out / "ours-0"
     assert is_finished(runs[1], folder)
     assert not is_finished(replace(runs[1], max_rollouts=95), folder)
-    assert not is_finished(replace(runs[1], settings=replace(runs[1].settings, learning_rate=1e-9)), folder)
+    assert not is_finished(replace(runs[1], learning_rate=1e-9), folder)
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(lines[:-1]) + lines[-1][:20])
     assert not is_finished(runs[1], folder)
@@ -199,7 +200,7 @@ def test_a_process_that_was_stopped_is_named_and_goes_on_when_it_is_woken(run_of
 def test_a_run_that_was_begun_goes_on_from_its_checkpoint(run_of, tmp_path):
     """What was trained before is not done again: the metrics up to the checkpoint stay as they are, times included."""
     run = run_of(seed=3)
-    run = replace(run, settings=replace(run.settings, checkpoint_every=2))
+    run = replace(run, checkpoint_every=2)
     place = tmp_path / "grpo-3"
 
     def killed(line):
@@ -220,7 +221,7 @@ def test_a_run_that_was_begun_goes_on_from_its_checkpoint(run_of, tmp_path):
 
 def test_what_was_begun_as_another_run_is_refused_or_overwritten(run_of, tmp_path):
     run = run_of(seed=3)
-    run = replace(run, settings=replace(run.settings, checkpoint_every=1))
+    run = replace(run, checkpoint_every=1)
     other = replace(run, max_rollouts=32)
     execute(other, tmp_path / "grpo-3")
     assert standing(other, tmp_path / "grpo-3").ended
@@ -328,8 +329,8 @@ def test_a_reward_in_a_package_is_found_without_importing_it(tmp_path, monkeypat
     (package / "maths.py").write_text("")
     monkeypatch.chdir(tmp_path)
     for reward, file in {"mine.rewards.maths:score": "maths.py", "mine.rewards:score": "__init__.py"}.items():
-        assert list(digests_of(Source(model="m", prompts=(), reward=reward))) == [str(package / file)]
-    assert digests_of(Source(model="m", prompts=(), reward="nowhere.at.all:score")) == {}
+        assert list(digests_of(Config(model="m", prompts=(), reward=reward))) == [str(package / file)]
+    assert digests_of(Config(model="m", prompts=(), reward="nowhere.at.all:score")) == {}
 
 
 def test_a_comparison_that_is_killed_leaves_no_run_behind(run_of, tmp_path):

@@ -253,8 +253,8 @@ def test_all_methods_of_groups_have_as_many_rows_in_a_batch():
 
 
 def test_runs_compute_in_their_rung_s_precision_and_one_that_says_none_keeps_its_digest():
-    assert planned_run("ladder/135m", "grpo", 0).settings.precision == "bf16"
-    assert planned_run("ladder/1m", "grpo", 0).settings.precision == "auto"
+    assert planned_run("ladder/135m", "grpo", 0).precision == "bf16"
+    assert planned_run("ladder/1m", "grpo", 0).precision == "auto"
     assert RUNGS["1m"].digest == "58d09885e2cd9d73"  # as before rungs could say one
     rung = RUNGS["8m"]
     assert replace(rung, run=replace(rung.run, precision="fp32")).digest != rung.digest

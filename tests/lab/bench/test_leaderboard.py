@@ -14,7 +14,6 @@ import pytest
 import typer
 
 from rollalloc.cli.bench import bench, progress_line
-from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench import leaderboard, presets
 from rollalloc.lab.bench.cells import board_of
 from rollalloc.lab.bench.leaderboard import Progress, run_leaderboard
@@ -22,9 +21,9 @@ from rollalloc.lab.bench.plan import DIVERGED, PAGE, PLAN, TABLE, freeze, make_p
 from rollalloc.lab.bench.pool import Failure, Job, RunsFailed
 from rollalloc.lab.report.leaderboard import markdown, page, write_leaderboard
 from rollalloc.runs.reader import read_metrics
+from rollalloc.train.config import Config
 from rollalloc.train.defaults import default_parameters
-from rollalloc.train.description import Run, Source
-from rollalloc.train.settings import Settings
+from rollalloc.train.run_json import read_config
 
 
 @pytest.fixture
@@ -67,15 +66,15 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
     assert set(found["recipes"]) == {"grpo", "reinforce"}
     for recipe, one in found["recipes"].items():
         assert one["settings_tried"] == 2
-        final = Run.described_in(out / "tuned" / "sort" / f"{recipe}-5000")
-        assert (final.parameters, final.settings.learning_rate) == (one["parameters"], one["learning_rate"])
-        tuned = {name: getattr(final.settings, name) for name in presets.DEFAULT_OPTIMIZER}
+        final = read_config(out / "tuned" / "sort" / f"{recipe}-5000")
+        assert (final.parameters, final.learning_rate) == (one["parameters"], one["learning_rate"])
+        tuned = {name: getattr(final, name) for name in presets.DEFAULT_OPTIMIZER}
         assert tuned == presets.DEFAULT_OPTIMIZER == {**one["optimizer"], "betas": tuple(one["optimizer"]["betas"])}
-        plain = Run.described_in(out / "defaults" / "sort" / f"{recipe}-9900")
+        plain = read_config(out / "defaults" / "sort" / f"{recipe}-9900")
         assert plain.parameters == default_parameters(recipe)
-        assert plain.settings.learning_rate == presets.DEFAULT_RATE
-        own = Settings(sampling=plain.settings.sampling)
-        assert {name: getattr(plain.settings, name) for name in presets.TUNED_WITH} == {
+        assert plain.learning_rate == presets.DEFAULT_RATE
+        own = Config(sampling=plain.sampling)
+        assert {name: getattr(plain, name) for name in presets.TUNED_WITH} == {
             name: getattr(own, name) for name in presets.TUNED_WITH
         }
 
@@ -104,11 +103,14 @@ SMOKE = make_plan("smoke", tracks=["defaults"])
 def write_final(folder, label, seed, reaches, *, recipe=None, ends=True, **changes):
     """A final run of `SMOKE` on a grid of 32 rollouts: its accuracy is 0 before and 1 from `reaches` on."""
     place = folder / "defaults" / "sort" / f"{label}-{seed}"
-    run = Run(
-        source=Source(model="m", prompts=("p",), reward="a:b"),
+    run = Config(
+        model="m",
+        prompts=("p",),
+        reward="a:b",
         recipe=recipe or label,
         parameters={"groups": 4, "n": 4},
-        settings=Settings(sampling=Sampling(3), seed=seed, eval_every=32),
+        seed=seed,
+        eval_every=32,
         max_rollouts=128,
         label=label,
         task="sort",

@@ -60,10 +60,10 @@ def test_every_presets_recipe_can_be_made_and_fits_its_task(tmp_path, task, reci
     run = task_run(task, recipe, 5, tmp_path)
     _, preset = preset_of(task)
     assert isinstance(make_recipe(run.recipe, run.parameters), Recipe)
-    assert run.settings.learning_rate == tuned_of(preset.tuned_on)[recipe].learning_rate > 0
-    assert (run.settings.seed, run.settings.target, run.max_rollouts) == (5, preset.target, preset.max_rollouts)
-    assert (run.settings.sampling.max_new_tokens, run.settings.optimizer_steps_per_batch) == (9, 1)
-    assert run.source.single_answer
+    assert run.learning_rate == tuned_of(preset.tuned_on)[recipe].learning_rate > 0
+    assert (run.seed, run.target, run.max_rollouts) == (5, preset.target, preset.max_rollouts)
+    assert (run.sampling.max_new_tokens, run.optimizer_steps_per_batch) == (9, 1)
+    assert run.single_answer
     assert run.task == task
 
 
@@ -100,8 +100,8 @@ def test_every_recipe_takes_as_many_optimizer_steps_a_batch(tmp_path):
 def test_what_is_given_goes_before_the_preset(tmp_path):
     tuned = Tuned({"groups": 3, "n": 5}, 1e-5)
     run = task_run("sort", "grpo", 0, tmp_path, tuned=tuned, target=0.1, optimizer_steps_per_batch=7)
-    assert (dict(run.parameters), run.settings.learning_rate) == ({"groups": 3, "n": 5}, 1e-5)
-    assert (run.settings.target, run.settings.optimizer_steps_per_batch) == (0.1, 7)
+    assert (dict(run.parameters), run.learning_rate) == ({"groups": 3, "n": 5}, 1e-5)
+    assert (run.target, run.optimizer_steps_per_batch) == (0.1, 7)
 
 
 def test_unknown_tasks_pools_and_recipes_are_refused(tmp_path):

@@ -7,20 +7,21 @@ import json
 import numpy as np
 import pytest
 
-from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench import summary
 from rollalloc.lab.bench.compare import compare
 from rollalloc.lab.bench.summary import Interval, Summary, interquartile_mean, interval, summaries
-from rollalloc.train.description import Run, Source
-from rollalloc.train.settings import Settings
+from rollalloc.train.config import Config
 
 
 def write_run(folder, recipe="grpo", seed=0, *, reaches=200, paid=500, task="", target=0.5, ends=True, **waste):
     """A run whose accuracy is 0 before and 1 from `reaches` on; None: it stays 0. The grid is of 100 rollouts."""
-    run = Run(
-        source=Source(model="m", prompts=("p",), reward="a:b"),
+    run = Config(
+        model="m",
+        prompts=("p",),
+        reward="a:b",
         recipe=recipe,
-        settings=Settings(sampling=Sampling(3), seed=seed, target=target),
+        seed=seed,
+        target=target,
         max_rollouts=paid,
         task=task,
     )

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from rollalloc.generate.sampling import Sampling
-from rollalloc.train.description import Run, Source
-from rollalloc.train.native import Settings
+from rollalloc.train.config import Config
 
 CAUSES = ("trained", "zero_variance", "out_of_band", "stale", "surplus", "unselected", "cancelled", "failed", "open")
 PROMPTS = 400
@@ -78,11 +77,18 @@ def write_run_to(
 
 
 def _description(label: str, seed: int, target: float | None, max_rollouts: int | None) -> dict[str, Any]:
-    return Run(
-        source=Source(model="a/model", prompts=("train.parquet",), heldout="test.parquet", reward="my:score"),
+    return Config(
+        model="a/model",
+        prompts=("train.parquet",),
+        heldout="test.parquet",
+        reward="my:score",
         recipe="grpo",
         parameters={"groups": 25, "n": 4},
-        settings=Settings(seed=seed, sampling=Sampling(64), learning_rate=3e-4, target=target, eval_every=500),
+        seed=seed,
+        sampling=Sampling(64),
+        learning_rate=3e-4,
+        target=target,
+        eval_every=500,
         max_rollouts=max_rollouts,
         label=label,
     ).description()

@@ -13,7 +13,7 @@ from rollalloc.lab.report.wording import caveats, findings, graded, name_of, odd
 from rollalloc.runs.cost import COSTS
 from rollalloc.runs.reader import read_run
 from rollalloc.runs.recorded import RecordedRun, by_label
-from rollalloc.train.description import Run
+from rollalloc.train.run_json import read_config
 
 
 def method(label, *, cost=1000.0, ratio=None, reached=5, seeds=5, taught=40):
@@ -153,7 +153,7 @@ def test_where_no_groups_are_compared_none_is_said_to_have_taught(write_run):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     alone = [line | {"groups": line["rows"]} if line["kind"] == "batch" else line for line in lines]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in alone))
-    run, over = read_run(folder), ended(Run.described_in(folder), folder)
+    run, over = read_run(folder), ended(read_config(folder), folder)
     assert (run.taught, over.grouped) == ("n/a", False)
     assert "compared with a baseline of its recipe, not with a group" in "".join(story([run], "grpo"))
     for recipe, parameters, baseline in (

@@ -19,7 +19,7 @@ from rollalloc.drivers.tinker.trajectories import SHAPE, unpack
 from rollalloc.drivers.tinker.update import RemoteUpdater
 from rollalloc.files.json_shape import TRAINER, check_shape
 from rollalloc.train.checkpoint import Checkpoint
-from rollalloc.train.settings import Settings
+from rollalloc.train.config import Config
 from rollalloc.train.state import RunState
 
 _USAGE = dict.fromkeys(asdict(Usage()), int)
@@ -51,12 +51,12 @@ class RemoteState(RunState):
         service: Service,
         episodes: Episodes,
         heldout: Episodes | None,
-        settings: Settings,
+        config: Config,
         allocator: Allocator,
         engine: RemoteEngine,
         updater: RemoteUpdater,
     ) -> None:
-        super().__init__(settings, allocator, engine, updater)
+        super().__init__(config, allocator, engine, updater)
         self.service, self.episodes, self.heldout, self.remote_engine = service, episodes, heldout, engine
         self.lost = Usage()
         self.path: str | None = None
@@ -65,7 +65,7 @@ class RemoteState(RunState):
     def identity(self) -> dict[str, Any]:
         remote = self.service.remote
         return {
-            "settings": {name: value for name, value in self.settings.identity().items() if name != "averaging"},
+            "config": {name: value for name, value in self.config.identity().items() if name != "averaging"},
             "prompts": self.episodes.digest(),
             "heldout": None if self.heldout is None else self.heldout.digest(),
             "model": {

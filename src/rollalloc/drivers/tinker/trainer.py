@@ -28,7 +28,7 @@ from rollalloc.train.evaluation import Evaluation, judged
 from rollalloc.train.folder import RunFolder
 from rollalloc.train.grid import Grid, Interrupted, patient
 from rollalloc.train.loop import Listener, Loop
-from rollalloc.train.settings import Settings
+from rollalloc.train.config import Config
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ class TinkerTrainer(Loop):
         service: the model to train.
         recipe: which prompts get how many rollouts; its budget ends the run.
         train: the training set.
-        settings: all other settings of the run.
-        heldout: the evaluation set; each evaluation samples `settings.eval_samples` rollouts of each prompt, which are
+        config: all other settings of the run.
+        heldout: the evaluation set; each evaluation samples `config.eval_samples` rollouts of each prompt, which are
             billed. None: no evaluation.
         prices: prices with which the metrics show the cost in money; None: only in tokens.
         features: features of the prompts, for a recipe that predicts success rates; None: it predicts from the rollouts of
@@ -65,7 +65,7 @@ class TinkerTrainer(Loop):
         service: Service,
         recipe: Recipe,
         train: Episodes,
-        settings: Settings,
+        config: Config,
         *,
         heldout: Episodes | None = None,
         prices: Prices | None = None,
@@ -73,18 +73,18 @@ class TinkerTrainer(Loop):
         folder: Path | None = None,
         listener: Listener | None = None,
     ) -> None:
-        _check_supported(settings)
+        _check_supported(config)
         self.service, self.heldout, self.prices = service, heldout, prices
         self.thread = EpisodeThread(service.remote.request_seconds)
         place = None if folder is None else RunFolder(folder)
         blocks = None if features is None else features.blocks
         if service.remote.concurrency is not None:
             recipe = streamed_aloud(recipe, log, ahead=service.remote.ahead)
-        allocator = Allocator(recipe, train.table(blocks), settings.seed)
-        logged = folder / ROLLOUTS if folder is not None and settings.log_rollouts else None
-        engine = RemoteEngine(service, train, settings.sampling, self.thread, logged)
-        updater = RemoteUpdater(service, settings)
-        self.remote = RemoteState(service, train, heldout, settings, allocator, engine, updater)
+        allocator = Allocator(recipe, train.table(blocks), config.seed)
+        logged = folder / ROLLOUTS if folder is not None and config.log_rollouts else None
+        engine = RemoteEngine(service, train, config.sampling, self.thread, logged)
+        updater = RemoteUpdater(service, config)
+        self.remote = RemoteState(service, train, heldout, config, allocator, engine, updater)
         refuse_unmeasured(recipe, "the Tinker API")
         _warn_of(recipe)
         super().__init__(
@@ -93,10 +93,10 @@ class TinkerTrainer(Loop):
             engine=engine,
             updater=updater,
             state=self.remote,
-            grid=Grid(self._measure, 0 if heldout is None else len(heldout.keys), settings, self.remote.counters),
+            grid=Grid(self._measure, 0 if heldout is None else len(heldout.keys), config, self.remote.counters),
             model=service,
             report=train.report,
-            settings=settings,
+            config=config,
             stop=StopRequest(),
             features=features,
             place=place,
@@ -130,8 +130,9 @@ class TinkerTrainer(Loop):
         assert self.folder is not None
         described = {
             "label": "tinker",
-            "settings": {"seed": self.settings.seed, "target": self.settings.target},
-            "source": {"model": self.service.model},
+            "model": self.service.model,
+            "seed": self.config.seed,
+            "target": self.config.target,
             "tinker": describe(self.service.remote),
         }
         write_text(self.folder / DESCRIPTION, json.dumps(described, indent=2))
@@ -141,8 +142,8 @@ class TinkerTrainer(Loop):
 
     def _measure(self) -> Evaluation:
         assert self.heldout is not None
-        samples, sampler = self.settings.eval_samples, self.service.sampler()
-        wave = Wave(self.service, sampler, self.settings.sampling, lambda rollout: self._stop.by is not None)
+        samples, sampler = self.config.eval_samples, self.service.sampler()
+        wave = Wave(self.service, sampler, self.config.sampling, lambda rollout: self._stop.by is not None)
         orders = [
             Order(prompt, prompt, 0, tuple(range(prompt * samples, (prompt + 1) * samples)))
             for prompt in range(len(self.heldout.keys))
@@ -161,11 +162,11 @@ def _usage(fields: Any) -> Usage:
     return Usage(**{name: count for name, count in counts.items() if type(count) is int and count >= 0})
 
 
-def _check_supported(settings: Settings) -> None:
+def _check_supported(config: Config) -> None:
     unsupported = {
-        "loss.kl": settings.loss.kl > 0,
-        "loss.clip.dual": settings.loss.clip.dual is not None,
-        "sampling.temperature other than 1": settings.sampling.temperature != 1,
+        "loss.kl": config.loss.kl > 0,
+        "loss.clip.dual": config.loss.clip.dual is not None,
+        "sampling.temperature other than 1": config.sampling.temperature != 1,
     }
     if names := [name for name, is_set in unsupported.items() if is_set]:
         raise ValueError(f"the service does not support {', '.join(names)}; leave them at their defaults")

@@ -13,7 +13,7 @@ from rollalloc.core.events import Batch, Row
 from rollalloc.drivers.tinker.service import Service
 from rollalloc.drivers.tinker.trajectories import Piece, Trajectory
 from rollalloc.train.loss import shares
-from rollalloc.train.settings import Settings
+from rollalloc.train.config import Config
 from rollalloc.train.update import mini_batches
 
 Sequence = tuple[tuple[int, ...], dict[str, list[Any]]]  # input token ids; targets, log-probabilities and advantages
@@ -38,8 +38,8 @@ class RemoteUpdater:
         steps: optimizer steps taken so far.
     """
 
-    def __init__(self, service: Service, settings: Settings) -> None:
-        self.service, self.settings = service, settings
+    def __init__(self, service: Service, config: Config) -> None:
+        self.service, self.config = service, config
         self.steps = 0
 
     def update(
@@ -62,12 +62,12 @@ class RemoteUpdater:
             FloatingPointError: a metric is not finite.
         """
         metrics: list[dict[str, float]] = []
-        settings = self.settings
+        config = self.config
 
         def rate(step: int) -> float:
-            return settings.learning_rate * settings.schedule.share(max(1, step), spent)
+            return config.learning_rate * config.schedule.share(max(1, step), spent)
 
-        for part in mini_batches(batch.rows, settings.optimizer_steps_per_batch, settings.seed, batch.version):
+        for part in mini_batches(batch.rows, config.optimizer_steps_per_batch, config.seed, batch.version):
             rows = [batch.rows[index] for index in part]
             data = self._data(rows, generations)
             if data:
@@ -77,10 +77,10 @@ class RemoteUpdater:
         return {**means, "steps_in_batch": len(metrics), "learning_rate": rate(self.steps)}
 
     def _data(self, rows: list[Row], generations: Mapping[int, Trajectory]) -> list[Sequence]:
-        settings = self.settings
+        config = self.config
         trajectories = [generations[row.rollout] for row in rows]
         lengths_B = torch.tensor([max(1, trajectory.length) for trajectory in trajectories])
-        shares_B = shares(lengths_B, settings.loss.aggregation, settings.sampling.max_new_tokens).tolist()
+        shares_B = shares(lengths_B, config.loss.aggregation, config.sampling.max_new_tokens).tolist()
         return [
             sequence(piece, row.advantage * row.weight * share)
             for row, trajectory, share in zip(rows, trajectories, shares_B, strict=True)
@@ -89,14 +89,14 @@ class RemoteUpdater:
         ]
 
     def _step(self, data: list[Sequence], rate: float) -> dict[str, float]:
-        settings, clip = self.settings, self.settings.loss.clip
+        config, clip = self.config, self.config.loss.clip
         self.steps += 1
         adam = {
             "learning_rate": rate,
-            "beta1": settings.betas[0],
-            "beta2": settings.betas[1],
-            "weight_decay": settings.weight_decay,
-            "grad_clip_norm": settings.max_grad_norm,
+            "beta1": config.betas[0],
+            "beta2": config.betas[1],
+            "weight_decay": config.weight_decay,
+            "grad_clip_norm": config.max_grad_norm,
         }
         clips = self.service.remote.loss != "importance_sampling"
         thresholds = {"clip_low_threshold": 1 - clip.low, "clip_high_threshold": 1 + clip.high} if clips else None

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollalloc.lab.advise.verdict import Choice
 from rollalloc.named import make_recipe
-from rollalloc.train.description import Source
+from rollalloc.train.config import Config
 
 _STOCK = "grpo"  # the recipe that TRL and verl have built in
 _MOST_ROWS = 8  # rows per micro-batch, at most
@@ -20,23 +20,23 @@ _AVERAGING = 640  # rows; the quoted figures were measured with this
 _VERL = "python -m verl.trainer.main_ppo ..."
 _FEATURES = "features.safetensors"
 _RATES = "the best with one rollout per prompt was 0.5 to 3.3 times that of GRPO, 1.7 times in the median"
-_PLACES = Source(model="MODEL", prompts=("PROMPTS",), reward="REWARD")
+_PLACES = Config(model="MODEL", prompts=("PROMPTS",), reward="REWARD")
 
 
-def pasted(choice: Choice, framework: str, source: Source = _PLACES, task: str = "") -> str:
+def pasted(choice: Choice, framework: str, config: Config = _PLACES, task: str = "") -> str:
     """Settings that train with a recommended recipe, with one optimizer step per batch.
 
     Args:
         choice: the recipe and its batch shape.
         framework: a key of `FRAMEWORKS`.
-        source: model, prompts and reward to name; by default placeholders.
+        config: its model, prompts and reward are named; by default placeholders.
         task: the built-in task, if any.
 
     Raises:
         ValueError: an unknown framework, or batches of a single row, which TRL refuses.
     """
     check_framework(framework)
-    return FRAMEWORKS[framework](choice, source, task)
+    return FRAMEWORKS[framework](choice, config, task)
 
 
 def check_framework(framework: str | None) -> None:
@@ -77,16 +77,16 @@ def _times(n: int) -> str:
     return "once" if n == 1 else f"{n} times"
 
 
-def _ours(choice: Choice, source: Source, task: str) -> str:
-    own = ["--model", source.model, *(word for file in source.prompts for word in ("--prompts", file))]
+def _ours(choice: Choice, config: Config, task: str) -> str:
+    own = ["--model", config.model, *(word for file in config.prompts for word in ("--prompts", file))]
     sets = [word for name, value in parameters_of(choice).items() for word in ("--set", f"{name}={value}")]
     return _continued(
-        ["rollalloc", "train", *(["--task", task] if task else [*own, "--reward", source.reward])],
+        ["rollalloc", "train", *(["--task", task] if task else [*own, "--reward", config.reward])],
         ["--recipe", choice.recipe, *sets],
     )
 
 
-def _trl(choice: Choice, source: Source, task: str) -> str:
+def _trl(choice: Choice, config: Config, task: str) -> str:
     rows = choice.groups * choice.n
     if rows < _LEAST_ROWS:
         raise ValueError(f"TRL needs batches of at least {_LEAST_ROWS} rows, got {choice.groups} × {choice.n}")
@@ -118,7 +118,7 @@ trainer.train()
 """
 
 
-def _verl(choice: Choice, source: Source, task: str) -> str:
+def _verl(choice: Choice, config: Config, task: str) -> str:
     shape = [
         f"data.train_batch_size={choice.groups}",
         f"actor_rollout_ref.rollout.n={choice.n}",
@@ -130,8 +130,8 @@ def _verl(choice: Choice, source: Source, task: str) -> str:
     parameters = {name: value for name, value in parameters_of(choice).items() if name not in ("groups", "n")}
     made = ""
     if make_recipe(choice.recipe, parameters_of(choice)).reads_features:
-        prompts = [word for file in source.prompts for word in ("--prompts", file)]
-        made = join(["rollalloc", "features", "--model", source.model, *prompts, "--out", _FEATURES]) + "\n"
+        prompts = [word for file in config.prompts for word in ("--prompts", file)]
+        made = join(["rollalloc", "features", "--model", config.model, *prompts, "--out", _FEATURES]) + "\n"
         parameters["features"] = _FEATURES
     keys = [f"+trainer.v1.rollalloc.{name}={value}" for name, value in ({"recipe": choice.recipe} | parameters).items()]
     return made + _continued(*lines, ["trainer.v1.trainer_mode=rollalloc", *keys])
@@ -146,4 +146,4 @@ def _continued(*lines: str | list[str]) -> str:
     return " \\\n    ".join(line if isinstance(line, str) else join(line) for line in lines) + "\n"
 
 
-FRAMEWORKS: Mapping[str, Callable[[Choice, Source, str], str]] = {"rollalloc": _ours, "trl": _trl, "verl": _verl}
+FRAMEWORKS: Mapping[str, Callable[[Choice, Config, str], str]] = {"rollalloc": _ours, "trl": _trl, "verl": _verl}

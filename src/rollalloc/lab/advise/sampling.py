@@ -33,8 +33,9 @@ from rollalloc.models.features import features_of
 from rollalloc.models.policy import Policy, usable_device
 from rollalloc.rewards.function import Outcome, Scored
 from rollalloc.rewards.scorers import Scorer
-from rollalloc.train.description import Run, digests_of
+from rollalloc.train.config import Config
 from rollalloc.train.execution import encoded, scorer_of, try_reward
+from rollalloc.train.run_json import digests_of
 
 PROMPTS_DRAWN, ROLLOUTS_EACH = 256, 4
 _WAVE = 32  # prompts per wave; the first waves are smaller, for an early estimate of the time left
@@ -43,7 +44,7 @@ _HOW_FAST = ("max_rows", "kv_tokens")  # sampling settings that affect speed but
 
 
 def sample_profile(
-    run: Run,
+    run: Config,
     folder: Path,
     *,
     prompts: int = PROMPTS_DRAWN,
@@ -58,7 +59,7 @@ def sample_profile(
     folder are kept: the same call continues after a kill, and a call with more prompts adds to the profile.
 
     Args:
-        run: only its source and sampling settings are used, not its recipe or training settings.
+        run: only its data, reward and sampling are used, not its recipe or how it trains.
         folder: of the profile; created, continued or refused.
         prompts: number to draw, at least 1.
         n: rollouts per prompt, at least 1.
@@ -78,24 +79,23 @@ def sample_profile(
     """
     for name, number, least in (("prompts", prompts, 1), ("n", n, 1), ("seed", seed, 0)):
         at_least(name, number, least)
-    source, sampling = run.source, run.settings.sampling
     described = described_profile(run, prompts, n, seed)
     with ProfileFolder(folder) as place:
         place.check(described, overwrite=overwrite)
         if not overwrite and place.is_whole(prompts, n):
             return folder / ROLLOUTS
-        usable_device(source.device)
-        try_reward(source, sampling)
-        given = load_prompts(*source.prompts)
+        usable_device(run.device)
+        try_reward(run)
+        given = load_prompts(*run.prompts)
         with scorer_of(run) as scorer:
-            policy = Policy.load(source.model, device=source.device)
-            train = encoded(source, policy, sampling, given)
+            policy = Policy.load(run.model, device=run.device)
+            train = encoded(run, policy, given)
             drawn = drawn_of(seed, prompts, len(train.tokens))
             before = place.begin(overwrite=overwrite)
             if before < len(drawn):
                 _write_prompts(folder, policy, train, drawn, progress)
                 place.describe(described | {"prompts": len(drawn), "of": len(train.tokens)})
-            sampler = _Sampler(Behaviour(policy, "float32"), train, scorer, sampling, seed, folder / ROLLOUTS)
+            sampler = _Sampler(Behaviour(policy, "float32"), train, scorer, run.sampling, seed, folder / ROLLOUTS)
             roll_out(sampler, orders_of(drawn, n), kept(place, before, n), place, progress)
     return folder / ROLLOUTS
 
@@ -162,22 +162,21 @@ class _Sampler(SyncEngine):
         return list(outcomes)
 
 
-def described_profile(run: Run, prompts: int, n: int, seed: int) -> dict[str, Any]:
+def described_profile(run: Config, prompts: int, n: int, seed: int) -> dict[str, Any]:
     """The settings that determine a profile's rollouts; equal settings give equal rollouts."""
-    source = replace(run.source, heldout=None)
     named = ("model", "prompts", "reward", "drop_overlong", "overlong_buffer")
-    newer = {} if source.chat_template_args is None else {"chat_template_args": source.chat_template_args}
-    sampling = {name: value for name, value in asdict(run.settings.sampling).items() if name not in _HOW_FAST}
+    newer = {} if run.chat_template_args is None else {"chat_template_args": run.chat_template_args}
+    sampling = {name: value for name, value in asdict(run.sampling).items() if name not in _HOW_FAST}
     return json.loads(
         json.dumps(
             {
                 "task": run.task,
-                "source": {name: getattr(source, name) for name in named} | newer,
+                "source": {name: getattr(run, name) for name in named} | newer,
                 "sampling": sampling,
                 "prompts": prompts,
                 "n": n,
                 "seed": seed,
-                "digests": digests_of(source),
+                "digests": digests_of(replace(run, heldout=None)),
             }
         )
     )

@@ -39,7 +39,7 @@ from rollalloc.lab.advise.sampling import (
 from rollalloc.lab.bench.tasks.files import Shown, unseen
 from rollalloc.rewards.function import Outcome, Sample, Unscored
 from rollalloc.rewards.scorers import Scorer
-from rollalloc.train.description import Run
+from rollalloc.train.config import Config
 from rollalloc.train.execution import loaded_reward, scorer_of
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ _MOST_PROMPTS = 8  # at least so many groups of equal answers are no chance
 
 
 def sample_served(
-    run: Run,
+    run: Config,
     endpoint: Endpoint,
     folder: Path,
     *,
@@ -80,18 +80,17 @@ def sample_served(
     """
     for name, number, least in (("prompts", prompts, 1), ("n", n, 1), ("seed", seed, 0)):
         at_least(name, number, least)
-    source, sampling = run.source, run.settings.sampling
     described = described_profile(run, prompts, n, seed) | {"served": True}
     with ProfileFolder(folder) as place:
         place.check(described, overwrite=overwrite)
         if not overwrite and place.is_whole(prompts, n):
             return folder / ROLLOUTS
         openai_module()
-        loaded_reward(source.reward)
-        given = load_prompts(*source.prompts)
+        loaded_reward(run.reward)
+        given = load_prompts(*run.prompts)
         drawn = drawn_of(seed, prompts, len(given))
-        template = template_arguments(source.chat_template_args)
-        ask = Ask(source.model, sampling, template, skip_refused=source.drop_overlong)
+        template = template_arguments(run.chat_template_args)
+        ask = Ask(run.model, run.sampling, template, skip_refused=run.drop_overlong)
         orders = orders_of(drawn, n)
         kept_answers = _Kept(folder / ANSWERS, ask, given, orders)
         asked = kept_answers.missing()

@@ -14,7 +14,7 @@ from rollalloc.lab.bench.plan import Plan, TaskPlan, frozen_in, place_of
 from rollalloc.lab.bench.presets import is_built_in
 from rollalloc.lab.bench.summary import EndedRun, Interval, RecipeSummary, ended, summaries_to
 from rollalloc.runs.cost import COSTS
-from rollalloc.train.description import Run
+from rollalloc.train.run_json import read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,8 @@ def _ended(place: Path, plan: Plan, task: TaskPlan, each: Contestant, seed: int,
     """
     if not (place / "run.json").exists():
         return None
-    run = Run.described_in(place)
-    said = (run.task, run.recipe, run.name, run.settings.seed, run.max_rollouts, run.settings.eval_every)
+    run = read_config(place)
+    said = (run.task, run.recipe, run.name, run.seed, run.max_rollouts, run.eval_every)
     if said != (task.name, each.recipe, each.label, seed, task.budget, task.eval_every):
         raise ValueError(f"{place} holds another run than the plan expects there; it says {said}")
     return ended(run, place, target=task.target, diverged=diverged)
@@ -147,10 +147,10 @@ def _command(seeds: Sequence[int], task: TaskPlan, over: Sequence[EndedRun]) -> 
         "--task": task.name,
         "--recipes": run.recipe if run.name == run.recipe else f"{run.name}={run.recipe}",
         "--seeds": ",".join(map(str, seeds)),
-        "--learning-rate": f"{run.settings.learning_rate:g}",
-        "--adam-beta2": f"{run.settings.betas[1]:g}",
-        "--adaptive-clip": f"{run.settings.adaptive_clip or 0:g}",
-        "--averaging": str(run.settings.averaging),
+        "--learning-rate": f"{run.learning_rate:g}",
+        "--adam-beta2": f"{run.betas[1]:g}",
+        "--adaptive-clip": f"{run.adaptive_clip or 0:g}",
+        "--averaging": str(run.averaging),
         "--max-rollouts": str(task.budget),
         "--eval-every": str(task.eval_every),
         "--target": f"{task.target:g}",

@@ -16,17 +16,18 @@ from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.cost import COSTS, cost_to_target, curve_of, whole_curve_of
 from rollalloc.runs.reader import Reader, newest_line, read_metrics, read_run
 from rollalloc.runs.recorded import RecordedRun
-from rollalloc.train.description import Run, Source, folder_of
+from rollalloc.train.config import OF_DATA_AND_REWARD, Config
 from rollalloc.train.execution import Loaded, check
 from rollalloc.train.folder import RunFolder
+from rollalloc.train.run_json import folder_of, is_described_in, is_run_in
 
 RESULTS = "results.json"
 _REMEDY = "give another folder (--out), or move it away"
-Watcher = Callable[[Sequence[tuple[Run, RecordedRun]]], None]  # each run with the state read from its folder
+Watcher = Callable[[Sequence[tuple[Config, RecordedRun]]], None]  # each run with the state read from its folder
 
 
 def compare(
-    runs: Sequence[Run],
+    runs: Sequence[Config],
     folder: Path,
     *,
     processes: int | None = None,
@@ -63,7 +64,7 @@ def compare(
         raise ValueError(f"each run needs a name and seed of its own, got {names}")
     todo = {place: run for place, run in places.items() if not is_finished(run, place)}
     for place, run in todo.items():
-        if not run.is_in(place):
+        if not is_run_in(run, place):
             RunFolder(place).check(overwrite=overwrite)
     claims, stop = Claims(folder, "comparison"), StopRequest()
     refuse(folder, claims.foreign([RESULTS]), _REMEDY)
@@ -89,7 +90,7 @@ def compare(
     return results
 
 
-def check_places(runs: Sequence[Run], folder: Path) -> None:
+def check_places(runs: Sequence[Config], folder: Path) -> None:
     """Refuse a folder with files that are not ours where runs would write; changes nothing.
 
     Raises:
@@ -104,22 +105,23 @@ def check_places(runs: Sequence[Run], folder: Path) -> None:
             place.check(overwrite=True)  # our own runs are compared later, once these runs' data is known
 
 
-def check_runs(runs: Sequence[Run], folder: Path) -> None:
+def check_runs(runs: Sequence[Config], folder: Path) -> None:
     """Refuse a comparison with an impossible run before any run starts; finished runs in the folder are not checked.
 
     Raises:
         ValueError, OSError, ImportError: as `rollalloc.train.execution.check`.
     """
-    checked: dict[Source, Loaded] = {}
+    checked: dict[tuple[Any, ...], Loaded] = {}
     for run in runs:
         if not is_finished(run, folder_of(run, folder)):
-            checked[run.source] = check(run, checked.get(run.source))
+            data = tuple(getattr(run, name) for name in OF_DATA_AND_REWARD)
+            checked[data] = check(run, checked.get(data))
 
 
 class _Listed:
     """An agenda of given runs, in their order."""
 
-    def __init__(self, todo: Mapping[Path, Run]) -> None:
+    def __init__(self, todo: Mapping[Path, Config]) -> None:
         self._waiting = deque(Job(run, place) for place, run in todo.items())
         self.failures: list[Failure] = []
         self.over: list[Job] = []  # since the last check
@@ -133,8 +135,8 @@ class _Listed:
 
 
 def _carry_out(
-    todo: Mapping[Path, Run],
-    places: Mapping[Path, Run],
+    todo: Mapping[Path, Config],
+    places: Mapping[Path, Config],
     processes: int,
     watcher: Watcher | None,
     overwrite: bool,
@@ -154,24 +156,24 @@ def _carry_out(
     return agenda.failures
 
 
-def result_of(run: Run, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def result_of(run: Config, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Costs and final accuracy of a finished run, from its metrics; the accounts sum to `rollouts_paid`."""
     curve, end = whole_curve_of(metrics), metrics[-1]
-    target = run.settings.target
+    target = run.target
     cost = None if target is None else cost_to_target(curve_of(metrics), target)
     reached = cost is not None and not cost.censored
     return {
         "task": run.task,
         "recipe": run.name,
-        "seed": run.settings.seed,
+        "seed": run.seed,
         "reached": reached,
         **{f"{name}_to_target": round(cost.paid[name], 3) if cost and reached else None for name in COSTS},
         "rollouts_paid": end["rollouts_paid"],
         "accounts": end["accounts"],
         "tokens_paid": end["tokens_paid"],
         "seconds": end["seconds"],
-        "optimizer_steps_per_batch": run.settings.optimizer_steps_per_batch,
-        "learning_rate": run.settings.learning_rate,
+        "optimizer_steps_per_batch": run.optimizer_steps_per_batch,
+        "learning_rate": run.learning_rate,
         "parameters": dict(run.parameters),
         "target": target,
         "accuracy": curve.accuracy[-1] if curve.accuracy else None,
@@ -181,12 +183,12 @@ def result_of(run: Run, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def is_finished(run: Run, folder: Path) -> bool:
+def is_finished(run: Config, folder: Path) -> bool:
     """Whether the folder holds exactly this run, finished."""
     last = newest_line(folder)
-    return last is not None and last["kind"] == "end" and run.is_in(folder)
+    return last is not None and last["kind"] == "end" and is_run_in(run, folder)
 
 
-def standing(run: Run, folder: Path, read: Callable[[Path], RecordedRun] = read_run) -> RecordedRun:
+def standing(run: Config, folder: Path, read: Callable[[Path], RecordedRun] = read_run) -> RecordedRun:
     """A run's state; files that another run left in its folder do not count."""
-    return read(folder) if run.is_described_in(folder) else RecordedRun(folder, {"max_rollouts": run.max_rollouts})
+    return read(folder) if is_described_in(run, folder) else RecordedRun(folder, {"max_rollouts": run.max_rollouts})

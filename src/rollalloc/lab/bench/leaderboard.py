@@ -23,8 +23,9 @@ from rollalloc.lab.bench.tiers import seconds_of
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.reader import Reader, newest_line
 from rollalloc.runs.recorded import RecordedRun, share_done
-from rollalloc.train.description import Run, folder_of
+from rollalloc.train.config import Config
 from rollalloc.train.folder import RunFolder
+from rollalloc.train.run_json import folder_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,11 @@ class Progress:
     rollouts: int
     seconds: float
     share: float
-    at_work: Sequence[tuple[Run, RecordedRun]]
+    at_work: Sequence[tuple[Config, RecordedRun]]
 
 
 Watcher = Callable[[Progress], None]
-BaseOf = Callable[[TaskPlan, Path], Run]
+BaseOf = Callable[[TaskPlan, Path], Config]
 
 
 def run_leaderboard(
@@ -197,7 +198,7 @@ class _Agenda:
             for job in self._finals(track, task, each, setting)
         ]
         # Seed by seed, so that an interrupted leaderboard has the same seeds for all methods.
-        self._waiting += sorted(finals, key=lambda job: job.run.settings.seed)
+        self._waiting += sorted(finals, key=lambda job: job.run.seed)
 
     def _tuned(self, name: str, label: str) -> list[Job]:
         """The next runs of a method on a task in the tuned track that are known by now and were not returned before."""
@@ -240,7 +241,7 @@ class _Agenda:
             self._rollouts += last["rollouts_paid"]
             self._seconds += last["seconds"]
 
-    def _part(self, run: Run) -> float:
+    def _part(self, run: Config) -> float:
         """A run's share of the estimated work."""
         return seconds_of(run.task, run.max_rollouts or 0) / self._total
 
@@ -269,13 +270,17 @@ class _Agenda:
         run = self._run(task, each, setting, seed, target=None)
         return Job(run, folder_of(run, self.folder / track))
 
-    def _run(self, task: TaskPlan, each: Contestant, setting: Tuned, seed: int, target: float | None) -> Run:
+    def _run(self, task: TaskPlan, each: Contestant, setting: Tuned, seed: int, target: float | None) -> Config:
         base = self._bases[task.name]
-        settings = replace(
-            base.settings, seed=seed, learning_rate=setting.learning_rate, target=target, **setting.optimizer
-        )
         return replace(
-            base, recipe=each.recipe, parameters=dict(setting.parameters), settings=settings, label=each.label
+            base,
+            recipe=each.recipe,
+            parameters=dict(setting.parameters),
+            label=each.label,
+            seed=seed,
+            learning_rate=setting.learning_rate,
+            target=target,
+            **setting.optimizer,
         )
 
     def _found(self, label: str, search: Search) -> dict[str, Any]:
@@ -299,7 +304,7 @@ def _tuned(each: Contestant, setting: int) -> Tuned:
     return Tuned(each.grid[setting]["parameters"], each.grid[setting]["learning_rate"], DEFAULT_OPTIMIZER)
 
 
-def _base(task: TaskPlan, tasks: Path) -> Run:
+def _base(task: TaskPlan, tasks: Path) -> Config:
     """A run on a task, whose files are created if missing; recipe, seed and setting are placeholders."""
     changes: dict[str, Any] = {"eval_every": task.eval_every, "eval_samples": task.eval_samples, "keep_checkpoints": 1}
     run = task_run(task.name, "grpo", 0, tasks, target=None, **changes)

@@ -16,8 +16,9 @@ from typing import Protocol
 
 from rollalloc.processes.spawned import Spawned
 from rollalloc.processes.stopping import StopRequest
-from rollalloc.train.description import Run
+from rollalloc.train.config import Config
 from rollalloc.train.execution import execute, one_thread
+from rollalloc.train.run_json import is_run_in
 
 _LOOKS_S = 0.5  # seconds between two checks of the runs
 _SIGN_S = 5.0  # seconds between two signs of life of a process
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 class Job:
     """A run and the folder in which it is carried out."""
 
-    run: Run
+    run: Config
     place: Path
 
 
@@ -51,7 +52,7 @@ class Failure:
 
     def __str__(self) -> str:
         run = self.job.run
-        return f"{run.name} with seed {run.settings.seed} failed: {self.message}"
+        return f"{run.name} with seed {run.seed} failed: {self.message}"
 
 
 class RunsFailed(RuntimeError):
@@ -205,7 +206,7 @@ class _Worker:
             log.warning(
                 "%s with seed %d: its process (%d) has given no sign of life for %.0f s; where it was stopped, "
                 "kill -CONT %d lets it go on, and kill -KILL %d gives this run up",
-                *(run.name, run.settings.seed, pid, silent_s, pid, pid),
+                *(run.name, run.seed, pid, silent_s, pid, pid),
             )
 
 
@@ -224,7 +225,7 @@ def _work(connection: Connection, overwrite: bool) -> None:
             return
         error = None
         try:
-            is_begun = run.is_in(place)
+            is_begun = is_run_in(run, place)
             execute(run, place, resume=is_begun, overwrite=overwrite and not is_begun)
         except Exception as raised:
             kind = type(raised).__name__

@@ -18,24 +18,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.rungs import PREFIX as LADDER_PREFIX
 from rollalloc.lab.bench.rungs import RUNGS, LadderRung
 from rollalloc.lab.bench.tasks import gym, ladder, skills, sort, walks
 from rollalloc.lab.bench.tasks.files import Shown, TaskFiles, unseen
 from rollalloc.models.dtypes import Precision
-from rollalloc.train.description import Run, Source
-from rollalloc.train.settings import Settings
+from rollalloc.train.config import Config
 
 DEFAULT_RATE = 6e-4  # learning rate of the tasks' models for every recipe, unless set or tuned
 # The default optimizer at the time when the settings in `tuned/` were found.
 TUNED_WITH: Mapping[str, Any] = MappingProxyType({"betas": (0.9, 0.999), "adaptive_clip": None, "averaging": 0})
-DEFAULT_OPTIMIZER: Mapping[str, Any] = MappingProxyType({name: getattr(Settings, name) for name in TUNED_WITH})
+DEFAULT_OPTIMIZER: Mapping[str, Any] = MappingProxyType({name: getattr(Config, name) for name in TUNED_WITH})
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """A recipe's parameters, learning rate and optimizer on a task; optimizer fields as in `Settings`."""
+    """A recipe's parameters, learning rate and optimizer on a task; optimizer fields as in `Config`."""
 
     parameters: Mapping[str, Any]
     learning_rate: float
@@ -93,7 +91,6 @@ PRESETS = {
 }
 _SWEPT_FOR_ALL = "skills/late"  # the only task on which every recipe was tuned
 _ANY_GYM = Preset(None, 40_000, 1000)
-_UNMADE = Source(model="", prompts=(), heldout="", reward="")
 
 
 def preset_of(task: str) -> tuple[str, Preset]:
@@ -134,26 +131,21 @@ def _tuned(found: Mapping[str, Any]) -> Tuned:
     return Tuned(found["parameters"], found["learning_rate"], optimizer)
 
 
-def task_source(name: str, folder: Path, shown: Shown = unseen) -> tuple[Source, int]:
-    """A task's model, prompts and reward, created in the folder if missing, and the tokens that a rollout needs."""
-    made = _prepare(name, folder, shown)
-    return source_of(made), made.max_new_tokens
+def fields_of(task: TaskFiles) -> dict[str, Any]:
+    """A task's files as fields of a configuration."""
+    return {
+        "model": str(task.model),
+        "prompts": (str(task.train),),
+        "heldout": str(task.heldout),
+        "reward": task.reward,
+        "single_answer": task.single_answer,
+        "reward_workers": 1 if task.can_hang else 0,
+        "device": task.device,
+    }
 
 
-def source_of(files: TaskFiles) -> Source:
-    """A task's files as a training source."""
-    return Source(
-        model=str(files.model),
-        prompts=(str(files.train),),
-        heldout=str(files.heldout),
-        reward=files.reward,
-        single_answer=files.single_answer,
-        reward_workers=1 if files.can_hang else 0,
-        device=files.device,
-    )
-
-
-def _prepare(name: str, folder: Path, shown: Shown) -> TaskFiles:
+def task_files(name: str, folder: Path, shown: Shown = unseen) -> TaskFiles:
+    """A task's model, prompts and reward, created in the folder if missing."""
     if name.startswith(gym.PREFIX):
         return gym.prepare(folder / name.replace("/", "-"), name, progress=shown)
     if name.startswith(LADDER_PREFIX):
@@ -164,7 +156,7 @@ def _prepare(name: str, folder: Path, shown: Shown) -> TaskFiles:
     return sort.prepare(folder / "sort", progress=shown)
 
 
-def task_run(task: str, recipe: str, seed: int, folder: Path, *, tuned: Tuned | None = None, **changes: Any) -> Run:
+def task_run(task: str, recipe: str, seed: int, folder: Path, *, tuned: Tuned | None = None, **changes: Any) -> Config:
     """A run of a recipe on a task, with its preset.
 
     Args:
@@ -179,7 +171,7 @@ def task_run(task: str, recipe: str, seed: int, folder: Path, *, tuned: Tuned | 
     return made(planned_run(task, recipe, seed, tuned=tuned, **changes), folder)
 
 
-def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None, **changes: Any) -> Run:
+def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None, **changes: Any) -> Config:
     """As `task_run`, but nothing is created yet: `made` adds the model and prompts to the run.
 
     Raises:
@@ -203,24 +195,23 @@ def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None
         "eval_samples": preset.eval_samples,
         "precision": preset.precision,
     }
-    return Run(
-        source=_UNMADE,
+    return Config(
         recipe=recipe,
         parameters=dict(chosen.parameters),
-        settings=Settings(seed=seed, sampling=Sampling(1), **settings | changes),
         max_rollouts=preset.max_rollouts,
         task=name,
+        seed=seed,
+        **settings | changes,
     )
 
 
-def made(run: Run, folder: Path, shown: Shown = unseen) -> Run:
+def made(run: Config, folder: Path, shown: Shown = unseen) -> Config:
     """A planned run with its task's files, created in the folder if missing; runs on other data are returned unchanged.
 
     Raises:
         ValueError: a folder that is no task, or one created with other settings.
     """
-    if run.source != _UNMADE:
+    if run.model:
         return run
-    source, tokens = task_source(run.task, folder, shown)
-    sampling = replace(run.settings.sampling, max_new_tokens=tokens)
-    return replace(run, source=source, settings=replace(run.settings, sampling=sampling))
+    task = task_files(run.task, folder, shown)
+    return replace(run, sampling=replace(run.sampling, max_new_tokens=task.max_new_tokens), **fields_of(task))

@@ -24,7 +24,8 @@ from rollalloc.named import RECIPES
 from rollalloc.runs.cost import COSTS, Cost, Curve, cost_to_target, curve_of
 from rollalloc.runs.reader import lines_in
 from rollalloc.runs.recorded import compares
-from rollalloc.train.description import Run
+from rollalloc.train.config import NAMES, OF_DATA_AND_REWARD, Config
+from rollalloc.train.run_json import read_config
 
 FEWEST = 5  # values needed for an interval
 _RESAMPLES = 10_000
@@ -140,7 +141,7 @@ class EndedRun:
     `target` is the accuracy it is judged by; `grouped`, whether its rollouts are compared within groups.
     """
 
-    run: Run
+    run: Config
     folder: Path
     curve: Curve
     found: tuple[Mapping[str, Any], ...]
@@ -177,18 +178,18 @@ def summaries(folder: Path) -> list[Summary]:
 
 def summaries_of(places: Sequence[Path]) -> list[Summary]:
     """Summaries of the runs in these folders, task by task; raises as `summaries`."""
-    by_task: dict[str, list[tuple[Path, Run]]] = {}
+    by_task: dict[str, list[tuple[Path, Config]]] = {}
     for place in places:
-        run = Run.described_in(place)
+        run = read_config(place)
         by_task.setdefault(run.task, []).append((place, run))
     return [_summary(task, of_task) for task, of_task in by_task.items()]
 
 
-def _summary(task: str, runs: Sequence[tuple[Path, Run]]) -> Summary:
-    targets = {run.settings.target for _, run in runs}
+def _summary(task: str, runs: Sequence[tuple[Path, Config]]) -> Summary:
+    targets = {run.target for _, run in runs}
     if len(targets) > 1:
         raise ValueError(f"the runs of {task or 'a comparison'} have different targets, {sorted(map(str, targets))}")
-    read = [(place, ended(run, place)) for place, run in sorted(runs, key=lambda one: one[1].settings.seed)]
+    read = [(place, ended(run, place)) for place, run in sorted(runs, key=lambda one: one[1].seed)]
     over = [one for _, one in read if one is not None]
     labels = {one.run.name for one in over}
     baseline = "grpo" if "grpo" in labels else min(labels, key=lambda label: _rank(label, over), default="")
@@ -218,7 +219,7 @@ def _rank(label: str, over: Sequence[EndedRun]) -> tuple[int, str]:
     return names.index(recipe) if recipe in names else len(names), label
 
 
-def ended(run: Run, place: Path, *, target: float | None = None, diverged: bool = False) -> EndedRun | None:
+def ended(run: Config, place: Path, *, target: float | None = None, diverged: bool = False) -> EndedRun | None:
     """The finished run in a folder; None if it has not ended. Only the curve is kept, since metrics may be large.
 
     Args:
@@ -247,7 +248,7 @@ def ended(run: Run, place: Path, *, target: float | None = None, diverged: bool 
     curve = curve_of(lines())
     if not newest or not (diverged or newest[0]["kind"] == "end"):
         return None
-    held = run.settings.target if target is None else target
+    held = run.target if target is None else target
     return EndedRun(run, place, curve, tuple(found), last, newest[0], held, known != {False})
 
 
@@ -276,23 +277,22 @@ def _refuse_mixed(label: str, over: Sequence[EndedRun]) -> None:
             )
 
 
-def _setup(run: Run) -> dict[str, Any]:
+def _setup(run: Config) -> dict[str, Any]:
     """Everything about a run that all seeds of a label must share."""
-    described = run.description()
-    del described["settings"]["seed"]
-    return {name: described[name] for name in ("recipe", "parameters", "settings")}
+    own = {*OF_DATA_AND_REWARD, *NAMES, "seed", "max_rollouts", "staleness", "ahead"}
+    return {name: value for name, value in run.description().items() if name not in own}
 
 
 def _recipe(runs: Sequence[EndedRun], baseline: Sequence[EndedRun]) -> RecipeSummary:
     first, ends = runs[0].run, [run.end for run in runs]
-    costs = {run.run.settings.seed: run.cost for run in runs}
+    costs = {run.run.seed: run.cost for run in runs}
     attempts = {run.last.get("k") for run in runs}
-    of_baseline = {run.run.settings.seed: run.cost for run in baseline}
+    of_baseline = {run.run.seed: run.cost for run in baseline}
     return RecipeSummary(
         label=first.name,
         recipe=first.recipe,
         parameters=first.parameters,
-        learning_rate=first.settings.learning_rate,
+        learning_rate=first.learning_rate,
         seeds=tuple(costs),
         reached=sum(cost is not None and not cost.censored for cost in costs.values()),
         costs={name: _cost(name, list(costs.values())) for name in COSTS},

@@ -31,6 +31,7 @@ MADE_BY = "rollalloc report"  # the generator that the page names in its head
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
 
 _MOST_DRAWN = 48  # methods in one figure, at most
+_SAID_ELSEWHERE = ("schema", "digests", "recipe", "parameters", "seed", "label", "task")  # fields of `run.json`
 
 
 @dataclass(frozen=True)
@@ -351,9 +352,8 @@ def _settings(runs: Sequence[RecordedRun]) -> Iterator[tuple[str, str]]:
     described = runs[0].description
     yield "recipe", _plain(described.get("recipe"))
     yield "seeds", ", ".join(str(run.seed) for run in runs)
-    for part in (described.get("parameters") or {}, described.get("source") or {}, runs[0].settings):
-        yield from ((name, _plain(value)) for name, value in part.items() if name != "seed")
-    yield "max_rollouts", _plain(described.get("max_rollouts"))
+    yield from ((name, _plain(value)) for name, value in (described.get("parameters") or {}).items())
+    yield from ((name, _plain(value)) for name, value in described.items() if name not in _SAID_ELSEWHERE)
 
 
 def _plain(value: Any) -> str:
@@ -369,6 +369,6 @@ def _task(runs: Sequence[RecordedRun]) -> str:
     """The task named in a run's description; for another framework's run, its folder."""
     if runs[0].note:
         return ", ".join(dict.fromkeys(run.folder.name for run in runs))
-    source = runs[0].description.get("source") or {}
-    prompts = ", ".join(Path(path).name for path in source.get("prompts", ())) or "unknown prompts"
-    return f"{Path(str(source.get('model', 'unknown model'))).name} on {prompts}"
+    described = runs[0].description
+    prompts = ", ".join(Path(path).name for path in described.get("prompts", ())) or "unknown prompts"
+    return f"{Path(str(described.get('model', 'unknown model'))).name} on {prompts}"

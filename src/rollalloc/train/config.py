@@ -1,0 +1,263 @@
+"""The configuration of a training run: what the command line fills, `run.json` says and `train` takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from math import inf
+from typing import Any, Literal, get_args
+
+from rollalloc.core.packing import describe
+from rollalloc.core.recipe import Recipe, at_least
+from rollalloc.data.encoding import template_arguments
+from rollalloc.generate.sampling import Sampling, Streaming
+from rollalloc.models.dtypes import Precision, SamplingDtype
+from rollalloc.models.lora import Lora
+from rollalloc.named import make_recipe
+from rollalloc.recipes.streaming import streamed
+from rollalloc.train.objective import Loss
+from rollalloc.train.schedule import Schedule
+
+Engine = Literal["sync", "async"]
+SCHEMA = 3  # of run.json
+MAX_NEW_TOKENS = 1024
+_MOST_WORKERS = 1024  # processes that score: each is a Python of its own
+
+# Fields by what they are for. A resumed run must agree with its checkpoint in all that are in none of these groups.
+SAVING = ("checkpoint_every", "checkpoint_minutes", "keep_checkpoints", "log_rollouts", "notices", "track")
+WAITING = ("generator_limit_s",)
+ASYNC = ("engine", "streaming")  # left out of the description of a run with the synchronous engine
+OF_DATA_AND_REWARD = (
+    *("model", "prompts", "heldout", "reward", "single_answer", "drop_overlong", "overlong_buffer", "features", "lora"),
+    *("reward_workers", "reward_limit_s", "reward_cache", "device", "chat_template_args", "accept_overlap"),
+)
+WHERE_IT_RUNS = ("reward_workers", "reward_limit_s", "reward_cache", "device")
+DATA = ("prompts", "heldout", "chat_template_args", "accept_overlap")  # a checkpoint has digests of the data instead
+METHOD = ("recipe", "parameters", "max_rollouts", "staleness", "ahead")  # the allocator's checkpoint has the recipe
+NAMES = ("label", "task")
+_ENDING = ("max_batches", "stop_when_barren", "target")
+_MEMORY = ("tokens_per_forward", "gradient_checkpointing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One training run: a model, prompts, a reward, a recipe, and how to train.
+
+    Attributes:
+        model: name or folder of a causal language model; "": whoever trains has loaded one, or a task is still to be made.
+        prompts: Parquet or JSONL files in verl's schema.
+        heldout: such a file for evaluation; None: no evaluation.
+        reward: `package.module:function`, or `file.py:function`, with verl's `compute_score` signature.
+        single_answer: every held-out prompt has just one right answer, its ground truth: accuracy is then exact.
+        drop_overlong: leave out prompts that do not fit the model's context, instead of refusing them.
+        reward_workers: processes that score; 0 scores in this process, for trusted rewards only.
+        reward_limit_s: seconds that scoring a rollout may take, in a process of its own.
+        reward_cache: scores to remember; 0 for a reward that is not deterministic.
+        overlong_buffer: last tokens of a rollout over which DAPO's overlong penalty grows; None: no penalty.
+        device: for example "cpu"; None: a GPU where there is one.
+        features: file of features of the prompts, for a recipe that predicts; "none": it predicts without features; None:
+            they are computed with the initial model where the recipe uses them.
+        lora: adapters that are trained instead of the model's own weights; None: those are trained.
+        chat_template_args: further arguments of the chat template as a JSON object, for example
+            '{"enable_thinking": false}'; None: none.
+        accept_overlap: train although more than `rollalloc.data.overlap.MOST_SHARED` of the held-out prompts are in the
+            training set.
+        recipe: name of a recipe, as `rollalloc.named.make_recipe` takes it.
+        parameters: of the recipe.
+        max_rollouts: rollout budget; None: no limit.
+        staleness: maximum staleness, instead of the recipe's own; None: the recipe's, or what `ahead` needs.
+        ahead: batches that the asynchronous engine generates while one is trained; see `rollalloc.recipes.streamed`.
+        label: name of the run in tables and figures; the recipe's name by default.
+        task: the built-in task that it trains on; "" for a model and prompts of the user's own.
+        track: trackers that get the metrics as well (see `rollalloc.train.trackers`); they change nothing.
+        seed: of prompts, sampling and mini-batches, from 0 and less than 2**63.
+        sampling: of rollouts. top-k and top-p must be off, because the update needs the log-probabilities of the
+            distribution that was sampled from.
+        learning_rate: AdamW's.
+        weight_decay: AdamW's.
+        betas: AdamW's, each in [0, 1).
+        schedule: of the learning rate, over optimizer steps or the budget.
+        optimizer_steps_per_batch: a batch is split into this many mini-batches, whatever the size of its groups.
+        loss: its clipping, its aggregation over tokens and its KL term.
+        max_grad_norm: gradients are clipped to this norm.
+        adaptive_clip: also clip gradients to this multiple of the running mean of their norms, at least 1; see
+            `rollalloc.train.clipping`. None: clip to `max_grad_norm` only.
+        averaging: sample, evaluate and save a running mean of the weights, over at most the last this many rows; see
+            `rollalloc.train.averaging`. Needs memory for one more copy of what is trained. 0 turns it off.
+        tokens_per_forward: maximum tokens of one forward and backward pass, prompts and padding included; a longer row has
+            a pass of its own. Bounds memory and changes nothing else.
+        precision: of the update and of an exact accuracy: "fp32", "bf16" or "auto", which is bf16 on a GPU that has it and
+            else fp32. Weights, gradients, optimizer and log-probabilities are always in fp32.
+        sampling_dtype: of weights and key-value cache while sampling. Unless it is float32, a copy of the model samples.
+            The importance ratio of each row is then to that copy; without an average of the weights, each row is treated
+            as a stale row is, with a truncated importance weight.
+        gradient_checkpointing: keep only the inputs of the model's layers and compute the rest again in the backward pass.
+            Bounds memory; the gradient is the same up to rounding.
+        eval_every: rollouts paid between two points of the grid of evaluations.
+        eval_samples: samples per held-out prompt, unless accuracy is exact.
+        max_batches: batches after which the run ends; None: no limit.
+        stop_when_barren: end the run when as many groups as there are prompts, and at least 256, had no reward variance.
+        target: held-out accuracy at which the run ends, once two weights evaluated in a row reach it; None: no target.
+        checkpoint_every: batches between two checkpoints; None: not by batches.
+        checkpoint_minutes: minutes between two checkpoints; None: not by time. One is always written at the end, and when
+            the run is asked to stop. Checkpoints do not change what is trained.
+        keep_checkpoints: newest checkpoints to keep, at least 1.
+        log_rollouts: write the text and score of each rollout to `rollouts.jsonl`.
+        notices: warn, in the log, `watch` and the page, of a reward that fails, never differs or is slow, and of rollouts
+            that teach little.
+        engine: "sync": generate all that is ordered, then train a batch. "async": rollouts stream.
+        streaming: how the asynchronous engine works.
+        generator_limit_s: seconds without a sign of life, from a generator in a process of its own, after which the run is
+            saved and ends. A token is a sign of life, so no rollout is too long.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    model: str = ""
+    prompts: tuple[str, ...] = ()
+    heldout: str | None = None
+    reward: str = ""
+    single_answer: bool = False
+    drop_overlong: bool = False
+    reward_workers: int = 1
+    reward_limit_s: float = 10.0
+    reward_cache: int = 10_000
+    overlong_buffer: int | None = None
+    device: str | None = None
+    features: str | None = None
+    lora: Lora | None = None
+    chat_template_args: str | None = None
+    accept_overlap: bool = False
+    recipe: str = "reinforce"
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    max_rollouts: int | None = None
+    staleness: int | None = None
+    ahead: int | None = None
+    label: str = ""
+    task: str = ""
+    track: tuple[str, ...] = ()
+    seed: int = 0
+    sampling: Sampling = field(default_factory=lambda: Sampling(MAX_NEW_TOKENS))
+    learning_rate: float = 1e-6
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    schedule: Schedule = field(default_factory=Schedule)
+    optimizer_steps_per_batch: int = 1
+    loss: Loss = field(default_factory=Loss)
+    max_grad_norm: float = 1.0
+    adaptive_clip: float | None = 1.5
+    averaging: int = 640
+    tokens_per_forward: int = 8192
+    precision: Precision = "auto"
+    sampling_dtype: SamplingDtype = "float32"
+    gradient_checkpointing: bool = False
+    eval_every: int = 2000
+    eval_samples: int = 4
+    max_batches: int | None = None
+    stop_when_barren: bool = True
+    target: float | None = None
+    checkpoint_every: int | None = None
+    checkpoint_minutes: float | None = 10.0
+    keep_checkpoints: int = 2
+    log_rollouts: bool = False
+    notices: bool = True
+    engine: Engine = "sync"
+    streaming: Streaming = field(default_factory=Streaming)
+    generator_limit_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        self._check_data_and_reward()
+        self._check_numbers()
+        self._check_together()
+
+    def _check_data_and_reward(self) -> None:
+        template_arguments(self.chat_template_args)
+        at_least("reward_workers", self.reward_workers, 0, "0 scores in this process")
+        if self.reward_workers > _MOST_WORKERS:
+            raise ValueError(f"reward_workers must be at most {_MOST_WORKERS} processes, got {self.reward_workers}")
+        at_least("reward_cache", self.reward_cache, 0, "0 remembers nothing")
+        if not 0 < self.reward_limit_s < 1e6:
+            raise ValueError(f"reward_limit must be a positive number of seconds, got {self.reward_limit_s}")
+
+    def _check_numbers(self) -> None:
+        at_least("seed", self.seed, 0)
+        at_least("averaging", self.averaging, 0)
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be less than 2**63, got {self.seed}")
+        if self.staleness is not None:
+            at_least("staleness", self.staleness, 0)
+        sizes = ("optimizer_steps_per_batch", "tokens_per_forward", "eval_every", "eval_samples", "keep_checkpoints")
+        for name in (*sizes, "max_batches", "checkpoint_every", "max_rollouts", "overlong_buffer"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
+        for name in ("learning_rate", "max_grad_norm", "checkpoint_minutes"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < inf:
+                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        if not 1 <= self.generator_limit_s < inf:
+            raise ValueError(f"generator_limit_s must be at least 1 and finite, got {self.generator_limit_s}")
+        if not (0 <= self.weight_decay < inf and len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)):
+            expected = "weight_decay must be 0 or more, and betas (the second is adam_beta2) two numbers in [0, 1)"
+            raise ValueError(f"{expected}, got {self.weight_decay} and {self.betas}")
+        if self.adaptive_clip is not None and not 1 <= self.adaptive_clip < inf:
+            expected = "a multiple of the mean gradient norm, at least 1 and finite, or None for max_grad_norm alone"
+            raise ValueError(f"adaptive_clip must be {expected}; got {self.adaptive_clip}")
+        if self.target is not None and not 0 < self.target <= 1:
+            raise ValueError(f"target must be an accuracy in (0, 1], got {self.target}")
+        for name, kind in (("precision", Precision), ("sampling_dtype", SamplingDtype), ("engine", Engine)):
+            if getattr(self, name) not in (known := get_args(kind)):
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+    def _check_together(self) -> None:
+        """Refuse values that do not go together."""
+        if self.sampling.top_p < 1 or self.sampling.top_k > 0:
+            why = "without top_p and top_k, or their log-probabilities are not the policy's"
+            raise ValueError(f"rollouts to train on must be sampled {why}; got {self.sampling}")
+        longest = self.sampling.max_new_tokens
+        if self.overlong_buffer is not None and self.overlong_buffer > longest:
+            raise ValueError(f"overlong_buffer must be at most max_new_tokens, {longest}, got {self.overlong_buffer}")
+        if self.ahead is not None and self.engine == "sync":
+            raise ValueError(
+                "ahead: the synchronous engine generates nothing while it trains; give engine=async as well"
+            )
+        if self.engine == "async" and self.sampling_dtype != "float32":
+            raise ValueError(f"the asynchronous engine samples in float32, got sampling_dtype {self.sampling_dtype!r}")
+
+    def make_recipe(self) -> Recipe:
+        """The recipe with the run's budget, as the engine carries it out.
+
+        Raises:
+            ValueError: no such recipe, or parameters that it does not take.
+        """
+        recipe = make_recipe(self.recipe, self.parameters)
+        if self.engine == "async":
+            recipe = streamed(recipe, staleness=self.staleness, ahead=self.ahead)
+        elif self.staleness is not None:
+            recipe = replace(recipe, max_staleness=self.staleness)
+        if self.max_rollouts is None:
+            return recipe
+        return replace(recipe, budget=replace(recipe.budget, run_rollouts=self.max_rollouts))
+
+    @property
+    def name(self) -> str:
+        """The label, or the recipe's name."""
+        return self.label or self.recipe
+
+    def description(self) -> dict[str, Any]:
+        """The run as plain data for `run.json`. A finished run is used again if this is equal."""
+        left_out = {*SAVING, *WAITING, *(ASYNC if self.engine == "sync" else ())}
+        described = {name: value for name, value in asdict(self).items() if name not in left_out}
+        return json.loads(json.dumps({"schema": SCHEMA, **described}))
+
+    def identity(self) -> dict[str, Any]:
+        """The fields in which a resumed run must agree with the one that was interrupted, as plain data."""
+        may_differ = {*SAVING, *WAITING, *WHERE_IT_RUNS, *DATA, *METHOD, *NAMES, *_ENDING, *_MEMORY}
+        if self.engine == "sync":
+            may_differ |= {*ASYNC}
+        if self.schedule.over_budget:
+            may_differ.remove("max_batches")  # it is a part of the budget that the learning rate falls over
+        if self.engine == "async" and not self.streaming.overlap:
+            may_differ.remove("tokens_per_forward")  # rollouts go on by a token after each forward pass
+        compared = [each.name for each in fields(self) if each.name not in may_differ]
+        return {name: describe(getattr(self, name)) for name in compared}

@@ -1,0 +1,171 @@
+"""`run.json`: a run's configuration in its folder, with digests of the files that it names. Needs no PyTorch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import is_dataclass, replace
+from errno import ENOENT
+from functools import cache
+from hashlib import file_digest
+from importlib.machinery import PathFinder
+from pathlib import Path
+from reprlib import repr as short
+from types import UnionType
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+from rollalloc.core.packing import differences
+from rollalloc.files.atomic import write_text
+from rollalloc.files.names import DESCRIPTION
+from rollalloc.files.opening import read_text
+from rollalloc.train.config import SCHEMA, WHERE_IT_RUNS, Config
+
+
+def write_config(config: Config, folder: Path) -> None:
+    """Write `run.json`."""
+    write_text(folder / DESCRIPTION, json.dumps(config.description() | {"digests": digests_of(config)}, indent=2))
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration that a folder's `run.json` describes.
+
+    Raises:
+        FileNotFoundError, ValueError: there is none, or it is damaged or of another version.
+    """
+    path = folder / DESCRIPTION
+    if not path.exists():
+        raise FileNotFoundError(ENOENT, "expected the folder of a run, with run.json in it", str(folder))
+    try:
+        saved = _saved_in(folder)[0]
+        return _revived(Config, {name: value for name, value in saved.items() if name != "schema"})
+    except (TypeError, KeyError) as error:
+        raise ValueError(
+            f"{path} is not of this version of rollalloc ({error}); the one that wrote it reads it"
+        ) from None
+
+
+def is_run_in(config: Config, folder: Path) -> bool:
+    """Whether a folder's `run.json` is of this run, on files with the same contents as now."""
+    saved, digests = _saved_in(folder)
+    if saved != config.description():
+        return False
+    # A file that is gone has no contents that could differ.
+    return all(digests.get(name) == digest for name, digest in digests_of(config).items())
+
+
+def is_described_in(config: Config, folder: Path) -> bool:
+    """Whether a folder's `run.json` is of this run, whatever its files contained; quick, however large they are."""
+    return _saved_in(folder)[0] == config.description()
+
+
+def was_begun_in(config: Config, folder: Path) -> bool:
+    """Whether a folder's `run.json` is of this run, perhaps on another device or with another number of workers."""
+    if not (folder / DESCRIPTION).exists():
+        return False
+    begun = read_config(folder)
+    return is_described_in(replace(config, **{name: getattr(begun, name) for name in WHERE_IT_RUNS}), folder)
+
+
+def refuse_another_run(config: Config, folder: Path) -> None:
+    """Refuse to resume a folder's run with a configuration that is another run's.
+
+    Raises:
+        ValueError: names the differences.
+    """
+    if others := list(differences(read_config(folder).identity(), config.identity(), "config")):
+        raise ValueError(
+            f"the checkpoints in {folder} are of another run: {'; '.join(others)}; give what it was started with, or "
+            "another folder"
+        )
+
+
+def folder_of(config: Config, folder: Path) -> Path:
+    """The folder of a run among the folders of others."""
+    return folder / config.task.replace("/", "-") / f"{config.name}-{config.seed}"
+
+
+def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The description in a folder, and the digests of the run's files beside it; empty where there is none.
+
+    Raises:
+        ValueError: it is damaged, or of another schema.
+    """
+    path = folder / DESCRIPTION
+    if not path.exists():
+        return {}, {}
+    try:
+        saved = json.loads(read_text(path))
+        schema, digests = saved.get("schema"), saved.pop("digests", {})
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} does not describe a run ({error}); it is damaged, or another program's") from None
+    if schema != SCHEMA:
+        raise ValueError(
+            f"{path} has schema {short(schema)}, expected {SCHEMA}; it is not of this version of rollalloc, which can "
+            "neither resume nor reuse the run: use the version that wrote it, or give another folder (--out)"
+        )
+    return saved, digests
+
+
+def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
+    """A dataclass from what `asdict` and JSON made of it; lists in it were tuples.
+
+    Raises:
+        TypeError: a value is not of its field's type, or there is no such field.
+    """
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for name, value in saved.items():
+        hint = hints.get(name)
+        nested = next((inner for inner in (hint, *get_args(hint)) if is_dataclass(inner)), None)
+        if nested is not None and isinstance(value, dict):
+            values[name] = _revived(cast("type[Any]", nested), value)
+        else:
+            values[name] = tuple(value) if isinstance(value, list) else value
+        if name in hints and not _fits(values[name], hints[name]):
+            expected = hints[name].__name__ if type(hints[name]) is type else hints[name]
+            raise TypeError(f"{kind.__name__}.{name}: expected {expected}, got {short(value)}")
+    return kind(**values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type, of those that the fields of a configuration have."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_fits(value, option) for option in inner)
+    if kind is Literal:
+        return value in inner
+    if kind is tuple:
+        kinds = inner[:1] * len(value) if inner[-1] is ... and isinstance(value, tuple) else inner
+        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return hint is Any or isinstance(value, kind or hint)
+
+
+def digests_of(config: Config) -> dict[str, str]:
+    """SHA-256 of each file that a configuration names and that is on this machine, by its path."""
+    named = [*config.prompts, config.heldout, config.model, _reward_file(config.reward)]
+    places = [Path(name) for name in named if name]
+    files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
+    return {str(file): _digest(file, file.stat().st_mtime_ns) for file in files if file.is_file()}
+
+
+@cache
+def _digest(file: Path, changed_ns: int) -> str:
+    with file.open("rb") as opened:
+        return file_digest(opened, "sha256").hexdigest()
+
+
+def _reward_file(reward: str) -> str | None:
+    """The file of a reward function, `file.py:function` or `package.module:function`; nothing is imported."""
+    module = reward.rpartition(":")[0]
+    if not module or module.endswith(".py"):
+        return module or None
+    package, *inner = module.split(".")
+    spec = PathFinder.find_spec(package, [str(Path.cwd()), *sys.path])
+    if spec is None or not inner:
+        return None if spec is None else spec.origin
+    places = [Path(place, *inner) for place in spec.submodule_search_locations or ()]
+    files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+    return str(files[0]) if files else None
