@@ -1,6 +1,6 @@
 """What a training run takes where the user gives nothing: parameters of each recipe, tokens, budget, grid of evaluations.
 
-The defaults of the optimizer and the loss stand in `rollalloc.train.settings.Settings`. The benchmark uses the same ones, so
+The defaults of the optimizer and the loss stand in `rollalloc.train.config.Config`. The benchmark uses the same ones, so
 that a comparison on its tasks shows what a user's run would do.
 """
 

@@ -96,7 +96,7 @@ class WarmedUp:
         low: minimum share of sampled answers that are right.
         high: maximum share.
         pass_at_8: minimum probability that one of eight answers is right; below it, the warm-up continues.
-        precision: of the computation; see `rollalloc.train.settings.Settings`.
+        precision: of the computation; see `rollalloc.train.config.Config`.
     """
 
     steps: int
@@ -132,7 +132,7 @@ class Budgeted:
         eval_samples: samples per held-out prompt, if accuracy is sampled.
         rollouts_per_second: of one core or device, for `--plan`; None: not measured.
         device: e.g. "cpu"; None: a GPU if there is one.
-        precision: of updates and exact evaluations; see `rollalloc.train.settings.Settings`.
+        precision: of updates and exact evaluations; see `rollalloc.train.config.Config`.
     """
 
     target: float
