@@ -138,7 +138,7 @@ def test_a_console_script_finds_modules_where_it_is_called(script, own, tmp_path
     done = script(*arguments)
     assert done.returncode == 0, done.stderr
     assert read_metrics(tmp_path / "metrics.jsonl")[-1]["unscored"] == {}
-    assert json.loads((tmp_path / "run.json").read_text())["settings"]["seed"] == 3
+    assert json.loads((tmp_path / "run.json").read_text())["seed"] == 3
 
 
 def test_reasons_are_shown_as_they_are(call, own, tmp_path):

@@ -29,7 +29,7 @@ def write_run(folder: Path, *, ended: bool) -> Path:
     }
     lines = [{"kind": "batch", **spent}] + ([{"kind": "end", "why": "budget: spent", **spent}] if ended else [])
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "run.json").write_text(json.dumps({"recipe": "grpo", "settings": {"seed": 3}, "max_rollouts": 100}))
+    (folder / "run.json").write_text(json.dumps({"recipe": "grpo", "seed": 3, "max_rollouts": 100}))
     return folder
 
 

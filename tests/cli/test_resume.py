@@ -149,7 +149,7 @@ def test_another_run_is_refused_by_name(call, stopped, changes, message):
     code, output = call(*TRAIN, *changes, "--out", stopped, "--resume")
     assert code == 2
     assert message in said(output)
-    assert json.loads((stopped / "run.json").read_text())["settings"]["seed"] == 0
+    assert json.loads((stopped / "run.json").read_text())["seed"] == 0
 
 
 def test_another_recipe_may_be_accepted(call, stopped):

@@ -15,7 +15,7 @@ from rollalloc.models.weights import load_weights
 from rollalloc.train import checkpoint
 
 STATE = {
-    "identity": {"prompts": "a", "settings": {}, "model": {}},
+    "identity": {"prompts": "a", "config": {}, "model": {}},
     "allocator": {"recipe": {}, "batch": None, "prompts": {"count": 2}},
     "counters": {
         "batches": 1,
@@ -97,7 +97,7 @@ def test_a_checkpoint_without_a_file_of_tensors_is_named(tmp_path):
 
 
 def test_a_checkpoint_of_averaged_weights_has_those_that_are_trained(tmp_path):
-    averaged = with_at(STATE, ("identity", "settings"), {"averaging": 640})
+    averaged = with_at(STATE, ("identity", "config"), {"averaging": 640})
     save(tmp_path, averaged)
     with pytest.raises(ValueError, match=r"manifest.json: trained.safetensors is not among its files"):
         checkpoint.check_trainer(checkpoint.load_newest(tmp_path), tmp_path)

@@ -79,14 +79,14 @@ def test_a_report_is_drawn_beside_the_request(ask, write_run):
 def test_a_damaged_run_does_not_end_the_board(ask, write_run):
     (write_run("grpo") / "metrics.jsonl").write_text('{"kind"\n{"kind": "end"}\n')
     (write_run("other") / "run.json").write_text("[]")
-    (write_run("third") / "run.json").write_text('{"settings": [1]}')
+    (write_run("third") / "run.json").write_text('{"seed": [1]}')
     with (write_run("fourth") / "metrics.jsonl").open("a") as file:
         line = {"kind": "batch", "rollouts_paid": "many", "tokens_paid": 0, "seconds": 0, "accounts": None}
         file.write(json.dumps(line) + "\n")
     status, _, body = ask()
     assert status == 200
     assert "is not a line of JSON" in body
-    assert "expected an object with its settings" in body
+    assert "expected an object with its seed" in body
     assert "expected an object with its kind, rollouts_paid" in body
 
 

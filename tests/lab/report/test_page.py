@@ -114,7 +114,7 @@ def test_no_text_of_a_run_acts_on_the_page_or_ends_a_figure(write_run, tmp_path)
     folder = write_run("grpo", unscored={name: 3}, why=name)
     described = json.loads((folder / "run.json").read_text())
     described |= {"label": name, "task": name, "parameters": {name: [name]}}
-    described["settings"][name] = name
+    described[name] = name
     (folder / "run.json").write_text(json.dumps(described))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for line in lines:

@@ -223,7 +223,7 @@ def test_a_target_that_is_touched_or_where_the_run_began_is_said(accuracies, sen
         }
         for at, accuracy in enumerate(accuracies)
     ]
-    run = RecordedRun(Path("grpo"), {"label": "grpo", "settings": {"target": 0.6, "seed": 3}}, lines)
+    run = RecordedRun(Path("grpo"), {"label": "grpo", "target": 0.6, "seed": 3}, lines)
     said = odd_targets([run])
     assert [line.startswith("grpo, seed 3 was at") and sentence in line for line in said] == [True] * bool(sentence)
     assert [line for line in caveats([run]) if line in said] == said
