@@ -68,7 +68,7 @@ from rollalloc import recipes
 from rollalloc.data.prompts import load_prompts
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.files.atomic import write_text
-from rollalloc.lab.bench.presets import task_source
+from rollalloc.lab.bench.presets import task_files
 from rollalloc.lab.bench.summary import Interval, interval
 from rollalloc.lab.bench.tasks.skills import Skills, SkillsConfig
 from rollalloc.lab.bench.tasks.tiny import Shape, WarmUp, save_warm_model, word_tokenizer
@@ -198,14 +198,14 @@ class Task:
 
 def task_of(size: str, tasks: Path) -> Task:
     """The model and the prompts, made in the folder if missing."""
-    source, tokens = task_source("skills/late", tasks)
-    policy = Policy.load(source.model if size == "0.15m" else str(model_8m(tasks)), device="cpu")
-    train, heldout = load_prompts(*source.prompts), load_prompts(str(source.heldout))
+    task = task_files("skills/late", tasks)
+    policy = Policy.load(str(task.model if size == "0.15m" else model_8m(tasks)), device="cpu")
+    train, heldout = load_prompts(str(task.train)), load_prompts(str(task.heldout))
     count = SIZES[size].heldout
     return Task(
         policy,
         Dataset.from_dict({"prompt": list(train.prompts), "answer": [str(truth) for truth in train.ground_truths]}),
-        tokens,
+        task.max_new_tokens,
         [tuple(ids) for ids in policy.tokenizer(list(heldout.prompts[:count]))["input_ids"]],
         [policy.answer(str(truth)) for truth in heldout.ground_truths[:count]],
     )
@@ -543,7 +543,7 @@ def carry_out(keys: Sequence[Key], out: Path, tasks: Path, minutes: float) -> bo
     """
     began = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
-    task_source("skills/late", tasks)
+    task_files("skills/late", tasks)
     for key in keys:
         claim = out / f"{key.name}.claim"
         if (out / key.name).exists() or claim.exists():

@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 
 from rollalloc.data.prompts import PromptSet, load_prompts, write_prompts
 from rollalloc.lab.bench.compare import is_finished
-from rollalloc.lab.bench.presets import Tuned, task_run, task_source
+from rollalloc.lab.bench.presets import Tuned, fields_of, task_files, task_run
 from rollalloc.lab.bench.summary import EndedRun, Interval, ended, interval
 from rollalloc.lab.bench.tasks.files import make_once
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 from rollalloc.train import update
-from rollalloc.train.description import Run, Source, folder_of
+from rollalloc.train.config import Config
 from rollalloc.train.execution import execute
 from rollalloc.train.loss import token_losses
+from rollalloc.train.run_json import folder_of, is_run_in
 
 SEEDS = (7010, 7011, 7012, 7013, 7014)  # of runs that differ in one parameter; nothing was tuned on them
 CELL_SEEDS, TUNING_SEED = (7000, 7001, 7002, 7003, 7004), 1000  # of the check of the map, and of its learning rates
@@ -140,13 +141,12 @@ def methods(n: int, rows: int = 64) -> dict[str, Variant]:
 # --------------------------------------------------------------------------------------------------------- carrying out
 
 
-def run_of(variant: Variant, label: str, seed: int, tasks: Path, rollouts: int) -> Run:
+def run_of(variant: Variant, label: str, seed: int, tasks: Path, rollouts: int) -> Config:
     """A run that pays so many rollouts, whatever accuracy it comes to, evaluated five times."""
     tuned = Tuned(variant.parameters, variant.rate)
     settings = {"target": None, "eval_every": rollouts // 5, **variant.changes}
     run = task_run("skills/late", variant.recipe, seed, tasks, tuned=tuned, **settings)
-    source = pool_source(tasks, variant.pool)
-    return replace(run, source=source, task=variant.pool, label=label, max_rollouts=rollouts)
+    return replace(run, **pool_fields(tasks, variant.pool), task=variant.pool, label=label, max_rollouts=rollouts)
 
 
 def carried_out(variant: Variant, label: str, seed: int, tasks: Path, out: Path, rollouts: int) -> EndedRun:
@@ -155,7 +155,7 @@ def carried_out(variant: Variant, label: str, seed: int, tasks: Path, out: Path,
     place = folder_of(run, out)
     if not is_finished(run, place):
         with as_if_on_policy(not variant.corrected):
-            execute(run, place, resume=run.is_in(place))
+            execute(run, place, resume=is_run_in(run, place))
     found = ended(run, place)
     assert found is not None
     return found
@@ -277,13 +277,13 @@ class _Of:
     pools: tuple[str, ...] = ("skills/late", "skills/balanced")
 
 
-def pool_source(tasks: Path, name: str) -> Source:
-    """A pool `pool/HOPELESS-SOLVED-TRAIN` of skills prompts, by their exact success rates under the initial model."""
+def pool_fields(tasks: Path, name: str) -> dict[str, Any]:
+    """Fields of a run on the pool `pool/HOPELESS-SOLVED-TRAIN`: skills prompts by their initial exact success rates."""
     hopeless, solved, train = map(int, name.removeprefix("pool/").split("-"))
     settings = PoolSettings(hopeless, solved, train, heldout=train // 4)
-    source, _ = task_source("skills/late", tasks)
+    fields = fields_of(task_files("skills/late", tasks))
     made = make_once(tasks / "pools" / name.removeprefix("pool/"), settings, lambda to: _make_pool(to, tasks, settings))
-    return replace(source, prompts=(str(made / "train.parquet"),), heldout=str(made / "heldout.parquet"))
+    return fields | {"prompts": (str(made / "train.parquet"),), "heldout": str(made / "heldout.parquet")}
 
 
 def _make_pool(to: Path, tasks: Path, settings: PoolSettings) -> None:
@@ -320,8 +320,8 @@ def _make_all(to: Path, tasks: Path) -> None:
     rows: dict[str, dict[str, Any]] = {}
     for name in _Of().pools:
         run = task_run(name, "grpo", TUNING_SEED, tasks)
-        policy = Policy.load(run.source.model, device="cpu")
-        prompts, right = with_answers(run, policy, *run.source.prompts)
+        policy = Policy.load(run.model, device="cpu")
+        prompts, right = with_answers(run, policy, *run.prompts)
         rate_N, _ = exact_answers(policy.model, prompts.tokens, right, pad_id=policy.pad_id)
         for at, rate in enumerate(rate_N.tolist()):
             more = {"exact_p": rate, "index": len(rows)}

@@ -29,8 +29,9 @@ from pilots import carried_out, said
 from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, Tuned, planned_run
 from rollalloc.lab.bench.summary import Interval, interval
 from rollalloc.runs.reader import lines_in, newest_line
-from rollalloc.train.description import Run, folder_of
+from rollalloc.train.config import Config
 from rollalloc.train.execution import one_thread
+from rollalloc.train.run_json import folder_of
 
 TASK, SAMPLES = "walks/mixed", 4
 RATES, TUNING = (3e-4, 6e-4), 1000
@@ -77,7 +78,7 @@ class Point:
         return generation * self.generation + self.update
 
 
-def run_of(shape: Shape, method: str, rate: float, seed: int, batches: int) -> Run:
+def run_of(shape: Shape, method: str, rate: float, seed: int, batches: int) -> Config:
     """A run of so many batches."""
     every = shape.rollouts(method, shape.every)
     settings = {"target": None, "eval_every": every, "eval_samples": SAMPLES, "checkpoint_minutes": 3.0}
@@ -88,12 +89,12 @@ def run_of(shape: Shape, method: str, rate: float, seed: int, batches: int) -> R
     )
 
 
-def tuning_run(shape: Shape, method: str, rate: float) -> Run:
+def tuning_run(shape: Shape, method: str, rate: float) -> Config:
     """The run that tries a learning rate."""
     return run_of(shape, method, rate, TUNING, shape.tuning)
 
 
-def planned(shape: Shape, out: Path) -> Iterator[tuple[Run, Path]]:
+def planned(shape: Shape, out: Path) -> Iterator[tuple[Config, Path]]:
     """Every run and its folder: the rates first, then both methods on one seed before the next."""
     for method in METHODS:
         for rate in RATES:
@@ -119,7 +120,7 @@ def tuned_rate(shape: Shape, method: str, out: Path) -> float:
     return max(RATES, key=lambda rate: points_of(tuning_run(shape, method, rate), out / "tuning")[-1].accuracy)
 
 
-def points_of(run: Run, out: Path) -> list[Point]:
+def points_of(run: Config, out: Path) -> list[Point]:
     """The evaluations of a run; none unless it has ended."""
     place, found = folder_of(run, out), list[Point]()
     last = newest_line(place)

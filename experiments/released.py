@@ -67,9 +67,9 @@ from rollalloc.lab.bench.tasks.tiny import SEPARATOR, WarmUp, save_warm_model, s
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 from rollalloc.runs.reader import lines_in, read_metrics
-from rollalloc.train.description import Run, Source, folder_of
+from rollalloc.train.config import Config
 from rollalloc.train.execution import execute, one_thread
-from rollalloc.train.settings import Settings
+from rollalloc.train.run_json import folder_of, is_run_in
 
 EDGES, SHARES = (
     (0.005, 0.125, 0.75, 0.995),
@@ -140,9 +140,9 @@ class Planned:
     seed: int
     rollouts: int
 
-    def run(self, tasks: Path) -> Run:
+    def run(self, tasks: Path) -> Config:
         arm = ARMS[self.arm]
-        settings = Settings(
+        settings = Config(
             seed=self.seed,
             sampling=Sampling(LONGEST + 1),
             learning_rate=self.rate,
@@ -152,7 +152,7 @@ class Planned:
             checkpoint_minutes=1.0,
             **TUNED_WITH,
         )
-        return Run(
+        return Config(
             source=pool_source(tasks, self.pool),
             recipe=arm.recipe,
             parameters=arm.parameters,
@@ -216,7 +216,7 @@ def carry_out(out: Path, tasks: Path, *, one: bool) -> int:
             continue
         try:
             with as_if_on_policy(not ARMS[each.arm].corrected):
-                execute(run, place, resume=run.is_in(place))
+                execute(run, place, resume=is_run_in(run, place))
         except InUse:
             continue
         print(each, flush=True)
@@ -399,7 +399,7 @@ def _sharp(config: SharpConfig) -> Skills:
     return skills
 
 
-def pool_source(tasks: Path, name: str) -> Source:
+def pool_source(tasks: Path, name: str) -> Config:
     """The model and a pool `SHARES-PROMPTS`, made in the folder if missing."""
     config = SharpConfig()
     skills = _sharp(config)
@@ -412,7 +412,7 @@ def pool_source(tasks: Path, name: str) -> Source:
     )
     pool = PoolConfig(name)
     made = make_once(tasks / "sharp" / name, pool, lambda to: _make_pool(to, skills, model, pool))
-    return Source(
+    return Config(
         model=str(model),
         prompts=(str(made / "train.parquet"),),
         heldout=str(made / "heldout.parquet"),

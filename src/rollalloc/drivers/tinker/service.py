@@ -41,7 +41,7 @@ class Remote:
     Attributes:
         rank: rank of the LoRA adapter, at least 1.
         loss: the service's loss: "importance_sampling", or "ppo" or "cispo", which clip at the thresholds of
-            `settings.loss.clip`.
+            `Config.loss.clip`.
         concurrency: maximum number of rollouts in flight, at least 1. Each is reported to the allocator as soon as it
             ends, and keeps the weights that it started with. None: rollouts are sampled one wave at a time, as a
             synchronous trainer does.

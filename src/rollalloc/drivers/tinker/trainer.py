@@ -24,11 +24,11 @@ from rollalloc.files.names import DESCRIPTION, ROLLOUTS
 from rollalloc.processes.stopping import StopRequest
 from rollalloc.recipes.streaming import streamed_aloud
 from rollalloc.runs.reader import newest_line
+from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Evaluation, judged
 from rollalloc.train.folder import RunFolder
 from rollalloc.train.grid import Grid, Interrupted, patient
 from rollalloc.train.loop import Listener, Loop
-from rollalloc.train.config import Config
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class TinkerTrainer(Loop):
 
     If the service fails, `run` raises `ServiceFailed`. The newest checkpoint is kept: resume when the service answers again.
 
-    The settings are those of the native trainer. The service has no KL term and no dual clip, and it samples at temperature
-    1 from the full distribution; other values raise an error. It ignores `precision`, `tokens_per_forward`,
+    The configuration is that of the native trainer. The service has no KL term and no dual clip, and it samples at
+    temperature 1 from the full distribution; other values raise an error. It ignores `precision`, `tokens_per_forward`,
     `adaptive_clip`, `averaging`, `sampling.max_rows` and `sampling.kv_tokens`.
 
     Args:

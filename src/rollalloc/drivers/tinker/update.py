@@ -12,8 +12,8 @@ import torch
 from rollalloc.core.events import Batch, Row
 from rollalloc.drivers.tinker.service import Service
 from rollalloc.drivers.tinker.trajectories import Piece, Trajectory
-from rollalloc.train.loss import shares
 from rollalloc.train.config import Config
+from rollalloc.train.loss import shares
 from rollalloc.train.update import mini_batches
 
 Sequence = tuple[tuple[int, ...], dict[str, list[Any]]]  # input token ids; targets, log-probabilities and advantages
@@ -32,7 +32,7 @@ class RemoteUpdater:
 
     Args:
         service: trains.
-        settings: settings of the run.
+        config: of the run.
 
     Attributes:
         steps: optimizer steps taken so far.
