@@ -140,8 +140,8 @@ def test_resume_without_a_checkpoint_starts_afresh(call, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (("--seed", 1), "run.seed: saved 0, given 1"),
-        (("--reward", "my_reward.py:score"), "source.reward: saved 'stopping.py:score', given 'my_reward.py:score'"),
+        (("--seed", 1), "config.seed: saved 0, given 1"),
+        (("--reward", "my_reward.py:score"), "config.reward: saved 'stopping.py:score', given 'my_reward.py:score'"),
         (("--set", "groups=3"), "recipe.groups: saved 2, given 3"),
     ],
 )
@@ -183,7 +183,7 @@ def test_changed_prompts_are_refused_with_their_counts_and_may_be_accepted(call,
     [line] = [line for line in untimed(stopped) if line["kind"] == "resume"]
     assert (line["lost"], line["new"]) == (4, 1)
     assert sum(line["prompts"].values()) == 21
-    assert json.loads((stopped / "run.json").read_text())["source"]["prompts"] == ["other.jsonl"]
+    assert json.loads((stopped / "run.json").read_text())["prompts"] == ["other.jsonl"]
     assert untimed(stopped)[-1]["rollouts_paid"] == 96
 
 

@@ -29,7 +29,7 @@ from rollalloc.train.run_json import read_config
 @pytest.fixture
 def tiny(task, monkeypatch):
     """The tasks of a tier are all this one, which is made."""
-    monkeypatch.setattr(presets, "_prepare", lambda name, folder, shown: task)
+    monkeypatch.setattr(presets, "task_files", lambda name, folder, shown: task)
 
 
 def ended(folder):
@@ -318,7 +318,7 @@ def test_ctrl_c_while_tasks_are_made_leaves_at_once_and_says_so(rollalloc, monke
         signal.raise_signal(signal.SIGINT)  # as it comes in the middle of a warm-up
         raise AssertionError("it went on")
 
-    monkeypatch.setattr(presets, "_prepare", made)
+    monkeypatch.setattr(presets, "task_files", made)
     out = ("--out", tmp_path / "out", "--tasks" if command == "compare" else "--task-folder", tmp_path / "tasks")
     what = ("--task", "sort", "--recipes", "grpo") if command == "compare" else ("--tier", "smoke")
     code, _, error = rollalloc(command, *what, *out, "--processes", 1)
