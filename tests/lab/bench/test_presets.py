@@ -91,9 +91,7 @@ def test_a_matched_shape_that_cannot_be_is_refused():
 
 def test_every_recipe_takes_as_many_optimizer_steps_a_batch(tmp_path):
     """The released Pilot-Commit takes six where its baselines take four; a comparison of ours must not."""
-    steps = {
-        recipe: task_run("skills/late", recipe, 0, tmp_path).settings.optimizer_steps_per_batch for recipe in RECIPES
-    }
+    steps = {recipe: task_run("skills/late", recipe, 0, tmp_path).optimizer_steps_per_batch for recipe in RECIPES}
     assert len(set(steps.values())) == 1
 
 
