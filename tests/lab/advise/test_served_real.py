@@ -71,7 +71,7 @@ def server(request, run, tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    model = run.source.model
+    model = run.model
     if request.param == "transformers":
         pytest.importorskip("fastapi", reason="needs pip install 'transformers[serving]'")
         pytest.importorskip("uvicorn", reason="needs pip install 'transformers[serving]'")
@@ -111,9 +111,9 @@ def server(request, run, tmp_path_factory):
 def test_a_served_profile_is_the_native_samplers_in_distribution(run, server, tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     sample_profile(run, tmp_path / "native", prompts=PROMPTS, n=N, seed=1)
-    sample_served(run, Endpoint(url=server, model=run.source.model), tmp_path / "served", prompts=PROMPTS, n=N, seed=1)
-    cool = replace(run.settings, sampling=replace(run.settings.sampling, temperature=0.7))
-    sample_profile(replace(run, settings=cool), tmp_path / "cool", prompts=PROMPTS, n=N, seed=1)
+    sample_served(run, Endpoint(url=server, model=run.model), tmp_path / "served", prompts=PROMPTS, n=N, seed=1)
+    cool = replace(run, sampling=replace(run.sampling, temperature=0.7))
+    sample_profile(cool, tmp_path / "cool", prompts=PROMPTS, n=N, seed=1)
     native, served, cooler = (rates(tmp_path / name) for name in ("native", "served", "cool"))
     p = [p_value(first, second) for first, second in zip(native, served, strict=True)]
     assert min(p) > CHANCE, p

@@ -104,7 +104,7 @@ def sample_served(
         if before < len(drawn):
             write_rows(folder, given, drawn)
             place.describe(described | {"prompts": len(drawn), "of": len(given)})
-        cost = _Cost(kept_answers, len(orders) * n, endpoint, sampling.max_new_tokens, prices, say)
+        cost = _Cost(kept_answers, len(orders) * n, endpoint, run.sampling.max_new_tokens, prices, say)
         cost.before(len(asked))
         number_of = {rollout: number for number, rollout in enumerate(asked)}
 
@@ -122,7 +122,7 @@ def sample_served(
                 f"{error}. {count:,} answers are kept in {folder}: the same command goes on with them"
             ) from None
         cost.after(answers.refused)
-        _doubt(kept_answers, orders, sampling.max_new_tokens)
+        _doubt(kept_answers, orders, run.sampling.max_new_tokens)
     return folder / ROLLOUTS
 
 
