@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from rollalloc.cli.options import folder, place, with_numbers_checked
+from rollalloc.cli.options import folder, parameters_of, place, with_numbers_checked
 from rollalloc.cli.progress import say
 
 if TYPE_CHECKING:
@@ -148,6 +148,24 @@ def convert(
         made.continued > 0
     )
     say(Console(stderr=True), f"{made.prompts:,} prompts are in {out}{left_out}{continued}")
+
+
+@data.command()
+def environment(
+    name: Annotated[str, typer.Argument(help="An installed environment of verifiers 0.4, as for vf-eval.")],
+    out: Annotated[Path, typer.Option(help="New file to write, .parquet or .jsonl.", parser=place)],
+    tasks: Annotated[int | None, typer.Option(help="Number of tasks (default: all).")] = None,
+    skip: Annotated[int, typer.Option(help="Tasks to leave out at the beginning, e.g. those of another file.")] = 0,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of its taskset, key=value; repeatable.")
+    ] = None,
+) -> None:
+    """Write the prompts of a single-turn environment of verifiers, to be scored by its own rubric."""
+    from rollalloc.data.environment import write_environment
+    from rollalloc.rewards.environment import REWARD
+
+    made = write_environment(name, out, tasks=tasks, skip=skip, config=parameters_of(settings))
+    say(Console(stderr=True), f"{made:,} prompts are in {out}; score them with --reward {REWARD}")
 
 
 def _pairs(texts: Sequence[str]) -> dict[str, str]:

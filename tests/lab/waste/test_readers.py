@@ -2,8 +2,9 @@
 
 The samples: `trl` was written by GRPOTrainer of TRL 1.16 (6 generation batches of a tiny model, each logged twice; 2 reward
 functions, of which one has weight 0); `verl` by the dump functions of both trainers of verl 0.9.1, given made-up rollouts;
-`prime-rl` by `Episode.to_record` of verifiers 0.4.0, laid out as prime-rl's file monitor does, with made-up episodes;
-`rollalloc` by a Pilot-Commit run of its own trainer.
+`verifiers` by `vf-eval` of verifiers 0.4.0 (6 sums × 4, answered by SmolLM2-135M under vLLM 0.31; in `verifiers_failed`
+another server ended two streams too early); `prime-rl` by `Episode.to_record` of verifiers 0.4.0, laid out as prime-rl's
+file monitor does, with made-up episodes; `rollalloc` by a Pilot-Commit run of its own trainer.
 """
 
 from __future__ import annotations
@@ -41,7 +42,13 @@ def test_a_sample_is_told_by_itself_and_its_rollouts_are_all_read(format):
     log = read_log(SAMPLES / format)
     assert log.format == format
     assert log.bad == 0
-    first, rollouts = {"trl": (4, 96), "verl": (4, 96), "prime-rl": (4, 24), "rollalloc": (2, 96)}[format]
+    first, rollouts = {
+        "trl": (4, 96),
+        "verl": (4, 96),
+        "verifiers": (4, 24),
+        "prime-rl": (4, 24),
+        "rollalloc": (2, 96),
+    }[format]
     assert {group.first for group in each(log.groups)} == {first}
     assert sum(shares_of(log.groups).rollouts.values()) == rollouts
 
@@ -402,6 +409,73 @@ def test_verl_a_line_with_the_uid_of_another_counts_once_and_is_said(tmp_path):
     log = read_log(lines(tmp_path / "1.jsonl", [*rows, *rows]))
     assert rewards(log) == [[0, 1]]
     assert "2 lines repeat the uid of another and were left out" in log.notes
+
+
+# verifiers
+
+
+def episode(number=0, *, run="r", **trace):
+    """An episode of an evaluation, of the task with this number."""
+    task = {"key": f"k{number}", "data": {"prompt": "How many?"}}
+    run = {"type": "eval", "id": run}
+    return {"task": task, "run": run, "traces": [{"task": task, "rewards": {"right": 1.0}, "ok": True} | trace]}
+
+
+def turn(content, *, sampled=True):
+    return {"message": {"role": "assistant", "content": content}, "sampled": sampled}
+
+
+def test_verifiers_evaluation_has_a_group_for_each_task_with_texts_tokens_and_limits():
+    log = read_log(SAMPLES / "verifiers")
+    assert log.notes == [
+        "reward: right + short, each times its weight",
+        "metrics beside it, which --reward NAME takes instead: length",
+    ]
+    first = next(each(log.groups))
+    assert first.rewards == [0.0, 0.0, 0.0, 1.1]
+    assert log.groups.tokens_R[:4].tolist() == [24, 24, 24, 8]
+    assert log.groups.truncated_V[0] == 3
+    assert log.groups.characters_R[0] == 75
+    assert np.isfinite(log.groups.features_PD).all()
+
+
+def test_verifiers_metric_is_taken_by_its_name():
+    log = read_log(SAMPLES / "verifiers", options=Options(reward="length"))
+    assert next(each(log.groups)).rewards[0] == 75
+
+
+def test_verifiers_failures_are_counted_by_their_error_and_are_not_wrong():
+    log = read_log(SAMPLES / "verifiers_failed")
+    assert rewards(log) == [[None, None]]
+    assert "2 traces failed and have no score: ProviderError (2)" in log.notes
+
+
+def test_verifiers_turns_are_counted_and_groups_are_of_one_run(tmp_path):
+    played = [turn("given", sampled=False), turn("first"), turn("second"), turn("last one")]
+    rows = [episode(nodes=played), episode(nodes=[turn("last one")]), episode(run="another", nodes=[turn("x")])]
+    log = read_log(lines(tmp_path / "traces.jsonl", rows))
+    assert log.format == "verifiers"
+    assert rewards(log) == [[1, 1], [1]]
+    assert "turns of a rollout: 1.7 in the mean, at most 3" in log.notes
+    assert log.groups.answer_R[0] == log.groups.answer_R[1] != log.groups.answer_R[2]
+
+
+def test_verifiers_with_one_rollout_a_task_says_how_to_get_groups(tmp_path):
+    log = read_log(lines(tmp_path / "traces.jsonl", [episode(0), episode(1)]))
+    assert "every task has a single rollout, so there are no groups; evaluate with --num-rollouts 4, say" in log.notes
+
+
+def test_verifiers_results_of_before_0_4_and_traces_of_later_say_what_was_expected(tmp_path):
+    older = lines(tmp_path / "results.jsonl", [{"example_id": 0, "prompt": [], "completion": [], "reward": 1.0}])
+    with pytest.raises(
+        ValueError, match=r"expected an episode of verifiers 0\.4 with traces and rewards, found example_id"
+    ):
+        read_log(older)
+    later = lines(tmp_path / "later" / "traces.jsonl", [episode(version=2)])
+    with pytest.raises(
+        ValueError, match=r"trace of version 2, expected 1, as verifiers 0\.4 and prime-rl 0\.7 to 0\.9"
+    ):
+        read_log(later)
 
 
 # prime-rl

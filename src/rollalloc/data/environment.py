@@ -1,0 +1,79 @@
+"""Prompts of a single-turn environment of `verifiers` as a file of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rollalloc.data.prompts import write_prompts
+from rollalloc.files.claims import claim_files, refuse_foreign_files
+from rollalloc.rewards.environment import CONFIG, NAME, TASK, check_task, load_taskset, prompt_of
+
+_ANSWERS = ("answer", "ground_truth", "solution", "target")  # fields of a task that tell its right answer
+
+
+def write_environment(
+    name: str,
+    path: Path,
+    *,
+    tasks: int | None = None,
+    skip: int = 0,
+    config: Mapping[str, Any] | None = None,
+) -> int:
+    """Write tasks of an environment as prompts, to be scored by `rollalloc.rewards.environment.compute_score`.
+
+    Args:
+        name: of an installed environment, as for `vf-eval`.
+        path: of a new file, .parquet or .jsonl.
+        tasks: number of tasks, at least 1; None: all.
+        skip: number of tasks to leave out at the beginning, for example those of the training file.
+        config: of its taskset.
+
+    Returns:
+        The number of prompts.
+
+    Raises:
+        FileExistsError: a file is there already.
+        ValueError: an environment that cannot be used (see `load_taskset`, `check_task`), one without an end and no `tasks`,
+            or fewer tasks than were asked for.
+        ImportError: it, or verifiers, is not installed.
+    """
+    if (tasks is not None and tasks < 1) or skip < 0:
+        raise ValueError(f"--tasks must be at least 1 and --skip at least 0, got {tasks} and {skip}")
+    refuse_foreign_files([path])
+    if os.path.lexists(path):
+        raise FileExistsError(f"{path} is there already; give another --out, or remove it")
+    taskset = load_taskset(name, config or {})
+    if tasks is None and not taskset.bounded:
+        raise ValueError(f"environment {name!r} makes tasks without end; say how many with --tasks")
+    settings = json.dumps(dict(config or {}), sort_keys=True)
+    rows: list[dict[str, Any]] = []
+    for task in islice(iter(taskset), skip, None if tasks is None else skip + tasks):
+        check_task(name, task)
+        rows.append(_row(name, settings, task))
+    if not rows or (tasks is not None and len(rows) < tasks):
+        wanted = "a task" if tasks is None else f"{tasks:,} tasks"
+        raise ValueError(f"environment {name!r}: expected {wanted} after the first {skip:,}, found {len(rows):,}")
+    claim_files([path])
+    write_prompts(path, rows)
+    return len(rows)
+
+
+def _row(name: str, settings: str, task: Any) -> dict[str, Any]:
+    data = task.data
+    answer = next((getattr(data, field) for field in _ANSWERS if isinstance(getattr(data, field, None), str)), task.key)
+    return {
+        "data_source": name,
+        "prompt": prompt_of(data),
+        "reward_model": {"style": "rule", "ground_truth": answer},
+        "extra_info": {
+            "index": task.key,
+            NAME: name,
+            CONFIG: settings,
+            TASK: data.model_dump_json(exclude_none=True),
+        },
+    }

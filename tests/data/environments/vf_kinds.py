@@ -1,0 +1,91 @@
+"""Tasksets of verifiers for the tests: one that can be used, and one for each reason why one cannot."""
+
+from __future__ import annotations
+
+import verifiers.v1 as vf
+
+
+class SumData(vf.TaskData):
+    answer: str
+
+
+class SumTask(vf.Task[SumData]):
+    @vf.reward(weight=1.0)
+    async def right(self, trace: vf.Trace) -> float:
+        if "crash" in trace.last_message.content:
+            raise KeyError("crash")
+        return float(trace.last_message.content.strip() == self.data.answer)
+
+    @vf.reward(weight=0.5)
+    async def short(self, trace: vf.Trace) -> float:
+        return float(len(trace.last_message.content) < 4)
+
+    @vf.metric
+    async def turns(self, trace: vf.Trace) -> float:
+        return float(trace.num_turns)
+
+
+class SumConfig(vf.TasksetConfig):
+    number: int = 6
+    kind: str = ""
+    hint: str = "Give the number."
+
+
+class Toolset(vf.Toolset[vf.ToolsetConfig]):
+    @vf.tool
+    def add(self, a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+
+class ToolTask(SumTask):
+    @classmethod
+    def toolsets(cls, config):
+        return [Toolset(vf.ToolsetConfig())]
+
+
+class SandboxTask(SumTask):
+    @vf.reward
+    async def ran(self, runtime) -> float:
+        return 1.0
+
+
+class SetupTask(SumTask):
+    async def setup(self, trace, runtime) -> None:
+        pass
+
+
+class ContainerTask(SumTask):
+    NEEDS_CONTAINER = True
+
+
+class StopTask(SumTask):
+    @vf.stop
+    async def enough(self, trace: vf.Trace) -> bool:
+        return trace.num_turns > 3
+
+
+class NoRewardTask(vf.Task[SumData]):
+    pass
+
+
+KINDS = {
+    "": SumTask,
+    "tool": ToolTask,
+    "sandbox": SandboxTask,
+    "setup": SetupTask,
+    "container": ContainerTask,
+    "stop": StopTask,
+    "no reward": NoRewardTask,
+}
+
+
+class SumTaskset(vf.Taskset[SumTask, SumConfig]):
+    def load(self):
+        for n in range(1, self.config.number + 1):
+            prompt = None if self.config.kind == "user" else f"What is {n} + {n}?"
+            data = SumData(prompt=prompt, system_prompt=self.config.hint, answer=str(2 * n))
+            yield KINDS.get(self.config.kind, SumTask)(data, self.config.task)
+
+
+__all__ = ["SumTaskset"]

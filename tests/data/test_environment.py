@@ -1,0 +1,123 @@
+"""Environments of verifiers: prompts and rubric of a single-turn one; what cannot be used is refused by name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verifiers.v1", reason="needs pip install 'rollalloc[environments]'")
+
+from rollalloc.data.prompts import load_prompts
+from rollalloc.rewards.environment import REWARD
+from rollalloc.rewards.function import Sample, Scored, Unscored, load_reward, score_sample
+from rollalloc.rewards.scorers import WorkerScorer
+
+HERE = Path(__file__).parent / "environments"
+
+
+@pytest.fixture
+def make(rollalloc, tmp_path, monkeypatch):
+    """Call `rollalloc data environment vf_kinds` in an empty folder: (exit code, what was said)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(HERE))  # of the processes that score
+    monkeypatch.syspath_prepend(HERE)
+
+    def called(*more, name="vf_kinds", out="sums.jsonl"):
+        code, _, said = rollalloc("data", "environment", name, "--out", out, *more)
+        return code, " ".join(said.split())
+
+    return called
+
+
+def samples(completion, path="sums.jsonl"):
+    prompts = load_prompts(path)
+    columns = zip(prompts.sources, prompts.ground_truths, prompts.extra_infos, strict=True)
+    return [Sample(source, completion, truth, info) for source, truth, info in columns]
+
+
+@pytest.mark.parametrize("out", ["sums.jsonl", "sums.parquet"])
+def test_an_environments_prompts_are_scored_by_its_own_rubric(make, out):
+    code, said = make(out=out)
+    assert code == 0
+    assert f"6 prompts are in {out}; score them with --reward {REWARD}" in said
+    prompts = load_prompts(out)
+    assert prompts.prompts[0] == (
+        {"role": "system", "content": "Give the number."},
+        {"role": "user", "content": "What is 1 + 1?"},
+    )
+    assert prompts.ground_truths == tuple(str(2 * n) for n in range(1, 7))
+    assert len(set(prompts.keys)) == 6
+    reward = load_reward(REWARD)
+    assert [score_sample(reward, sample) for sample in samples("6", out)[1:4]] == [
+        Scored(0.5, 0.5),
+        Scored(1.5, 1.5),
+        Scored(0.5, 0.5),
+    ]
+    assert score_sample(reward, samples("a long one", out)[0]) == Scored(0.0, 0.0)
+
+
+def test_a_rubric_that_raises_gives_no_score(make):
+    make()
+    outcome = score_sample(load_reward(REWARD), samples("crash")[0])
+    assert isinstance(outcome, Unscored)
+    assert "crash" in outcome.reason
+
+
+def test_it_scores_in_the_workers(make):
+    make()
+    with WorkerScorer(REWARD, limit_s=120) as scorer:
+        assert scorer.score(samples("2")[:2]) == [Scored(1.5, 1.5), Scored(0.5, 0.5)]
+
+
+def test_some_tasks_and_settings(make):
+    assert make("--tasks", 2, "--skip", 3, "--set", "number=9", "--set", "hint=Only digits.")[0] == 0
+    rows = [json.loads(line) for line in Path("sums.jsonl").read_text().splitlines()]
+    assert [row["reward_model"]["ground_truth"] for row in rows] == ["8", "10"]
+    assert rows[0]["prompt"][0]["content"] == "Only digits."
+    assert score_sample(load_reward(REWARD), samples("8")[0]) == Scored(1.5, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("tool", "ToolTask gives the model tools, so its rollouts have several turns; train it with TRL's"),
+        ("stop", "StopTask stops a conversation by rules of its own"),
+        ("user", "lets a user open the conversation"),
+        ("sandbox", "SandboxTask needs a sandbox, for ran"),
+        ("setup", "SetupTask needs a sandbox, for setup"),
+        ("container", "ContainerTask needs a sandbox, for its container"),
+        ("no reward", "NoRewardTask has no reward"),
+    ],
+)
+def test_what_is_no_single_answer_is_refused_by_name(make, kind, message):
+    code, said = make("--set", f"kind={kind}")
+    assert code == 2
+    assert "environment 'vf_kinds'" in said
+    assert message in said
+    assert not Path("sums.jsonl").exists()
+
+
+def test_what_cannot_be_is_a_sentence(make):
+    assert "environment 'not_there': taskset 'not_there' not found" in make(name="not_there")[1]
+    assert "is no taskset of verifiers 0.4" in make(name="json")[1]
+    assert "is no taskset of verifiers 0.4, or its config is wrong" in make("--set", "numbr=3")[1]
+    assert "expected 9 tasks after the first 0, found 6" in make("--tasks", 9)[1]
+    assert "--tasks must be at least 1" in make("--tasks", 0)[1]
+    assert make()[0] == 0
+    assert "sums.jsonl is there already" in make()[1]
+
+
+def test_prompts_of_another_making_are_said(make):
+    outcome = score_sample(load_reward(REWARD), Sample("mine", "2", "2", {}))
+    assert isinstance(outcome, Unscored)
+    assert "make the prompts with `rollalloc data environment NAME`" in outcome.reason
+
+
+def test_without_verifiers_it_says_what_to_install(make, monkeypatch):
+    monkeypatch.setitem(sys.modules, "verifiers.v1", None)
+    code, said = make()
+    assert code == 2
+    assert "pip install 'rollalloc[environments]'" in said
