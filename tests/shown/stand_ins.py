@@ -46,6 +46,7 @@ def furnish(folder: Path) -> None:
         write_rows(folder / "runs" / "chat" / "filter" / f"{name}.parquet", rows)
     write_rows(folder / "gsm8k.jsonl", [{"question": f"{n} + 1", "answer": f"#### {n + 1}"} for n in range(3)])
     write_rows(folder / "trl.parquet", [{"prompt": f"{n} + 1", "solution": str(n + 1)} for n in range(3)])
+    write_rows(folder / "curriculum.parquet", [row | {"weight": 1.0} for row in ROWS])
     for name in ("my_package/rewards.py", "my_reward.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(REWARD)
