@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from rollalloc.cli.app import app
 from rollalloc.data import prepare as module
 from rollalloc.data._files import read_rows, write_rows
+from rollalloc.data.filters import can_be_guessed
 from rollalloc.data.prepare import prepare
 from rollalloc.data.prompts import load_prompts
 from rollalloc.data.public import INSTRUCTION, SETS
@@ -100,16 +101,94 @@ def test_a_pass_rate_is_a_prior_and_a_rating_is_not(local: Path, tmp_path: Path)
 
 
 def test_keys_are_unique_across_all_sets_together(local: Path, tmp_path: Path) -> None:
-    files = prepare([name for name, parts in SETS.items() if parts[0].copies == 1], tmp_path / "out", local=local)
+    files = prepare([name for name, parts in SETS.items() if parts[0].samples == 1], tmp_path / "out", local=local)
     together = load_prompts(*(file.path for file in files))
     assert len(set(together.keys)) == len(together) == sum(file.rows for file in files)
 
 
-def test_a_set_of_copies_has_each_question_so_often_in_its_file(local: Path, tmp_path: Path) -> None:
+def test_a_set_with_samples_has_each_question_once_with_verls_column(local: Path, tmp_path: Path) -> None:
     once, often = prepare(["aime24", "aime24x32"], tmp_path / "out", local=local)
     (row,) = [row for _, row in read_rows(once.path)]
-    assert [row for _, row in read_rows(often.path)] == 32 * [row]
-    assert (often.path.name, often.rows) == ("aime24x32.parquet", 32)
+    assert [row for _, row in read_rows(often.path)] == [row | {"__rollout_n__": 32}]
+    assert (often.path.name, often.rows) == ("aime24x32.parquet", 1)
+
+
+def test_a_file_of_copies_as_it_was_written_before_is_made_again(local: Path, tmp_path: Path) -> None:
+    (file,) = prepare(["aime24x32"], tmp_path / "out", local=local)
+    manifest = tmp_path / "out" / module.MANIFEST
+    told = json.loads(manifest.read_text())
+    del told["files"]["aime24x32"]["samples"]
+    manifest.write_text(json.dumps(told))
+    (again,) = prepare(["aime24x32"], tmp_path / "out", local=local)
+    assert (file.reused, again.reused) == (False, False)
+
+
+GUESSED = [
+    "Yes",
+    "no",
+    "\\text{True}",
+    "$\\text{False}$.",
+    "B",
+    "(C)",
+    "\\text{(D)}",
+    "\\textbf{E}",
+    "diverges",
+    "Even",
+]
+WORKED = ["4", "x", "F", "\\infty", "AB", "(1, 2)", "i", "e^2", "none", "\\frac{1}{2}", "yes and no"]
+
+
+@pytest.mark.parametrize("answer", GUESSED)
+def test_an_answer_that_can_be_guessed_is_one_of_two_words_or_a_letter(answer: str) -> None:
+    assert can_be_guessed(answer)
+
+
+@pytest.mark.parametrize("answer", WORKED)
+def test_an_answer_that_must_be_worked_out_is_not(answer: str) -> None:
+    assert not can_be_guessed(answer)
+
+
+def test_a_filter_leaves_out_training_questions_and_says_how_many(tmp_path: Path) -> None:
+    answers = ["4", "Yes", "(B)", "7"]
+    of_set = {"deepmath": "final_answer", "math500": "answer"}
+    for name, column in of_set.items():
+        asked = "question" if name == "deepmath" else "problem"
+        rows = [{asked: f"Question {number}?", column: answer} for number, answer in enumerate(answers)]
+        write_rows(tmp_path / "sets" / f"{name}.jsonl", rows)
+    train, held = prepare([*of_set], tmp_path / "out", local=tmp_path / "sets", leave_out="guessable")
+    assert list(load_prompts(train.path).ground_truths) == ["4", "7"]
+    assert train.dropped == {"guessable": 2}
+    assert (held.rows, held.dropped) == (4, {})
+    whole, _ = prepare([*of_set], tmp_path / "out", local=tmp_path / "sets")
+    assert (whole.reused, whole.rows) == (False, 4), "the same name, made otherwise"
+
+
+def test_a_filter_that_leaves_no_row_is_refused_by_name(tmp_path: Path) -> None:
+    write_rows(tmp_path / "deepmath.jsonl", [{"question": "Is it?", "final_answer": "Yes"}])
+    with pytest.raises(ValueError, match=r"--filter guessable leaves no row of deepmath: 1 are left out"):
+        prepare(["deepmath"], tmp_path / "out", local=tmp_path, leave_out="guessable")
+    assert not (tmp_path / "out" / "deepmath.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("sets", "name", "says"),
+    [
+        (["deepmath"], "gessable", "--filter must be one of guessable, got 'gessable'"),
+        (["math500"], "guessable", "--filter guessable is for training sets, and none is named here"),
+    ],
+)
+def test_a_filter_that_would_do_nothing_is_refused(
+    sets: list[str], name: str, says: str, local: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        prepare(sets, tmp_path / "out", local=local, leave_out=name)
+
+
+def test_the_command_takes_a_filter(local: Path, tmp_path: Path) -> None:
+    given = ["data", "prepare", "deepmath", "--from-local", str(local), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*given, "--filter", "guessable"])
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "out" / module.MANIFEST).read_text())["files"]["deepmath"]["filter"] == "guessable"
 
 
 def test_indices_that_repeat_within_a_set_name_nobody(tmp_path: Path) -> None:

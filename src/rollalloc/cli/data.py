@@ -28,7 +28,7 @@ def prepare(
         list[str],
         typer.Argument(
             help="deepmath, deepscaler, polaris, dapo17k, gsm8k, math, math500, aime24, aime25, amc23, minerva, "
-            "olympiadbench; aime24x32, aime25x32, amc23x32: each question 32 times."
+            "olympiadbench; aime24x32, aime25x32, amc23x32: with 32 samples of each question under verl."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write to.", parser=folder)] = Path("data"),
@@ -48,6 +48,13 @@ def prepare(
         bool,
         typer.Option("--no-system", help="Leave out system messages, for models whose chat template refuses them."),
     ] = False,
+    leave_out: Annotated[
+        str | None,
+        typer.Option(
+            "--filter",
+            help="guessable: leave out training questions whose answer can be guessed, such as yes, false or (B).",
+        ),
+    ] = None,
 ) -> None:
     """Write public data sets as Parquet in verl's schema, and count questions shared by training and evaluation sets."""
     from rollalloc.data.prepare import prepare as carry_out
@@ -63,6 +70,7 @@ def prepare(
             ngram=ngram,
             splits=splits,
             system=not no_system,
+            leave_out=leave_out,
             progress=lambda part, rows: status.update(f"{part}: {rows:,} rows"),
         )
     console.print(_table(files, ngram))

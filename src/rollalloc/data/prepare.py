@@ -14,6 +14,7 @@ from reprlib import repr as short
 from typing import Any
 
 from rollalloc.data._files import is_readable, read_rows
+from rollalloc.data.filters import FILTERS
 from rollalloc.data.hub import why_unreachable
 from rollalloc.data.overlap import NGrams
 from rollalloc.data.prompts import check_row, write_prompts
@@ -63,6 +64,7 @@ def prepare(
     ngram: int = 13,
     splits: Mapping[str, str] | None = None,
     system: bool = True,
+    leave_out: str | None = None,
     progress: Progress = lambda part, rows: None,
 ) -> list[Prepared]:
     """Write the files of some public sets, and count what training and evaluation sets among them share.
@@ -83,11 +85,12 @@ def prepare(
             files do not say it.
         system: write the system message of each prompt, an empty one unless the set brings its own; False: write none, for
             models whose chat template refuses system messages.
+        leave_out: name of the filter of training questions, a key of `FILTERS`; evaluation sets stay whole. None: none.
         progress: called with the split's name and the rows read so far, now and then.
 
     Raises:
-        ValueError: an unknown set, n-grams of no words, a manifest that is none, a row without the set's columns, or local
-            files that do not say which split they are.
+        ValueError: an unknown set or filter, a filter that leaves no row or has no training set, n-grams of no words, a
+            manifest that is none, a row without the set's columns, or local files that do not say which split they are.
         FileExistsError: a file is in the way; nothing was made.
         FileNotFoundError: a set that is not in the local folder.
         ImportError: `datasets` is missing.
@@ -96,6 +99,7 @@ def prepare(
     if ngram < 1:
         raise ValueError(f"n must be at least 1 word, got {ngram}")
     _check_splits(splits or {}, parts, local)
+    _check_filter(leave_out, parts)
     sources = {part.name: _local_files(part, local, splits or {}) for part in parts} if local is not None else {}
     manifest = _read_manifest(out)
     paths = {part.name: out / f"{part.name}.parquet" for part in parts}
@@ -104,10 +108,10 @@ def prepare(
     files: list[Prepared] = []
     for part in parts:
         path, entry, files_read = paths[part.name], manifest.get(part.name), sources.get(part.name)
-        how = _how(local, files_read, system)
+        how = _how(part, local, files_read, system, leave_out)
         reused = not force and entry is not None and _is_as_made(path, entry, how)
         if entry is None or not reused:
-            rows, dropped = _verl_rows(part, _source(part, files_read), progress)
+            rows, dropped = _verl_rows(part, _source(part, files_read), how["filter"], progress)
             if not system:
                 _leave_out_system(rows)
             entry = _write(path, rows, part.name, how | {"hub": part.hub, "rows": len(rows), "dropped": dropped})
@@ -116,11 +120,18 @@ def prepare(
     return files
 
 
-def _how(local: Path | None, files: Sequence[Path] | None, system: bool) -> dict[str, Any]:
+def _how(
+    part: PublicSplit, local: Path | None, files: Sequence[Path] | None, system: bool, leave_out: str | None
+) -> dict[str, Any]:
     """What the manifest says of how a file was made; one that was made otherwise is made again."""
+    how = {
+        "system": system,
+        "filter": leave_out if part.use == "train" else None,
+        "samples": part.samples if part.samples > 1 else None,
+    }
     if local is None or files is None:
-        return {"from": "hub", "files": None, "system": system}
-    return {"from": "local", "files": [file.relative_to(local).as_posix() for file in files], "system": system}
+        return how | {"from": "hub", "files": None}
+    return how | {"from": "local", "files": [file.relative_to(local).as_posix() for file in files]}
 
 
 def _is_as_made(path: Path, entry: Mapping[str, Any], how: Mapping[str, Any]) -> bool:
@@ -145,6 +156,14 @@ def _check_splits(splits: Mapping[str, str], parts: Sequence[PublicSplit], local
         raise ValueError("--split chooses among local files; give --from-local FOLDER as well, or take it out")
 
 
+def _check_filter(name: str | None, parts: Sequence[PublicSplit]) -> None:
+    """Refuse a filter that does not exist or would do nothing."""
+    if name is not None and name not in FILTERS:
+        raise ValueError(f"--filter must be one of {', '.join(FILTERS)}, got {name!r}")
+    if name is not None and not any(part.use == "train" for part in parts):
+        raise ValueError(f"--filter {name} is for training sets, and none is named here; name one, or take it out")
+
+
 def _parts(name: str) -> tuple[PublicSplit, ...]:
     if name not in SETS:
         near = get_close_matches(name, SETS, n=1)
@@ -157,7 +176,7 @@ def _parts(name: str) -> tuple[PublicSplit, ...]:
 
 
 def _verl_rows(
-    part: PublicSplit, source: Iterable[tuple[str, Mapping[str, Any]]], progress: Progress
+    part: PublicSplit, source: Iterable[tuple[str, Mapping[str, Any]]], leave_out: str | None, progress: Progress
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """The set's rows in verl's schema, and how many were left out for what."""
     kept: dict[str, dict[str, Any]] = {}  # by question
@@ -180,6 +199,9 @@ def _verl_rows(
                 "that the file belongs to the set"
             ) from error
         check_row(place, row)
+        if leave_out is not None and FILTERS[leave_out](problem.answer):
+            dropped[leave_out] += 1
+            continue
         if question not in kept:
             kept[question] = row
         elif kept[question]["reward_model"] == row["reward_model"]:
@@ -189,8 +211,13 @@ def _verl_rows(
             contradicted.add(question)
     dropped["contradicted"] += len(contradicted)
     rows = [row for question, row in kept.items() if question not in contradicted]
+    if leave_out is not None and not rows:
+        raise ValueError(
+            f"--filter {leave_out} leaves no row of {part.name}: {dropped[leave_out]:,} are left out; take the filter "
+            "or the set out"
+        )
     _make_unique(rows)
-    return rows * part.copies, dict(+dropped)
+    return rows, dict(+dropped)
 
 
 def _make_unique(rows: Sequence[dict[str, Any]]) -> None:

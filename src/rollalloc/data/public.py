@@ -13,6 +13,8 @@ from rollalloc.rewards.extract import boxed
 
 INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
 
+SAMPLES = "__rollout_n__"  # verl's column of how many answers to a validation prompt are sampled
+
 Row = Mapping[str, Any]
 
 
@@ -50,8 +52,8 @@ class PublicSplit:
         use: "train" or "evaluation"; overlap is looked for between the two.
         read: from a row to what it says.
         config: of the data set on the hub.
-        copies: times that each row stands in the file, where an evaluation is the mean of so many answers to a question and
-            verl's `val_kwargs.n` is one number for all sets; the name ends in x and it.
+        samples: answers to each question that an evaluation is the mean of. Above 1 it stands in the column `SAMPLES`, which
+            verl reads for each row, since its `val_kwargs.n` is one number for all sets; the name ends in x and it.
     """
 
     name: str
@@ -60,12 +62,12 @@ class PublicSplit:
     use: Literal["train", "evaluation"]
     read: Callable[[Row], PublicProblem]
     config: str | None = None
-    copies: int = 1
+    samples: int = 1
 
     @property
     def original(self) -> str:
-        """The name of the split whose rows stand in the file more than once."""
-        return self.name.removesuffix(f"x{self.copies}")
+        """The name of the split without its number of samples."""
+        return self.name.removesuffix(f"x{self.samples}")
 
 
 def to_verl(part: PublicSplit, number: int, problem: PublicProblem) -> dict[str, Any]:
@@ -81,7 +83,8 @@ def to_verl(part: PublicSplit, number: int, problem: PublicProblem) -> dict[str,
         {"role": "user", "content": f"{problem.question} {INSTRUCTION}"},
     )
     index = number if problem.index is None else problem.index
-    return {
+    samples = {SAMPLES: part.samples} if part.samples > 1 else {}
+    return samples | {
         "data_source": part.hub,
         "prompt": [dict(message) for message in prompt],
         "ability": "math",
@@ -205,11 +208,13 @@ _ONCE: Mapping[str, tuple[PublicSplit, ...]] = {
         ),
     ),
 }
-_COPIES = 32  # of small sets, as DAPO's and Pilot-Commit's evaluations have them
+_SAMPLES = 32  # of small sets, as DAPO's and Pilot-Commit's evaluations have them
 SETS: Mapping[str, tuple[PublicSplit, ...]] = {
     **_ONCE,
     **{
-        f"{name}x{_COPIES}": tuple(replace(part, name=f"{part.name}x{_COPIES}", copies=_COPIES) for part in _ONCE[name])
+        f"{name}x{_SAMPLES}": tuple(
+            replace(part, name=f"{part.name}x{_SAMPLES}", samples=_SAMPLES) for part in _ONCE[name]
+        )
         for name in ("aime24", "aime25", "amc23")
     },
 }

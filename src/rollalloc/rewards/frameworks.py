@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rollalloc.rewards.extract import Extractor
 from rollalloc.rewards.function import Outcome, RewardFunction, Sample, Scored
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 
@@ -19,10 +20,19 @@ class Reward:
         scorer: scores the samples. Its worker processes end with the interpreter, or earlier if you call its `close`.
         ground_truth: name of the data set column that holds the ground truth under TRL. verl passes it separately.
         name: name of the reward in TRL's logs.
+        answer: finds the answer in a completion, for verl's majority votes (`maj@k`) of equal texts. None: no votes.
     """
 
-    def __init__(self, scorer: Scorer, *, ground_truth: str = "ground_truth", name: str = "reward") -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        *,
+        ground_truth: str = "ground_truth",
+        name: str = "reward",
+        answer: Extractor | None = None,
+    ) -> None:
         self.scorer = scorer
+        self.answer = answer
         self.ground_truth = ground_truth
         self.__name__ = name
 
@@ -30,8 +40,9 @@ class Reward:
         """Score one `solution_str` for verl, or a batch of `completions` for TRL.
 
         Returns:
-            For verl, a dict with `score`, `acc`, `unscored` (1.0 or 0.0) and `reason`. verl requires a score, so an
-            unscored sample has score and acc 0.0; `unscored` distinguishes it from a wrong answer.
+            For verl, a dict with `score`, `acc`, `unscored` (1.0 or 0.0) and `reason`; with `answer` also `pred`, the answer
+            or "". verl requires a score, so an unscored sample has score and acc 0.0; `unscored` distinguishes it from a
+            wrong answer.
             For TRL, a list of rewards, with None for unscored samples, which TRL ignores.
 
         Raises:
@@ -60,9 +71,10 @@ class Reward:
         extra_info = extra_info or {}
         name = f"{data_source}/{extra_info['index']}" if "index" in extra_info else ""
         (outcome,) = self.scorer.score([Sample(data_source, solution_str, ground_truth, extra_info, name=name)])
+        votes = {} if self.answer is None else {"pred": (self.answer(solution_str) or "").strip()}
         if isinstance(outcome, Scored):
-            return {"score": outcome.reward, "acc": outcome.metric, "unscored": 0.0, "reason": ""}
-        return {"score": 0.0, "acc": 0.0, "unscored": 1.0, "reason": outcome.reason}
+            return {"score": outcome.reward, "acc": outcome.metric, "unscored": 0.0, "reason": "", **votes}
+        return {"score": 0.0, "acc": 0.0, "unscored": 1.0, "reason": outcome.reason, **votes}
 
     def _answer_trl(self, completions: Sequence[Any], columns: dict[str, Any]) -> list[float | None]:
         if self.ground_truth not in columns:

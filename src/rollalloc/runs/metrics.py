@@ -87,6 +87,9 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("short_because", "text", "why; null where it is not short", _BATCH),
         Metric("staleness_mean", "updates", "between a row's first token and the batch", _BATCHES, AMOUNT),
         Metric("staleness_max", "updates", "the same, of the oldest row", _BATCHES, COUNT),
+        Metric("staleness_min", "updates", "the same, of the newest row", _BATCHES, COUNT),
+        Metric("staleness_std", "updates", "standard deviation of the same over the rows", _BATCHES, AMOUNT),
+        Metric("off_policy_rows", "rows", "of them that earlier weights generated", _BATCHES, COUNT),
         Metric(
             "negative_weight",
             "",
@@ -103,9 +106,16 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("lengths/count", "rollouts", "the same", _BATCH, LENGTHS),
         Metric("lengths/truncated", "rollouts", "of them that hit the length limit", _BATCH),
         Metric("lengths/quantiles", "tokens", "minimum, 10, 25, 50, 75, 90 % and maximum of their lengths", _BATCH),
-        Metric("evicted", "prompts", "away for longer than an epoch", _AWAY, COUNT),
-        Metric("revived", "visits", "so far to prompts that had been evicted", _AWAY, COUNT),
-        Metric("quarantined", "prompts", "not drawn again: their rollouts always failed to be scored", _AWAY, COUNT),
+        Metric("evicted", "prompts", "away for longer than an epoch", (*_AWAY, "verl"), COUNT),
+        Metric("evicted_share", "share", "of all prompts that are evicted now", ("verl",)),
+        Metric("revived", "visits", "so far to prompts that had been evicted", (*_AWAY, "verl"), COUNT),
+        Metric(
+            "quarantined",
+            "prompts",
+            "not drawn again: their rollouts always failed to be scored",
+            (*_AWAY, "verl"),
+            COUNT,
+        ),
         Metric("loss", "", "mean over the batch's optimizer steps", _BATCH, MEASURED),
         Metric("grad_norm", "", "before clipping, likewise", (*_BATCH, "Tinker"), MEASURED),
         Metric("clip_fraction", "share", "of tokens whose ratio was clipped", _BATCH),
@@ -201,6 +211,21 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("stage/NAME/rollouts", "rollouts", "ordered in it", ("verl",)),
         Metric("stage/NAME/passed", "groups", "that passed it, those left over as surplus included", ("verl",)),
         Metric("stage/NAME/pass_rate", "share", "of the groups that left it", ("verl",)),
+        Metric(
+            "stage/NAME/dropped/REASON",
+            "share",
+            "of the groups that left it, by why they did not pass: `too_easy`, `too_hard`, `solved`, `zero_variance`, …",
+            ("verl",),
+        ),
+        Metric("stage/NAME/mean", "metric", "mean of these groups over their rollouts of the stage", ("verl",)),
+        Metric("stage/NAME/deviation", "metric", "within such a group, mean over the groups", ("verl",)),
+        Metric(
+            "groups_table",
+            "table",
+            "of these groups: stage, prompt, rollouts, mean and deviation of the metric, tokens, share truncated, what "
+            "became of it; with `wandb` in `trainer.logger`",
+            ("verl",),
+        ),
         Metric("rounds", "rounds", "in which rollouts were ordered", ("verl",)),
         Metric("held/groups", "groups", "held for a later batch", ("verl",)),
         Metric("held/in", "groups", "of them new in this step", ("verl",)),
@@ -264,6 +289,12 @@ def totals(core: Allocator) -> dict[str, Any]:
     }
 
 
+def away(core: Allocator) -> dict[str, Any]:
+    """Prompts that are not drawn now, or that were not, and the share of the evicted ones."""
+    away = core.away()
+    return away | {"evicted_share": away["evicted"] / len(core.table)}
+
+
 def prediction(core: Allocator) -> dict[str, Any]:
     """The quality of the recipe's predictions. The weights of the experts, which are many, are left out."""
     figures = core.prompt_figures().items()
@@ -280,6 +311,9 @@ def of_batch(core: Allocator, batch: Batch) -> dict[str, Any]:
         "short": batch.short_because is not None,
         "staleness_mean": float(np.mean(ages)),
         "staleness_max": max(ages),
+        "staleness_min": min(ages),
+        "staleness_std": float(np.std(ages)),
+        "off_policy_rows": sum(age > 0 for age in ages),
         "negative_weight": _negative_weight(batch),
         "selection": core.selection.figures(),
         "teaching": core.teaching.shares(),

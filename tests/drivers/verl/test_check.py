@@ -121,6 +121,7 @@ def test_files_that_are_there_are_accepted_and_named_from_where_the_command_is_g
             "has no column 'question'; its columns are data_source, prompt, reward_model, extra_info",
         ),
         ("reward.custom_reward_function.path=none.py", "path=none.py: there is no such file"),
+        ("reward.custom_reward_function.path=pkg://not_there.reward", "there is no such module in this environment"),
         (
             "reward.custom_reward_function.name=score",
             "it does not define score; it defines compute_score; set reward.custom",

@@ -1,8 +1,5 @@
 """The reward of the paper's runs, as verl calls it."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 from rollalloc.drivers.verl.scores import read_score
@@ -10,22 +7,35 @@ from rollalloc.rewards.function import Scored, Unscored
 
 pytest.importorskip("math_verify")
 
-FILE = Path(__file__).parents[3] / "recipes" / "verl" / "math_reward.py"
-
 
 @pytest.fixture(scope="module")
 def reward():
-    spec = importlib.util.spec_from_file_location("paper_reward", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module.reward
-    module.reward.scorer.close()
+    from rollalloc.rewards.signed import reward
+
+    yield reward
+    reward.scorer.close()
 
 
 @pytest.mark.parametrize(("answer", "scored"), [("1/2", Scored(1.0, 1.0)), ("3", Scored(-1.0, 0.0))])
 def test_right_is_plus_one_wrong_minus_one_and_selection_sees_a_success_rate(reward, answer, scored):
     given = reward(data_source="polaris", solution_str=f"so \\boxed{{{answer}}}", ground_truth="0.5", extra_info={})
     assert read_score(given["score"], given) == scored
+
+
+@pytest.mark.parametrize("text", ["so it is 42", "The answer is 42.", "so 42, that is \\boxed{42", "\\boxed{4", ""])
+def test_an_answer_without_a_closed_box_is_wrong(reward, text):
+    """Truncated completions included: "\\boxed{4" may have been cut off before 42."""
+    given = reward(data_source="polaris", solution_str=text, ground_truth="42", extra_info={})
+    assert read_score(given["score"], given) == Scored(-1.0, 0.0)
+    assert given["pred"] == ""
+
+
+def test_majorities_are_counted_over_the_boxed_answers(reward):
+    """verl's maj@k takes the most frequent `pred`, and needs one of every sample."""
+    texts = [f"I think \\boxed{{ {answer} }}" for answer in ("1/2", "3", "1/2")]
+    given = [reward(data_source="a", solution_str=text, ground_truth="0.5", extra_info={}) for text in texts]
+    assert [each["pred"] for each in given] == ["1/2", "3", "1/2"]
+    assert [each["acc"] for each in given] == [1.0, 0.0, 1.0]
 
 
 def test_a_ground_truth_that_is_none_is_unscored(reward):

@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from made_up_crew import RECIPES, by_quarter, figures
 from rollalloc import EventError, MetricError
 from rollalloc.core.errors import NoScores
 from rollalloc.core.recipe import Replay
+from rollalloc.drivers.verl.figures import COLUMNS
 from rollalloc.drivers.verl.rounds import Finished, SessionOutcome
 from rollalloc.runs.metrics import undeclared
 
@@ -498,13 +500,47 @@ def test_metrics_by_stage_by_hand(make_rounds):
     rounds = make_rounds(RECIPES["pilot_commit"], by_quarter, at_once=1000)
     (first, _), (second, _) = steps_of(rounds, 2)
     # Eight pilots of which four pass; commits for those, beside eight pilots more of which four are held.
-    assert figures(first, "rollalloc/stage/pilot/") == {"groups": 16, "rollouts": 32, "passed": 8, "pass_rate": 0.5}
-    assert figures(first, "rollalloc/stage/commit/") == {"groups": 4, "rollouts": 16, "passed": 4, "pass_rate": 1.0}
+    pilots = {"groups": 16, "rollouts": 32, "passed": 8, "pass_rate": 0.5, "mean": 0.5, "deviation": 0.25}
+    assert figures(first, "rollalloc/stage/pilot/") == pilots | {"dropped/too_hard": 0.25, "dropped/too_easy": 0.25}
+    commits = {"groups": 4, "rollouts": 16, "passed": 4, "pass_rate": 1.0, "mean": 0.5, "deviation": 0.5}
+    assert figures(first, "rollalloc/stage/commit/") == commits
     assert figures(first, "rollalloc/held/") == {"groups": 4, "in": 4, "out": 0, "lost": 0}
     assert first["rollalloc/rounds"] == 2
-    assert figures(second, "rollalloc/stage/commit/") == {"groups": 4, "rollouts": 16, "passed": 4, "pass_rate": 1.0}
+    assert figures(second, "rollalloc/stage/commit/") == commits
     assert figures(second, "rollalloc/held/") == {"groups": 4, "in": 4, "out": 4, "lost": 0}
     assert second["rollalloc/rounds"] == 1
+
+
+def test_the_table_of_groups_has_a_row_for_each_that_left_a_stage(make_rounds):
+    rounds = make_rounds(RECIPES["pilot_commit"], by_quarter, at_once=1000)
+    rounds.next_batch()
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in rounds.groups_table()]
+    pilots, commits = ([row for row in rows if row["stage"] == stage] for stage in ("pilot", "commit"))
+    became = {0: "too_easy", 1: "too_hard"}  # of every four prompts; the other two are mixed
+    for row in pilots:
+        mixed = row["prompt"] % 4 > 1
+        assert row["became"] in (("next stage", "held") if mixed else (became[row["prompt"] % 4],))
+        assert (row["rollouts"], row["deviation"]) == (2, 0.5 if mixed else 0)
+    assert sorted(row["prompt"] for row in pilots) == list(range(16))
+    assert Counter(row["became"] for row in pilots)["held"] == 4
+    assert [(row["became"], row["rollouts"], row["mean"]) for row in commits] == 4 * [("trained", 4, 0.5)]
+
+
+def test_rows_of_earlier_weights_are_counted(make_rounds):
+    rounds = make_rounds(RECIPES["pilot_commit"], by_quarter, at_once=1000)
+    (first, _), (second, _) = steps_of(rounds, 2)
+    assert first["rollalloc/off_policy_rows"] == first["rollalloc/staleness_std"] == 0
+    assert second["rollalloc/off_policy_rows"] == 8  # two pilots of each of four groups of six rows
+    assert (second["rollalloc/staleness_min"], second["rollalloc/staleness_max"]) == (0, 1)
+    assert second["rollalloc/staleness_mean"] == pytest.approx(8 / 24)
+    assert second["rollalloc/staleness_std"] == pytest.approx((2 / 9) ** 0.5)
+
+
+def test_the_share_of_evicted_prompts_is_of_all(make_rounds):
+    section = RECIPES["pilot_commit"] | {"p_solve": 1.0, "confidence": None, "reprobe_every": None}
+    ((metrics, _),) = steps_of(make_rounds(section, by_quarter, prompts=64, at_once=1000), 1)
+    assert (metrics["rollalloc/evicted"], metrics["rollalloc/evicted_share"]) == (4, 4 / 64)
+    assert metrics["rollalloc/stage/pilot/dropped/solved"] == 0.25
 
 
 def test_a_group_that_passed_its_pilots_and_falls_after_its_commits_has_passed_the_pilots(make_rounds):

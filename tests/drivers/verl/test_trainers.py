@@ -18,7 +18,8 @@ from verl.workers.rollout.replica import TokenOutput
 from rollalloc.drivers.verl import trainer, workers
 from rollalloc.drivers.verl.client import LIVE, Client, Live, ResumingClient, SessionStopped
 from rollalloc.drivers.verl.configure import configure
-from rollalloc.drivers.verl.loader import Prompts
+from rollalloc.drivers.verl.figures import COLUMNS
+from rollalloc.drivers.verl.loader import Prompts, fill_samples
 from rollalloc.drivers.verl.modes import MODES
 from rollalloc.rules.intake import Ahead, Fill
 
@@ -284,3 +285,40 @@ def test_every_engine_serves_a_recipe_that_stops_nothing(mode, engine, verls_con
     assert not configure(config_of(verls_config, mode, {"actor_rollout_ref.rollout.name": engine})).stops
     if engine != "trtllm":
         assert configure(config_of(verls_config, mode, STOPS | {"actor_rollout_ref.rollout.name": engine})).stops
+
+
+def test_the_table_of_groups_goes_to_wandb_where_verl_logs_there():
+    class Wandb:
+        logged: list = []
+
+        @staticmethod
+        def Table(columns, data):  # W&B's name
+            return columns, data
+
+        @classmethod
+        def log(cls, data, step):
+            cls.logged.append((data, step))
+
+    rows = [("pilot", 3, 2, 0.5, 0.5, 10.0, 0.0, "held")]
+    trainer.show_groups(SimpleNamespace(logger={"console": None}), rows, 4)
+    trainer.show_groups(SimpleNamespace(logger={"wandb": Wandb}), [], 4)
+    assert not Wandb.logged
+    trainer.show_groups(SimpleNamespace(logger={"wandb": Wandb}), rows, 4)
+    assert Wandb.logged == [({"rollalloc/groups_table": (list(COLUMNS), [list(rows[0])])}, 4)]
+
+
+def test_validation_files_without_a_number_of_samples_get_verls(tmp_path):
+    import datasets
+
+    frame = datasets.concatenate_datasets(
+        [
+            datasets.Dataset.from_list([{"prompt": "a", "__rollout_n__": 32}]),
+            datasets.Dataset.from_list([{"prompt": "b"}]),
+        ]
+    )
+    dataset, plain = SimpleNamespace(dataframe=frame), SimpleNamespace(dataframe=frame.select_columns(["prompt"]))
+    fill_samples(dataset, 4)
+    assert dataset.dataframe["__rollout_n__"][:] == [32, 4]
+    fill_samples(plain, 4)
+    assert plain.dataframe.column_names == ["prompt"]
+    fill_samples(SimpleNamespace(), 4)  # a class of one's own

@@ -1,11 +1,12 @@
-"""Metrics of a training step: groups and rollouts by stage of the recipe, and the groups that wait for a later batch."""
+"""Metrics of a training step: by stage of the recipe and by group, and the groups that wait for a later batch."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from statistics import fmean, pstdev
 from typing import Any
 
 from rollalloc.core.events import Order
@@ -13,6 +14,23 @@ from rollalloc.core.recipe import Stage
 from rollalloc.core.statistics import PromptStatistics
 
 _Stages = defaultdict[int, dict[int, int]]  # stage -> group -> its prompt
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRollout:
+    """A scored rollout, as the table of groups needs it."""
+
+    metric: float
+    tokens: int
+    truncated: bool
+
+
+COLUMNS = ("stage", "prompt", "rollouts", "mean", "deviation", "tokens", "truncated", "became")
+"""Of the table of groups: a row for each that left a stage, over its rollouts of that stage."""
+
+
+_TRAINED, _NEXT, _HELD, _SURPLUS = "trained", "next stage", "held", "surplus"
+_PASSED = frozenset((_TRAINED, _NEXT, _HELD, _SURPLUS))
 
 
 @dataclass
@@ -29,6 +47,7 @@ class Step:
     _entered: _Stages = field(default_factory=lambda: defaultdict(dict))
     _undecided: _Stages = field(default_factory=lambda: defaultdict(dict))  # entered in an earlier step, still running
     _rollouts: Counter[int] = field(default_factory=Counter)
+    _scored: dict[tuple[int, int], list[EndedRollout]] = field(default_factory=lambda: defaultdict(list))
 
     def order(self, orders: Iterable[Order]) -> None:
         """Count orders that start together, as one round."""
@@ -36,6 +55,10 @@ class Step:
         for order in orders:
             self._entered[order.stage][order.group] = order.prompt  # an order may come in parts
             self._rollouts[order.stage] += len(order.rollouts)
+
+    def see(self, at: int, group: int, rollout: EndedRollout) -> None:
+        """A rollout that a stage of a group ordered has its score."""
+        self._scored[at, group].append(rollout)
 
     def following(self, held: AbstractSet[int], running: AbstractSet[int]) -> Step:
         """The next step, which takes over the groups that are still in their stage."""
@@ -46,7 +69,11 @@ class Step:
                 for group, prompt in self._groups_in(stage).items()
                 if not self._has_left(stage, group, running)
             }
-        return Step(held, _undecided=undecided)
+        step = Step(held, _undecided=undecided)
+        step._scored |= {
+            (at, group): scored for (at, group), scored in self._scored.items() if group in undecided.get(at, ())
+        }
+        return step
 
     def _groups_in(self, stage: int) -> dict[int, int]:
         """The groups that were in a stage at some time of this step, and their prompts."""
@@ -79,18 +106,48 @@ class Step:
             "out": len(self.held & trained),
             "lost": len(self.held - trained - held),
         }
-        by_stage: dict[str, dict[str, float]] = {}
+        by_stage: dict[str, dict[str, Any]] = {}
+        groups: list[tuple[Any, ...]] = []
         for index, stage in enumerate(stages):
-            went_on = trained | held | self._entered[index + 1].keys()
             left = {
                 group: prompt
                 for group, prompt in self._groups_in(index).items()
                 if self._has_left(index, group, running)
             }
-            passed = sum(
-                group in went_on or statistics.record(prompt).fate == "surplus" for group, prompt in left.items()
-            )
-            counts = {"groups": len(self._entered[index]), "rollouts": self._rollouts[index], "passed": passed}
-            rate = {"pass_rate": passed / len(left)} if left else {}
-            by_stage[stage.name.replace(" ", "_")] = counts | rate
-        return {"rounds": self.rounds, "held": held_counts, "stage": by_stage}
+            became = {
+                group: self._became(index, group, statistics.record(prompt).fate, trained, held)
+                for group, prompt in left.items()
+            }
+            rows = [self._row(stage.name, index, group, left[group], became[group]) for group in left]
+            by_stage[stage.name.replace(" ", "_")] = self._of_stage(index, became, rows)
+            groups += rows
+        return {"rounds": self.rounds, "held": held_counts, "stage": by_stage, "groups_table": groups}
+
+    def _became(self, index: int, group: int, fate: str, trained: AbstractSet[int], held: AbstractSet[int]) -> str:
+        """What became of a group that left a stage: "trained", "held", "next stage", or the reason why it was dropped."""
+        if group in self._entered[index + 1]:
+            return _NEXT
+        if group in trained:
+            return _TRAINED
+        return _HELD if group in held else fate.rpartition("/")[2]
+
+    def _row(self, stage: str, index: int, group: int, prompt: int, became: str) -> tuple[Any, ...]:
+        """A group's row in the table; see `COLUMNS`."""
+        scored = self._scored.get((index, group), ())
+        figures: tuple[float | None, ...] = (None,) * 4
+        if scored:
+            metrics = [rollout.metric for rollout in scored]
+            tokens, cut = (fmean(getattr(rollout, name) for rollout in scored) for name in ("tokens", "truncated"))
+            figures = (fmean(metrics), pstdev(metrics), tokens, cut)
+        return (stage, prompt, len(scored), *figures, became)
+
+    def _of_stage(self, index: int, became: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+        """A stage's figures, from what became of the groups that left it and from their rows."""
+        passed = sum(each in _PASSED for each in became.values())
+        figures: dict[str, Any] = {"groups": len(self._entered[index]), "rollouts": self._rollouts[index], "passed": passed}
+        if became:
+            dropped = Counter(each for each in became.values() if each not in _PASSED)
+            shares = {reason: count / len(became) for reason, count in dropped.items()}
+            figures |= {"pass_rate": passed / len(became), "dropped": shares}
+        means, deviations = ([row[COLUMNS.index(name)] for row in rows if row[2]] for name in ("mean", "deviation"))
+        return figures | ({"mean": fmean(means), "deviation": fmean(deviations)} if means else {})

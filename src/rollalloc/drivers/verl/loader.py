@@ -19,6 +19,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from rollalloc.core.table import PromptTable
 from rollalloc.data.feature_file import read_features
 from rollalloc.data.prompts import prompt_keys
+from rollalloc.data.public import SAMPLES
 from rollalloc.drivers.verl.names import refuse_columns
 from rollalloc.drivers.verl.rounds import Submission
 
@@ -88,7 +89,7 @@ class Prompts:
         """The submissions in the format of verl's workers."""
         batch = collate_fn([self._dataset[submission.prompt] for submission in submissions])
         batch["uid"] = np.array([submission.uid for submission in submissions], dtype=object)
-        batch["__rollout_n__"] = np.array([len(submission.rollouts) for submission in submissions], dtype=object)
+        batch[SAMPLES] = np.array([len(submission.rollouts) for submission in submissions], dtype=object)
         rows = tu.get_tensordict(batch)
         tu.assign_non_tensor_data(rows, "global_steps", step)
         return rows
@@ -99,6 +100,21 @@ def refuse_columns_of(dataset: Any, files: str, allowed: frozenset[str] = frozen
     if dataset is not None and len(dataset):
         row = dataset[0]
         refuse_columns(row, row.get("extra_info"), files, allowed)
+
+
+def fill_samples(dataset: Any, n: int) -> None:
+    """Give every validation prompt a number of answers to sample, where only some files say one.
+
+    verl concatenates its files, so that the column of those that have it is null in the rows of the others, and verl fails
+    on null.
+
+    Args:
+        dataset: verl's validation set; another one, without a `dataframe`, is left alone.
+        n: verl's `val_kwargs.n`, which holds for files without the column.
+    """
+    frame = getattr(dataset, "dataframe", None)
+    if frame is not None and SAMPLES in frame.column_names and None in frame[SAMPLES]:
+        dataset.dataframe = frame.map(lambda row: {SAMPLES: n if row[SAMPLES] is None else row[SAMPLES]})
 
 
 def _keys(frame: Iterable[dict[str, Any]], prompt_key: str) -> list[str]:

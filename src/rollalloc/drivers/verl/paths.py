@@ -8,6 +8,7 @@ import ast
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ _READ = (
 _WRITTEN = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 _DATA = {"data.train_files": frozenset[str](), "data.val_files": READ_IN_VALIDATION}
 _REWARD = "reward.custom_reward_function"
+_MODULE, _FILE = "pkg://", "file://"  # verl's own
 
 
 def make_absolute(config: Any) -> None:
@@ -60,7 +62,7 @@ class _Data:
 def missing_or_wrong(config: Any) -> Iterator[str]:
     """Problems with the files of a configuration: missing files, missing or reserved columns, a missing reward function.
 
-    URLs such as `hdfs://…` are not checked. The reward's file is parsed but not run.
+    Data at URLs such as `hdfs://…` are not checked. The reward's file is parsed but not run.
     """
     for key, allowed in _DATA.items():
         for path in _local(OmegaConf.select(config, key)):
@@ -68,7 +70,7 @@ def missing_or_wrong(config: Any) -> Iterator[str]:
                 _check_data(config, key, path, allowed)
             except (OSError, ValueError) as error:
                 yield str(error)
-    for path in _local(OmegaConf.select(config, f"{_REWARD}.path")):
+    if path := OmegaConf.select(config, f"{_REWARD}.path"):
         try:
             _check_reward(path, OmegaConf.select(config, f"{_REWARD}.name"))
         except (OSError, ValueError, SyntaxError) as error:
@@ -130,13 +132,24 @@ def _data(file: Path) -> _Data:
 
 
 def _check_reward(path: str, name: Any) -> None:
-    file = Path(path)
+    file = _file_of_module(path.removeprefix(_MODULE)) if path.startswith(_MODULE) else Path(path.removeprefix(_FILE))
     if not file.is_file():
         raise ValueError(f"there is no such file (relative paths start at {Path.cwd()})")
     names = set(_top_level(ast.parse(file.read_bytes(), path).body))
     if not {str(name), "*", "__getattr__"} & names:
         public = ", ".join(sorted(defined for defined in names if not defined.startswith("_"))) or "nothing"
         raise ValueError(f"it does not define {name}; it defines {public}; set {_REWARD}.name")
+
+
+def _file_of_module(name: str) -> Path:
+    """The file of a module that verl would import, which is not imported here; its packages are."""
+    try:
+        spec = find_spec(name.replace("/", "."))
+    except ImportError:
+        spec = None
+    if spec is None or spec.origin is None:
+        raise ValueError("there is no such module in this environment; install it, on every node")
+    return Path(spec.origin)
 
 
 def _top_level(body: Iterable[ast.stmt]) -> Iterator[str]:

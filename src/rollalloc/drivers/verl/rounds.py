@@ -15,10 +15,10 @@ from typing import Any, Protocol
 from rollalloc.core.allocator import Allocator, NoProgress
 from rollalloc.core.events import Actions, Batch, Cancelled, Offered, Order, Row, Updated
 from rollalloc.core.packing import exact_keys
-from rollalloc.drivers.verl.figures import Step
+from rollalloc.drivers.verl.figures import EndedRollout, Step
 from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell
 from rollalloc.rewards.function import Scored, Unscored
-from rollalloc.runs.metrics import of_batch, prediction, scalars, totals
+from rollalloc.runs.metrics import away, of_batch, prediction, scalars, totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +353,9 @@ class Rounds:
                 continue
             self._stopped.discard(rollout)
             self._keys[rollout] = outcome.keys
+            if outcome.reward is not None:
+                ended = EndedRollout(outcome.metric, outcome.tokens, outcome.truncated)
+                self._step.see(_stage_of(outcome.uid), _group_of(outcome.uid), ended)
             tell(self.allocator, [self._result(rollout, outcome)])
 
     def _result(self, rollout: int, outcome: SessionOutcome) -> RolloutResult:
@@ -400,8 +403,13 @@ class Rounds:
     def metrics(self, batch: Batch) -> dict[str, float]:
         """Metrics under `rollalloc/`: rollouts by cause, the state of the prompts, and what this step did."""
         own = {"streaming": {"in_flight": len(self._running)}, "driver_seconds": self.seconds}
+        own |= away(self.allocator)
         run = totals(self.allocator) | prediction(self.allocator)
         return scalars(run | of_batch(self.allocator, batch) | self._figures | own)
+
+    def groups_table(self) -> list[tuple[Any, ...]]:
+        """The groups that left a stage in the last step, with the columns of `figures.COLUMNS`."""
+        return list(self._figures.get("groups_table", ()))
 
     def state_dict(self) -> dict[str, Any]:
         """The core's state and the keys of stored rows. Call it after `trained`. Loading repeats running rollouts."""
@@ -454,6 +462,11 @@ def _submission(order: Order, again: str) -> Submission:
     # An order may be split. The number of the first rollout makes the uid of each part unique.
     uid = f"g{order.group}s{order.stage}r{order.rollouts[0]}{again}"
     return Submission(uid, order.prompt, order.rollouts)
+
+
+def _stage_of(uid: str) -> int:
+    """The stage of a submission, from its uid."""
+    return int(uid[uid.index("s") + 1 : uid.index("r")])
 
 
 def _group_of(uid: str) -> int:
