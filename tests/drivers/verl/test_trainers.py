@@ -288,23 +288,16 @@ def test_every_engine_serves_a_recipe_that_stops_nothing(mode, engine, verls_con
 
 
 def test_the_table_of_groups_goes_to_wandb_where_verl_logs_there():
-    class Wandb:
-        logged: list = []
-
-        @staticmethod
-        def Table(columns, data):  # W&B's name
-            return columns, data
-
-        @classmethod
-        def log(cls, data, step):
-            cls.logged.append((data, step))
-
+    logged = []
+    wandb = SimpleNamespace(
+        Table=lambda columns, data: (columns, data), log=lambda data, step: logged.append((data, step))
+    )
     rows = [("pilot", 3, 2, 0.5, 0.5, 10.0, 0.0, "held")]
     trainer.show_groups(SimpleNamespace(logger={"console": None}), rows, 4)
-    trainer.show_groups(SimpleNamespace(logger={"wandb": Wandb}), [], 4)
-    assert not Wandb.logged
-    trainer.show_groups(SimpleNamespace(logger={"wandb": Wandb}), rows, 4)
-    assert Wandb.logged == [({"rollalloc/groups_table": (list(COLUMNS), [list(rows[0])])}, 4)]
+    trainer.show_groups(SimpleNamespace(logger={"wandb": wandb}), [], 4)
+    assert not logged
+    trainer.show_groups(SimpleNamespace(logger={"wandb": wandb}), rows, 4)
+    assert logged == [({"rollalloc/groups_table": (list(COLUMNS), [list(rows[0])])}, 4)]
 
 
 def test_validation_files_without_a_number_of_samples_get_verls(tmp_path):
