@@ -225,9 +225,19 @@ def test_n_effective_by_hand(drive):
     assert (accounts["trained"], accounts["unselected"]) == (8, 8)
 
 
+def test_the_first_of_the_pilots_may_be_the_effective_ones(drive):
+    """The released code's `buffer_response_sampling_method=first_n`."""
+    recipe = recipes.pilot_commit(1, 6, 2, 2, n_effective=2, effective="first")
+    driver = drive(recipe, 1, {0: [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0]})
+    rows = driver.until_batch().batch.rows
+    (pilots,), (commits,) = ([order.rollouts for order in driver.log[at].generate] for at in (0, 1))
+    assert [row.rollout for row in rows] == [*pilots[:2], *commits]
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
+        ({"n_effective": 1, "effective": "last"}, "effective must be one of max_variance, first, got 'last'"),
         ({"pilots": "always"}, "pilots must be one of as_needed, every_round, got 'always'"),
         ({"n_effective": 0}, "n_effective must be a whole number of at least 1"),
         ({"n_effective": 3}, "n_effective must be at most n_pilot=2, got 3"),

@@ -61,6 +61,7 @@ MADE = {
         "groups": (4, 3), "n_pilot": (4, 2), "n_commit": (4, 2), "gen_groups": (12, 6), "p_lower": (0.125, 0.2),
         "p_upper": (0.25, 0.3), "p_solve": (0.95, 0.9), "max_staleness": (4, 0), "promote": ("top_variance", "oldest"),
         "pilots": ("as_needed", "every_round"), "n_effective": (2, 1),
+        "effective": ("max_variance", "first"),
         "max_candidates": (None, 24), "reprobe_every": (None, 2), "confidence": (0.9, None),
         "deviation": (None, "sample"),
     },

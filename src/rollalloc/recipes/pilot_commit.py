@@ -77,6 +77,7 @@ def pilot_commit(
     promote: _Promote | None = None,
     pilots: Literal["as_needed", "every_round"] = "as_needed",
     n_effective: int | None = None,
+    effective: Literal["max_variance", "first"] = "max_variance",
     max_candidates: int | None = None,
     reprobe_every: int | None = 4,
     confidence: float | None = 0.95,
@@ -113,8 +114,10 @@ def pilot_commit(
         pilots: "as_needed": no new pilots while the prompts that passed suffice for this batch and the next.
             "every_round": as published, gen_groups new prompts beside the commits of each round; the next round begins
             when all rollouts of this one have ended.
-        n_effective: pilots of each prompt to train on, in [1, n_pilot]: the subset whose rewards have the largest
-            variance. Advantages are then computed over the rows that are trained on. None: all pilots.
+        n_effective: pilots of each prompt to train on, in [1, n_pilot]. Advantages are then computed over the rows that
+            are trained on. None: all pilots.
+        effective: which pilots n_effective takes: those of the subset whose metrics have the largest variance, or the
+            first.
         max_candidates: prompts that are piloted for one batch, at most; after that the batch is short. None: no limit.
         reprobe_every: epochs after which an evicted prompt is piloted again, at least 1. None: never.
         confidence: confidence with which `surely_at_least` must show that the success rate is p_solve or more, in (0,
@@ -141,7 +144,10 @@ def pilot_commit(
         if n_effective > n_pilot:
             raise ValueError(f"n_effective must be at most n_pilot={n_pilot}, got {n_effective}")
         kernel = advantages.kernel_of(deviation)
-        base = replace(base, rows=SubsampledPilots(n_effective), advantage=advantages.OverChosen(kernel))
+        one_of("effective", effective, ("max_variance", "first"))
+        base = replace(
+            base, rows=SubsampledPilots(n_effective, effective == "first"), advantage=advantages.OverChosen(kernel)
+        )
     window = Band(p_lower, p_upper, p_solve, reprobe_every, confidence, min_spread)
     return replace(
         base,
@@ -345,16 +351,18 @@ class EveryRound(IntakeRule):
 
 @dataclass(frozen=True, slots=True)
 class SubsampledPilots(RowRule):
-    """Take the n pilots whose metrics have the largest variance, and every rollout of later stages, all with weight 1.
+    """Take n of the pilots, and every rollout of later stages, all with weight 1.
 
     This is Pilot-Commit's `n_effective`, arXiv 2605.26606. All pilots, which are the rollouts of the first stage, still
     count for the estimate of the prompt's success rate.
 
     Attributes:
         n: pilots to take, at least 1. All pilots are taken if failures left n or fewer.
+        first: True: the pilots that were ordered first. False: the n pilots whose metrics have the largest variance.
     """
 
     n: int
+    first: bool = False
 
     def __post_init__(self) -> None:
         at_least("n", self.n, 1)
@@ -367,7 +375,7 @@ class SubsampledPilots(RowRule):
         pilots = int((group.stages_G == 0).sum())  # pilots have the lowest ids, so they come first
         if pilots <= self.n:
             return even(np.arange(group.scored))
-        kept = max_variance_subset(group.metrics_G[:pilots], self.n)
+        kept = np.arange(self.n) if self.first else max_variance_subset(group.metrics_G[:pilots], self.n)
         return even(np.concatenate([kept, np.arange(pilots, group.scored)]))
 
     def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
@@ -379,4 +387,12 @@ class SubsampledPilots(RowRule):
             "n different pilots, or all": len(set(kept)) == len(kept) == min(self.n, len(kept) + len(left)),
             "all rollouts of later stages, once": [g for g in chosen[0].tolist() if stages[g] > 0] == later,
             "each with weight 1": set(chosen[1].tolist()) <= {1.0},
-        } | (MaxVariance(self.n).best(metrics[kept], metrics[left]) if left else {})
+        } | self._right_ones(kept, left, metrics)
+
+    def _right_ones(self, kept: list[int], left: list[int], metrics_G: np.ndarray) -> dict[str, bool]:
+        """The promise about which pilots are kept."""
+        if not left:
+            return {}
+        if self.first:
+            return {"the pilots that were ordered first": max(kept) < min(left)}
+        return dict(MaxVariance(self.n).best(metrics_G[kept], metrics_G[left]))

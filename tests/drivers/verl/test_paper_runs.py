@@ -72,12 +72,14 @@ def test_each_is_a_recipe_of_the_rows_own_size(row: str, method: str) -> None:
 
 
 def test_pilots_as_needed_and_fewer_of_them_trained_on_are_overrides() -> None:
-    chosen = ["trainer.v1.rollalloc.pilots=as_needed", "+trainer.v1.rollalloc.n_effective=8"]
+    chosen = ["trainer.v1.rollalloc.pilots=as_needed", "trainer.v1.rollalloc.n_effective=8"]
     command = [f"--config-path={FOLDER}", "--config-name=polaris_4b", "method=pilot_commit", *chosen]
     config = of_command(command)
     _, _, recipe = recipe_of(config)
     assert (recipe.intake, recipe.rows) == (KeepInFlight(384, ahead=True), SubsampledPilots(8))
     assert checked(config).optimizer_steps == 4
+    _, _, first = recipe_of(of_command([*command, "trainer.v1.rollalloc.effective=first"]))
+    assert first.rows == SubsampledPilots(8, first=True)
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -37,3 +37,10 @@ def test_what_our_own_reward_could_not_score_is_unscored_for_its_reason():
     answer = frameworks.Reward(InlineScorer(raises))(data_source="", solution_str="", ground_truth="")
     assert answer["score"] == 0.0
     assert read_score(answer["score"], answer) == Unscored("OSError: the judge is away")
+
+
+def test_selection_may_look_at_another_field_which_must_be_there():
+    """verl's reward may return several; the released Pilot-Commit calls the choice `agg_metric`."""
+    assert read_score(1.0, {"acc": 0.0, "half": 0.5}, "half") == Scored(1.0, 0.5)
+    missing = read_score(1.0, {"acc": 0.0}, "half")
+    assert missing == Unscored("trainer.v1.rollalloc.metric=half, but the reward function returned acc")

@@ -29,6 +29,7 @@ REFUSED = {
     "a seed that is no number": (PILOT_COMMIT | {"seed": "x"}, "seed must be a whole number of at least 0, got 'x'"),
     "no rollouts": (PILOT_COMMIT | {"max_rollouts": 0}, "max_rollouts must be a whole number of at least 1"),
     "a word for a flag": (PILOT_COMMIT | {"rollout_correction": "no"}, "rollout_correction must be true or false"),
+    "a metric": (PILOT_COMMIT | {"metric": 7}, "metric must be the name of a field of the reward, got 7"),
     "a word for another": (PILOT_COMMIT | {"notices": 1}, "notices must be true or false, got 1"),
     "a rule of PODS": (
         {"recipe": "pods", "m": 4, "rule": "best"},

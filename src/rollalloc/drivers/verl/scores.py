@@ -7,18 +7,24 @@ from typing import Any
 
 from rollalloc.rewards.function import Scored, Unscored, to_outcome
 
+ACC = "acc"  # the metric of reward functions by verl's convention, which need not return one
 
-def read_score(score: Any, extra: Mapping[str, Any]) -> Scored | Unscored:
+
+def read_score(score: Any, extra: Mapping[str, Any], metric: str = ACC) -> Scored | Unscored:
     """A rollout's reward and metric, or why it has none.
 
     Args:
         score: the reward for training; a number, or a tensor with one number.
-        extra: the other values that the reward function returned: `acc`, the metric for selection, and, if there is no
-            score, `unscored` and its `reason`, as `rewards.frameworks.Reward` returns them to verl.
+        extra: the other values that the reward function returned: the metric for selection, and, if there is no score,
+            `unscored` and its `reason`, as `rewards.frameworks.Reward` returns them to verl.
+        metric: name of the metric. If it is `acc` and missing, the score is the metric; another one must be there.
     """
     if extra.get("unscored"):
         return Unscored(str(extra.get("reason") or "reward function gave no reason"))
-    return to_outcome({"score": _plain(score), "acc": _plain(extra.get("acc"))})
+    if metric != ACC and extra.get(metric) is None:
+        fields = ", ".join(sorted(extra)) or "a number alone"
+        return Unscored(f"trainer.v1.rollalloc.metric={metric}, but the reward function returned {fields}")
+    return to_outcome({"score": _plain(score), "acc": _plain(extra.get(metric))})
 
 
 def _plain(value: Any) -> Any:

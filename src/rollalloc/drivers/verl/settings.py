@@ -11,6 +11,7 @@ from typing import Any
 
 from rollalloc.core.recipe import Recipe, at_least, refuse_unmeasured
 from rollalloc.drivers.verl.modes import Overlap
+from rollalloc.drivers.verl.scores import ACC
 from rollalloc.named import in_shape, parameters_of, refuse_unknown
 from rollalloc.recipes import grpo
 from rollalloc.rules.advantages import GRPO, settled
@@ -36,6 +37,7 @@ class VerlSettings:
         rollout_correction: if rows may be older than the weights, turn on verl's truncated importance weights, unless verl
             configures its correction itself.
         features: file of the prompts' features (`rollalloc features`), for a recipe that predicts success; None: none.
+        metric: field of what the reward function returns that selects prompts; "acc": that, or the score if there is none.
         notices: log a warning when most of the recent rollouts had no effect on training.
 
     Raises:
@@ -50,6 +52,7 @@ class VerlSettings:
     poll_interval: float = 0.02
     rollout_correction: bool = True
     features: str | None = None
+    metric: str = ACC
     notices: bool = True
 
     def __post_init__(self) -> None:
@@ -65,6 +68,8 @@ class VerlSettings:
         for name in ("rollout_correction", "notices"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{SECTION}.{name} must be true or false, got {getattr(self, name)!r}")
+        if not isinstance(self.metric, str) or not self.metric:
+            raise ValueError(f"{SECTION}.metric must be the name of a field of the reward, got {self.metric!r}")
         if self.features is not None and not (isinstance(self.features, str) and Path(self.features).is_file()):
             raise ValueError(
                 f"{SECTION}.features must be the path of a file, got {self.features!r}; `rollalloc features --model MODEL "

@@ -21,7 +21,7 @@ from verl.workers.rollout.utils import get_max_position_embeddings
 
 from rollalloc.drivers.verl.client import LIVE, Live, SessionStopped
 from rollalloc.drivers.verl.rounds import Session, SessionOutcome
-from rollalloc.drivers.verl.scores import read_score
+from rollalloc.drivers.verl.scores import ACC, read_score
 from rollalloc.drivers.verl.tools import ToolLoop as ToolLoop  # verl finds it by its name
 from rollalloc.generate.outcomes import uncertainty_of
 from rollalloc.rewards.function import Scored
@@ -48,6 +48,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         self._reward_timeout = section.get("reward_timeout", 300.0)
         self._tool_timeout = section.get("tool_timeout", 300.0)
         self._poll_interval = section.get("poll_interval", 0.02)
+        self._metric = section.get("metric", ACC)
         self._max_tokens = self._context_length()
         self._live: dict[Session, Live] = {}
         self._scored: dict[Session, SessionOutcome] = {}
@@ -156,7 +157,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
 
     def _outcome(self, session: Session, outputs: Sequence[Any]) -> SessionOutcome:
         first, last, live = outputs[0], outputs[-1], LIVE.get() or Live()
-        scored = _scored(last)
+        scored = self._score_of(last)
         length = len(last.response_ids)
         full = length >= self.rollout_config.response_length or len(last.prompt_ids) + length >= self._max_tokens
         return SessionOutcome(
@@ -178,7 +179,13 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
             await asyncio.wait_for(super()._compute_score(outputs, kwargs), self._reward_timeout)
         except TimeoutError:
             raise NoReward(f"the reward took more than {self._reward_timeout} s") from None
-        _scored(outputs[-1])
+        self._score_of(outputs[-1])
+
+    def _score_of(self, output: Any) -> Scored:
+        read = read_score(output.reward_score, output.extra_fields.get("reward_extra_info", {}), self._metric)
+        if not isinstance(read, Scored):
+            raise NoReward(read.reason)
+        return read
 
 
 def _uncertainty(outputs: Sequence[Any]) -> float | None:
@@ -191,13 +198,6 @@ def _uncertainty(outputs: Sequence[Any]) -> float | None:
 
 def _first_known(ours: int | None, verls: int | None) -> int | None:
     return verls if ours is None else ours
-
-
-def _scored(output: Any) -> Scored:
-    outcome = read_score(output.reward_score, output.extra_fields.get("reward_extra_info", {}))
-    if not isinstance(outcome, Scored):
-        raise NoReward(outcome.reason)
-    return outcome
 
 
 class Manager(AgentLoopManagerTQ):
