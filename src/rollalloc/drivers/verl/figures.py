@@ -17,7 +17,7 @@ _Stages = defaultdict[int, dict[int, int]]  # stage -> group -> its prompt
 
 
 @dataclass(frozen=True, slots=True)
-class EndedRollout:
+class StageResult:
     """A scored rollout, as the table of groups needs it."""
 
     metric: float
@@ -47,7 +47,7 @@ class Step:
     _entered: _Stages = field(default_factory=lambda: defaultdict(dict))
     _undecided: _Stages = field(default_factory=lambda: defaultdict(dict))  # entered in an earlier step, still running
     _rollouts: Counter[int] = field(default_factory=Counter)
-    _scored: dict[tuple[int, int], list[EndedRollout]] = field(default_factory=lambda: defaultdict(list))
+    _scored: dict[tuple[int, int], list[StageResult]] = field(default_factory=lambda: defaultdict(list))
 
     def order(self, orders: Iterable[Order]) -> None:
         """Count orders that start together, as one round."""
@@ -56,7 +56,7 @@ class Step:
             self._entered[order.stage][order.group] = order.prompt  # an order may come in parts
             self._rollouts[order.stage] += len(order.rollouts)
 
-    def see(self, at: int, group: int, rollout: EndedRollout) -> None:
+    def see(self, at: int, group: int, rollout: StageResult) -> None:
         """A rollout that a stage of a group ordered has its score."""
         self._scored[at, group].append(rollout)
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from rollalloc.core.allocator import Allocator, NoProgress
 from rollalloc.core.events import Actions, Batch, Cancelled, Offered, Order, Row, Updated
 from rollalloc.core.packing import exact_keys
-from rollalloc.drivers.verl.figures import EndedRollout, Step
+from rollalloc.drivers.verl.figures import StageResult, Step
 from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell
 from rollalloc.rewards.function import Scored, Unscored
 from rollalloc.runs.metrics import away, of_batch, prediction, scalars, totals
@@ -354,7 +354,7 @@ class Rounds:
             self._stopped.discard(rollout)
             self._keys[rollout] = outcome.keys
             if outcome.reward is not None:
-                ended = EndedRollout(outcome.metric, outcome.tokens, outcome.truncated)
+                ended = StageResult(outcome.metric, outcome.tokens, outcome.truncated)
                 self._step.see(_stage_of(outcome.uid), _group_of(outcome.uid), ended)
             tell(self.allocator, [self._result(rollout, outcome)])
 
