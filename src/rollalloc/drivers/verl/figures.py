@@ -144,7 +144,11 @@ class Step:
     def _of_stage(self, index: int, became: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
         """A stage's figures, from what became of the groups that left it and from their rows."""
         passed = sum(each in _PASSED for each in became.values())
-        figures: dict[str, Any] = {"groups": len(self._entered[index]), "rollouts": self._rollouts[index], "passed": passed}
+        figures: dict[str, Any] = {
+            "groups": len(self._entered[index]),
+            "rollouts": self._rollouts[index],
+            "passed": passed,
+        }
         if became:
             dropped = Counter(each for each in became.values() if each not in _PASSED)
             shares = {reason: count / len(became) for reason, count in dropped.items()}
