@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 
 import numpy as np
@@ -66,14 +66,13 @@ def run(model, requests=REQUESTS, *, max_new_tokens=20, eos_ids=(EOS, OTHER_EOS)
 
 def streamed(model, on_finished=lambda ended: (), requests=REQUESTS, *, eos_ids=(EOS, OTHER_EOS), **settings):
     """What `stream` hands over, in lists as it comes; `on_finished` names what to stop."""
-    calls = []
-
-    def listen(ended):
-        calls.append(ended)
-        return on_finished(ended)
-
     sampling = Sampling(**{"max_new_tokens": 20, **settings})
-    stream(model, requests, sampling, listen, eos_ids=eos_ids, pad_id=PAD, seed=0)
+    stopping = stream(model, requests, sampling, eos_ids=eos_ids, pad_id=PAD, seed=0)
+    calls, named = [], None
+    with suppress(StopIteration):
+        while True:
+            calls.append(stopping.send(named))
+            named = on_finished(calls[-1])
     return calls
 
 

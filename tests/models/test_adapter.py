@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc import recipes
 from rollalloc.generate import sync_engine
+from rollalloc.generate.outcomes import tell
 from rollalloc.generate.sampler import Request, generate
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
@@ -312,7 +313,8 @@ def test_rollouts_and_evaluations_are_sampled_by_the_copy(run_of, monkeypatch, d
 
 def first_batch(trainer):
     while (actions := trainer.allocator.ask()).batch is None:
-        trainer.engine.carry_out(actions, trainer.allocator)
+        trainer.engine.submit(actions.generate)
+        tell(trainer.allocator, trainer.engine.poll())
     return actions.batch
 
 

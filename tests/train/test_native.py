@@ -14,6 +14,7 @@ import torch
 
 from rollalloc import MetricError, recipes
 from rollalloc.core.errors import NoScores
+from rollalloc.generate.outcomes import tell
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.models.likelihood import completion_logprobs
@@ -114,7 +115,8 @@ def test_the_learning_rate_rises_over_its_warm_up(trainer_of):
 def next_batch(trainer):
     """Roll out until the recipe gives a batch; the trainer's own loop without the update."""
     while (actions := trainer.allocator.ask()).batch is None:
-        trainer.engine.carry_out(actions, trainer.allocator)
+        trainer.engine.submit(actions.generate)
+        tell(trainer.allocator, trainer.engine.poll())
     return actions.batch
 
 
@@ -568,7 +570,7 @@ def test_payloads_are_released(trainer_of, name):
 def test_a_run_that_stops_early_keeps_only_what_the_core_holds(trainer_of):
     trainer = trainer_of(RECIPES["pilot_commit"], max_batches=3)
     trainer.run()
-    trainer.engine.release(trainer.allocator.ask())
+    trainer.engine.release(trainer.allocator.ask().release)
     held = {done.rollout for group in trainer.allocator._run.flight.groups.values() for done in group.done}
     assert set(trainer.engine.generations) == held != set()
 

@@ -1,4 +1,4 @@
-"""What the training loop asks of an engine, and what the engines in this process share: score, tell, log, hold."""
+"""The protocol between a training loop and what generates, and what the engines of this process share."""
 
 from __future__ import annotations
 
@@ -9,47 +9,93 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Order
+from rollalloc.core.events import Order
 from rollalloc.core.latency import Curve
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.generate.outcomes import SCORE_AND_ACC, Outcomes, RolloutLog, RolloutResult, tell, uncertainty_of
+from rollalloc.generate.outcomes import SCORE_AND_ACC, Outcomes, RolloutLog, RolloutResult, stopped, uncertainty_of
 from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.behaviour import Behaviour
 from rollalloc.rewards.function import Outcome, Sample, Unscored
 from rollalloc.rewards.scorers import Scorer
 
-Scoring = tuple[list[Generation], Future[list[Outcome]]]  # what is being scored
+Scoring = tuple[list[Generation], Future[list[Outcome]]]  # rollouts that ended, and their scores to come
 
 
 class RolloutEngine(Protocol):
     """Generates and scores the rollouts that an allocator orders, and keeps them until they are released.
 
-    The training loop uses nothing else of an engine. `SyncEngine` and `AsyncEngine` generate in this process or beside
-    it; `drivers.tinker` has one that samples at a service.
+    A training loop needs nothing else of an engine:
+
+        engine.load_weights(allocator.version)           # at the start, and after each update
+        actions = allocator.ask(engine.capacity())
+        engine.release(actions.release)
+        engine.cancel(actions.cancel)
+        engine.submit(actions.generate)
+        tell(allocator, engine.poll(), outcomes=engine.outcomes, remedy=engine.remedy)
+
+    `poll` returns each submitted rollout exactly once: scored, failed or cancelled. All methods are called from one thread.
+    `SyncEngine` and `AsyncEngine` generate in this process or beside it; `drivers.tinker` has one that samples at a service.
 
     Attributes:
-        generations: of rollouts that are scored and not released, the data that the update needs, by rollout.
+        generations: by rollout, the data that the update needs of rollouts that are scored and not released.
         outcomes: counts and figures of all rollouts.
+        remedy: what an error about a metric tells the user to do.
+        streams: rollouts go on while a batch is trained, so that the loop submits and polls in the meantime too.
     """
 
     generations: Any
     outcomes: Outcomes
+    remedy: str = SCORE_AND_ACC
+    streams: bool = False
 
-    def advance(self, allocator: Allocator) -> Actions:
-        """Ask once or more, and carry out the orders. Returns the last actions: they may hold a batch or end the run."""
+    @property
+    def can_update(self) -> bool:
+        """Whether the weights may change now. False in the middle of a synchronous engine's wave: poll until it is over."""
+        return True
+
+    def capacity(self) -> int | None:
+        """How many rollouts may be submitted now; None: any number."""
         ...
 
-    def go_on(self, allocator: Allocator) -> None:
-        """Called now and then while a batch is trained, so that generation can go on meanwhile."""
+    def submit(self, orders: Sequence[Order]) -> None:
+        """Begin these rollouts. One that came with a checkpoint, in `load_state`, goes on where it was."""
+        ...
 
-    def before_evaluation(self, allocator: Allocator) -> None:
-        """Called before the weights are evaluated; the run may be stopped and saved while they are."""
-        self.go_on(allocator)
+    def poll(self, *, wait: bool = True) -> list[RolloutResult]:
+        """Return what ended since the last call, in the order in which the allocator should be told.
 
-    def updated(self, version: int) -> None:
-        """The weights changed to this version; the allocator knows it already."""
+        Args:
+            wait: if nothing has ended, wait a moment. False: return at once, after at most one decoding step.
+
+        Raises:
+            BackendDied: what generates is gone, or gave no sign of life for too long.
+        """
+        ...
+
+    def cancel(self, rollouts: Sequence[int]) -> None:
+        """Stop these soon. `poll` still returns each once: cancelled, or as it ended before that."""
+        ...
+
+    def release(self, rollouts: Sequence[int]) -> None:
+        """Forget the data of these rollouts."""
+        for rollout in rollouts:
+            self.generations.pop(rollout, None)  # a rollout without a score has none
+
+    def load_weights(self, version: int) -> None:
+        """Sample with the policy's newest weights from now on; what runs goes on with them.
+
+        Args:
+            version: of these weights, as the allocator counts.
+        """
+        ...
+
+    def pause(self) -> None:
+        """Called before an evaluation, during which the run may be saved."""
+
+    def drain(self) -> list[RolloutResult]:
+        """Wait for the running rollouts and return them, where generating them again would cost money."""
+        return []
 
     def latency(self) -> Curve | None:
         """The measured seconds per decoding step by rows; None where the engine does not measure them."""
@@ -57,32 +103,24 @@ class RolloutEngine(Protocol):
 
     def figures(self) -> dict[str, Any]:
         """The metrics of the rollouts scored since the last call."""
-        ...
-
-    def drain(self, allocator: Allocator) -> None:
-        """Wait for the running rollouts and tell them, where generating them again would cost money."""
+        return self.outcomes.figures()
 
     def close(self) -> None:
-        """The run pauses or ends."""
+        """Free what generates; what runs is lost, and the allocator's `outstanding` names it. The run may go on later."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Everything, as plain data and tensors."""
         ...
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
+        """Go on from what `state` returned."""
 
 
 class LocalEngine(RolloutEngine):
-    """The part that `SyncEngine` and `AsyncEngine` share: scoring, telling, logging and holding rollouts.
+    """The part that `SyncEngine` and `AsyncEngine` share: scoring, logging and keeping rollouts.
 
     `behaviour` gives the policy that generates; the file `log` gets one line of JSON per rollout.
-
-    Attributes:
-        remedy: what an error about a metric says is to be done.
     """
-
-    remedy = SCORE_AND_ACC
 
     def __init__(
         self,
@@ -98,95 +136,89 @@ class LocalEngine(RolloutEngine):
         self._log = RolloutLog(log)
         self.generations: dict[int, Generation] = {}
         self.outcomes = Outcomes()
+        self._version = 0
+        self._order_of: dict[int, Order] = {}  # of each rollout that was submitted and not returned by `poll`
+        self._ended: list[RolloutResult] = []  # for the next `poll`
 
-    def submit(self, prompts: EncodedPrompts, made: Sequence[tuple[int, Generation]]) -> Future[list[Outcome]]:
+    def cancel(self, rollouts: Sequence[int]) -> None:
+        self._cancel_running([rollout for rollout in rollouts if rollout in self._order_of])
+        self._ended += [stopped(rollout, self._version) for rollout in rollouts if rollout not in self._order_of]
+
+    def _cancel_running(self, rollouts: Sequence[int]) -> None:
+        """Stop rollouts that were submitted."""
+        raise NotImplementedError
+
+    def score_samples(
+        self, prompts: EncodedPrompts, generations: Sequence[tuple[int, Generation]]
+    ) -> Future[list[Outcome]]:
         """Begin to score generations, each given beside the index of its prompt."""
-        given = prompts.prompt_set
+        texts = prompts.prompt_set
         return self.scorer.submit(
             [
                 Sample(
-                    data_source=given.sources[prompt],
+                    data_source=texts.sources[prompt],
                     completion=self.policy.text(generation.tokens),
-                    ground_truth=given.ground_truths[prompt],
-                    extra_info=given.extra_infos[prompt],
+                    ground_truth=texts.ground_truths[prompt],
+                    extra_info=texts.extra_infos[prompt],
                     tokens=len(generation.tokens),
-                    name=f"{given.keys[prompt]}#{generation.rollout}",
+                    name=f"{texts.keys[prompt]}#{generation.rollout}",
                 )
-                for prompt, generation in made
+                for prompt, generation in generations
             ]
         )
 
-    def figures(self) -> dict[str, Any]:
-        """What was scored since the last call, trained on or not."""
-        return self.outcomes.figures()
-
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Everything, as plain data and tensors."""
         described, tensors = pack_generations(list(self.generations.values()))
         return {"generations": described, "stream": None, **self.outcomes.state()}, tensors
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave."""
         self.outcomes.load_state(
             {name: value for name, value in state.items() if name not in ("generations", "stream")}
         )
-        held = unpack_generations(state["generations"], tensors)
-        self.generations = {made.rollout: made for made in held}
+        generations = unpack_generations(state["generations"], tensors)
+        self.generations = {generation.rollout: generation for generation in generations}
 
-    def release(self, actions: Actions) -> None:
-        for rollout in actions.release:
-            self.generations.pop(rollout, None)  # a rollout without a score has none
+    def _score(self, ended: Sequence[Generation]) -> Future[list[Outcome]]:
+        """Begin to score rollouts that ended; those that were stopped have no score."""
+        if any(generation.cancelled for generation in ended):  # stopped rollouts never come together with others
+            no_scores: Future[list[Outcome]] = Future()
+            no_scores.set_result([Unscored("stopped")] * len(ended))
+            return no_scores
+        return self.score_samples(
+            self.prompts, [(self._order_of[generation.rollout].prompt, generation) for generation in ended]
+        )
 
-    def score(self, ended: Sequence[Generation], order_of: Mapping[int, Order]) -> Future[list[Outcome]]:
-        """Begin to score what was generated; what was stopped has no score."""
-        if any(made.cancelled for made in ended):  # those are handed over in a call of their own
-            stopped: Future[list[Outcome]] = Future()
-            stopped.set_result([Unscored("stopped")] * len(ended))
-            return stopped
-        return self.submit(self.prompts, [(order_of[made.rollout].prompt, made) for made in ended])
-
-    def tell(
-        self,
-        ended: Sequence[Generation],
-        outcomes: Sequence[Outcome],
-        order_of: Mapping[int, Order],
-        allocator: Allocator,
-    ) -> None:
-        """Log the rollouts, tell the allocator how each ended, and keep those that have a score."""
-        now = ((allocator.version, 0),)
-        self.write(ended, outcomes, order_of, now)
-        results = [_result(made, outcome, made.spans or now) for made, outcome in zip(ended, outcomes, strict=True)]
-        for made, result in zip(ended, results, strict=True):
+    def _finish(self, ended: Sequence[Generation], outcomes: Sequence[Outcome]) -> list[RolloutResult]:
+        """Log rollouts, keep those that have a score, and return what `poll` says of them."""
+        self._write(ended, outcomes)
+        results: list[RolloutResult] = []
+        for generation, outcome in zip(ended, outcomes, strict=True):
+            spans = generation.spans or ((self._version, 0),)
+            result = RolloutResult(
+                rollout=generation.rollout,
+                outcome=outcome,
+                tokens=len(generation.tokens),
+                version=spans[0][0],
+                last_version=spans[-1][0],
+                truncated=generation.truncated,
+                cancelled=generation.cancelled,
+                uncertainty=uncertainty_of(generation.logprobs),
+            )
             if result.is_scored:
-                self.generations[made.rollout] = made
-        tell(allocator, results, outcomes=self.outcomes, remedy=self.remedy)
+                self.generations[generation.rollout] = generation
+            results.append(result)
+        for generation in ended:
+            self._order_of.pop(generation.rollout, None)
+        return results
 
-    def write(
-        self,
-        ended: Sequence[Generation],
-        outcomes: Sequence[Outcome],
-        order_of: Mapping[int, Order],
-        now: tuple[tuple[int, int], ...],
-    ) -> None:
-        """Take each down in the log; `now`: versions and tokens of one that says none itself."""
+    def _write(self, ended: Sequence[Generation], outcomes: Sequence[Outcome]) -> None:
         if not self._log.wanted:
             return
-        for made, outcome in zip(ended, outcomes, strict=True):
-            order, versions = order_of[made.rollout], made.spans or now
-            key, text = self.prompts.prompt_set.keys[order.prompt], self.policy.text(made.tokens)
-            figures = {"tokens": len(made.tokens), "truncated": made.truncated}
-            self._log.add(made.rollout, order, key, versions[0][0], outcome, **figures, text=text, versions=versions)
+        for generation, outcome in zip(ended, outcomes, strict=True):
+            order, versions = self._order_of[generation.rollout], generation.spans or ((self._version, 0),)
+            key, text = self.prompts.prompt_set.keys[order.prompt], self.policy.text(generation.tokens)
+            figures = {"tokens": len(generation.tokens), "truncated": generation.truncated}
+            self._log.add(
+                generation.rollout, order, key, versions[0][0], outcome, **figures, text=text, versions=versions
+            )
         self._log.flush()
-
-
-def _result(made: Generation, outcome: Outcome, spans: Sequence[tuple[int, int]]) -> RolloutResult:
-    return RolloutResult(
-        rollout=made.rollout,
-        outcome=outcome,
-        tokens=len(made.tokens),
-        version=spans[0][0],
-        last_version=spans[-1][0],
-        truncated=made.truncated,
-        cancelled=made.cancelled,
-        uncertainty=uncertainty_of(made.logprobs),
-    )

@@ -16,7 +16,7 @@ from rollalloc.core.errors import NoScores
 from rollalloc.core.events import Cancelled, Done, Failed, Order
 from rollalloc.core.packing import exact_keys
 from rollalloc.files.atomic import append_text
-from rollalloc.rewards.function import Outcome, Scored
+from rollalloc.rewards.function import Outcome, Scored, Unscored
 
 SCORE_AND_ACC = (
     'Let the reward function return {"score": reward, "acc": 1.0 if right else 0.0}: the metric is `acc`, or `score` where '
@@ -119,6 +119,11 @@ class RolloutResult:
     def is_scored(self) -> bool:
         """It ended by itself and has a score, so that it may be trained on."""
         return not self.cancelled and isinstance(self.outcome, Scored)
+
+
+def stopped(rollout: int, version: int) -> RolloutResult:
+    """The result of a rollout that was stopped before it had any token."""
+    return RolloutResult(rollout=rollout, outcome=Unscored("stopped"), tokens=0, version=version, cancelled=True)
 
 
 def event_of(result: RolloutResult) -> Cancelled | Done | Failed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -92,9 +92,6 @@ def unpack_generations(described: Sequence[Sequence[int]], tensors: Mapping[str,
     return generations
 
 
-OnFinished = Callable[[list[Generation]], Iterable[int]]
-
-
 def generate(
     model: PreTrainedModel,
     requests: Sequence[Request],
@@ -109,13 +106,8 @@ def generate(
     Returns:
         One generation a rollout, in the order requested.
     """
-    done: dict[int, Generation] = {}
-
-    def keep(finished: list[Generation]) -> tuple[int, ...]:
-        done.update((each.rollout, each) for each in finished)
-        return ()
-
-    stream(model, requests, sampling, keep, eos_ids=eos_ids, pad_id=pad_id, seed=seed)
+    ended = stream(model, requests, sampling, eos_ids=eos_ids, pad_id=pad_id, seed=seed)
+    done = {generation.rollout: generation for generations in ended for generation in generations}
     return [done[rollout] for request in requests for rollout in request.rollouts]
 
 
@@ -123,13 +115,15 @@ def stream(
     model: PreTrainedModel,
     requests: Sequence[Request],
     sampling: Sampling,
-    on_finished: OnFinished,
     *,
     eos_ids: Sequence[int],
     pad_id: int,
     seed: int,
-) -> None:
-    """Sample every requested rollout, hand over each when it ends, and stop those named in return.
+) -> Generator[list[Generation], Iterable[int] | None]:
+    """Sample every requested rollout; yield, after each decoding step in which rollouts ended, those that did.
+
+    `send` names rollouts to stop. They are yielded next, in a list of their own, `cancelled`. Sending names again then
+    stops more.
 
     The model runs in eval mode without gradients; afterwards its mode is what it was. Where CUDA's memory does not suffice,
     a wave's unfinished rollouts begin again, to the same tokens, in waves of half the rows.
@@ -138,8 +132,6 @@ def stream(
     but a matrix product of another shape may round otherwise, and rarely the neighbouring token comes.
 
     Args:
-        on_finished: called after each decoding step in which rollouts ended, with those; returns the rollouts to stop.
-            They are handed over in a call of their own, `cancelled`, and may name others. Called in inference mode.
         eos_ids: tokens that end a rollout, as `sampling.stop_ids` do, each in the vocabulary.
         pad_id: any id in the vocabulary; what stands there is masked.
         seed: of the run.
@@ -163,30 +155,27 @@ def stream(
     open_R = np.ones(len(rollout_R), bool)  # not handed over yet
     tokens_R = np.array([len(request.tokens) for request in by_length], np.int64)[request_R] + sampling.max_new_tokens
     width = sampling.max_rows
-    with evaluating(model), decoding_attention(model):
-        while open_R.any():
-            now_B = np.flatnonzero(open_R)[:width]
-            now_B = now_B[: _rows_that_fit(tokens_R[now_B], sampling)]
-            present, prompt_B = np.unique(request_R[now_B], return_inverse=True)
-            prompts = [by_length[index].tokens for index in present]
-            wave = _Wave(
-                model, prompts, prompt_B, pad_id, [rollout_R[at] for at in now_B], keys_R[now_B], sampling, ends_V
-            )
-            while wave.running:
-                try:
-                    ended = wave.step()
-                except torch.cuda.OutOfMemoryError:
-                    if len(now_B) == 1:
-                        raise
-                    width = (len(now_B) + 1) // 2
-                    log.warning("CUDA's memory does not suffice for %d rows; going on with %d", len(now_B), width)
-                    break
-                while ended:
-                    open_R[[index_of[each.rollout] for each in ended]] = False
-                    named = dict.fromkeys(on_finished(ended))
-                    if unknown := named.keys() - index_of.keys():
-                        raise ValueError(f"expected rollouts to stop that were requested, got {sorted(unknown)[:5]}")
-                    ended = wave.cancel([rollout for rollout in named if open_R[index_of[rollout]]])
+    while open_R.any():
+        now_B = np.flatnonzero(open_R)[:width]
+        now_B = now_B[: _rows_that_fit(tokens_R[now_B], sampling)]
+        present, prompt_B = np.unique(request_R[now_B], return_inverse=True)
+        prompts = [by_length[index].tokens for index in present]
+        wave = _Wave(model, prompts, prompt_B, pad_id, [rollout_R[at] for at in now_B], keys_R[now_B], sampling, ends_V)
+        while wave.running:
+            try:
+                ended = wave.next_ended()
+            except torch.cuda.OutOfMemoryError:
+                if len(now_B) == 1:
+                    raise
+                width = (len(now_B) + 1) // 2
+                log.warning("CUDA's memory does not suffice for %d rows; going on with %d", len(now_B), width)
+                break
+            while ended:
+                open_R[[index_of[generation.rollout] for generation in ended]] = False
+                to_stop = dict.fromkeys((yield ended) or ())
+                if unknown := to_stop.keys() - index_of.keys():
+                    raise ValueError(f"expected rollouts to stop that were requested, got {sorted(unknown)[:5]}")
+                ended = wave.cancel([rollout for rollout in to_stop if open_R[index_of[rollout]]])
 
 
 def _rows_that_fit(tokens_B: NDArray[np.int64], sampling: Sampling) -> int:
@@ -298,7 +287,7 @@ class _Wave:
     ) -> None:
         # The prefill is the first step's: a step is where memory may run out.
         self._begin = partial(Rows, model, prompts, prompt_B, pad_id)
-        self._rollouts, self._sampling, self._ends_V = rollouts, sampling, ends_V
+        self._model, self._rollouts, self._sampling, self._ends_V = model, rollouts, sampling, ends_V
         self._rows: Rows | None = None
         self._place_of = {rollout: place for place, rollout in enumerate(rollouts)}
         self._running_B = np.ones(len(rollouts), bool)
@@ -315,8 +304,16 @@ class _Wave:
         """Whether any rollout is without an end."""
         return bool(self._running_B.any())
 
-    def step(self) -> list[Generation]:
-        """Draw each row's next token; the rollouts that ended with it."""
+    def next_ended(self) -> list[Generation]:
+        """Decode until rollouts end, and return those."""
+        # The model's mode and the gradients are the caller's again wherever the caller goes on.
+        with evaluating(self._model), decoding_attention(self._model):
+            while not (ended := self._step()):
+                pass
+        return ended
+
+    def _step(self) -> list[Generation]:
+        """Draw each row's next token; returns the rollouts that ended with it."""
         rows, at = self._advance(), self._length
         self._newest_B, tokens_B, logprobs_B = next_tokens(rows.logits_BV, self._draws(rows), self._sampling)
         self._tokens_BT[self._place_B, at] = tokens_B

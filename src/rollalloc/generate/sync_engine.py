@@ -1,84 +1,114 @@
-"""The synchronous engine: all ordered rollouts are generated to their end before the allocator is asked again."""
+"""The synchronous engine: all ordered rollouts are generated to their end before the weights change."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from typing import Any
 
-from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Cancelled, Order
+from rollalloc.core.events import Order
 from rollalloc.generate.engine import LocalEngine, Scoring
-from rollalloc.generate.sampler import Generation, OnFinished, Request, stream
-from rollalloc.rewards.function import Outcome
+from rollalloc.generate.outcomes import RolloutResult
+from rollalloc.generate.sampler import Generation, Request, stream
+
+_Wave = Generator[list[Generation], Iterable[int] | None]
 
 
 class SyncEngine(LocalEngine):
-    """Generates and scores what an allocator orders, wave by wave."""
+    """Generates and scores in waves: all that was submitted before a `poll`.
 
-    def advance(self, allocator: Allocator) -> Actions:
-        actions = allocator.ask()
-        self.carry_out(actions, allocator)
-        return actions
+    Rollouts are scored while others are still generated. `poll` returns a wave in the order in which it was submitted, so
+    that what the allocator is told does not depend on how long a score takes. A wave with a stage of `stopping` is returned
+    piece by piece instead, after each decoding step in which rollouts ended, so that others can be cancelled meanwhile.
 
-    def carry_out(self, actions: Actions, allocator: Allocator) -> None:
-        """Release, generate and score what the actions say, and tell the allocator what happened.
+    Args:
+        shared: as for `LocalEngine`.
+        stopping: indices of the stages that have a stop rule (`Recipe.stopping`).
 
-        Rollouts are scored while others are still generated, and told in the order in which they were ordered: what the
-        allocator hears does not depend on how long a score takes. Where a stage has a stop rule, what ended is told and the
-        core is asked what to stop before generation goes on; a batch that it returns then is the allocator's `batch`.
-        """
-        self.release(actions)
-        allocator.tell([Cancelled(rollout, 0) for rollout in actions.cancel])
-        if not actions.generate:
-            return
-        order_of = {rollout: order for order in actions.generate for rollout in order.rollouts}
-        stops = any(order.stage in allocator.recipe.stopping for order in actions.generate)
+    Attributes:
+        on_ended: called with the number of rollouts that ended in a decoding step, for progress.
+    """
+
+    def __init__(self, *shared: Any, stopping: Collection[int] = ()) -> None:
+        super().__init__(*shared)
+        self._stopping = stopping
+        self.on_ended: Callable[[int], None] = lambda count: None
+        self._submitted: list[Order] = []
+        self._wave: _Wave | None = None
+        self._to_cancel: list[int] = []
+
+    @property
+    def can_update(self) -> bool:
+        return self._wave is None
+
+    def capacity(self) -> int | None:
+        return None if self._wave is None else 0
+
+    def submit(self, orders: Sequence[Order]) -> None:
+        self._submitted += orders
+        self._order_of.update((rollout, order) for order in orders for rollout in order.rollouts)
+
+    def _cancel_running(self, rollouts: Sequence[int]) -> None:
+        self._to_cancel += rollouts
+
+    def poll(self, *, wait: bool = True) -> list[RolloutResult]:
+        results, self._ended = self._ended, []
+        if self._wave is not None:
+            to_cancel, self._to_cancel = self._to_cancel, []
+            return results + self._scored(self._wave.send(to_cancel))
+        if not self._submitted:
+            return results
+        orders, self._submitted = self._submitted, []
+        wave = self._stream(orders)
+        if any(order.stage in self._stopping for order in orders):
+            self._wave = wave
+            return results + self._scored(next(wave))
+        self._to_cancel.clear()  # they end before they could be stopped
+        return results + self._whole(wave)
+
+    def load_weights(self, version: int) -> None:
+        self._version = version
+
+    def close(self) -> None:
+        if self._wave is not None:
+            self._wave.close()
+        self._wave = None
+        self._submitted.clear()
+        self._to_cancel.clear()
+        self._order_of.clear()
+
+    def _scored(self, ended: list[Generation]) -> list[RolloutResult]:
+        """Wait for the scores of rollouts that ended."""
+        results = self._finish(ended, self._score(ended).result())
+        if not self._order_of:
+            self._wave = None
+        return results
+
+    def _whole(self, wave: _Wave) -> list[RolloutResult]:
+        """Generate a wave to its end, and return it in the order in which it was submitted."""
+        place_of = {rollout: place for place, rollout in enumerate(self._order_of)}
         scoring: list[Scoring] = []
-        running = len(order_of)
+        for ended in wave:
+            scoring.append((ended, self._score(ended)))
+            self.on_ended(len(ended))
+        scored = [each for ended, future in scoring for each in zip(ended, future.result(), strict=True)]
+        scored.sort(key=lambda each: place_of[each[0].rollout])
+        return self._finish([generation for generation, _ in scored], [outcome for _, outcome in scored])
 
-        def on_finished(ended: list[Generation]) -> tuple[int, ...]:
-            nonlocal running
-            running -= len(ended)
-            scoring.append((ended, self.score(ended, order_of)))
-            return stop() if stops else ()
-
-        def stop() -> tuple[int, ...]:
-            [(ended, future)] = scoring
-            scoring.clear()
-            self.tell(ended, future.result(), order_of, allocator)
-            if not running:  # the loop asks next
-                return ()
-            meanwhile = allocator.ask(capacity=0)
-            self.release(meanwhile)
-            return meanwhile.cancel
-
-        self.sample(actions.generate, on_finished)
-        ended = in_order(scoring, order_of)
-        self.tell([made for made, _ in ended], [outcome for _, outcome in ended], order_of, allocator)
-
-    def sample(self, orders: Sequence[Order], on_finished: OnFinished) -> None:
-        """Generate what is ordered to its end; `on_finished` as for `sampler.stream`."""
-        stream(
+    def _stream(self, orders: Sequence[Order]) -> _Wave:
+        return stream(
             self.behaviour.policy().model,
             [Request(order.prompt, self.prompts.tokens[order.prompt], order.rollouts) for order in _joined(orders)],
             self.sampling,
-            on_finished,
             eos_ids=self.policy.eos_ids,
             pad_id=self.policy.pad_id,
             seed=self.seed,
         )
 
 
-def in_order(scoring: Iterable[Scoring], order_of: Mapping[int, Order]) -> list[tuple[Generation, Outcome]]:
-    """What was generated, each with its outcome once that is known, in the order in which the rollouts were ordered."""
-    place_of = {rollout: place for place, rollout in enumerate(order_of)}
-    ended = [each for generations, future in scoring for each in zip(generations, future.result(), strict=True)]
-    return sorted(ended, key=lambda each: place_of[each[0].rollout])
-
-
-def _joined(orders: Sequence[Order]) -> Iterator[Order]:
-    """Orders of the same prompt as one, so that they share a prefill."""
+def _joined(orders: Sequence[Order]) -> list[Order]:
+    """Join orders of the same group, so that they share a prefill."""
     by_group: dict[int, Order] = {}
     for order in orders:
         before = by_group.get(order.group)
         by_group[order.group] = order if before is None else before._replace(rollouts=before.rollouts + order.rollouts)
-    yield from by_group.values()
+    return list(by_group.values())

@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.errors import NoScores
-from rollalloc.core.events import Batch, Updated
+from rollalloc.core.events import Actions, Batch, Updated
 from rollalloc.core.recipe import Budget
 from rollalloc.data.features import Features
 from rollalloc.files.atomic import append_text, write_text
 from rollalloc.files.names import ALLOCATOR, CHECKPOINTS, METRICS, REWARDS
 from rollalloc.generate.engine import RolloutEngine
-from rollalloc.generate.outcomes import mostly_unscored, no_scores
+from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell
 from rollalloc.generate.stream.backend import BackendDied
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.files import digest_of
@@ -138,7 +138,7 @@ class Loop:
         try:
             return self._run()
         except Interrupted:
-            self.engine.drain(self.allocator)
+            self._tell(self.engine.drain())
             self._save()
             raise self._stopped("in an evaluation after") from None
         except BackendDied as died:
@@ -157,36 +157,67 @@ class Loop:
             self._write({"kind": "features", **self._spent(), **cost})
         self._evaluate_until(0)
         why = self._why_stop()
+        if why is None:
+            self._begin_rollouts()
         while why is None:
-            if self.allocator.batch is None:  # one is there where the run was stopped in the evaluation before it
+            batch = self.allocator.batch  # there is one already if the run was stopped in the evaluation before it
+            if batch is None or not self.engine.can_update:
                 why = self._roll_out()
-            if batch := self.allocator.batch:
-                # The batch's own weights come too late for the points that its rollouts went beyond.
-                before = self.allocator.paid - 1
-                if self.grid.is_due(before):
-                    self.engine.before_evaluation(self.allocator)
-                    self._evaluate_until(before)
-                self._between()
-                self._train_on(batch)
-                why = self._why_stop()
-                if why is None:
-                    self._save_if_due()
+                continue
+            # The batch's own weights come too late for the points that its rollouts went beyond.
+            before = self.allocator.paid - 1
+            if self.grid.is_due(before):
+                self.engine.pause()
+                self._evaluate_until(before)
+            self._between()
+            self._train_on(batch)
+            why = self._why_stop()
+            if why is None:
+                self._save_if_due()
         self._finish(why)
         return why
 
+    def _begin_rollouts(self) -> None:
+        """Begin to generate, after a load or an interruption with what the allocator has outstanding."""
+        self.engine.load_weights(self.allocator.version)
+        outstanding = self.allocator.outstanding()
+        self.engine.submit(outstanding.generate)
+        self.engine.cancel(outstanding.cancel)
+
     def _roll_out(self) -> str | None:
-        """Have the allocator's orders carried out; says why the run is over, if it is."""
+        """Ask the allocator once, have the engine carry that out, and tell what ended; returns why the run is over."""
         started = time.perf_counter()
-        actions = self.engine.advance(self.allocator)
+        actions = self._ask()
+        if not self._is_due(actions):
+            goes_on = self.engine.streams and bool(actions.generate or actions.release)
+            self._tell(self.engine.poll(wait=not goes_on))
         self.counters.seconds += time.perf_counter() - started
-        self._notices.rolled_out(self.allocator, self.engine.outcomes)
+        if self._is_due(actions) or not self.engine.streams:
+            self._notices.rolled_out(self.allocator, self.engine.outcomes)
+        if actions.finished is None or self.allocator.batch is not None:
+            return None
         paid, accounts = self.allocator.paid, self.allocator.accounts()
-        if actions.finished is None or 2 * accounts["failed"] <= paid:
+        if 2 * accounts["failed"] <= paid:
             return actions.finished
         why = mostly_unscored(actions.finished, self.engine.outcomes.commonest_failure())
         if self.allocator.scoreless():
             self._give_up(why)
         return why
+
+    def _ask(self) -> Actions:
+        """Ask for as many rollouts as the engine has room for, and hand the orders on."""
+        actions = self.allocator.ask(self.engine.capacity())
+        self.engine.release(actions.release)
+        self.engine.cancel(actions.cancel)
+        self.engine.submit(actions.generate)
+        return actions
+
+    def _is_due(self, actions: Actions) -> bool:
+        """Whether a batch is to be trained, or the run is over."""
+        return self.engine.can_update and (actions.batch is not None or actions.finished is not None)
+
+    def _tell(self, results: Sequence[RolloutResult]) -> None:
+        tell(self.allocator, results, outcomes=self.engine.outcomes, remedy=self.engine.remedy)
 
     def _give_up(self, why: str) -> NoReturn:
         """End a run whose rewards fail, without a checkpoint of it: the one before goes on once they are repaired."""
@@ -212,7 +243,7 @@ class Loop:
         self.counters.barren_groups = 0 if has_signal else self.counters.barren_groups + groups
         latency = self.engine.latency() if self.allocator.recipe.reads_latency else None
         self.allocator.tell([Updated(batch.version + 1, figures.get("approx_kl"), latency)])
-        self.engine.updated(self.allocator.version)
+        self.engine.load_weights(self.allocator.version)
         seconds = time.perf_counter() - started
         self.counters.seconds += seconds
         self.counters.made = self._spent()
@@ -246,7 +277,10 @@ class Loop:
         return share_spent(budget, self.config.max_batches, self.counters.batches, self.counters.made)
 
     def _between(self) -> None:
-        self.engine.go_on(self.allocator)
+        """While a batch is trained: if rollouts go on meanwhile, tell what ended and order others."""
+        if self.engine.streams:
+            self._tell(self.engine.poll(wait=False))
+            self._ask()
 
     def _evaluate_until(self, rollouts: int) -> None:
         self._write_evaluations(self.grid.until(rollouts, self.allocator.version))
@@ -272,7 +306,7 @@ class Loop:
 
     def _finish(self, why: str) -> None:
         """The last evaluation and everything that is written at the end; the metrics' last line says that it all is."""
-        self.engine.drain(self.allocator)
+        self._tell(self.engine.drain())
         self._save()
         self._evaluate_until(self.allocator.paid)
         self._write_evaluations(self.grid.last(self.allocator.version))
@@ -388,7 +422,7 @@ class Loop:
         is_due = batches is not None and self.counters.batches % batches == 0
         is_late = minutes is not None and time.monotonic() - self._saved_s >= 60 * minutes
         if self._stop.by is not None:
-            self.engine.drain(self.allocator)
+            self._tell(self.engine.drain())
         if is_due or is_late or self._stop.by is not None:
             self._save()
         if self._stop.by is not None:

@@ -71,7 +71,7 @@ class Trainer(Loop):
         )
         logged = place.path / ROLLOUTS if place is not None and config.log_rollouts else None
         self.behaviour = Behaviour(policy, config.sampling_dtype, plain=config.engine == "async")
-        engine = self._engine_of_run(logged)
+        engine = self._engine_of_run(recipe, logged)
         updater = Updater(policy, train.tokens, config)
         state = NativeState(policy, train, heldout, config, allocator, engine, updater)
         super().__init__(
@@ -94,11 +94,11 @@ class Trainer(Loop):
     engine: LocalEngine
     updater: Updater
 
-    def _engine_of_run(self, logged: Path | None) -> LocalEngine:
+    def _engine_of_run(self, recipe: Recipe, logged: Path | None) -> LocalEngine:
         config = self.config
         shared = (self.behaviour, self.train, self.scorer, config.sampling, config.seed, logged)
         if config.engine == "sync":
-            return SyncEngine(*shared)
+            return SyncEngine(*shared, stopping=recipe.stopping)
         how = (config.sampling, config.streaming)
         made = begin(self.behaviour, self.train.tokens, *how, seed=config.seed, limit_s=config.generator_limit_s)
         return AsyncEngine(*shared, begin=made, streaming=config.streaming)
@@ -109,7 +109,7 @@ class Trainer(Loop):
         return evaluate(
             self.behaviour.policy(),
             self.heldout,
-            lambda prompts, made: patient(self.engine.submit(prompts, made), lambda: self._stop.by is not None),
+            lambda prompts, made: patient(self.engine.score_samples(prompts, made), lambda: self._stop.by is not None),
             sampling=config.sampling,
             samples=config.eval_samples,
             seed=config.seed,

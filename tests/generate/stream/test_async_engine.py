@@ -36,7 +36,7 @@ def settled(trainer):
     accounts = trainer.allocator.accounts()
     assert sum(accounts.values()) == trainer.allocator.paid
     held = {done.rollout for group in trainer.allocator._run.flight.groups.values() for done in group.done}
-    trainer.engine.release(trainer.allocator.ask(capacity=0))
+    trainer.engine.release(trainer.allocator.ask(capacity=0).release)
     assert set(trainer.engine.generations) == held
 
 
@@ -64,16 +64,16 @@ def test_commits_go_out_when_the_pilots_decide(trainer_of):
         2, 2, 2, 8, promote="oldest"
     )  # "top_variance" waits for all pilots to choose among them
     trainer = trainer_of(recipe, max_batches=3, sampling=Sampling(20), **STREAMS)
-    beside, start = [], trainer.engine._start
+    beside, submit = [], trainer.engine.submit
 
-    def starting(orders, backend):
+    def submitting(orders):
         """Pilots that still run where commits begin."""
         if any(order.stage == 1 for order in orders):
             stages = [trainer.engine._order_of[rollout].stage for rollout in trainer.engine._running]
             beside.append(stages.count(0))
-        start(orders, backend)
+        submit(orders)
 
-    trainer.engine._start = starting
+    trainer.engine.submit = submitting
     run(trainer)
     assert max(beside) > 0
     settled(trainer)
@@ -108,15 +108,16 @@ def test_a_run_that_is_asked_to_stop_goes_on_from_what_was_in_flight(trainer_of,
     assert in_flight
     resumed = trainer_of(AHEAD, max_batches=6, **made)
     assert resumed.resume() == 3
-    told, tell = set(), resumed.engine.tell
+    returned, poll = set(), resumed.engine.poll
 
-    def telling(ended, *others):
-        told.update(made.rollout for made in ended)
-        tell(ended, *others)
+    def polling(*, wait=True):
+        results = poll(wait=wait)
+        returned.update(result.rollout for result in results)
+        return results
 
-    resumed.engine.tell = telling
+    resumed.engine.poll = polling
     resumed.run()
-    assert in_flight <= told
+    assert in_flight <= returned
     assert resumed.counters.batches == 6
     settled(resumed)
 
@@ -193,14 +194,6 @@ def test_forward_passes_of_another_size_are_refused_where_rollouts_go_on_between
         trainer_of(AHEAD, max_batches=4, folder=tmp_path, tokens_per_forward=64, **STREAMS).resume()
 
 
-def test_waiting_for_the_next_batch_before_this_one_is_trained_is_an_error(trainer_of):
-    trainer = trainer_of(recipes.grpo(4, 4), max_batches=1, sampling=FEW, **STREAMS)
-    engine, allocator = trainer.engine, trainer.allocator
-    assert engine.advance(allocator).batch is not None
-    with pytest.raises(RuntimeError, match="room for 6 rollouts"):
-        engine.advance(allocator)
-
-
 def test_the_other_engine_does_not_go_on_with_it(trainer_of, tmp_path):
     trainer_of(AHEAD, max_batches=2, folder=tmp_path / "run", **STREAMS).run()
     with pytest.raises(ValueError, match="engine"):
@@ -227,13 +220,13 @@ def test_a_generator_that_is_killed_costs_nothing_but_time(trainer_of, forked_ge
 def test_a_rollout_that_is_lost_is_not_waited_for(trainer_of):
     """Never, that is: it would be an error of ours."""
     trainer = trainer_of(AHEAD, max_batches=1, sampling=FEW, **STREAMS)
-    start, lost = trainer.engine._start, []
+    submit, lost = trainer.engine.submit, []
 
-    def losing(orders, backend):
+    def losing(orders):
         lost.extend(orders)
-        start(orders[1:], backend)
+        submit(orders[1:])
 
-    trainer.engine._start = losing
+    trainer.engine.submit = losing
     with pytest.raises(RuntimeError, match="nothing is in flight and nothing is ordered, although there is room for 6"):
         trainer.run()
     assert lost

@@ -36,9 +36,9 @@ def drained(backend, rows, pause=lambda: 0):
     wanted = {row.rollout for row in rows}
     while ended.keys() != wanted:
         now = min(backend.capacity(), pause() or len(left))
-        backend.start(left[:now])
+        backend.submit(left[:now])
         left = left[now:]
-        for each in backend.step(5.0):
+        for each in backend.poll(5.0):
             assert each.rollout not in ended
             ended[each.rollout] = each
         turns += 1
@@ -75,18 +75,18 @@ def test_what_a_rollout_comes_to_does_not_depend_on_its_company(policy, expected
     assert {each.end for each in ended.values()} == {"length", "stop"}
 
 
-def test_what_is_aborted_comes_back_with_what_it_had(policy, expected):
+def test_what_is_cancelled_comes_back_with_what_it_had(policy, expected):
     tokens, waves = expected
     backend = LocalBackend(policy.model, decoding(policy, Sampling(LENGTH, max_rows=8)))
-    backend.start(rows_of(tokens, range(12)))
-    backend.abort([11])  # before it begins
-    ended = {each.rollout: each for _ in range(3) for each in backend.step(0)}
+    backend.submit(rows_of(tokens, range(12)))
+    backend.cancel([11])  # before it begins
+    ended = {each.rollout: each for _ in range(3) for each in backend.poll(0)}
     running = [rollout for rollout in range(12) if rollout not in ended]
-    backend.abort([running[0], running[3], 999])
+    backend.cancel([running[0], running[3], 999])
     assert backend.capacity() >= 0
     ended |= {each.rollout: each for each in drained_rest(backend, 12 - len(ended))}
     assert ended.keys() == set(range(12))
-    stopped = {rollout for rollout, each in ended.items() if each.end == "aborted"}
+    stopped = {rollout for rollout, each in ended.items() if each.end == "cancelled"}
     assert stopped == {running[0], running[3], 11}
     assert ended[11].tokens == ()
     for rollout, each in ended.items():
@@ -97,7 +97,7 @@ def test_what_is_aborted_comes_back_with_what_it_had(policy, expected):
 def drained_rest(backend, count):
     ended, in_vain = [], 0
     while len(ended) < count:
-        now = backend.step(5.0)
+        now = backend.poll(5.0)
         in_vain = 0 if now else in_vain + 1
         assert in_vain < 60, f"{len(ended)} of {count} came back"
         ended += now
@@ -118,9 +118,9 @@ def test_each_token_says_under_which_weights_it_was_drawn(policy_of, prompts_of)
     own = policy_of()
     backend = LocalBackend(own.model, decoding(policy, Sampling(LENGTH)))
     rows = [RunningRow(rollout, rollout % 6, tokens[rollout % 6]) for rollout in range(60)]
-    backend.start(rows)
-    ended = [each for _ in range(3) for each in backend.step(0)]
-    backend.load(changed(policy.model), 7)
+    backend.submit(rows)
+    ended = [each for _ in range(3) for each in backend.poll(0)]
+    backend.load_weights(changed(policy.model), 7)
     ended += drained_rest(backend, 60 - len(ended))
     assert {each.spans[0][0] for each in ended} == {0}
     straddling = [each for each in ended if len(each.spans) == 2]
@@ -132,7 +132,7 @@ def test_each_token_says_under_which_weights_it_was_drawn(policy_of, prompts_of)
             policy.model, [tokens[each.rollout % 6]], [each.tokens[:3]], pad_id=policy.pad_id, temperature=1.0
         )
         np.testing.assert_allclose(each.logprobs[:3], before[0].detach().numpy(), atol=1e-4)
-    backend.start([RunningRow(1000, 0, tokens[0])])
+    backend.submit([RunningRow(1000, 0, tokens[0])])
     [fresh] = drained_rest(backend, 1)
     assert fresh.spans == ((7, len(fresh.tokens)),)
     under_new = weights_of(own.model)
@@ -141,14 +141,14 @@ def test_each_token_says_under_which_weights_it_was_drawn(policy_of, prompts_of)
 
 def test_rows_are_refused_that_cannot_run(policy):
     backend = LocalBackend(policy.model, decoding(policy, Sampling(2, max_rows=1), longest_prompt=3))
-    backend.start([RunningRow(1, 0, (4, 5))])
+    backend.submit([RunningRow(1, 0, (4, 5))])
     for row, words in [
         (RunningRow(1, 0, (4,)), "runs already"),
         (RunningRow(2, 0, ()), "1 to 3 tokens, got 0"),
         (RunningRow(2, 0, (4, 4, 4, 4)), "1 to 3 tokens, got 4"),
     ]:
         with pytest.raises(ValueError, match=words):
-            backend.start([row])
+            backend.submit([row])
     assert backend.capacity() == 0
     assert len(drained_rest(backend, 1)) == 1
 
@@ -163,10 +163,10 @@ def test_memory_bounds_the_rows(policy):
 def test_weights_that_diverged_are_said(policy_of):
     policy = policy_of()
     backend = LocalBackend(policy.model, decoding(policy, Sampling(4)))
-    backend.start([RunningRow(1, 0, (4, 5))])
-    backend.load({name: each * torch.nan for name, each in weights_of(policy.model).items()}, 1)
+    backend.submit([RunningRow(1, 0, (4, 5))])
+    backend.load_weights({name: each * torch.nan for name, each in weights_of(policy.model).items()}, 1)
     with pytest.raises(FloatingPointError, match="diverged"):
-        backend.step(0)
+        backend.poll(0)
 
 
 def soon(act):
@@ -188,9 +188,9 @@ def test_a_process_that_dies_before_it_has_read_anything_is_not_waited_for(polic
     weights = weights_of(policy.model)
     for version in range(1, 5):
         backend._heard.copied = True
-        soon(lambda version=version: backend.load(weights, version))
+        soon(lambda version=version: backend.load_weights(weights, version))
         assert not backend._heard.copied, "the next one would not wait for it"
-    backend.start([RunningRow(1, 0, (4, 5))])
+    backend.submit([RunningRow(1, 0, (4, 5))])
     with pytest.raises(BackendDied, match=r"exit code 1, and so did the one before it.*--max-rows"):
         drained_rest(backend, 1)
     backend.close()

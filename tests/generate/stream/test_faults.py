@@ -61,8 +61,8 @@ class Faulty:
             self.no_room = 5
         return self.backend.capacity()
 
-    def step(self, wait_s):
-        self.withheld += self.backend.step(0.0)
+    def poll(self, wait_s):
+        self.withheld += self.backend.poll(0.0)
         now = [each for each in self.withheld if self.draw.random() < 0.6]
         self.withheld = [each for each in self.withheld if each not in now]
         self.ended += len(now)
@@ -72,7 +72,7 @@ class Faulty:
         chance = self.draw.random()
         if chance < 0.05:
             return replace(ended, end="failed", reason="injected")
-        return replace(ended, end="aborted") if chance < 0.1 else ended
+        return replace(ended, end="cancelled") if chance < 0.1 else ended
 
 
 class Slow(InlineScorer):
@@ -124,19 +124,20 @@ def test_the_laws_hold_whatever_fails(trainer_of, policy, name, rollouts):
     trainer.config = replace(trainer.config, streaming=Streaming(overlap=False))  # of the back-end only
     audited = Audited(trainer.allocator.recipe, trainer.allocator.table, 0)
     trainer.allocator = trainer.state.allocator = audited
-    begin = trainer._engine_of_run(None)._begin
-    trainer.engine._begin = lambda version: Faulty(begin(version), draw)
-    trainer.engine._wait_for_others = scorer.beat
-    take_in = trainer.engine._take_in
+    engine = trainer.engine
+    begin = trainer._engine_of_run(audited.recipe, None)._begin
+    engine._begin = lambda version: Faulty(begin(version), draw)
+    engine._wait_for_others = scorer.beat
+    poll = engine.poll
 
-    def taking_in(allocator, backend, *, wait):
+    def polling(*, wait=True):
         scorer.beat()
         if draw.random() < 0.003:  # a pause: everything in flight is lost, and ordered again
-            trainer.engine.close()
-            backend = trainer.engine._open(allocator)
-        take_in(allocator, backend, wait=wait)
+            engine.close()
+            trainer._begin_rollouts()
+        return poll(wait=wait)
 
-    trainer.engine._take_in = taking_in
+    engine.poll = polling
     why = trainer.run()
     assert why.startswith("the budget of ")
     assert rollouts - 40 < audited.paid == len(audited.audit.order_of) <= rollouts
@@ -155,14 +156,14 @@ def test_a_back_end_that_is_gone_is_said_and_the_run_is_saved(trainer_of, tmp_pa
     begin, between, training = trainer.engine._begin, trainer.updater.between, []
 
     class Dies(Faulty):
-        def step(self, wait_s):
+        def poll(self, wait_s):
             if trainer.counters.batches == 2 and bool(training) == while_training:
                 raise BackendDied("gone")
-            return self.backend.step(wait_s)
+            return self.backend.poll(wait_s)
 
-        def load(self, weights, version):
+        def load_weights(self, weights, version):
             assert trainer.counters.batches <= 2, "it is gone"
-            self.backend.load(weights, version)
+            self.backend.load_weights(weights, version)
 
     def in_update():
         training.append(True)

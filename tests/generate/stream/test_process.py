@@ -129,7 +129,7 @@ def drained(backend, count):
     for _ in range(1000):
         if len(ended) == count:
             return ended
-        for each in backend.step(1.0):
+        for each in backend.poll(1.0):
             assert each.rollout not in ended
             ended[each.rollout] = each
     pytest.fail(f"{len(ended)} of {count} came back")
@@ -153,11 +153,11 @@ def other(model, value):
 
 def test_weights_are_not_overwritten_while_they_are_copied(policy, process_of):
     backend = process_of()
-    backend.start(rows(1))
+    backend.submit(rows(1))
     drained(backend, 1)
     stop(backend)
-    backend.load(other(policy.model, 0.25), 1)
-    later = threading.Thread(target=backend.load, args=(other(policy.model, 0.5), 2))
+    backend.load_weights(other(policy.model, 0.25), 1)
+    later = threading.Thread(target=backend.load_weights, args=(other(policy.model, 0.5), 2))
     later.start()
     later.join(0.2)
     assert later.is_alive()
@@ -170,12 +170,12 @@ def test_weights_are_not_overwritten_while_they_are_copied(policy, process_of):
 
 def test_it_begins_at_the_version_of_its_weights_and_so_does_another_one(policy, process_of):
     backend = process_of(version=5)
-    backend.start(rows(4))
+    backend.submit(rows(4))
     before = drained(backend, 4)
     assert {span for each in before.values() for span, _ in each.spans} == {5}
-    backend.load(weights_of(policy.model), 6)
+    backend.load_weights(weights_of(policy.model), 6)
     stop(backend)
-    backend.start(rows(4))
+    backend.submit(rows(4))
     os.kill(backend._spawned.process.pid, signal.SIGKILL)
     after = drained(backend, 4)
     assert {span for each in after.values() for span, _ in each.spans} == {6}
@@ -183,19 +183,19 @@ def test_it_begins_at_the_version_of_its_weights_and_so_does_another_one(policy,
     assert backend.figures() == {"restarts": 1}
 
 
-def test_what_was_aborted_does_not_begin_again_in_another_process(process_of):
+def test_what_was_cancelled_does_not_begin_again_in_another_process(process_of):
     backend = process_of()
     stop(backend)
-    backend.start(rows(10))
-    backend.abort([2, 9])
+    backend.submit(rows(10))
+    backend.cancel([2, 9])
     os.kill(backend._spawned.process.pid, signal.SIGKILL)
     ended = drained(backend, 10)
-    assert {rollout for rollout, each in ended.items() if each.end == "aborted"} == {2, 9}
+    assert {rollout for rollout, each in ended.items() if each.end == "cancelled"} == {2, 9}
     assert backend.capacity() == 64
-    backend.start(rows(1, first=2))  # its id is free again
+    backend.submit(rows(1, first=2))  # its id is free again
     assert drained(backend, 1)[2].tokens
     stop(backend)
-    backend.start(rows(1, first=20))
+    backend.submit(rows(1, first=20))
     os.kill(backend._spawned.process.pid, signal.SIGKILL)
     assert drained(backend, 1)[20].tokens
 
@@ -210,10 +210,10 @@ def test_lora_and_features_leave_nothing_that_cannot_be_sent(policy_of, prompts_
                 parameter.fill_(0.1)
     model = behaviour.policy().model
     here, there = process_of(model=model), process_of(model=policy_of().model)
-    there.load(weights_of(model), 1)
+    there.load_weights(weights_of(model), 1)
     tokens = []
     for backend in (here, there):
-        backend.start(rows(20))
+        backend.submit(rows(20))
         tokens.append({rollout: each.tokens for rollout, each in drained(backend, 20).items()})
     assert tokens[0] == tokens[1]
 
@@ -280,14 +280,17 @@ def test_one_that_begins_has_more_time(silence, caplog):
 @pytest.mark.parametrize("waits_for", ["rollouts", "weights"])
 def test_a_process_that_is_stopped_is_given_up_and_killed(policy, process_of, waits_for):
     backend = process_of()
-    backend.start(rows(1))
+    backend.submit(rows(1))
     drained(backend, 1)
     process = backend._spawned.process
     pid = stop(backend)
     backend._silence.limit_s = 0.1
-    backend.start(rows(3, first=1))
-    backend.load(other(policy.model, 0.5), 1)
-    wait = {"rollouts": lambda: drained(backend, 3), "weights": lambda: backend.load(other(policy.model, 0.5), 2)}
+    backend.submit(rows(3, first=1))
+    backend.load_weights(other(policy.model, 0.5), 1)
+    wait = {
+        "rollouts": lambda: drained(backend, 3),
+        "weights": lambda: backend.load_weights(other(policy.model, 0.5), 2),
+    }
     with pytest.raises(BackendDied, match=rf"\({pid}\) has given no sign of life for \d+ s, and .*{waits_for}"):
         wait[waits_for]()
     assert process.exitcode == -signal.SIGKILL
@@ -296,13 +299,13 @@ def test_a_process_that_is_stopped_is_given_up_and_killed(policy, process_of, wa
 def test_one_that_takes_nothing_in_keeps_nobody_waiting_and_is_given_up(process_of):
     """What is sent to it is more than a pipe holds."""
     backend = process_of(longest_prompt=20_000)
-    backend.start(rows(1, first=20))
+    backend.submit(rows(1, first=20))
     drained(backend, 1)
     process = backend._spawned.process
     pid = stop(backend)
     backend._silence.limit_s = 0.1
     many = [RunningRow(each, 0, (5,) * 20_000) for each in range(20)]
-    begun = threading.Thread(target=backend.start, args=(many,), daemon=True)
+    begun = threading.Thread(target=backend.submit, args=(many,), daemon=True)
     begun.start()
     begun.join(20)
     assert not begun.is_alive()
@@ -314,7 +317,7 @@ def test_one_that_takes_nothing_in_keeps_nobody_waiting_and_is_given_up(process_
 def test_a_process_at_work_says_so(process_of, monkeypatch):
     monkeypatch.setattr("rollalloc.generate.stream.process._SPEAKS_S", 0.0)
     backend = process_of(eos_ids=())
-    backend.start(rows(2))
+    backend.submit(rows(2))
     drained(backend, 2)
     assert backend._heard.signs > LENGTH  # at each step, though nothing ended before the last
 
@@ -324,14 +327,14 @@ def test_a_process_that_stood_still_goes_on_where_it_was(policy, process_of):
     ended = []
     for stands in (False, True):
         backend = process_of(seed=7)
-        backend.start(rows(1, first=90))
+        backend.submit(rows(1, first=90))
         drained(backend, 1)
         if stands:
             stop(backend)
-        backend.load(other(policy.model, 0.25), 1)
-        backend.start(rows(30))
+        backend.load_weights(other(policy.model, 0.25), 1)
+        backend.submit(rows(30))
         if stands:
-            assert backend.step(0.1) == []
+            assert backend.poll(0.1) == []
             go_on(backend)
         ended.append({rollout: (each.tokens, each.spans) for rollout, each in drained(backend, 30).items()})
         assert backend.figures() == {"restarts": 0}

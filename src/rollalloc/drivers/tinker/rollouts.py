@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from pathlib import Path
@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
-from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Cancelled, Order
+from rollalloc.core.events import Order
 from rollalloc.drivers.tinker.episodes import EndedRollout, Episodes, Wave
 from rollalloc.drivers.tinker.service import Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import Trajectory, pack, unpack
-from rollalloc.generate.outcomes import Outcomes, RolloutLog, RolloutResult, tell, uncertainty_of
+from rollalloc.generate.engine import RolloutEngine
+from rollalloc.generate.outcomes import Outcomes, RolloutLog, RolloutResult, stopped, uncertainty_of
 from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.function import Unscored
 
@@ -93,8 +93,8 @@ async def _cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-class RemoteEngine:
-    """Plays an allocator's orders at a service (`generate.engine.RolloutEngine`).
+class RemoteEngine(RolloutEngine):
+    """Plays an allocator's orders at a service.
 
     The SDK cannot abort a request. A rollout that is to stop finishes its current request, starts no further turn, and is
     reported as cancelled with all the tokens that it was billed for.
@@ -104,112 +104,92 @@ class RemoteEngine:
         episodes: the prompts, and how to sample and score their rollouts.
         sampling: the sampling settings.
         thread: plays the orders.
+        stopping: indices of the stages that have a stop rule (`Recipe.stopping`).
         path: file for the log of rollouts; None: no log.
-
-    Attributes:
-        generations: rollout id → trajectory, for rollouts that have a score and are not released.
-        outcomes: counts and metrics of all rollouts.
     """
 
     def __init__(
-        self, service: Service, episodes: Episodes, sampling: Sampling, thread: EpisodeThread, path: Path | None
+        self,
+        service: Service,
+        episodes: Episodes,
+        sampling: Sampling,
+        thread: EpisodeThread,
+        stopping: Collection[int],
+        path: Path | None,
     ) -> None:
         self.service, self.episodes, self.sampling, self.thread = service, episodes, sampling, thread
+        self.stopping = stopping
         self.generations: dict[int, Trajectory] = {}
         self.outcomes = Outcomes()
         self._log = RolloutLog(path)
+        self._version = 0
         self._in_flight: dict[Future[list[EndedRollout]], tuple[Order, int]] = {}
         self._stopped: set[int] = set()
-        self._to_repeat = Actions()  # of a resumed run, the orders that were in flight when it was saved
+        self._ended: list[RolloutResult] = []  # for the next `poll`
         self._failures = 0  # consecutive orders without an answer
 
     def capacity(self) -> int | None:
         """How many rollouts may start now; None: any number. Without a concurrency, 0 until the last wave has ended."""
-        to_repeat, in_flight = self._to_repeat.generate, [order for order, _ in self._in_flight.values()]
+        in_flight = [order for order, _ in self._in_flight.values()]
         concurrency = self.service.remote.concurrency
         if concurrency is not None:
-            return max(0, concurrency - sum(len(order.rollouts) for order in (*to_repeat, *in_flight)))
-        return 0 if to_repeat or any(map(self._is_wanted, in_flight)) else None
+            return max(0, concurrency - sum(len(order.rollouts) for order in in_flight))
+        return 0 if any(map(self._is_wanted, in_flight)) else None
 
-    def repeat(self, outstanding: Actions) -> None:
-        """Start the orders that were in flight when a run was saved again, at the next `advance`."""
-        self._to_repeat = outstanding
+    def submit(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            wave = Wave(self.service, self.service.sampler(), self.sampling, self._stopped.__contains__)
+            self._in_flight[self.thread.start(self.episodes, order, wave)] = order, self._version
 
-    def advance(self, allocator: Allocator) -> Actions:
-        """Ask for as many rollouts as may start, and carry out the answer."""
-        actions = allocator.ask(self.capacity())
-        self.carry_out(actions, allocator)
-        return actions
+    def cancel(self, rollouts: Sequence[int]) -> None:
+        in_flight = {rollout for order, _ in self._in_flight.values() for rollout in order.rollouts}
+        self._stopped.update(in_flight.intersection(rollouts))
+        # The others were stopped before the run was saved: not generated again, and their tokens are unknown.
+        self._ended += [stopped(rollout, self._version) for rollout in rollouts if rollout not in in_flight]
 
-    def carry_out(self, actions: Actions, allocator: Allocator) -> None:
-        """Release rollouts and start orders as the actions say; then, unless there is a batch, wait and tell.
+    def poll(self, *, wait: bool = True) -> list[RolloutResult]:
+        """Wait for rollouts in flight and return them.
 
         With a concurrency, or if a stage in flight has a stop rule, this waits for one order to end, so that the allocator
-        can react to it. Otherwise it waits for the whole wave and tells its orders in the order in which they started.
+        can react to it. Otherwise it waits for the whole wave and returns its orders in the order in which they started.
         """
-        for rollout in actions.release:
-            self.generations.pop(rollout, None)
-        self._stopped.update(actions.cancel)
-        repeated, self._to_repeat = self._to_repeat, Actions()
-        if repeated.cancel:  # stopped before the run was saved: not generated again, and their tokens are unknown
-            allocator.tell([Cancelled(rollout, 0) for rollout in repeated.cancel])
-        for order in (*repeated.generate, *actions.generate):
-            self._start(order, allocator.version)
-        if actions.batch is not None or actions.finished is not None:
-            return
+        results, self._ended = self._ended, []
         wanted = [future for future, (order, _) in self._in_flight.items() if self._is_wanted(order)]
-        if not wanted:
-            return
-        one_at_a_time = self.service.remote.concurrency is not None or any(
-            order.stage in allocator.recipe.stopping for order, _ in self._in_flight.values()
-        )
-        self.thread.wait(wanted, one=one_at_a_time)
-        self._tell_ended(allocator)
+        if wait and wanted and not results:
+            one_at_a_time = self.service.remote.concurrency is not None or any(
+                order.stage in self.stopping for order, _ in self._in_flight.values()
+            )
+            self.thread.wait(wanted, one=one_at_a_time)
+        return results + self._take_in()
 
-    def drain(self, allocator: Allocator) -> None:
-        """Wait for all rollouts in flight, which are billed in any case, and tell the allocator how they ended."""
+    def drain(self) -> list[RolloutResult]:
+        """Wait for all rollouts in flight, which are billed in any case, and return them."""
         self.thread.wait(self._in_flight)
-        self._tell_ended(allocator)
+        return self.poll(wait=False)
 
-    def go_on(self, allocator: Allocator) -> None:
-        """Nothing to do: the service generates without our help."""
-
-    def before_evaluation(self, allocator: Allocator) -> None:
-        self.go_on(allocator)
-
-    def updated(self, version: int) -> None:
-        """Nothing to do: the next `Service.sampler` has the new weights."""
+    def load_weights(self, version: int) -> None:
+        self._version = version  # the next `Service.sampler` has the new weights
 
     def close(self) -> None:
-        """End the thread; if the run continues, the orders in flight start again."""
         self.thread.close()
-        interrupted = tuple(order for order, _ in self._in_flight.values())
-        self._to_repeat = self._to_repeat._replace(generate=self._to_repeat.generate + interrupted)
         self._in_flight.clear()
-
-    def latency(self) -> None:
-        """None: the service does not report how fast it decodes."""
-
-    def figures(self) -> dict[str, Any]:
-        """The metrics of the rollouts scored since the last call."""
-        return self.outcomes.figures()
+        self._stopped.clear()
+        self._ended.clear()
 
     def _is_wanted(self, order: Order) -> bool:
         return not self._stopped.issuperset(order.rollouts)
 
-    def _start(self, order: Order, version: int) -> None:
-        wave = Wave(self.service, self.service.sampler(), self.sampling, self._stopped.__contains__)
-        self._in_flight[self.thread.start(self.episodes, order, wave)] = order, version
-
-    def _tell_ended(self, allocator: Allocator) -> None:
+    def _take_in(self) -> list[RolloutResult]:
         # Taken once: an order that ends in the thread meanwhile waits for the next call.
         ended = [future for future in self._in_flight if future.done()]
         for future in ended:
             self._count_failures(future.result())
+        results: list[RolloutResult] = []
         for future in ended:
             order, version = self._in_flight.pop(future)
-            self._tell(future.result(), order, version, allocator)
+            results += self._results(future.result(), order, version)
         self._log.flush()
+        return results
 
     def _count_failures(self, played: Sequence[EndedRollout]) -> None:
         """Fail the run if the service has stopped answering, before its silence is blamed on the prompts."""
@@ -224,7 +204,7 @@ class RemoteEngine:
                 "resume the run"
             )
 
-    def _tell(self, played: Sequence[EndedRollout], order: Order, version: int, allocator: Allocator) -> None:
+    def _results(self, played: Sequence[EndedRollout], order: Order, version: int) -> list[RolloutResult]:
         results: list[RolloutResult] = []
         for trajectory, outcome, text, _ in played:
             rollout, tokens, truncated = trajectory.rollout, trajectory.length, trajectory.truncated
@@ -246,7 +226,7 @@ class RemoteEngine:
             self._stopped.discard(rollout)
             if result.is_scored:
                 self.generations[rollout] = trajectory
-        tell(allocator, results, outcomes=self.outcomes)
+        return results
 
     # --------------------------------------------------------------------------------------------- saving and loading
 

@@ -57,7 +57,7 @@ class RemoteState(RunState):
         updater: RemoteUpdater,
     ) -> None:
         super().__init__(config, allocator, engine, updater)
-        self.service, self.episodes, self.heldout, self.remote_engine = service, episodes, heldout, engine
+        self.service, self.episodes, self.heldout = service, episodes, heldout
         self.lost = Usage()
         self.path: str | None = None
 
@@ -85,7 +85,6 @@ class RemoteState(RunState):
         state = saved.state["tinker"]
         self.service.restore(state["path"])
         self.path, self.service.usage, self.lost = state["path"], Usage(**state["cost"]), Usage(**state["cost_lost"])
-        self.remote_engine.repeat(self.allocator.outstanding())
 
     def check(self, saved: Checkpoint, place: Path) -> None:
         where = str(place / "checkpoints" / str(saved.batches))

@@ -82,7 +82,7 @@ class TinkerTrainer(Loop):
             recipe = streamed_aloud(recipe, log, ahead=service.remote.ahead)
         allocator = Allocator(recipe, train.table(blocks), config.seed)
         logged = folder / ROLLOUTS if folder is not None and config.log_rollouts else None
-        engine = RemoteEngine(service, train, config.sampling, self.thread, logged)
+        engine = RemoteEngine(service, train, config.sampling, self.thread, recipe.stopping, logged)
         updater = RemoteUpdater(service, config)
         self.remote = RemoteState(service, train, heldout, config, allocator, engine, updater)
         refuse_unmeasured(recipe, "the Tinker API")

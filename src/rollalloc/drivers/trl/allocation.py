@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Batch, Cancelled, Order, Row, Updated
@@ -200,7 +199,6 @@ class Allocation:
         asked = dict(zip(prompts, [self.dataset[prompt]["prompt"] for prompt in prompts], strict=True))
         tokens_of = dict(zip(prompts, encode(trainer, list(asked.values())), strict=True))
         requests = [Request(prompt, tokens_of[prompt], rollouts) for prompt, rollouts in _by_prompt(mine).items()]
-        running = len(prompt_of)
 
         def scored(made: Sequence[Generation]) -> _Scored:
             of = [prompt_of[each.rollout] for each in made]
@@ -214,15 +212,13 @@ class Allocation:
             ]
             return self._score(trainer, prompt_of, played, {})
 
-        def on_finished(ended: list[Generation]) -> tuple[int, ...]:
-            nonlocal running
-            running -= len(ended)
-            with torch.inference_mode(False):  # the user's reward functions may need gradients
-                self._take([scored(ended)])
-            return self._ask(capacity=0).cancel if running else ()  # after the last rollout, `next_batch` asks
-
         if generate.can_stop and any(order.stage in self.allocator.recipe.stopping for order in actions.generate):
-            generate.stream(requests, on_finished)
+            running, stream = len(prompt_of), generate.stream(requests)
+            ended = next(stream)
+            while running := running - len(ended):
+                self._take([scored(ended)])
+                ended = stream.send(self._ask(capacity=0).cancel)
+            self._take([scored(ended)])  # after the last rollout, `next_batch` asks
         else:
             self._take(by_all(lambda: scored(generate(requests))))
 

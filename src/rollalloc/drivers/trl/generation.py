@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import abc
+from collections.abc import Iterable, Sequence
 from inspect import signature
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from trl import GRPOTrainer
 from rollalloc.drivers.trl.chats import Tokens, eos_ids
 from rollalloc.drivers.trl.turns import Turns
 from rollalloc.generate import sampler
-from rollalloc.generate.sampler import Generation, OnFinished, Request
+from rollalloc.generate.sampler import Generation, Request
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.caching import why_not
 from rollalloc.models.likelihood import completion_logprobs, evaluating, in_eval_mode
@@ -97,9 +98,9 @@ class Generator:
         """Whether rollouts can be stopped: only by our sampler, and only if no other process must be told."""
         return self.samples and self.trainer.accelerator.num_processes == 1
 
-    def stream(self, requests: Sequence[Request], on_finished: OnFinished) -> None:
-        """Call `on_finished` as rollouts end, and stop those it returns; see `rollalloc.generate.sampler.stream`."""
-        sampler.stream(requests=requests, on_finished=on_finished, **self._sampler)
+    def stream(self, requests: Sequence[Request]) -> abc.Generator[list[Generation], Iterable[int] | None]:
+        """Yield rollouts as they end, and stop those that are sent; see `rollalloc.generate.sampler.stream`."""
+        return sampler.stream(requests=requests, **self._sampler)
 
     def complete(self, prompts: Sequence[Tokens]) -> tuple[list[Tokens], list[NDArray[np.float32]] | None]:
         """Generate one completion per prompt with TRL's back-end.

@@ -5,22 +5,23 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import FIRST_COMPLETED
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import Actions, Cancelled, Order
+from rollalloc.core.events import Order
 from rollalloc.core.latency import Curve
 from rollalloc.generate.engine import LocalEngine, Scoring
+from rollalloc.generate.outcomes import RolloutResult
 from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
 from rollalloc.generate.sampling import Streaming
 from rollalloc.generate.stream.backend import Backend, BackendDied, Ended, Pausable, RunningRow, SampledTokens
 from rollalloc.models.weights import weights_of
-from rollalloc.rewards.function import Outcome, Unscored
+from rollalloc.rewards.function import Unscored
 
 _SOON_S = 0.005  # how long generation is waited for where scores may come first
 _LATER_S = 1.0  # and where nothing else can happen
@@ -40,6 +41,8 @@ class AsyncEngine(LocalEngine):
         steps: (rows, seconds) of the newest decoding steps.
     """
 
+    streams = True
+
     def __init__(self, *shared: Any, begin: Callable[[int], Backend], streaming: Streaming) -> None:
         super().__init__(*shared)
         self._begin, self._streaming = begin, streaming
@@ -47,67 +50,74 @@ class AsyncEngine(LocalEngine):
         self._loaded = _InFlight()  # of a checkpoint, until there is a back-end
         self._ended_before: list[Ended] = []  # of these, what had ended and was not taken in
         self._died: BackendDied | None = None  # while a batch was trained, which comes to its end first
-        self._order_of: dict[int, Order] = {}  # of each rollout in flight: with the back-end, or being scored
-        self._running: set[int] = set()  # of these, with the back-end
+        self._running: set[int] = set()  # rollouts in flight that the back-end has; the others are being scored
         self._scoring: list[Scoring] = []
+        self._room = 0  # what `capacity` returned last
         self._straddled = 0  # rollouts that went on over an update
         self._paces = np.zeros(3)  # decoding steps, rows in them, seconds
         self.steps: deque[tuple[int, float]] = deque(maxlen=_STEPS)
 
-    # ------------------------------------------------------------------------------------------------------- the loop
+    # ---------------------------------------------------------------------------------------------------- the protocol
 
-    def advance(self, allocator: Allocator) -> Actions:
-        """Ask and carry out, until there is a batch or the run is over.
+    def capacity(self) -> int:
+        self._room = 0 if self._died is not None else self._opened.capacity()
+        return self._room
+
+    def submit(self, orders: Sequence[Order]) -> None:
+        rows: list[RunningRow] = []
+        for order in orders:
+            for rollout in order.rollouts:
+                if rollout not in self._order_of:  # otherwise it came with a checkpoint, and goes on
+                    self._order_of[rollout] = order
+                    self._running.add(rollout)
+                    rows.append(RunningRow(rollout, order.prompt, self.prompts.tokens[order.prompt]))
+        if rows:
+            self._opened.submit(rows)
+
+    def _cancel_running(self, rollouts: Sequence[int]) -> None:
+        if running := [rollout for rollout in rollouts if rollout in self._running]:
+            self._opened.cancel(running)
+
+    def poll(self, *, wait: bool = True) -> list[RolloutResult]:
+        """Return what was scored, stopped or failed.
 
         Raises:
-            BackendDied: what generates is gone, or gave no sign of life for too long.
-            RuntimeError: the core waits for rollouts of which nothing is in flight.
+            BackendDied: only if `wait` is True. Until then what generates has no capacity, so that a batch that is being
+                trained comes to its end first.
+            RuntimeError: nothing is in flight although there is room, so that nothing can come.
         """
-        while True:
-            actions = self._turn(allocator)
-            if actions.batch is not None or actions.finished is not None:
-                return actions
-
-    def _turn(self, allocator: Allocator) -> Actions:
-        """Ask once and carry out; unless there is a batch or the run is over, take in what ends; wait for it a moment."""
-        backend = self._open(allocator)
-        room = backend.capacity()
-        actions = self._ask(allocator, backend, room)
-        if actions.batch is not None or actions.finished is not None:
-            return actions
-        idle = not (self._order_of or actions.cancel or actions.release)
-        if room and idle:
-            what = f"nothing is in flight and nothing is ordered, although there is room for {room} rollouts"
-            raise RuntimeError(f"{what}; an error of rollalloc's, accounts: {allocator.accounts()}")
-        self._take_in(allocator, backend, wait=not actions.generate)
-        return actions
-
-    def go_on(self, allocator: Allocator) -> None:
-        """One turn, without waiting; a back-end that died is said at the next `advance`."""
+        results, self._ended = self._ended, []
         if self._died is not None:
-            return
+            if wait:
+                raise self._died
+            return results
+        if wait and self._room and not (results or self._order_of):
+            raise RuntimeError(
+                f"nothing is in flight and nothing is ordered, although there is room for {self._room} rollouts; this is an "
+                "error of rollalloc's"
+            )
         try:
-            backend = self._open(allocator)
-            self._take_in(allocator, backend, wait=False)
-            self._ask(allocator, backend, backend.capacity())
+            return results + self._take_in(wait=wait and not results)
         except BackendDied as died:
+            if wait:
+                raise
             self._died = died
+            return results
 
-    def updated(self, version: int) -> None:
-        """Hand the weights on, under which what runs goes on; of a back-end that died as `go_on`."""
-        if self._backend is None or self._died is not None:
-            return
-        try:
-            self._backend.load(weights_of(self.behaviour.policy().model), version)
-        except BackendDied as died:
-            self._died = died
+    def load_weights(self, version: int) -> None:
+        """Hand the weights on, under which what runs goes on; at first, begin what generates."""
+        self._version = version
+        if self._backend is None:
+            self._open(version)
+        elif self._died is None:
+            try:
+                self._backend.load_weights(weights_of(self.behaviour.policy().model), version)
+            except BackendDied as died:
+                self._died = died
 
-    def before_evaluation(self, allocator: Allocator) -> None:
-        """Let the back-end generate meanwhile, or, where nothing overlaps, pause it: the run may be saved from here."""
-        if self._streaming.overlap:
-            self.go_on(allocator)
-        else:
-            self._in_flight()
+    def pause(self) -> None:
+        """Where nothing overlaps, pause what runs, so that the run can be saved with it."""
+        self._in_flight()
 
     def close(self) -> None:
         """Let the back-end go; should the run go on, what was in flight is what the allocator calls outstanding."""
@@ -119,6 +129,7 @@ class AsyncEngine(LocalEngine):
         self._scoring.clear()
         self._order_of.clear()
         self._running.clear()
+        self._ended.clear()
 
     def latency(self) -> Curve | None:
         """A curve through the newest decoding steps; None before there are enough."""
@@ -177,110 +188,83 @@ class AsyncEngine(LocalEngine):
         made += [_partial(each.rollout, each, stopped=True) for each in (*self._ended_before, *paused.ended)]
         return _InFlight(tuple(made), tuple(self._order_of[each.rollout] for each in made))
 
-    def _continue(self, backend: Backend) -> set[int]:
-        """Start what a checkpoint had in flight, each rollout after the tokens that it has; returns their ids."""
-        rows: list[RunningRow] = []
-        for made, order in zip(self._loaded.generations, self._loaded.orders, strict=True):
-            self._order_of[made.rollout] = order
-            if made.cancelled:
-                self._ended_before.append(Ended(made.rollout, made.tokens, made.logprobs, made.spans, "aborted"))
-                continue
-            sampled = SampledTokens(made.tokens, made.logprobs, made.spans)
-            rows.append(RunningRow(made.rollout, order.prompt, self.prompts.tokens[order.prompt], sampled))
-        self._running |= {made.rollout for made in self._loaded.generations}
-        if rows:
-            backend.start(rows)
-        known = {made.rollout for made in self._loaded.generations}
-        self._loaded = _InFlight()
-        return known
-
-    def _open(self, allocator: Allocator) -> Backend:
-        """The back-end; a new one is given what the allocator has outstanding, after a load or a pause."""
-        if self._died is not None:
-            raise self._died
+    @property
+    def _opened(self) -> Backend:
         if self._backend is None:
-            self._backend = self._begin(allocator.version)
-            known = self._continue(self._backend)
-            outstanding = allocator.outstanding()
-            allocator.tell([Cancelled(rollout, 0) for rollout in outstanding.cancel if rollout not in known])
-            self._start(_without(outstanding.generate, known), self._backend)
+            raise RuntimeError("the engine has no weights to sample with; call `load_weights` first")
         return self._backend
 
-    # ---------------------------------------------------------------------------------------------------------- asking
-
-    def _ask(self, allocator: Allocator, backend: Backend, room: int) -> Actions:
-        actions = allocator.ask(capacity=room)
-        self.release(actions)
-        if actions.cancel:
-            backend.abort([rollout for rollout in actions.cancel if rollout in self._running])
-        self._start(actions.generate, backend)
-        return actions
-
-    def _start(self, orders: Sequence[Order], backend: Backend) -> None:
+    def _open(self, version: int) -> None:
+        """Begin a back-end with what a checkpoint had in flight, each rollout after the tokens that it has."""
+        self._backend = backend = self._begin(version)
         rows: list[RunningRow] = []
-        for order in orders:
-            for rollout in order.rollouts:
-                self._order_of[rollout] = order
-                self._running.add(rollout)
-                rows.append(RunningRow(rollout, order.prompt, self.prompts.tokens[order.prompt]))
+        for generation, order in zip(self._loaded.generations, self._loaded.orders, strict=True):
+            rollout, tokens = generation.rollout, generation.tokens
+            self._order_of[rollout] = order
+            self._running.add(rollout)
+            if generation.cancelled:
+                ended = Ended(rollout, tokens, generation.logprobs, generation.spans, "cancelled")
+                self._ended_before.append(ended)
+            else:
+                sampled = SampledTokens(tokens, generation.logprobs, generation.spans)
+                rows.append(RunningRow(rollout, order.prompt, self.prompts.tokens[order.prompt], sampled))
         if rows:
-            backend.start(rows)
+            backend.submit(rows)
+        self._loaded = _InFlight()
 
     # ------------------------------------------------------------------------------------------------------- taking in
 
-    def _take_in(self, allocator: Allocator, backend: Backend, *, wait: bool) -> None:
-        """What ended goes to be scored, what is scored is told."""
-        ended = [*self._ended_before, *backend.step((_SOON_S if self._scoring else _LATER_S) if wait else 0.0)]
+    def _take_in(self, *, wait: bool) -> list[RolloutResult]:
+        """Hand what ended to the scorer; return what is scored, stopped or failed."""
+        wait_s = (_SOON_S if self._scoring else _LATER_S) if wait else 0.0
+        backend = self._opened
+        ended = [*self._ended_before, *backend.poll(wait_s)]
         self._ended_before.clear()
         for rows, seconds in backend.paces():
             self._paces += (1, rows, seconds)
             self.steps.append((rows, seconds))
+        results: list[RolloutResult] = []
         if ended:
-            self._sort(sorted(ended, key=lambda each: each.rollout), allocator)
+            results = self._sort(sorted(ended, key=lambda each: each.rollout))
         elif wait and not self._running:
             self._wait_for_others()
-        self._tell_scored(allocator)
+        return results + self._scored()
 
     def _wait_for_others(self) -> None:
         """Nothing is generated: a score comes next, or the back-end has no room at the moment."""
         if self._scoring:
-            wait([future for _, future in self._scoring], _LATER_S, return_when="FIRST_COMPLETED")
+            wait_for([future for _, future in self._scoring], _LATER_S, FIRST_COMPLETED)
         else:
             time.sleep(_SOON_S)
 
-    def _sort(self, ended: Sequence[Ended], allocator: Allocator) -> None:
-        """What was generated is scored, what was stopped or failed is told."""
-        whole: list[Generation] = []
+    def _sort(self, ended: Sequence[Ended]) -> list[RolloutResult]:
+        """Hand complete rollouts to the scorer; return those that failed or were stopped."""
+        results: list[RolloutResult] = []
+        complete: list[Generation] = []
         stopped: list[Generation] = []
         for each in ended:
             self._running.discard(each.rollout)
-            truncated, cancelled = each.end == "length", each.end == "aborted"
-            made = Generation(each.rollout, each.tokens, each.logprobs, truncated, cancelled, each.spans)
+            truncated, cancelled = each.end == "length", each.end == "cancelled"
+            generation = Generation(each.rollout, each.tokens, each.logprobs, truncated, cancelled, each.spans)
             if cancelled:
-                stopped.append(made)
+                stopped.append(generation)
             elif each.end == "failed":
-                self._finish([made], [Unscored(each.reason)], allocator)
+                results += self._finish([generation], [Unscored(each.reason)])
             else:
-                whole.append(made)
-                self._straddled += len(made.spans) > 1
-        if stopped:
-            self._finish(stopped, [Unscored("stopped")] * len(stopped), allocator)
-        if whole:
-            self._scoring.append((whole, self.score(whole, self._order_of)))
+                complete.append(generation)
+                self._straddled += len(generation.spans) > 1
+        results += self._finish(stopped, [Unscored("stopped")] * len(stopped))
+        if complete:
+            self._scoring.append((complete, self._score(complete)))
+        return results
 
-    def _tell_scored(self, allocator: Allocator) -> None:
-        """Tell what is scored; where nothing overlaps, wait for it, so that what is told when depends on no clock."""
+    def _scored(self) -> list[RolloutResult]:
+        """Return what is scored; where nothing overlaps, wait for it, so that no order depends on a clock."""
         if not self._streaming.overlap:
-            wait([future for _, future in self._scoring])
-        there = [scoring for scoring in self._scoring if scoring[1].done()]
+            wait_for([future for _, future in self._scoring])
+        done = [scoring for scoring in self._scoring if scoring[1].done()]
         self._scoring = [scoring for scoring in self._scoring if not scoring[1].done()]
-        for made, future in there:
-            self._finish(made, future.result(), allocator)
-
-    def _finish(self, ended: Sequence[Generation], outcomes: Sequence[Outcome], allocator: Allocator) -> None:
-        self.tell(ended, outcomes, self._order_of, allocator)
-        for made in ended:
-            self._order_of.pop(made.rollout, None)
+        return [result for ended, future in done for result in self._finish(ended, future.result())]
 
 
 @dataclass(frozen=True)
@@ -293,12 +277,6 @@ class _InFlight:
 
 def _partial(rollout: int, sampled: SampledTokens | Ended, *, stopped: bool = False) -> Generation:
     return Generation(rollout, sampled.tokens, sampled.logprobs, False, stopped, sampled.spans)
-
-
-def _without(orders: Sequence[Order], rollouts: set[int]) -> list[Order]:
-    """Orders without these rollouts."""
-    left = (order._replace(rollouts=tuple(each for each in order.rollouts if each not in rollouts)) for order in orders)
-    return [order for order in left if order.rollouts]
 
 
 def measured_curve(steps: Sequence[tuple[int, float]], points: int = 8) -> Curve:

@@ -1,15 +1,15 @@
 """What generates: one small interface, so that our own sampler and a serving engine are the same to the asynchronous engine.
 
-The engine calls from one thread, and never waits inside any of these but `step`:
+The engine calls from one thread, and never waits inside any of these but `poll`:
 
-    backend.start([Row(7, prompt=3, tokens=(5, 9, 2))])
-    for ended in backend.step(wait_s=0.1): ...       # now and then, until 7 is among them
-    backend.load(weights, version=1)                 # 7, if it runs, goes on: its tokens from here on are of version 1
-    backend.abort([7])                               # `step` still gives 7, once: aborted, or as it ended before that
+    backend.submit([Row(7, prompt=3, tokens=(5, 9, 2))])
+    for ended in backend.poll(wait_s=0.1): ...       # now and then, until 7 is among them
+    backend.load_weights(weights, version=1)         # 7, if it runs, goes on: its tokens from here on are of version 1
+    backend.cancel([7])                             # `poll` still gives 7, once: cancelled, or as it ended before that
     backend.close()
 
-A rollout that was started is given back by `step` exactly once, whatever happens to it: that is the whole of the contract.
-One that the back-end itself loses is given back as "failed"; where everything is lost, `step` raises `BackendDied`.
+A rollout that was started is given back by `poll` exactly once, whatever happens to it: that is the whole of the contract.
+One that the back-end itself loses is given back as "failed"; where everything is lost, `poll` raises `BackendDied`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from rollalloc.generate.sampling import Sampling
 
 NO_LOGPROBS = np.zeros(0, np.float32)
-End = Literal["stop", "length", "aborted", "failed"]
+End = Literal["stop", "length", "cancelled", "failed"]
 Span = tuple[int, int]  # a version of the weights, and how many tokens in a row were sampled under it
 
 
@@ -68,7 +68,7 @@ class Ended:
         tokens: token ids sampled; the one that ends it is the last.
         logprobs: float32 log-probability of each under the distribution that it was drawn from, temperature applied.
         spans: versions of the weights under which the tokens were sampled, in order; the counts sum to their number.
-        end: "stop": by EOS or another token that ends a rollout; "length": at `max_new_tokens`; "aborted": as asked;
+        end: "stop": by EOS or another token that ends a rollout; "length": at `max_new_tokens`; "cancelled": as asked;
             "failed": it has no use.
         reason: why it failed, in words; "" otherwise.
     """
@@ -139,7 +139,7 @@ class BackendDied(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """All that a back-end holds: the rows that run and wait, in order, and what ended and `step` did not give back yet."""
+    """All that a back-end holds: the rows that run and wait, in order, and what ended and `poll` did not give back yet."""
 
     rows: tuple[RunningRow, ...] = ()
     ended: tuple[Ended, ...] = ()
@@ -152,17 +152,17 @@ class Backend(Protocol):
         """Rows that may be started now, 0 or more; it may fall to 0 and come back."""
         ...
 
-    def start(self, rows: Sequence[RunningRow]) -> None:
+    def submit(self, rows: Sequence[RunningRow]) -> None:
         """Let these run, each from when there is room for it; more than `capacity` are taken too, and wait.
 
         Raises:
             ValueError: a row that runs already, is empty, or can never fit.
         """
 
-    def abort(self, rollouts: Sequence[int]) -> None:
+    def cancel(self, rollouts: Sequence[int]) -> None:
         """Stop these, soon; those that ended meanwhile, or were never started, are passed over."""
 
-    def step(self, wait_s: float) -> list[Ended]:
+    def poll(self, wait_s: float) -> list[Ended]:
         """What ended since the last call; in this process, one decoding step, elsewhere what has come in.
 
         Args:
@@ -174,7 +174,7 @@ class Backend(Protocol):
         """
         ...
 
-    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Sample under these weights from now on, or from the next safe point on; what runs goes on.
 
         When this returns the caller may change the tensors; each token says by `Ended.spans` under which version it was
@@ -203,7 +203,7 @@ class Pausable(Backend, Protocol):
     """A back-end whose work a checkpoint can hold: a resumed run continues its rollouts instead of repeating them."""
 
     def pause(self) -> Paused:
-        """Bring what runs into a state that another back-end can be started with; the next `step` goes on with it.
+        """Bring what runs into a state that another back-end can be started with; the next `poll` goes on with it.
 
         Started with these rows, in this order and under the same weights, that one samples the same tokens.
         """

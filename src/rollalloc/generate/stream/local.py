@@ -34,9 +34,9 @@ class LocalBackend:
         model: samples; one whose cache is plain keys and values.
         decoding: how.
         version: of the weights that the model has.
-        repeatable: compute the keys and values of what runs anew after each `load`, as after a pause. Then a run that is
-            paused right after a `load`, saved and resumed samples the same tokens as one that never was. False: they are
-            kept, which saves a prefill at each update.
+        repeatable: True: after each `load_weights` the keys and values of running rows are computed again, as after a pause.
+            A run that is paused, saved and resumed right after a `load_weights` then samples the same tokens as one that
+            was not. False: they are kept, which saves a prefill at each update.
 
     Raises:
         ValueError: a model with another cache, `kv_tokens` too few for one rollout, an EOS outside the vocabulary.
@@ -52,7 +52,7 @@ class LocalBackend:
         self.slots = decoding.slots
         self._version = version
         self._waiting: deque[RunningRow] = deque()
-        self._over: list[Ended] = []  # aborted, not given back yet
+        self._over: list[Ended] = []  # cancelled, not given back yet
         self._paces: list[tuple[int, float]] = []
         self._slab = Slab(model)
         self._running: list[RunningRow] = []  # in the order of the slab's rows, as all that follows
@@ -74,19 +74,19 @@ class LocalBackend:
     def capacity(self) -> int:
         return max(0, self.slots - len(self._running) - len(self._waiting))
 
-    def start(self, rows: Sequence[RunningRow]) -> None:
+    def submit(self, rows: Sequence[RunningRow]) -> None:
         self._decoding.refuse_unfit(rows, [row.rollout for row in (*self._running, *self._waiting)])
         self._waiting.extend(rows)
 
-    def abort(self, rollouts: Sequence[int]) -> None:
+    def cancel(self, rollouts: Sequence[int]) -> None:
         named = set(rollouts)
-        self._over += [_aborted(row) for row in self._waiting if row.rollout in named]
+        self._over += [_cancelled(row) for row in self._waiting if row.rollout in named]
         self._waiting = deque(row for row in self._waiting if row.rollout not in named)
         self._over += self._leave(
-            np.array([at for at, row in enumerate(self._running) if row.rollout in named], np.int64), aborted=True
+            np.array([at for at, row in enumerate(self._running) if row.rollout in named], np.int64), cancelled=True
         )
 
-    def step(self, wait_s: float) -> list[Ended]:
+    def poll(self, wait_s: float) -> list[Ended]:
         over, self._over = self._over, []
         if not (self._running or self._waiting):
             return over
@@ -99,7 +99,7 @@ class LocalBackend:
         self._paces.append((len(self._running), time.perf_counter() - began))
         return over + self._leave(ended)
 
-    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         here = weights_of(self._model)
         if any(here[name] is not tensor for name, tensor in weights.items()):  # else they are the model's own
             load_weights(self._model, weights)
@@ -108,13 +108,13 @@ class LocalBackend:
             self.pause()
 
     def pause(self) -> Paused:
-        """Give up the keys and values of what runs, which the next `step` computes anew; returns all that is held.
+        """Give up the keys and values of what runs, which the next `poll` computes anew; returns all that is held.
 
         Another back-end that starts these rows in this order, with the same weights, samples the same tokens.
         """
         running = [
             RunningRow(row.rollout, row.prompt, row.tokens, SampledTokens(ended.tokens, ended.logprobs, ended.spans))
-            for row, ended in ((row, self._ended(at, aborted=True)) for at, row in enumerate(self._running))
+            for row, ended in ((row, self._ended(at, cancelled=True)) for at, row in enumerate(self._running))
         ]
         self._waiting.extendleft(reversed(running))
         self._running.clear()
@@ -214,11 +214,11 @@ class LocalBackend:
         self._count_R[:count] += 1
         return np.flatnonzero(self._ends_V[tokens_B] | (at_B + 1 == self._sampling.max_new_tokens))
 
-    def _leave(self, rows_K: NDArray[np.int64], aborted: bool = False) -> list[Ended]:
+    def _leave(self, rows_K: NDArray[np.int64], cancelled: bool = False) -> list[Ended]:
         """Let rows go as they are now."""
         if not rows_K.size:
             return []
-        ended = [self._ended(at, aborted) for at in rows_K.tolist()]
+        ended = [self._ended(at, cancelled) for at in rows_K.tolist()]
         to, movers = self._slab.leave(rows_K)
         for name in _OF_ROWS:
             getattr(self, name)[to] = getattr(self, name)[movers]
@@ -227,7 +227,7 @@ class LocalBackend:
         del self._running[self._slab.live :]
         return ended
 
-    def _ended(self, at: int, aborted: bool) -> Ended:
+    def _ended(self, at: int, cancelled: bool) -> Ended:
         row = self._running[at]
         count = int(self._count_R[at])
         tokens = tuple(self._tokens_RT[at, :count].tolist())
@@ -237,13 +237,13 @@ class LocalBackend:
             tokens,
             self._logprobs_RT[at, :count].copy(),
             spans_of(self._versions_RT[at, :count].tolist()),
-            "aborted" if aborted else stopped,
+            "cancelled" if cancelled else stopped,
         )
 
 
-def _aborted(row: RunningRow) -> Ended:
+def _cancelled(row: RunningRow) -> Ended:
     """A row that is stopped before it runs, or runs again."""
-    return Ended(row.rollout, row.sampled.tokens, row.sampled.logprobs, row.sampled.spans, "aborted")
+    return Ended(row.rollout, row.sampled.tokens, row.sampled.logprobs, row.sampled.spans, "cancelled")
 
 
 def refuse_unstreamable(model: PreTrainedModel) -> None:

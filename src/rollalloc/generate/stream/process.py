@@ -72,7 +72,7 @@ class ProcessBackend:
         self._threads = max(1, torch.get_num_threads() // 2)
         self._version = version
         self._rows: dict[int, RunningRow] = {}  # started and not given back
-        self._aborted: set[int] = set()  # of these
+        self._cancelled: set[int] = set()  # of these
         self._paces: list[tuple[int, float]] = []
         self._restarts = 0
         self._ended_since = True  # whether a rollout ended since the process was last replaced
@@ -84,17 +84,17 @@ class ProcessBackend:
     def capacity(self) -> int:
         return max(0, self.slots - len(self._rows))
 
-    def start(self, rows: Sequence[RunningRow]) -> None:
+    def submit(self, rows: Sequence[RunningRow]) -> None:
         self._decoding.refuse_unfit(rows, self._rows)
         self._rows |= {row.rollout: row for row in rows}
-        self._send("start", list(rows))
+        self._send("submit", list(rows))
 
-    def abort(self, rollouts: Sequence[int]) -> None:
+    def cancel(self, rollouts: Sequence[int]) -> None:
         running = [rollout for rollout in rollouts if rollout in self._rows]
-        self._aborted.update(running)
-        self._send("abort", running)
+        self._cancelled.update(running)
+        self._send("cancel", running)
 
-    def step(self, wait_s: float) -> list[Ended]:
+    def poll(self, wait_s: float) -> list[Ended]:
         ended: list[Ended] = []
         until = monotonic() + wait_s
         while self._rows and not ended:
@@ -109,13 +109,13 @@ class ProcessBackend:
                     break
         return ended
 
-    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         while not self._heard.wait_until_copied(LOOK_S):  # what it was given last
             self._look(f"the weights of version {version}")
         self._weights.put(weights)
         self._version = version
         self._heard.copied = False
-        self._send("load", version)
+        self._send("load_weights", version)
 
     def paces(self) -> Sequence[tuple[int, float]]:
         paces, self._paces = self._paces, []
@@ -165,7 +165,7 @@ class ProcessBackend:
         self._paces += paces
         for each in ended:
             del self._rows[each.rollout]
-            self._aborted.discard(each.rollout)
+            self._cancelled.discard(each.rollout)
         self._ended_since = self._ended_since or bool(ended)
         return ended
 
@@ -183,11 +183,11 @@ class ProcessBackend:
         self._restarts += 1
         self._ended_since = False
         self._begin()
-        lost = [Ended(rollout, (), NO_LOGPROBS, (), "aborted") for rollout in sorted(self._aborted)]
-        for rollout in self._aborted:
+        lost = [Ended(rollout, (), NO_LOGPROBS, (), "cancelled") for rollout in sorted(self._cancelled)]
+        for rollout in self._cancelled:
             del self._rows[rollout]
-        self._aborted.clear()
-        self._send("start", list(self._rows.values()))
+        self._cancelled.clear()
+        self._send("submit", list(self._rows.values()))
         return lost
 
 
@@ -200,7 +200,7 @@ class _Told:
         self._thread.start()
 
     def say(self, what: Any) -> None:
-        """Say it after what was said before; where nobody hears it any more, `step` will hear that."""
+        """Say it after what was said before; where nobody hears it any more, `poll` will hear that."""
         self._outbox.put(ForkingPickler.dumps(what))  # here, where an error belongs
 
     def end(self) -> None:
@@ -279,10 +279,10 @@ def _serve(
         backend = LocalBackend(model, decoding, version=version)
 
         def load(version: int) -> None:
-            backend.load(weights.views(), version)
+            backend.load_weights(weights.views(), version)
             pipe.send(("copied", version))
 
-        do = {"start": backend.start, "abort": backend.abort, "load": load}
+        do = {"submit": backend.submit, "cancel": backend.cancel, "load_weights": load}
         load(version)
         busy, spoke = False, monotonic()
         while True:
@@ -290,7 +290,7 @@ def _serve(
                 busy = True
                 what, with_it = pipe.recv()
                 do[what](with_it)
-            ended = backend.step(0)
+            ended = backend.poll(0)
             busy = backend.busy
             if ended:
                 pipe.send(("ended", (ended, backend.paces())))

@@ -22,10 +22,8 @@ from rollalloc.data.feature_file import save_features
 from rollalloc.data.prompts import EncodedPrompts, PromptSet, load_prompts
 from rollalloc.files.atomic import write_text
 from rollalloc.files.names import FEATURES, PROMPTS, REWARDS, ROLLOUTS
-from rollalloc.generate.engine import Scoring
 from rollalloc.generate.outcomes import Outcomes
-from rollalloc.generate.sampler import Generation
-from rollalloc.generate.sync_engine import SyncEngine, in_order
+from rollalloc.generate.sync_engine import SyncEngine
 from rollalloc.lab.advise.profile_folder import ProfileFolder
 from rollalloc.lab.bench.tasks.files import Shown, unseen
 from rollalloc.models.behaviour import Behaviour
@@ -143,23 +141,19 @@ class _Sampler(SyncEngine):
 
     def wave(self, orders: Sequence[Order], done: Callable[[int], None]) -> list[Outcome]:
         """As `Waves.wave`."""
-        order_of = {rollout: order for order in orders for rollout in order.rollouts}
-        scoring: list[Scoring] = []
-        count = min(order_of)
+        count = min(rollout for order in orders for rollout in order.rollouts)
 
-        def on_finished(ended: list[Generation]) -> tuple[int, ...]:
+        def on_ended(rollouts: int) -> None:
             nonlocal count
-            scoring.append((ended, self.score(ended, order_of)))
-            count += len(ended)
+            count += rollouts
             done(count)
-            return ()
 
-        self.sample(orders, on_finished)
-        made, outcomes = zip(*in_order(scoring, order_of), strict=True)
-        for generation, outcome in zip(made, outcomes, strict=True):
-            self.outcomes.add(outcome, truncated=generation.truncated, tokens=len(generation.tokens))
-        self.write(made, outcomes, order_of, now=((0, 0),))
-        return list(outcomes)
+        self.on_ended = on_ended
+        self.submit(orders)
+        results = self.poll()
+        for result in results:
+            self.outcomes.add(result.outcome, truncated=result.truncated, tokens=result.tokens)
+        return [result.outcome for result in results]
 
 
 def described_profile(run: Config, prompts: int, n: int, seed: int) -> dict[str, Any]:
