@@ -7,6 +7,7 @@ python experiments/simulate.py darts [sync|async [GPUS [TAILS]]]  # DARTS, part 
 python experiments/simulate.py published [SEEDS]  # published speed-ups of six systems beside the simulated ones
 python experiments/simulate.py pods        # PODS's seconds a batch beside its baselines', by the update's share of them
 python experiments/simulate.py ahead [GPUS]      # GRPO with more batches than one generated while one is trained
+python experiments/simulate.py starved [GPUS]    # groups with long rollouts among the trained and among the begun
 """
 
 from __future__ import annotations
@@ -385,9 +386,59 @@ def ahead(gpus_: str = "8,16,32,64") -> None:
                   f"[{ratio.low:.2f}–{ratio.high:.2f}], too old {stale:.1%}", flush=True)  # fmt: skip
 
 
+class Watched(Simulation):
+    """A simulation that keeps which groups were begun, how long the longest rollout of each is, and which were trained."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.group_of: dict[int, int] = {}
+        self.longest: list[int] = []
+        self.begun: list[int] = []  # version at which a group was ordered
+        self.trained: set[int] = set()
+
+    def _take(self, actions: Any) -> None:
+        version = self.allocator.version
+        for order in actions.generate:
+            self.group_of.update(dict.fromkeys(order.rollouts, len(self.longest)))
+            outcomes = [self.world.outcome(order.prompt, rollout, version) for rollout in order.rollouts]
+            self.longest.append(max(each.tokens for each in outcomes))
+            self.begun.append(version)
+        super()._take(actions)
+
+    def _update(self, batch: Any) -> None:
+        self.trained.update(self.group_of[row.rollout] for row in batch.rows)
+        super()._update(batch)
+
+
+def starved(gpus: str = "32") -> None:
+    """Share of groups with a long rollout among those trained, over their share among those begun; GRPO, 128 x 8.
+
+    Long: the longest rollout of a group is among the longest tenth of all groups. Groups that were begun in the last
+    updates, as many as the staleness allows, do not count, since they may still be trained.
+    """
+    for batches, staleness in ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8)):
+        ratios, lost = list[float](), list[float]()
+        for seed in range(3):
+            scenario = Scenario(cluster=Cluster(gpus=int(gpus), schedule="async", ahead=batches), batches=16)
+            run = Watched(recipes.grpo(128, 8), scenario, seed, max_staleness=staleness, allocator=Allocator)
+            run.run()
+            last = run.allocator.version - staleness
+            counted = [at for at, version in enumerate(run.begun) if version < last]
+            limit = statistics.quantiles([run.longest[at] for at in counted], n=10)[-1]
+            long = [at for at in counted if run.longest[at] >= limit]
+            among_begun = len(long) / len(counted)
+            among_trained = sum(at in run.trained for at in long) / sum(at in run.trained for at in counted)
+            ratios.append(among_trained / among_begun)
+            lost.append(1 - sum(at in run.trained for at in counted) / len(counted))
+        shares = ", ".join(
+            f"{ratio:.3f} ({share:.1%} never trained)" for ratio, share in zip(ratios, lost, strict=True)
+        )
+        print(f"{gpus} GPUs, {batches} ahead, staleness {staleness}: {shares}", flush=True)
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
     "speed": speed, "sampler": sampler, "engine": engine, "darts": darts, "published": published, "pods": pods,
-    "ahead": ahead,
+    "ahead": ahead, "starved": starved,
 }  # fmt: skip
 
 if __name__ == "__main__":
