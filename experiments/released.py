@@ -31,8 +31,8 @@ when this was changed one run had ended, GRPO's at 7.5e-5.)
 Runs: 98,304 rollouts (192 batches of GRPO, as many as to its peak in the published run of 8B, and about 128 of Pilot-Commit)
 on seeds 9801, 9802, 9803; 131,072 on the pool of 2,048, two epochs of pilots. (131,072 and 262,144 were planned at first;
 the machine is shared by ten, so that this was cut while tuning, before any of these runs.) The time is short, so that `PLAN`
-is ordered by what decides most: GRPO, pc6 and pc4 on the first pool, GRPO and pc6 on the second, eviction on one seed, then
-the other arms. What is not reached is said. An arm with fewer seeds than planned is reported with those it has.
+is ordered by what decides most: GRPO and pc6 on both pools, pc4 on the first, eviction on one seed, then the other arms.
+What is not reached is said. An arm with fewer seeds than planned is reported with those it has.
 
 Reported against GRPO on the same seed: rollouts, batches and optimizer steps until the smoothed accuracy (mean of five
 evaluations, one every 2,048 rollouts, exact) comes to the peak of GRPO's smoothed curve, and to .99 of it; the ratio at
@@ -119,8 +119,8 @@ ARMS = {
 }
 # Pool, arms, seeds, rollouts: in this order, all arms on a seed before the next seed.
 PLAN: Sequence[tuple[str, tuple[str, ...], Sequence[int], int]] = (
-    (FIRST, ("grpo", "pc6", "pc4"), SEEDS, ROLLOUTS),
-    (SECOND, ("grpo", "pc6"), SEEDS, ROLLOUTS),
+    *((pool, ("grpo", "pc6"), (seed,), ROLLOUTS) for seed in SEEDS for pool in (FIRST, SECOND)),
+    (FIRST, ("pc4",), SEEDS, ROLLOUTS),
     (SMALL, ("pc6", "evidence"), SEEDS[:1], LONG),
     (FIRST, ("dapo", "pc6 raw", "default"), SEEDS, ROLLOUTS),
     (CONTROL, ("grpo", "pc6"), SEEDS[:2], ROLLOUTS),
