@@ -63,7 +63,7 @@ TRIES = {
     "track": ("import tensorboard",),
     "trl": ("import rollalloc.drivers.trl",),
     "served": ("import rollalloc.generate.served, openai",),
-    "environments": ("from rollalloc.rewards.environment import verifiers_module; verifiers_module()",),
+    "environments": ("import rollalloc.rewards.environment",),
     "tinker": ("import rollalloc.drivers.tinker.trainer, tinker",),
     "verl": ("import rollalloc.drivers.verl.trainer",),
     "docs": ("import mkdocs, material, mkdocstrings_handlers.python",),

@@ -118,6 +118,8 @@ def test_prompts_of_another_making_are_said(make):
 
 def test_without_verifiers_it_says_what_to_install(make, monkeypatch):
     monkeypatch.setitem(sys.modules, "verifiers.v1", None)
+    for module in ("rollalloc.rewards.environment", "rollalloc.data.environment"):
+        monkeypatch.delitem(sys.modules, module)
     code, said = make()
     assert code == 2
     assert "pip install 'rollalloc[environments]'" in said

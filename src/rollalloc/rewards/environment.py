@@ -12,24 +12,21 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+try:  # here and not in the reward, since seconds of importing do not count towards a sample's limit
+    import verifiers.v1 as verifiers  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.envs.single_agent import SingleAgentEnv  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.graph import MessageNode  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.state import state_cls  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.trace import AgentInfo, ModelCall, TraceTask  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
+except ImportError as error:
+    raise ImportError(
+        f"an environment of verifiers needs verifiers 0.4 ({error}); pip install 'rollalloc[environments]'"
+    ) from error
+
 REWARD = f"{__name__}:compute_score"
 NAME, CONFIG, TASK = "environment", "environment_config", "task"  # in `extra_info`
 _ELSEWHERE = "train it with TRL's environment_factory or verl's tool_agent (docs/agents.md), or with prime-rl"
-
-
-def verifiers_module() -> Any:
-    """The `verifiers` package's API.
-
-    Raises:
-        ImportError: it is not installed, or has another API; says how to install it.
-    """
-    try:
-        import verifiers.v1 as verifiers  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ImportError(
-            f"an environment of verifiers needs verifiers 0.4 ({error}); pip install 'rollalloc[environments]'"
-        ) from error
-    return verifiers
 
 
 def load_taskset(name: str, config: Mapping[str, Any]) -> Any:
@@ -40,13 +37,9 @@ def load_taskset(name: str, config: Mapping[str, Any]) -> Any:
         config: of its taskset.
 
     Raises:
-        ImportError: it, or verifiers, is not installed.
+        ImportError: it is not installed.
         ValueError: an environment that cannot be used here, or a config that it does not take; says why.
     """
-    verifiers_module()
-    from verifiers.v1.envs.single_agent import SingleAgentEnv  # pyright: ignore[reportMissingImports]
-    from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
-
     try:
         environment = loaders.environment_class(name)
         taskset = loaders.load_taskset(loaders.taskset_config_type(name).model_validate({"id": name, **config}))
@@ -75,7 +68,7 @@ def check_task(name: str, task: Any) -> None:
     Raises:
         ValueError: says what it needs, and where it can be trained.
     """
-    base = verifiers_module().Task
+    base = verifiers.Task
     of_task = f"environment {name!r}, {type(task).__name__}"
     if type(task).toolsets(task.config):
         raise ValueError(f"{of_task} gives the model tools, so its rollouts have several turns; {_ELSEWHERE}")
@@ -131,23 +124,13 @@ async def compute_score(
 @lru_cache(4096)
 def _task(name: str, config: str, data: str) -> Any:
     """A task out of its data, without loading the others of its taskset."""
-    from verifiers.v1.utils.loaders import (  # pyright: ignore[reportMissingImports]
-        task_type,
-        taskset_config_type,
-    )
-
-    kind = task_type(name)
-    settings = taskset_config_type(name).model_validate({"id": name, **json.loads(config)})
+    kind = loaders.task_type(name)
+    settings = loaders.taskset_config_type(name).model_validate({"id": name, **json.loads(config)})
     return kind(kind.data_type().model_validate_json(data), settings.task)
 
 
 def _trace(task: Any, completion: str) -> Any:
     """The trace of one answer to a task."""
-    verifiers = verifiers_module()
-    from verifiers.v1.graph import MessageNode  # pyright: ignore[reportMissingImports]
-    from verifiers.v1.state import state_cls  # pyright: ignore[reportMissingImports]
-    from verifiers.v1.trace import AgentInfo, ModelCall, TraceTask  # pyright: ignore[reportMissingImports]
-
     described = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
     agent, state = AgentInfo(config=verifiers.AgentConfig()), state_cls(type(task))()
     trace = verifiers.Trace(task=described, agent=agent, state=state)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import sys
 import threading
 import time
@@ -198,6 +201,28 @@ def test_a_hang_ends(advise, server):
     ended.set()
     assert code == 2
     assert "did not answer a request within 0.2 s, 1 times; give more time with --request-limit" in said
+
+
+def test_ctrl_c_leaves_at_once_and_keeps_the_answers(advise, server):
+    ended = threading.Event()
+
+    def interrupted(number, body):
+        if number < 20:
+            return answered(number, body)
+        if number == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+        ended.wait(60)
+        return None
+
+    server.replies = interrupted
+    code, _, said = advise(concurrency=2)
+    ended.set()
+    assert code == 128 + signal.SIGINT
+    assert "left at once; the same command goes on from the answers in profile" in said
+    server.replies = answered
+    code, _, said = advise(concurrency=2)
+    assert code == 0
+    assert re.search(r"96 rollouts, (19|20) of them kept from before", said)
 
 
 @pytest.mark.parametrize(
