@@ -19,19 +19,22 @@ of its prompts at 8M) and outside the clock.
   examples). 135M is planned in a later commit.
 - Stock: 64 rows in a step, in groups of 4, 8 and 16. Ours: `recipes.reinforce(groups=32)`, which is 32 rows in a step.
 - Rates, four for each arm: 1.5e-4, 3e-4, 6e-4, 1.2e-3 at 0.15M, three at 8M: 7.5e-5, 1.5e-4, 3e-4.
-  Tuning seeds 100 and 101 at 0.15M, 100 at 8M. The best rate has the fewest rollouts to the target in the mean over
-  seeds; a run without the target counts as twice its budget; ties go to the mean accuracy.
-- Final arms: `stock-4`, `stock-8`, `stock-16`, each at its best rate; `line-only`: the one line and nothing else, at the
-  best rate and with the optimizer of the best stock arm; `line`: the one line with `averaging=640` and
-  `adam_beta2=0.95`, as rollalloc's own trainer has them, at its best rate. Final seeds 200 to 207 at 0.15M, 200 to 204 at
-  8M; seeds outside, arms inside, so that arms are compared under the same load.
-- Ablations at 0.15M, seeds 200 to 204, all beside the best stock n: other losses of TRL (`grpo`, `dr_grpo` without scaled
+  Every rate on seed 100, at 0.15M the two best of each arm on seed 101 too. A tuning run ends at the target, or without
+  it after 1.5 times the least budget, and counts as twice that then. The best rate has the fewest rollouts to the target
+  in the mean over seeds; ties go to the mean accuracy. At 8M stock is tuned and run with the n that is best at 0.15M.
+- Final arms: the best stock arm at its best rate; `line-only`: the one line and nothing else, at the rate and with the
+  optimizer of the best stock arm; `line`: the one line with `averaging=640` and `adam_beta2=0.95`, as rollalloc's own
+  trainer has them, at its best rate. Final seeds 200 to 207 at 0.15M, 200 to 204 at 8M; seeds outside, arms inside, so
+  that arms are compared under the same load.
+- Ablations at 0.15M, seeds 200 to 202, all beside the best stock n: other losses of TRL (`grpo`, `dr_grpo` without scaled
   rewards; TRL's default is `dapo`); batches of 32 rows; `adam_beta2=0.95`; averaged weights, that sample and are
   evaluated; the last three together. Each at 3e-4 and at 6e-4, of which the better one counts. `line-unaveraged` is `line`
   without its mean, at the same two rates.
-- Other recipes by the one line, seeds 200 to 204: foresight, PODS, DAPO and Pilot-Commit, at the same two rates.
-- A run goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M) or until two successive evaluations are at the
-  target, whichever is later, and ends at twice the least budget.
+- Other recipes by the one line, seeds 200 to 202: foresight, GRPO, PODS, DAPO and Pilot-Commit, at the same two rates.
+- A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M) or until two successive
+  evaluations are at the target, whichever is later, and ends at twice the least budget.
+- This plan was cut once, after two runs of the tuning, because the machine was busier than expected: before, every arm had
+  two tuning seeds for each rate, and all three stock arms had final runs.
 - Bars: the best stock arm over `line` at least 3 in rollouts and 2 in seconds; lower ends of the 95% intervals above 2.5
   and 1.5. `line` and `foresight` do not fall by more than .04 below the mean of the first two evaluations at the target.
 
@@ -46,7 +49,7 @@ import json
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -253,14 +256,17 @@ class Point:
 class Watch(TrainerCallback):
     """Evaluates on a grid of rollouts, with the clocks stopped, and ends the run."""
 
-    def __init__(self, task: Task, reward: Reward, size: Size, until: int | None) -> None:
-        self.task, self.reward, self.size, self.until = task, reward, size, until
+    def __init__(self, task: Task, reward: Reward, size: Size, tunes: bool) -> None:
+        self.task, self.reward, self.size, self.tunes = task, reward, size, tunes
         self.trainer: Any = None
         self.points: list[Point] = []
         self._away = [0.0, 0.0]  # seconds spent on evaluations, by either clock
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def begin(self) -> None:
+        """Start the clocks."""
         self._began = [time.perf_counter(), time.process_time()]
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._evaluate(0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -271,9 +277,9 @@ class Watch(TrainerCallback):
     def over(self) -> bool:
         """Whether the run may end."""
         paid = self.reward.rollouts
-        if self.until:
-            return paid >= self.until
         reached = len(self.points) > 1 and not to_target(self.points).censored
+        if self.tunes:
+            return reached or paid >= 1.5 * self.size.least
         return paid >= 2 * self.size.least or (paid >= self.size.least and reached)
 
     def _evaluate(self, step: int) -> None:
@@ -389,16 +395,17 @@ def arm_of(key: Key) -> Arm:
     return {**finals(key.n), **ablations(key.n), **others(key.n)}[key.arm]
 
 
-def run(key: Key, out: Path, tasks: Path, until: int | None = None) -> None:
+def run(key: Key, out: Path, tasks: Path) -> None:
     """Carry out one run and write its file."""
     one_thread()
     size, reward = SIZES[key.size], Reward()
     task = task_of(key.size, tasks)
-    watch = Watch(task, reward, size, until)
+    watch = Watch(task, reward, size, key.seed in size.tuning)
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(arm_of(key), task, key.rate, key.seed, reward, watch, folder)
         watch.trainer = trainer
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        watch.begin()
         trainer.train()
     found = {
         "key": asdict(key),
@@ -473,13 +480,13 @@ def over(out: Path, size: str) -> list[Run]:
 
 def score_of(runs: Sequence[Run], size: str) -> tuple[float, float]:
     """What tuning minimises: rollouts to the target in the mean, and less the mean accuracy for ties."""
-    most = 4 * SIZES[size].least
+    most = 3 * SIZES[size].least
     costs = [most if one.cost.censored else one.cost.paid["rollouts"] for one in runs]
     return fmean(costs), -fmean(point.accuracy for one in runs for point in one.points)
 
 
 def rates_of(out: Path, size: str, arm: str, seeds: Sequence[int]) -> dict[float, tuple[float, float]]:
-    """The score of each learning rate of an arm, of those that all seeds tried."""
+    """The score of each learning rate of an arm, of those that all these seeds tried."""
     by_rate: dict[float, list[Run]] = {}
     for one in over(out, size):
         if one.key.arm == arm and one.key.seed in seeds:
@@ -487,34 +494,51 @@ def rates_of(out: Path, size: str, arm: str, seeds: Sequence[int]) -> dict[float
     return {rate: score_of(runs, size) for rate, runs in sorted(by_rate.items()) if len(runs) == len(seeds)}
 
 
+def two_best(out: Path, size: str, arm: str) -> list[float]:
+    """The two rates of an arm that were best on the first tuning seed. Raises ValueError if a run is missing."""
+    scores = rates_of(out, size, arm, SIZES[size].tuning[:1])
+    if len(scores) < len(SIZES[size].rates):
+        raise ValueError(f"{out} lacks runs of {arm} at {size}; first: against_trl.py tune {size} {out}")
+    return sorted(scores, key=lambda rate: scores[rate])[:2]
+
+
 def tuned(out: Path, size: str) -> dict[str, float]:
     """The best rate of each tuned arm. Raises ValueError if a run of the tuning is missing."""
     best: dict[str, float] = {}
-    for arm in MAIN:
+    for arm in tuned_arms(out, size):
         scores = rates_of(out, size, arm, SIZES[size].tuning)
-        if len(scores) < len(SIZES[size].rates):
+        if not scores.keys() >= set(two_best(out, size, arm)):
             raise ValueError(f"{out} lacks runs of {arm} at {size}; first: against_trl.py tune {size} {out}")
         best[arm] = min(scores, key=lambda rate: scores[rate])
     return best
 
 
 def best_stock(out: Path, size: str) -> tuple[str, int]:
-    """The name and the n of the stock arm that tuned best."""
+    """The name and the n of the stock arm that tuned best, of those that were tuned."""
     best = tuned(out, size)
     scores = {arm: rates_of(out, size, arm, SIZES[size].tuning)[best[arm]] for arm in best if arm.startswith("stock")}
     name = min(scores, key=lambda arm: scores[arm])
     return name, int(name.removeprefix("stock-"))
 
 
+def tuned_arms(out: Path, size: str) -> list[str]:
+    """The arms that are tuned at a size: all at the smallest one, and of stock the best of these elsewhere."""
+    smallest = next(iter(SIZES))
+    return [*MAIN] if size == smallest else [best_stock(out, smallest)[0], "line"]
+
+
 # ------------------------------------------------------------------------------------------------------------- many runs
 
 
-def tuning_keys(size: str) -> Iterator[Key]:
-    """The runs of the tuning, in order."""
-    one = SIZES[size]
-    for seed in one.tuning:
-        for rate in one.rates:
-            for arm in MAIN:
+def tuning_keys(out: Path, size: str) -> Iterator[Key]:
+    """The runs of the tuning, in order; those of the second seed follow from the first seed's."""
+    one, arms = SIZES[size], tuned_arms(out, size)
+    for rate in one.rates:
+        for arm in arms:
+            yield Key(size, arm, rate, one.tuning[0])
+    for seed in one.tuning[1:]:
+        for arm in arms:
+            for rate in two_best(out, size, arm):
                 yield Key(size, arm, rate, seed)
 
 
@@ -522,20 +546,20 @@ def final_keys(out: Path, size: str) -> Iterator[Key]:
     """The final runs, in order."""
     best, (name, n) = tuned(out, size), best_stock(out, size)
     for seed in SIZES[size].final:
-        for arm in finals(n):
+        for arm in (name, "line", "line-only"):
             yield Key(size, arm, best.get(arm, best[name]), seed, n)
 
 
 def more_keys(out: Path, size: str, arms: Callable[[int], Mapping[str, Arm]]) -> Iterator[Key]:
     """The runs of the ablations, or of the other recipes."""
     _, n = best_stock(out, size)
-    for seed in SIZES[size].final[:5]:
+    for seed in SIZES[size].final[:3]:
         for arm in arms(n):
             for rate in RATES_OF_ABLATIONS:
                 yield Key(size, arm, rate, seed, n)
 
 
-def carry_out(keys: Sequence[Key], out: Path, tasks: Path, minutes: float) -> bool:
+def carry_out(keys: Iterable[Key], out: Path, tasks: Path, minutes: float) -> bool:
     """Carry out runs that are missing, each in a process of its own, and begin none after so many minutes.
 
     Several of these may work on the same folder: a run that one of them has claimed is not begun by another. A claim that a
@@ -614,7 +638,10 @@ def summary_of(out: Path, size: str) -> dict[str, Any]:
         }
         for (arm, rate), found in sorted(runs.items())
     ]
-    tuning = {arm: rates_of(out, size, arm, SIZES[size].tuning) for arm in MAIN}
+    tuning = {
+        arm: {rate: score[0] for rate, score in rates_of(out, size, arm, SIZES[size].tuning[:1]).items()}
+        for arm in tuned_arms(out, size)
+    }
     dates = sorted({one.date for one in over(out, size)})
     versions = over(out, size)[0].versions
     return {"best_stock": name, "tuning": tuning, "arms": arms, "dates": dates, "versions": dict(versions)}
@@ -757,7 +784,6 @@ def main() -> None:
         command.add_argument("--minutes", type=float, default=600.0, help="begin no run after so many")
         command.add_argument("--arms", default="", help="of these arms only, by comma")
         command.add_argument("--n", type=int, default=8, help="of the best stock arm; for `run`")
-        command.add_argument("--until", type=int, help="rollouts; for `run`")
     command = commands.add_parser("report")
     command.add_argument("out", type=Path)
     command.add_argument("docs", type=Path)
@@ -767,16 +793,16 @@ def main() -> None:
         report(given.out, given.docs)
         return
     if given.command == "run":
-        run(Key(given.size, given.arm, given.rate, given.seed, given.n), given.out, given.tasks, given.until)
+        run(Key(given.size, given.arm, given.rate, given.seed, given.n), given.out, given.tasks)
         return
     keys = {
-        "tune": lambda: tuning_keys(given.size),
+        "tune": lambda: tuning_keys(given.out, given.size),
         "final": lambda: final_keys(given.out, given.size),
         "ablate": lambda: more_keys(given.out, given.size, ablations),
         "others": lambda: more_keys(given.out, given.size, others),
     }[given.command]()
     wanted = given.arms.split(",") if given.arms else None
-    chosen = [key for key in keys if wanted is None or key.arm in wanted]
+    chosen = (key for key in keys if wanted is None or key.arm in wanted)
     raise SystemExit(MORE if carry_out(chosen, given.out, given.tasks, given.minutes) else 0)
 
 
