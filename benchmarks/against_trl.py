@@ -19,9 +19,9 @@ of its prompts at 8M) and outside the clock.
   examples). 135M is planned in a later commit.
 - Stock: 64 rows in a step, in groups of 4, 8 and 16. Ours: `recipes.reinforce(groups=32)`, which is 32 rows in a step.
 - Rates, four for each arm: 1.5e-4, 3e-4, 6e-4, 1.2e-3 at 0.15M, three at 8M: 7.5e-5, 1.5e-4, 3e-4.
-  Every rate on seed 100, at 0.15M the two best of each arm on seed 101 too. A tuning run ends at the target, or without
-  it after 1.5 times the least budget, and counts as twice that then. The best rate has the fewest rollouts to the target
-  in the mean over seeds; ties go to the mean accuracy. At 8M stock is tuned and run with the n that is best at 0.15M.
+  Tuning seed 100. A tuning run ends at the target, or without
+  it after 1.5 times the least budget, and counts as twice that then. The best rate has the fewest rollouts to the target;
+  ties go to the mean accuracy. At 8M stock is tuned and run with the n that is best at 0.15M.
 - Final arms: the best stock arm at its best rate; `line-only`: the one line and nothing else, at the rate and with the
   optimizer of the best stock arm; `line`: the one line with `averaging=640` and `adam_beta2=0.95`, as rollalloc's own
   trainer has them, at its best rate. Final seeds 200 to 207 at 0.15M, 200 to 204 at 8M; seeds outside, arms inside, so
@@ -33,8 +33,8 @@ of its prompts at 8M) and outside the clock.
 - Other recipes by the one line, seeds 200 to 202: foresight, GRPO, PODS, DAPO and Pilot-Commit, at the same two rates.
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M) or until two successive
   evaluations are at the target, whichever is later, and ends at twice the least budget.
-- This plan was cut once, after two runs of the tuning, because the machine was busier than expected: before, every arm had
-  two tuning seeds for each rate, and all three stock arms had final runs.
+- This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
+  there were two tuning seeds, and all three stock arms had final runs.
 - Bars: the best stock arm over `line` at least 3 in rollouts and 2 in seconds; lower ends of the 95% intervals above 2.5
   and 1.5. `line` and `foresight` do not fall by more than .04 below the mean of the first two evaluations at the target.
 
@@ -108,7 +108,7 @@ class Size:
 
 
 SIZES = {
-    "0.15m": Size((1.5e-4, 3e-4, 6e-4, 1.2e-3), (100, 101), tuple(range(200, 208)), 12_288, 512, 1024),
+    "0.15m": Size((1.5e-4, 3e-4, 6e-4, 1.2e-3), (100,), tuple(range(200, 208)), 12_288, 512, 1024),
     "8m": Size((7.5e-5, 1.5e-4, 3e-4), (100,), tuple(range(200, 205)), 8_192, 1024, 512),
 }
 

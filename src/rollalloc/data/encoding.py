@@ -104,6 +104,32 @@ def encode_prompt(
     return ids
 
 
+def encode_each(
+    tokenizer: Any,
+    prompts: Sequence[str | Sequence[Mapping[str, Any]]],
+    name_of: Callable[[int], str],
+    *,
+    chat_template: str | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> list[tuple[int, ...]]:
+    """Encode prompts as `encode_prompt` does, texts in two calls of the tokenizer, since calls cost more than tokens.
+
+    Args:
+        tokenizer: as for `encode_prompt`, and so are the keyword arguments.
+        prompts: texts or messages.
+        name_of: gives the name of the prompt at an index, for error messages.
+
+    Raises:
+        ValueError: as for `encode_prompt`.
+    """
+    if (ids := _all_texts_ids(tokenizer, prompts)) is not None:
+        return ids
+    return [
+        encode_prompt(tokenizer, prompt, name=name_of(at), chat_template=chat_template, arguments=arguments)
+        for at, prompt in enumerate(prompts)
+    ]
+
+
 def completion_text(tokenizer: Any, tokens: Sequence[int], ending: Collection[int]) -> str:
     """Decode a completion for a reward function.
 
@@ -142,8 +168,26 @@ def known_tokens(name: str, content: Any, tokenize: Callable[[], Sequence[int | 
 
 def _text_ids(tokenizer: Any, text: str) -> list[int | None]:
     """Token ids of a text, with the tokenizer's prefix exactly once and without its suffix."""
-    bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    whole = list(tokenizer(text)["input_ids"])
+    return _prefixed(list(tokenizer(text, add_special_tokens=False)["input_ids"]), list(tokenizer(text)["input_ids"]))
+
+
+def _all_texts_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[tuple[int, ...]] | None:
+    """`_text_ids` of several texts. None if not all are texts, or if they must be encoded singly to say what is wrong."""
+    if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
+        return None
+    try:
+        bare = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
+        whole = tokenizer(list(prompts))["input_ids"]
+        ids = [_prefixed(list(one), list(other)) for one, other in zip(bare, whole, strict=True)]
+    except Exception:  # a tokenizer may raise anything, or take only one text at a time
+        return None
+    known = [tuple(token for token in each if token is not None) for each in ids]
+    complete = len(known) == len(prompts) and all(known) and list(map(len, known)) == list(map(len, ids))
+    return known if complete else None
+
+
+def _prefixed(bare: list[int | None], whole: list[int | None]) -> list[int | None]:
+    """`bare` behind the prefix that `whole`, the same text with special tokens, has; without its suffix."""
     starts = range(len(whole) - len(bare) + 1)
     start = next((start for start in starts if whole[start : start + len(bare)] == bare), None)
     if start is None:  # the tokenizer splits the text differently when it adds special tokens

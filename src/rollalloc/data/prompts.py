@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.table import PromptTable
 from rollalloc.data._files import read_rows, write_rows
-from rollalloc.data.encoding import check_template_arguments, encode_prompt
+from rollalloc.data.encoding import check_template_arguments, encode_each
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ def encode_prompts(
     overlong: Literal["error", "drop"] = "error",
     template_args: Mapping[str, Any] | None = None,
 ) -> EncodedPrompts:
-    """Encode all prompts with `encoding.encode_prompt`, and check that prompt and completion fit into the context.
+    """Encode all prompts with `encoding.encode_each`, and check that prompt and completion fit into the context.
 
     Args:
         prompt_set: the prompts.
@@ -228,10 +228,8 @@ def encode_prompts(
         raise ValueError(f"overlong must be 'error' or 'drop', got {overlong!r}")
     template_args = template_args or {}
     check_template_arguments(template_args)
-    tokens = [
-        encode_prompt(tokenizer, prompt, name=f"prompt {key!r}", arguments=template_args)
-        for key, prompt in zip(prompt_set.keys, prompt_set.prompts, strict=True)
-    ]
+    keys = prompt_set.keys
+    tokens = encode_each(tokenizer, prompt_set.prompts, lambda row: f"prompt {keys[row]!r}", arguments=template_args)
     room = math.inf if context is None else context - max_new_tokens
     if context is not None:
         refuse_longer(max_new_tokens, context)

@@ -191,13 +191,13 @@ class Allocation:
         processes, me = trainer.accelerator.num_processes, trainer.accelerator.process_index
         mine = _share(actions.generate, me, processes)
         prompt_of = {rollout: order.prompt for order in mine for rollout in order.rollouts}
+        rows = self._rows(dict.fromkeys(order.prompt for order in mine))
         if (turns := generate.turns) is not None:
-            rows = [self.dataset[prompt] for prompt in prompt_of.values()]
-            self._take(by_all(lambda: self._score(trainer, prompt_of, *turns(list(prompt_of), rows))))
+            asked = [rows[prompt] for prompt in prompt_of.values()]
+            self._take(by_all(lambda: self._score(trainer, prompt_of, rows, *turns(list(prompt_of), asked))))
             return
-        prompts = list(dict.fromkeys(order.prompt for order in mine))
-        asked = dict(zip(prompts, [self.dataset[prompt]["prompt"] for prompt in prompts], strict=True))
-        tokens_of = dict(zip(prompts, encode(trainer, list(asked.values())), strict=True))
+        asked = {prompt: row["prompt"] for prompt, row in rows.items()}
+        tokens_of = dict(zip(asked, encode(trainer, list(asked.values())), strict=True))
         requests = [Request(prompt, tokens_of[prompt], rollouts) for prompt, rollouts in _by_prompt(mine).items()]
 
         def scored(made: Sequence[Generation]) -> _Scored:
@@ -210,7 +210,7 @@ class Allocation:
             played = [
                 Played(asked[at], tokens_of[at], each, text) for at, each, text in zip(of, made, texts, strict=True)
             ]
-            return self._score(trainer, prompt_of, played, {})
+            return self._score(trainer, prompt_of, rows, played, {})
 
         if generate.can_stop and any(order.stage in self.allocator.recipe.stopping for order in actions.generate):
             running, stream = len(prompt_of), generate.stream(requests)
@@ -221,6 +221,11 @@ class Allocation:
             self._take([scored(ended)])  # after the last rollout, `next_batch` asks
         else:
             self._take(by_all(lambda: scored(generate(requests))))
+
+    def _rows(self, prompts: Iterable[int]) -> dict[int, dict[str, Any]]:
+        """The rows of these prompts. `datasets` reads many at once in the time that a few take one by one."""
+        wanted, several = list(prompts), getattr(self.dataset, "__getitems__", None)
+        return dict(zip(wanted, several(wanted) if several else [self.dataset[at] for at in wanted], strict=True))
 
     def _take(self, shares: Sequence[_Scored]) -> None:
         """Report the finished rollouts of all processes to the core, ordered by id."""
@@ -236,6 +241,7 @@ class Allocation:
         self,
         trainer: Any,
         prompt_of: Mapping[int, int],
+        rows: Mapping[int, dict[str, Any]],
         played: Sequence[Played],
         figures: dict[str, list[float]],
     ) -> _Scored:
@@ -248,7 +254,6 @@ class Allocation:
             return [
                 Rollout(at, each.prompt_tokens, each.made, []) for at, each in zip(of, played, strict=True)
             ], figures
-        rows = {prompt: self.dataset[prompt] for prompt in dict.fromkeys(of)}
         scored = self.rewards(
             [rows[at] | {"prompt": each.prompt} for at, each in zip(of, played, strict=True)],
             [each.completion for each in played],

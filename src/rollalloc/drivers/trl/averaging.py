@@ -52,6 +52,8 @@ class AveragedWeights(TrainerCallback):
                 "model in float32 (model_init_kwargs={'dtype': 'float32'}) and let bf16=True compute in half precision"
             )
         self.window, self._trainer = window, trainer
+        # Listed when training begins: to unwrap and search the model takes longer than to swap a small one's weights.
+        self._parameters: list[torch.nn.Parameter] = []
         self._other: list[Tensor] = []  # the average while the model has the trained weights, and vice versa
         self._has_mean = False  # whether the model has the average
 
@@ -72,6 +74,7 @@ class AveragedWeights(TrainerCallback):
             saved: the trained weights of the checkpoint that the run resumes from; the model has its average at this point.
                 None: the run does not resume from a checkpoint.
         """
+        self._parameters = [parameter for _, parameter in trained(self._model)]
         if saved is not None:
             with uninterrupted():
                 self._other, self._has_mean = self._copies(), False
@@ -106,24 +109,20 @@ class AveragedWeights(TrainerCallback):
     def _model(self) -> torch.nn.Module:
         return self._trainer.accelerator.unwrap_model(self._trainer.model)
 
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        return [parameter for _, parameter in trained(self._model)]
-
     def _copies(self) -> list[Tensor]:
-        return [parameter.detach().clone() for parameter in self._parameters()]
+        return [parameter.detach().clone() for parameter in self._parameters]
 
     def _give(self, *, mean: bool) -> None:
         """Swap the averaged and the trained weights if needed. On an error no tensor is swapped."""
         if not self._other or mean == self._has_mean:
             return
-        parameters = self._parameters()
-        before = [parameter.data for parameter in parameters]
+        before = [parameter.data for parameter in self._parameters]
         with uninterrupted():  # signals are handled after the swap is complete
             try:
-                for parameter, tensor in zip(parameters, self._other, strict=True):
+                for parameter, tensor in zip(self._parameters, self._other, strict=True):
                     parameter.data = tensor
             except BaseException:
-                for parameter, tensor in zip(parameters, before, strict=True):
+                for parameter, tensor in zip(self._parameters, before, strict=True):
                     parameter.data = tensor
                 raise
             self._other, self._has_mean = before, mean
@@ -131,7 +130,7 @@ class AveragedWeights(TrainerCallback):
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         batch = self._trainer.allocation.allocator.batch
         if self.window and batch is not None:
-            new, rows = [parameter.data for parameter in self._parameters()], len(batch.rows) / steps_per_batch(args)
+            new, rows = [parameter.data for parameter in self._parameters], len(batch.rows) / steps_per_batch(args)
             torch._foreach_lerp_(self._other, new, 1 - kept_share(self.window, state.global_step + 1, rows))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

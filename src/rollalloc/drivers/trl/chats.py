@@ -10,7 +10,7 @@ from typing import Any
 from trl import GRPOTrainer, is_conversational
 from trl.chat_template_utils import parse_response
 
-from rollalloc.data.encoding import completion_text, encode_prompt
+from rollalloc.data.encoding import completion_text, encode_each
 
 Tokens = tuple[int, ...]
 
@@ -36,17 +36,13 @@ def encode(trainer: Any, prompts: Sequence[Any], names: Sequence[str] | None = N
     if getattr(trainer, "_is_vlm", False):  # vision models need TRL's processor
         return [tuple(ids) for ids in GRPOTrainer._tokenize_prompts(trainer, list(prompts))[0]] if prompts else []
     arguments = {"tools": trainer.tools or None} | trainer.chat_template_kwargs
-    tokenizer = _tokenizer(trainer)
-    return [
-        encode_prompt(
-            tokenizer,
-            prompt,
-            name=names[at] if names else f"the prompt {short(prompt)}",
-            chat_template=trainer.chat_template,
-            arguments=arguments,
-        )
-        for at, prompt in enumerate(prompts)
-    ]
+    return encode_each(
+        _tokenizer(trainer),
+        prompts,
+        lambda at: names[at] if names else f"the prompt {short(prompts[at])}",
+        chat_template=trainer.chat_template,
+        arguments=arguments,
+    )
 
 
 def eos_ids(trainer: Any) -> tuple[int, ...]:

@@ -198,6 +198,8 @@ def logprobs_of(trainer: Any, model: Any, pairs: Sequence[tuple[Tokens, Tokens]]
         For each pair an array of shape (T,), T being the number of tokens of its completion.
     """
     found: list[NDArray[np.float32]] = []
+    if not pairs:
+        return found
     rows = trainer.args.per_device_train_batch_size
     with evaluating(model):
         for start in range(0, len(pairs), rows):

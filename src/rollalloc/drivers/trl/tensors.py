@@ -128,8 +128,10 @@ def _corrections(
     # Averaged weights sampled the fresh rows, so those are compared with the average. Processes may then make unequal
     # numbers of forward passes; that is safe, since averaging excludes sharded models.
     by_the_mean = every - older if trainer.averaged.window else set[int]()
-    with trainer.averaged.sampling():
-        proximal = dict(enumerate(behaviour)) | _by_place(generate, filled, by_the_mean)
+    proximal = dict(enumerate(behaviour))
+    if by_the_mean:
+        with trainer.averaged.sampling():
+            proximal |= _by_place(generate, filled, by_the_mean)
     proximal |= _by_place(generate, filled, every - by_the_mean)
     proximal_BT = _like(mask_BT, [proximal[at] for at in range(len(filled))])
     if several:
