@@ -7,7 +7,7 @@
 
 A run is a process of its own and leaves one file in OUT; what is there is not run again. Two of these commands may share
 OUT. `--arms A,B` restricts the arms; after `--minutes M` no run is begun, and the exit status is 3 if some are missing.
-`ablate` and `others` are as `final`, for the arms that the plan names so.
+`ablate`, `others` and `falls` are as `final`, for the other arms of the plan.
 
 The plan, set before any run
 ----------------------------
@@ -23,18 +23,20 @@ of its prompts at 8M) and outside the clock.
   it after 1.5 times the least budget, and counts as twice that then. The best rate has the fewest rollouts to the target;
   ties go to the mean accuracy. At 8M stock is tuned and run with the n that is best at 0.15M.
 - Final arms: the best stock arm at its best rate; `line-only`: the one line and nothing else, at the rate and with the
-  optimizer of the best stock arm; `line`: the one line with `averaging=640` and `adam_beta2=0.95`, as rollalloc's own
-  trainer has them, at its best rate. Final seeds 200 to 207 at 0.15M, 200 to 204 at 8M; seeds outside, arms inside, so
-  that arms are compared under the same load.
+  optimizer of the best stock arm; `line`: the one line with `averaging=640`, `adaptive_clip=1.5` and `adam_beta2=0.95`, as
+  rollalloc's own trainer has them, at its best rate. Final seeds 200 to 207 at 0.15M, 200 to 204 at 8M; seeds outside,
+  arms inside, so that arms are compared under the same load.
 - Ablations at 0.15M, seeds 200 to 202, all beside the best stock n: other losses of TRL (`grpo`, `dr_grpo` without scaled
   rewards; TRL's default is `dapo`); batches of 32 rows; `adam_beta2=0.95`; averaged weights, that sample and are
   evaluated; the last three together. Each at 3e-4 and at 6e-4, of which the better one counts. `line-unaveraged` is `line`
   without its mean, at the same two rates.
 - Other recipes by the one line, seeds 200 to 202: foresight, GRPO, PODS, DAPO and Pilot-Commit, at the same two rates.
+  Foresight also without the clip, and with `once=False`, both with seeds 200 to 204 and at 6e-4 only: does it fall?
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M) or until two successive
   evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
-  there were two tuning seeds, and all three stock arms had final runs.
+  there were two tuning seeds, and all three stock arms had final runs. After eleven, `line` got the adaptive clip, which
+  the driver had not known; it was tuned anew.
 - Bars: the best stock arm over `line` at least 3 in rollouts and 2 in seconds; lower ends of the 95% intervals above 2.5
   and 1.5. `line` and `foresight` do not fall by more than .04 below the mean of the first two evaluations at the target.
 
@@ -122,12 +124,14 @@ class Arm:
         changes: settings of `GRPOConfig`.
         recipe: of the one line; None: TRL's own trainer.
         averaging: rows over which weights are averaged; TRL's own trainer gets an average that the benchmark adds.
+        adaptive_clip: of the one line.
     """
 
     about: str
     changes: Mapping[str, Any]
     recipe: Callable[[], Any] | str | None = None
     averaging: int = 0
+    adaptive_clip: float | None = None
 
 
 OURS = {"per_device_train_batch_size": 32, "num_generations": 2}
@@ -140,9 +144,11 @@ def stock(n: int, about: str = "", averaging: int = 0, **changes: Any) -> Arm:
     return Arm(about or f"TRL's own, groups of {n}", settings, averaging=averaging)
 
 
-def line(about: str, recipe: Callable[[], Any] | str, averaging: int = 640, **changes: Any) -> Arm:
+def line(
+    about: str, recipe: Callable[[], Any] | str, averaging: int = 640, clip: float | None = 1.5, **changes: Any
+) -> Arm:
     """The one line."""
-    return Arm(about, {**OURS, **changes}, recipe, averaging)
+    return Arm(about, {**OURS, **changes}, recipe, averaging, clip)
 
 
 reinforce = partial(recipes.reinforce, groups=32)
@@ -156,7 +162,7 @@ MAIN = {
 
 def finals(best: int) -> dict[str, Arm]:
     """The arms of the final runs, by name; `best` is the n of the best stock arm."""
-    return MAIN | {"line-only": line("the one line, nothing else", reinforce, averaging=0)}
+    return MAIN | {"line-only": line("the one line, nothing else", reinforce, 0, None)}
 
 
 def ablations(n: int) -> dict[str, Arm]:
@@ -170,6 +176,7 @@ def ablations(n: int) -> dict[str, Arm]:
         "stock-mean": stock(n, "averaged", 640),
         "stock-all": stock(n, "averaged, adam_beta2 .95, 32 rows", 640, **rows, **LIKE_OURS),
         "line-unaveraged": line("the one line, not averaged", reinforce, 0, **LIKE_OURS),
+        "line-unclipped": line("the one line, averaged, no adaptive clip", reinforce, 640, None, **LIKE_OURS),
     }
 
 
@@ -182,6 +189,17 @@ def others(n: int) -> dict[str, Arm]:
         "pods": line("PODS", "pods", **groups, **LIKE_OURS),
         "dapo": line("DAPO", "dapo", **groups, **LIKE_OURS),
         "pilot_commit": line("Pilot-Commit", "pilot_commit", **groups, **LIKE_OURS),
+    }
+
+
+def falls() -> dict[str, Arm]:
+    """Foresight in four ways, of which some may fall after the target."""
+    return {
+        f"foresight{name}{suffix}": line(
+            f"foresight{name}{suffix}", partial(recipes.foresight, groups=32, once=once), 640, clip, **LIKE_OURS
+        )
+        for name, clip in (("", 1.5), ("-unclipped", None))
+        for suffix, once in (("", True), ("-again", False))
     }
 
 
@@ -365,7 +383,7 @@ def trainer_of(arm: Arm, task: Task, rate: float, seed: int, reward: Reward, wat
     given: dict[str, Any] = {"processing_class": task.policy.tokenizer, "callbacks": [watch]}
     if arm.recipe is not None:
         recipe = arm.recipe if isinstance(arm.recipe, str) else arm.recipe()
-        more: dict[str, Any] = {"recipe": recipe, "averaging": arm.averaging}
+        more: dict[str, Any] = {"recipe": recipe, "averaging": arm.averaging, "adaptive_clip": arm.adaptive_clip}
         return AllocatedGRPOTrainer(model, reward, args, task.data, **given, **more)
     if not arm.averaging:
         return GRPOTrainer(model, reward, args, task.data, **given)
@@ -392,7 +410,7 @@ class Key:
 
 def arm_of(key: Key) -> Arm:
     """The arm of a run; `key.n` is the n of the best stock arm, which some arms have."""
-    return {**finals(key.n), **ablations(key.n), **others(key.n)}[key.arm]
+    return {**finals(key.n), **ablations(key.n), **others(key.n), **falls()}[key.arm]
 
 
 def run(key: Key, out: Path, tasks: Path) -> None:
@@ -559,6 +577,13 @@ def more_keys(out: Path, size: str, arms: Callable[[int], Mapping[str, Arm]]) ->
                 yield Key(size, arm, rate, seed, n)
 
 
+def fall_keys(size: str) -> Iterator[Key]:
+    """Runs of foresight that show whether it falls."""
+    for seed in SIZES[size].final[:5]:
+        for arm in falls():
+            yield Key(size, arm, RATES_OF_ABLATIONS[1], seed)
+
+
 def carry_out(keys: Iterable[Key], out: Path, tasks: Path, minutes: float) -> bool:
     """Carry out runs that are missing, each in a process of its own, and begin none after so many minutes.
 
@@ -618,7 +643,7 @@ def summary_of(out: Path, size: str) -> dict[str, Any]:
         if one.key.seed in SIZES[size].final:
             runs.setdefault((one.key.arm, one.key.rate), []).append(one)
     theirs = runs.get((name, best[name]), [])
-    everything = {**finals(n), **ablations(n), **others(n)}
+    everything = {**finals(n), **ablations(n), **others(n), **falls()}
     arms = [
         {
             "arm": arm,
@@ -772,6 +797,7 @@ def main() -> None:
         ("final", ("size",)),
         ("ablate", ("size",)),
         ("others", ("size",)),
+        ("falls", ("size",)),
         ("run", ("size", "arm", "rate", "seed")),
     ):
         command = commands.add_parser(name)
@@ -799,6 +825,7 @@ def main() -> None:
         "tune": lambda: tuning_keys(given.out, given.size),
         "final": lambda: final_keys(given.out, given.size),
         "ablate": lambda: more_keys(given.out, given.size, ablations),
+        "falls": lambda: fall_keys(given.size),
         "others": lambda: more_keys(given.out, given.size, others),
     }[given.command]()
     wanted = given.arms.split(",") if given.arms else None

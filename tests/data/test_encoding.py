@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollalloc.data.encoding import check_template_arguments, completion_text, encode_prompt
+from rollalloc.data.encoding import check_template_arguments, completion_text, encode_each, encode_prompt
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -54,6 +54,40 @@ def test_text_begins_with_one_bos_and_does_not_end_with_eos(tokenizer_of):
     assert written(tokenizer, "<s>") == "<s>"
     assert written(tokenizer, "hi</s>") == "<s>hi</s>"  # the user wrote this one
     assert written(tokenizer_of(), "hi") == "hi"
+
+
+class Counted:
+    """A tokenizer that counts its calls; `singly`: it refuses several texts at once."""
+
+    def __init__(self, tokenizer, singly=False):
+        self.tokenizer, self.singly, self.calls = tokenizer, singly, 0
+        self.chat_template = tokenizer.chat_template
+
+    def __call__(self, text, **how):
+        self.calls += 1
+        if self.singly and not isinstance(text, str):
+            raise TypeError("one text")
+        return self.tokenizer(text, **how)
+
+
+@pytest.mark.parametrize("singly", [False, True])
+@pytest.mark.parametrize(("bos", "eos"), [(True, True), (False, True), (False, False)])
+def test_many_texts_are_encoded_as_each_alone_is(tokenizer_of, bos, eos, singly):
+    texts, tokenizer = ["hi", "<s>hi", "a longer one", "hi</s>", "<s>"], tokenizer_of(bos=bos, eos=eos)
+    counted = Counted(tokenizer, singly)
+    assert encode_each(counted, texts, str) == [encode_prompt(tokenizer, text) for text in texts]
+    assert singly or counted.calls == 2
+
+
+def test_texts_and_messages_may_be_mixed(tokenizer_of):
+    tokenizer = tokenizer_of(bos=True)
+    assert encode_each(tokenizer, ["hi", [USER]], str) == [encode_prompt(tokenizer, "hi")] * 2
+    assert encode_each(tokenizer, [], str) == []
+
+
+def test_of_many_texts_the_one_that_cannot_be_encoded_is_named(tokenizer_of):
+    with pytest.raises(ValueError, match="^row 1 has no tokens"):
+        encode_each(tokenizer_of(), ["hi", "", "hi"], "row {}".format)
 
 
 def test_a_single_user_message_without_a_template_is_such_a_text(tokenizer_of):

@@ -70,6 +70,7 @@ class Generator:
         self.eos_ids = eos_ids(trainer)
         self.pad_id = int(trainer.processing_class.pad_token_id)
         self._synced_at: int | None = None
+        self._model: Any = None
 
     def begin(self) -> None:
         """Prepare for `train`, which may follow an interrupted one: start at a new batch and send vLLM the current weights.
@@ -77,7 +78,7 @@ class Generator:
         TRL resets its count of optimizer steps itself, but not `_step`, the count of micro-batches by which it decides when
         to ask for a new batch.
         """
-        self._synced_at = None
+        self._synced_at = self._model = None
         self.trainer._step = 0
 
     def __call__(self, requests: Sequence[Request]) -> list[Generation]:
@@ -127,8 +128,7 @@ class Generator:
         Returns:
             For each pair an array of shape (T,), T being the number of tokens of its completion.
         """
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
-        return logprobs_of(self.trainer, model, pairs)
+        return logprobs_of(self.trainer, self._unwrapped, pairs)
 
     def _by_trl(self, prompts: Sequence[Tokens]) -> list[Tokens]:
         """Generate with transformers' `generate` or continuous batching, as TRL does, but with dropout off."""
@@ -148,6 +148,13 @@ class Generator:
         return [self._up_to_the_end(list(tokens)) for tokens in found]
 
     @property
+    def _unwrapped(self) -> Any:
+        """The model without what accelerate wraps it in. It is looked up once a training: that searches all its modules."""
+        if self._model is None:
+            self._model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
+        return self._model
+
+    @property
     def _rows_at_once(self) -> int:
         """The number of rows that stock TRL generates at once."""
         return self.trainer.args.per_device_train_batch_size * self.trainer.args.steps_per_generation
@@ -157,7 +164,7 @@ class Generator:
         """The sampler's arguments, except for the requests."""
         trainer = self.trainer
         return {
-            "model": trainer.accelerator.unwrap_model(trainer.model_wrapped),
+            "model": self._unwrapped,
             "sampling": Sampling(
                 trainer.max_completion_length, temperature=trainer.temperature, max_rows=self._rows_at_once
             ),
