@@ -86,7 +86,7 @@ def test_texts_and_messages_may_be_mixed(tokenizer_of):
 
 
 def test_of_many_texts_the_one_that_cannot_be_encoded_is_named(tokenizer_of):
-    with pytest.raises(ValueError, match="^row 1 has no tokens"):
+    with pytest.raises(ValueError, match=r"^row 1 has no tokens"):
         encode_each(tokenizer_of(), ["hi", "", "hi"], "row {}".format)
 
 
