@@ -37,7 +37,7 @@ ALIKE = [
     "actor_rollout_ref.rollout.max_model_len=256",
     "actor_rollout_ref.rollout.max_num_seqs=16",
 ]
-LEFT_OUT, LIMIT = 2, 900  # steps; seconds, against a run that hangs
+LEFT_OUT, LIMIT = 2, 1800  # steps; seconds, against a run that hangs
 
 
 def finished(folder: Path, steps: int) -> list[dict[str, float]] | None:
@@ -51,15 +51,23 @@ def run(folder: Path, recipe: str, mode: str, steps: int) -> list[dict[str, floa
     """A run's metrics, a dictionary a step.
 
     Raises:
+        RuntimeError: as `carried_out`.
+    """
+    keys = [f"+trainer.v1.rollalloc.{key}={value}" for key, value in RECIPES[recipe].items()]
+    keys += [f"trainer.v1.trainer_mode={mode}", f"trainer.total_training_steps={steps}", "trainer.resume_mode=disable"]
+    return carried_out(folder, keys + ALIKE + (SINGLE if recipe == "foresight" else []), steps)
+
+
+def carried_out(folder: Path, keys: list[str], steps: int) -> list[dict[str, float]]:
+    """The metrics of the example with these keys, a dictionary a step; it is not run again where it is over.
+
+    Raises:
         RuntimeError: verl failed, or took longer than `LIMIT`.
     """
     if (rows := finished(folder, steps)) is not None:
         return rows
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "metrics.jsonl").unlink(missing_ok=True)  # of a run that was broken off
-    keys = [f"+trainer.v1.rollalloc.{key}={value}" for key, value in RECIPES[recipe].items()]
-    keys += [f"trainer.v1.trainer_mode={mode}", f"trainer.total_training_steps={steps}", "trainer.resume_mode=disable"]
-    keys += ALIKE + (SINGLE if recipe == "foresight" else [])
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(["bash", EXAMPLE, folder, *keys], stdout=log, stderr=log, start_new_session=True)
         try:
@@ -71,7 +79,7 @@ def run(folder: Path, recipe: str, mode: str, steps: int) -> list[dict[str, floa
                 os.killpg(process.pid, signal.SIGKILL)  # what it started ends with it
     rows = finished(folder, steps)
     if code != 0 or rows is None:
-        raise RuntimeError(f"{recipe} under {mode}: exit code {code}, see {folder / 'log'}")
+        raise RuntimeError(f"{folder.name}: exit code {code}, see {folder / 'log'}")
     return rows
 
 
