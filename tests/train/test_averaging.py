@@ -14,16 +14,19 @@ from rollalloc.train.config import Config
 
 
 def test_the_mean_by_hand():
-    """d = min(1 - rows / window, t / (t + 9)): .1, 2/11, then by rows."""
+    """With 4 rows a step: none for two windows, that is 5 steps; then .1, 2/11 ..., until the window of 10 rows bounds it."""
     mean = torch.nn.Linear(1, 1, bias=False)
     mean.weight.data.fill_(1.0)
     average = WeightAverage(mean, 10)
     expected = 1.0
-    for step, (weight, rows, kept) in enumerate([(3, 8, 0.1), (5, 8, 2 / 11), (4, 8, 0.2), (2, 20, 0), (7, 9, 0.1)], 1):
-        average.model.weight.data.fill_(float(weight))
-        average.take(step, rows)
+    for step, kept in enumerate([0, 0, 0, 0, 0, *(t / (t + 9) for t in range(1, 14)), 0.6, 0.6], 1):
+        weight = float(step % 3)
+        average.model.weight.data.fill_(weight)
+        average.take(step, 4)
         expected = kept * expected + (1 - kept) * weight
         assert mean.weight.item() == pytest.approx(expected)
+    average.take(21, 12)  # more rows than the window has
+    assert mean.weight.item() == average.model.weight.item()
 
 
 def test_without_a_decay_there_is_one_model():
@@ -47,7 +50,7 @@ def weights(model):
 
 
 def test_a_run_samples_from_evaluates_and_keeps_the_mean(trainer_of, tmp_path):
-    trainer = trainer_of(recipes.grpo(4, 4), max_batches=3, averaging=64, learning_rate=0.01, folder=tmp_path / "run")
+    trainer = trainer_of(recipes.grpo(4, 4), max_batches=5, averaging=32, learning_rate=0.01, folder=tmp_path / "run")
     trainer.run()
     assert trainer.behaviour.policy().model is trainer.policy.model
     kept = Policy.load(tmp_path / "run/model", device="cpu")

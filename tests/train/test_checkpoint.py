@@ -51,6 +51,7 @@ def run_of(trainer_of, prompts_of):
 
     def made(folder, recipe=RECIPES["pilot_commit"], **changes):
         settings = {"max_batches": 6, "checkpoint_every": 2, "heldout": HeldOut(prompts_of(6)), "eval_every": 30}
+        settings |= {"averaging": 20}  # of batches of 16 rows, as GRPO's, the mean begins with the third
         return trainer_of(recipe, folder=folder, **settings | changes)
 
     return made

@@ -9,17 +9,19 @@ from transformers import PreTrainedModel
 
 from rollalloc.models.weights import trained
 
-_BEGINS = 9.0  # steps: the mean's window is about a ninth of the steps so far, until its rows bound it
+_WAITS = 2.0  # windows of rows that are trained before the mean begins
+_BEGINS = 9.0  # once it has begun, its window is about a ninth of the steps since, until the rows bound it
 
 
 class WeightAverage:
     """A model that is trained beside the one that holds the mean of its weights.
 
-        mean ← d_t · mean + (1 - d_t) · weights,  d_t = min(1 - rows / window, t / (t + 9)) after step t = 1, 2 ...
+        mean ← d · mean + (1 - d) · weights,  d = min(1 - rows / window, t / (t + 9)),  t = step - 2 window / rows
 
-    The window grows with the steps taken, so that a run of a few steps is not held back by where it began, up to so many
-    rows: however they are cut into batches, the mean is as far behind, and as free of noise (Hilton et al., arXiv
-    2110.00641). Averaging removes the noise of a constant learning rate.
+    Averaging removes the noise of a constant learning rate. Until two windows of rows are trained (t ≤ 0), the mean is the
+    weights themselves (d = 0): a short run learns most of what it learns in those steps, and a mean would lag behind that.
+    The window is in rows: the mean is then as far behind, and as free of noise, however rows are cut into batches (Hilton
+    et al., arXiv 2110.00641).
 
     Args:
         mean: the model that samples; its parameters are the mean, and it is left without gradients.
@@ -46,5 +48,6 @@ class WeightAverage:
 
 
 def kept_share(window: int, step: int, rows: float) -> float:
-    """What the mean keeps of itself after a step, the first of which is 1, on so many rows."""
-    return max(0.0, min(1 - rows / window, step / (step + _BEGINS)))
+    """The share of itself that the mean keeps after a step, the first of which is 1, on so many rows."""
+    since = step - _WAITS * window / rows
+    return max(0.0, min(1 - rows / window, since / (since + _BEGINS))) if since > 0 else 0.0

@@ -66,9 +66,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         accept_recipe: resume even if the checkpoint was saved under another recipe.
         accept_data: resume even if prompts of the checkpoint are missing from the data set.
         notices: log a warning when most of the recent rollouts had no effect on training.
-        averaging: generate, evaluate and save with an average of the weights over at most this many recent rows; 0 turns
-            it off. rollalloc's own trainer uses 640. Every process needs the whole model in float32, and memory for a
-            second copy of the trained weights.
+        averaging: generate, evaluate and save with an average of the weights over at most this many recent rows, once
+            twice as many are trained; 0 turns it off. rollalloc's own trainer uses 640. Every process needs the whole model
+            in float32, and memory for a second copy of the trained weights.
         adaptive_clip: clip gradients to this multiple of the running mean of their norms, at least 1, where that is less
             than `args.max_grad_norm`; None turns it off. rollalloc's own trainer uses 1.5. Without it, a large gradient late
             in training, when most gradients are small, may cost accuracy. Every process needs the whole model.
