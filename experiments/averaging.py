@@ -97,7 +97,9 @@ def long() -> Iterator[Planned]:
 def planned(task: str, recipe: str, rate: float, arm: str, seed: int, rollouts: int, every: int) -> Planned:
     sizes = ("--recipe", recipe, "--set", "groups=32", "--set", "n=1", "--seed", str(seed), "--target", "1")
     steps = ("--learning-rate", str(rate), "--max-rollouts", str(rollouts), "--eval-every", str(every))
-    return Planned(f"{task.replace('/', '-')}/{recipe}-{rate:g}/{arm}-{seed}", arm, ("--task", task, *sizes, *steps))
+    return Planned(
+        f"{task.replace('/', '-')}/{recipe}-{rate:g}-{rollouts}/{arm}-{seed}", arm, ("--task", task, *sizes, *steps)
+    )
 
 
 def smollm2() -> Iterator[Planned]:
@@ -222,8 +224,8 @@ def show(out: Path, plan: str) -> None:
     for cell, arms in cells.items():
         print(f"\n{cell}")
         for arm, seeds in arms.items():
-            names = next(iter(seeds.values()))
-            means = [f"{name} {fmean(each[name] for each in seeds.values()):.3f}" for name in names]
+            names = set.intersection(*(set(each) for each in seeds.values()))
+            means = [f"{name} {fmean(each[name] for each in seeds.values()):.3f}" for name in sorted(names)]
             print(f"  {arm:6} {len(seeds)} seeds: {', '.join(means)}")
             if arm != "off" and (both := sorted(seeds.keys() & arms.get("off", {}).keys())):
                 gains = [seeds[seed]["end"] - arms["off"][seed]["end"] for seed in both]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from rollalloc.cli.progress import Lines, RunProgress, TimeLeft, say, table
+from rollalloc.cli.progress import Lines, RunProgress, Standings, TimeLeft, say, table
 
 LABELS = ("grpo", "dapo", "dapo_carry", "pilot_commit", "pods", "darts", "racing", "pilot_commit+pods")
 
@@ -17,6 +18,7 @@ def row(task, label):
         "task": task,
         "recipe": label,
         "done": "12/15",
+        "curve": "▁▂▃▄▅▆▇█▁▂▃▄",
         "accuracy": "0.850",
         "rollouts": "1,234,567",
         "left, at most": "12:34:56",
@@ -44,6 +46,17 @@ def test_a_wide_terminal_shows_all():
     shown = console(160)
     shown.print(table([row("skills/late", label) for label in LABELS]))
     assert "zero variance 54%, out of band 15%" in shown.file.getvalue()
+
+
+def test_a_comparison_shows_each_recipes_curve_while_it_runs():
+    run = SimpleNamespace(task="rg/gcd", name="grpo")
+    started = {"grouped": True, "ended": False, "budget": 640}
+    one = SimpleNamespace(curve=SimpleNamespace(accuracy=[0.1, 0.4, 0.9]), accounts={"trained": 64}, paid=64, **started)
+    none_yet = SimpleNamespace(curve=SimpleNamespace(accuracy=[]), accounts={}, paid=0, **started)
+    shown = console(120, force_terminal=True)
+    with Standings(shown) as standings:
+        standings.show([(run, one), (run, none_yet)])
+    assert "▁▄█" in shown.file.getvalue()
 
 
 def line(paid, **fields):

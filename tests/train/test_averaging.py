@@ -14,7 +14,7 @@ from rollalloc.train.config import Config
 
 
 def test_the_mean_by_hand():
-    """With 4 rows a step: none for two windows, that is 5 steps; then .1, 2/11 ..., until the window of 10 rows bounds it."""
+    """With 4 rows a step: none for two windows, 5 steps; then .1, 2/11 and so on, until the window of 10 rows bounds it."""
     mean = torch.nn.Linear(1, 1, bias=False)
     mean.weight.data.fill_(1.0)
     average = WeightAverage(mean, 10)
