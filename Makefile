@@ -46,10 +46,10 @@ demo-all: .venv/ready
 laptop: .venv/ready
 	test -e runs/smollm2/config.json || .venv/bin/rollalloc model smollm2 runs/smollm2
 	.venv/bin/rollalloc data chat filter --out runs/chat
-	OMP_NUM_THREADS=$(JOBS) .venv/bin/rollalloc compare --recipes grpo,reinforce --seeds 0 --processes 1 \
+	.venv/bin/rollalloc compare --recipes grpo,reinforce --seeds 0 --processes $(JOBS) \
 		--model runs/smollm2 --prompts runs/chat/filter/train.parquet --heldout runs/chat/filter/heldout.parquet \
 		--reward rollalloc.lab.bench.tasks.chat:compute_score --max-new-tokens 24 --learning-rate 2e-5 \
-		--max-rollouts 1280 --eval-every 640 --device cpu --log-rollouts --out runs/laptop
+		--max-rollouts 1280 --eval-every 640 --device cpu --out runs/laptop
 
 test: .venv/ready
 	.venv/bin/python -m pytest -n $(JOBS) -m "not e2e and not slow"

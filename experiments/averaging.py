@@ -151,7 +151,7 @@ class Shadows:
                 shadows.found.append({"rows": shadows.rows, "at": point, **shadows.others(grid)})
             return line
 
-        assert kept(640, 1, 32) == window(0, 32)
+        assert kept(640, 41, 32) == RULES["late"](1280, 32)  # the rule of today
         averaging.kept_share, averaging.WeightAverage.take = ruled, taken
         update.Updater.__init__, Grid.at = begun, evaluated
 
