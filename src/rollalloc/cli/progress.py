@@ -26,9 +26,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from rollalloc.files.table import FittingTable
+from rollalloc.files.table import FittingTable, sparkline
 from rollalloc.files.text import visible
-from rollalloc.lab.report.terminal import sparkline
 from rollalloc.runs.recorded import share_done, share_taught
 
 if TYPE_CHECKING:

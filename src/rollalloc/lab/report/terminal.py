@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rollalloc.files.table import FittingTable, Row
+from rollalloc.files.table import FittingTable, Row, sparkline
 from rollalloc.files.text import one_line, visible
 from rollalloc.lab.report.style import STATES, by_cause, cause, state_of
 from rollalloc.lab.report.wording import damage
@@ -20,7 +20,6 @@ from rollalloc.runs.recorded import RecordedRun, remaining, state, unshown
 
 _Drawn = TypeVar("_Drawn")
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
 _BAR = 40  # columns
 _PROSE = ("run", "", "wasted most on", "state")
 _OPTIONAL = ("wasted most on", "", "left", "taught")  # columns that a narrow terminal leaves out
@@ -40,13 +39,6 @@ def _shown(draw: Callable[[RecordedRun], _Drawn], run: RecordedRun) -> tuple[_Dr
         return draw(run), run
     except Exception as error:  # a file may hold anything
         return draw(stand_in := unshown(run, error)), stand_in
-
-
-def sparkline(values: Sequence[float], width: int = _BAR) -> str:
-    """Values in [0, 1] as block characters, the newest last; a long series is thinned to `width`."""
-    if len(values) > width:
-        values = [values[round(at * (len(values) - 1) / (width - 1))] for at in range(width)]
-    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(max(0.0, value) * len(_BLOCKS)))] for value in values)
 
 
 def _run(run: RecordedRun) -> RenderableType:
@@ -72,7 +64,7 @@ def _parts(run: RecordedRun) -> Iterator[tuple[str, RenderableType]]:
     yield "paid", Text(f"{paid} · {timedelta(seconds=round(last['seconds']))}, {_last_heard(run)}")
     if accuracy := run.curve.accuracy:
         target = "" if run.target is None else f" · target {run.target:g}"
-        yield "accuracy", Text.assemble((sparkline(accuracy), "bright_blue"), f" {accuracy[-1]:.3f}{target}")
+        yield "accuracy", Text.assemble((sparkline(accuracy, _BAR), "bright_blue"), f" {accuracy[-1]:.3f}{target}")
     if run.accounts:
         yield "spent on", _bars(run.accounts, run.paid)
     if (reward := _latest(run, "reward_mean")) is not None:
