@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from rollalloc.lab.report.terminal import sparkline, view
+from rollalloc.files.table import sparkline
+from rollalloc.lab.report.terminal import view
 from rollalloc.runs.discovery import is_over
 from rollalloc.runs.reader import read_run
 from rollalloc.runs.recorded import remaining
@@ -105,7 +106,7 @@ def test_nothing_a_run_says_can_write_to_the_terminal(write_run):
     ("values", "blocks"), [([], ""), ([0, 0.5, 1], "▁▅█"), ([-1, 2], "▁█"), ([0] * 50 + [1] * 51, "▁" * 20 + "█" * 20)]
 )
 def test_a_sparkline_is_blocks_the_newest_last(values, blocks):
-    assert sparkline(values) == blocks
+    assert sparkline(values, 40) == blocks
 
 
 def test_what_remains_is_the_budget_at_the_pace_so_far(write_run):
