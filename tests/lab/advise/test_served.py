@@ -92,7 +92,7 @@ def test_a_served_model_gets_a_verdict_and_every_answer_is_scored_and_kept(advis
     code, shown, said = advise()
     assert code == 0
     assert "mean success rate" in shown
-    assert "96 rollouts: 96 requests, 16 at once, at most 768 tokens of answers" in said
+    assert "96 rollouts: 96 requests, 16 at once, at most 768 tokens of answers; temperature 1, top_p 1" in said
     assert "96 answers: 672 tokens of prompts and 288 of answers" in said
     rows = logged()
     assert [row["rollout"] for row in rows] == list(range(96))
@@ -352,7 +352,8 @@ def test_half_a_line_that_a_kill_left_is_asked_for_again(advise, server):
 
 
 def test_answers_to_other_questions_are_not_taken(advise, server):
-    advise(temperature=0.5)
+    said = advise(temperature=0.5)[2]
+    assert "temperature 0.5, top_p 1, for a run that trains at this temperature too (the default is 1)" in said
     assert server.requests[0]["temperature"] == 0.5
     assert "temperature" in advise()[2]  # other settings are refused
     advise("--overwrite")

@@ -24,6 +24,7 @@ from rollalloc.data.prompts import PromptSet, load_prompts
 from rollalloc.files.atomic import append_text
 from rollalloc.files.names import ANSWERS, ROLLOUTS
 from rollalloc.generate.outcomes import Outcomes, RolloutLog
+from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.served import Answer, Answers, Ask, Endpoint, ServerFailed, check_server, openai_module
 from rollalloc.lab.advise.profile_folder import ProfileFolder
 from rollalloc.lab.advise.sampling import (
@@ -104,7 +105,7 @@ def sample_served(
         if before < len(drawn):
             write_rows(folder, given, drawn)
             place.describe(described | {"prompts": len(drawn), "of": len(given)})
-        cost = _Cost(kept_answers, len(orders) * n, endpoint, run.sampling.max_new_tokens, prices, say)
+        cost = _Cost(kept_answers, len(orders) * n, endpoint, run.sampling, prices, say)
         cost.before(len(asked))
         number_of = {rollout: number for number, rollout in enumerate(asked)}
 
@@ -250,22 +251,28 @@ class _Cost:
         answers: _Kept,
         rollouts: int,
         endpoint: Endpoint,
-        longest: int,
+        sampling: Sampling,
         prices: tuple[float, float] | None,
         say: Callable[[str], None],
     ) -> None:
         self._kept, self._rollouts, self._endpoint = answers, rollouts, endpoint
-        self._longest, self._prices, self._say = longest, prices, say
+        self._sampling, self._prices, self._say = sampling, prices, say
         self._before = len(answers.of)
         self._began, self._estimated = time.monotonic(), False
 
     def before(self, asked: int) -> None:
         there = f", {self._before:,} of them kept from before" if self._before else ""
-        most = asked * self._longest
+        sampling = self._sampling
+        most = asked * sampling.max_new_tokens
         price = "" if self._prices is None else f", {_money(most * self._prices[1])} and their prompts"
         self._say(
             f"{self._rollouts:,} rollouts{there}: {asked:,} requests, {self._endpoint.concurrency} at once, at most "
-            f"{most:,} tokens of answers{price}"
+            f"{most:,} tokens of answers{price}; temperature {sampling.temperature:g}, top_p {sampling.top_p:g}"
+            + (
+                ""
+                if sampling.temperature == 1
+                else ", for a run that trains at this temperature too (the default is 1)"
+            )
         )
 
     def during(self) -> None:
