@@ -29,7 +29,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PYTHONS = tuple(name.rpartition(" ")[2] for name in PROJECT["classifiers"] if ":: Python :: 3." in name)
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "recipes/**/*.md", "examples/**/*", "constraints/*.txt")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "recipes/**/*.md", "recipes/**/Containerfile")
+PAGES += ("examples/**/*", "constraints/*.txt")
 # Environments of the Makefile: `make --dry-run` prints their commands with the variables filled in.
 ENVIRONMENTS = (".venv/ready", ".venv-docs/ready", ".venv-verl/ready", ".trl-1.0/ready")
 COMMAND = re.compile(
@@ -75,7 +76,7 @@ def parse(words: Sequence[str], python: str = "") -> Install:
     parser.add_argument("--constraint", "-c", action="append", default=[])
     for option in ("--target", "--torch-backend"):
         parser.add_argument(option)
-    for flag in ("--quiet", "--disable-pip-version-check", "--no-deps"):
+    for flag in ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-cache-dir"):
         parser.add_argument(flag, action="store_true")
     options = parser.parse_intermixed_args(list(words))
     requirements = tuple(_requirement(text) for text in (*options.requirements, *options.editable))

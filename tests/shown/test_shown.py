@@ -288,10 +288,20 @@ def check_python(words: list[str]) -> None:
         assert (ROOT / words[0]).is_file() or Path(words[0]).is_file(), f"python {words[0]}: no such file"
 
 
+def check_ray(words: list[str]) -> None:
+    assert words[0] == "start", f"ray {words[0]}"
+    assert words[1:2] in (["--head"], ["--address"]), f"ray start {words[1:]}"
+
+
+def check_export(words: list[str]) -> None:
+    assert all(re.match(r"[A-Z_]+=", word) for word in words), f"export {words}"
+
+
 def check_shell(block: Block) -> None:
     """Each line of a block, by what it calls."""
     checks = {"make": check_make, "pip": check_pip, "python": check_python, "python3": check_python}
-    checks |= {"git": check_git, "cd": check_cd, "source": check_source}
+    checks |= {"git": check_git, "cd": check_cd, "source": check_source, "python3.12": check_python}
+    checks |= {"ray": check_ray, "export": check_export}
     for words in lines_of(block):
         if words[0] == "rollalloc":
             check_rollalloc(words[1:])

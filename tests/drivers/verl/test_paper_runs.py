@@ -15,6 +15,7 @@ from omegaconf import OmegaConf  # noqa: E402
 from rollalloc import recipes  # noqa: E402
 from rollalloc.drivers.verl.check import checked  # noqa: E402
 from rollalloc.drivers.verl.check import composed as of_command  # noqa: E402
+from rollalloc.drivers.verl.check import main as check  # noqa: E402
 from rollalloc.drivers.verl.settings import read_settings  # noqa: E402
 from rollalloc.recipes.darts import LongestBySize, Priced, ShortestAndLongest  # noqa: E402
 from rollalloc.recipes.pilot_commit import EveryRound, SubsampledPilots  # noqa: E402
@@ -159,6 +160,44 @@ def test_stream_has_ten_rollouts_of_every_prompt_and_streamdapo_ten_to_sixteen_w
     assert (min(sizes), max(sizes), sum(sizes)) == (10, 16, 12 * 256)
     assert set(streamdapo.stages[0].size.spread(np.ones(256), rows=8)) == {12}  # of prompts without a record
     assert streamdapo.rows == LongestBySize(5, 3)
+
+
+@pytest.mark.parametrize(
+    ("row", "choice", "says"),
+    [
+        ("deepmath_1.5b", "method=pilot_commit", "24,576 = 384 × 32 (pilot) + 128 × 96 (commit)"),
+        ("deepmath_1.5b", "method=grpo", "16,384 = 128 × 128 (rollout)"),
+        ("polaris_4b", "method=dapo", "24,576 = 384 × 64 (rollout)"),
+        ("darts_deepmath_7b", "method=stream", "2,560 = 256 × 10 (rollout)"),
+        ("darts_deepmath_7b", "method=streamdapo", "9,216 = 768 × 12 (rollout)"),
+        ("pods_gsm8k_8gpu", "arm=pods", "4,096 = 32 × 128 (rollout)"),
+    ],
+)
+def test_the_check_says_from_any_folder_what_a_step_is(
+    row: str,
+    choice: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without the data, which are not there."""
+    monkeypatch.chdir(tmp_path)
+    assert check([f"--config-path={FOLDER}", f"--config-name={row}", choice, "--no-files"]) == 0
+    assert f"rollouts of a step that one round of prompts fills: {says}" in capsys.readouterr().out
+
+
+def test_the_check_names_the_data_that_are_missing_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "elsewhere"
+    command = [f"--config-path={FOLDER}", "--config-name=pods_gsm8k_8gpu", "arm=grpo", f"row.data={folder}"]
+    assert check(command) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"refused: data.{key}: there is no file {folder}/gsm8k_{split}.parquet (relative paths start at {tmp_path})"
+        for key, split in (("train_files", "train"), ("val_files", "test"))
+    ]
 
 
 def test_six_optimizer_steps_are_one_key() -> None:

@@ -35,6 +35,21 @@ def test_the_tables_of_the_guide_are_those_of_the_facts(tool):
     assert tool.with_tables(guide, tool.read()) == guide
 
 
+INSTRUCTIONS = {"FROM", "RUN", "WORKDIR", "COPY", "ENV", "CMD"}
+
+
+def test_the_containerfile_is_made_of_instructions_and_copies_what_there_is(tool):
+    """What it installs is parsed and resolved by tools/installs.py."""
+    text = (tool.RECIPES / "Containerfile").read_text("utf-8")
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if line.strip() and not line.startswith("#")]
+    words = [line.split() for line in lines]
+    assert {instruction for instruction, *_ in words} == INSTRUCTIONS
+    assert words[0] == ["FROM", "docker.io/library/python:3.12-slim-bookworm"]
+    copied = [name for instruction, *names in words if instruction == "COPY" for name in names[:-1]]
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    assert any("--constraint constraints/verl-cuda.txt" in line for line in lines)
+
+
 # ---------------------------------------------------------------------------------------- a made-up system, and its faults
 
 FACTS = {

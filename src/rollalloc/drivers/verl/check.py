@@ -25,10 +25,16 @@ from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
+from rollalloc.core.recipe import Recipe
+from rollalloc.core.rule import SizeRule
 from rollalloc.drivers.verl.minibatches import optimizer_steps
 from rollalloc.drivers.verl.modes import MODES
 from rollalloc.drivers.verl.settings import VerlSettings
 from rollalloc.files.text import visible
+from rollalloc.recipes.darts import Redundant
+from rollalloc.recipes.pilot_commit import EveryRound
+from rollalloc.rules.intake import Ahead, KeepInFlight
+from rollalloc.rules.sizes import Fixed
 
 _REFUSED, _NO_COMMAND, _NOT_INSTALLED = 1, 2, 3
 _PROGRAM = "verl.trainer.main_ppo"
@@ -43,6 +49,8 @@ class CheckedStep:
     Attributes:
         recipe: the rules of the recipe.
         prompts: number of groups in a batch.
+        stages: name of each stage of the recipe, groups that enter it in a step of one round, and rollouts of each, on
+            average; None: the recipe decides how many.
         rows: number of rows per group in a batch; None: it varies.
         optimizer_steps: optimizer steps per batch; with a recipe at most `train_batch_size // ppo_mini_batch_size`.
         mode: verl's name for how generation and training overlap.
@@ -50,6 +58,7 @@ class CheckedStep:
 
     recipe: str
     prompts: int
+    stages: tuple[tuple[str, int, float | None], ...]
     rows: int | None
     optimizer_steps: float
     mode: str
@@ -123,18 +132,40 @@ def _step(config: Any, settings: VerlSettings | None) -> CheckedStep:
     return CheckedStep(
         recipe=f"stock verl, {n} rollouts per prompt" if settings is None else repr(settings.recipe),
         prompts=prompts,
+        stages=(("rollouts", prompts, n),) if settings is None else _stages(settings.recipe),
         rows=n if settings is None else settings.recipe.rows.traits.rows,
         optimizer_steps=prompts / mini_batch if settings is None else optimizer_steps(prompts // mini_batch, prompts),
         mode=MODES.get(mode, mode),
     )
 
 
+def _stages(recipe: Recipe) -> tuple[tuple[str, int, float | None], ...]:
+    """The groups and rollouts of each stage, if one round of new groups fills the batch."""
+    intake = recipe.intake.of if isinstance(recipe.intake, Ahead) else recipe.intake
+    opened = intake.groups if isinstance(intake, (EveryRound, KeepInFlight)) else recipe.groups
+    return tuple(
+        (stage.name, recipe.groups if at else opened, _mean_size(stage.size, recipe.group_rows))
+        for at, stage in enumerate(recipe.stages)
+    )
+
+
+def _mean_size(size: SizeRule, rows: int | None) -> float | None:
+    if isinstance(size, Fixed):
+        return size.n
+    return size.mean_factor * rows if isinstance(size, Redundant) and rows else None
+
+
 def described(step: CheckedStep) -> str:
     """A step in words, for the terminal."""
     rows = "as many rows as a group has" if step.rows is None else f"{step.rows} rows each"
+    stages = [f"{groups} × {'?' if size is None else f'{size:g}'} ({name})" for name, groups, size in step.stages]
+    sizes = [size for _, _, size in step.stages]
+    total = sum(groups * size for _, groups, size in step.stages if size is not None)
+    rollouts = "by the recipe" if None in sizes else f"{total:,.0f}"
     return (
         f"accepted by verl and by rollalloc, mode {step.mode}: {step.prompts} groups per batch, {rows}, "
-        f"{step.optimizer_steps:g} optimizer steps per batch\n{step.recipe}"
+        f"{step.optimizer_steps:g} optimizer steps per batch\n"
+        f"rollouts of a step that one round of prompts fills: {rollouts} = {' + '.join(stages)}\n{step.recipe}"
     )
 
 

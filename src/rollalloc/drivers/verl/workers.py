@@ -40,6 +40,8 @@ class NoReward(Exception):
 class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
     """verl's worker. It tracks each session of a training prompt; validation runs as in verl."""
 
+    _metric = ACC
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         AgentLoopWorker.__init__(self, *args, **kwargs)  # the base is a Ray actor: its own super() call fails here
         tq.init()
@@ -48,7 +50,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         self._reward_timeout = section.get("reward_timeout", 300.0)
         self._tool_timeout = section.get("tool_timeout", 300.0)
         self._poll_interval = section.get("poll_interval", 0.02)
-        self._metric = section.get("metric", ACC)
+        self._metric = section.get("metric", self._metric)
         self._max_tokens = self._context_length()
         self._live: dict[Session, Live] = {}
         self._scored: dict[Session, SessionOutcome] = {}
