@@ -162,7 +162,7 @@ def test_a_table_of_text_is_converted(tmp_path):
 def test_a_column_that_is_there_twice_is_refused(tmp_path):
     columns = [pyarrow.array(["?"]), pyarrow.array(["1"]), pyarrow.array(["2"])]
     parquet.write_table(pyarrow.Table.from_arrays(columns, names=["q", "a", "a"]), tmp_path / "mine.parquet")
-    with pytest.raises(ValueError, match=r"mine\.parquet: .*column 'a' is there twice"):
+    with pytest.raises(ValueError, match=r"mine\.parquet: .*column 'a' occurs twice"):
         convert(tmp_path / "mine.parquet", tmp_path / "out.parquet", question="q", answer="a")
 
 

@@ -79,7 +79,9 @@ def test_the_order_of_the_blocks_is_kept(tmp_path):
 
 
 def test_missing_prompts_are_counted_and_the_first_is_named(path):
-    with pytest.raises(ValueError, match=r"has no features of 2 of 3 prompts, the first 'other/1'; make it again") as e:
+    with pytest.raises(
+        ValueError, match=r"has no features of 2 of 3 prompts, the first 'other/1'; write it again"
+    ) as e:
         read_features(path, ["mine/3", "other/1", "other/2"])
     assert str(path) in str(e.value)
 
@@ -94,7 +96,7 @@ def test_another_models_features_are_taken_with_a_warning(path, caplog):
         read_features(path, KEYS, weights="abc")
         assert not caplog.records
         read_features(path, KEYS, weights="abd")
-    assert "was made with other weights ('some/model') than the run's" in caplog.text
+    assert "has features of another model ('some/model') than the run's" in caplog.text
 
 
 def test_features_of_unknown_origin_are_taken(tmp_path, caplog):
@@ -149,7 +151,7 @@ def test_nothing_of_others_is_overwritten(path, kind):
 
 def test_a_torn_one_of_ours_may_be_replaced(path):
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(ValueError, match="not a whole file of features"):
+    with pytest.raises(ValueError, match="not a complete file of features"):
         read_features(path, KEYS)
     write_features(path, KEYS, make_features(), overwrite=True)
     assert len(read_features(path, KEYS)) == 6
@@ -180,7 +182,7 @@ def test_a_name_says_what_the_file_is(tmp_path, name):
 
 
 def test_a_file_is_no_folder_to_write_into(path):
-    with pytest.raises(NotADirectoryError, match="is no folder"):
+    with pytest.raises(NotADirectoryError, match="is not a folder"):
         write_features(path / "inner.safetensors", KEYS, make_features())
 
 
@@ -188,7 +190,7 @@ def test_keys_and_rows_belong_together(tmp_path):
     path = tmp_path / "f.safetensors"
     with pytest.raises(ValueError, match="got 5 keys for 6 rows"):
         write_features(path, KEYS[:5], make_features())
-    with pytest.raises(ValueError, match="1 keys occur twice"):
+    with pytest.raises(ValueError, match="1 keys occur more than once"):
         write_features(path, (*KEYS[:5], KEYS[0]), make_features())
     assert not path.exists()
 
@@ -206,10 +208,10 @@ def test_a_torn_file_is_one_clear_error(path):
     whole = path.read_bytes()
     for length in {0, 1, 7, 8, 9, 100, len(whole) // 2, len(whole) - 1}:
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="not a whole file of features"):
+        with pytest.raises(ValueError, match="not a complete file of features"):
             read_features(path, KEYS)
     path.write_bytes(whole + b"more")
-    with pytest.raises(ValueError, match="not a whole file of features"):
+    with pytest.raises(ValueError, match="not a complete file of features"):
         read_features(path, KEYS)
 
 
@@ -218,23 +220,23 @@ def test_one_byte_that_changed_anywhere_is_found(path):
     for at in range(len(whole)):
         for change in (1, 32, 128):  # a digit, upper case, no ASCII any more
             path.write_bytes(whole[:at] + bytes([whole[at] ^ change]) + whole[at + 1 :])
-            with pytest.raises(ValueError, match="not a whole file of features"):
+            with pytest.raises(ValueError, match="not a complete file of features"):
                 read_features(path, KEYS)
 
 
-@pytest.mark.parametrize(("schema", "sealed", "reason"), [(1, True, "schema 1"), (2, False, "it has no digest of its")])
+@pytest.mark.parametrize(("schema", "sealed", "reason"), [(1, True, "schema 1"), (2, False, "header has no digest")])
 def test_a_file_of_another_schema_or_without_a_digest_is_refused(path, schema, sealed, reason):
     changed(path, sealed=sealed, schema=schema)
-    with pytest.raises(ValueError, match=rf"not a whole file of features of schema 2 \(.*{reason}.*make it again"):
+    with pytest.raises(ValueError, match=rf"not a complete file of features of schema 2 \(.*{reason}.*write it again"):
         read_features(path, KEYS)
 
 
 def test_a_foreign_safetensors_file_is_refused(path):
     save_file({"weight": np.zeros(3, np.float32)}, path, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="not a whole file of features of schema 2"):
+    with pytest.raises(ValueError, match="not a complete file of features of schema 2"):
         read_features(path, KEYS)
     save_file({"weight": np.zeros(3, np.float32)}, path)
-    with pytest.raises(ValueError, match="not a whole file of features of schema 2"):
+    with pytest.raises(ValueError, match="not a complete file of features of schema 2"):
         read_features(path, KEYS)
 
 
@@ -256,14 +258,14 @@ def test_a_foreign_safetensors_file_is_refused(path):
 )
 def test_a_header_that_is_not_ours_is_refused(path, header):
     changed(path, **header)
-    with pytest.raises(ValueError, match="not a whole file of features"):
+    with pytest.raises(ValueError, match="not a complete file of features"):
         read_features(path, KEYS)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "[" * 5000, '{"made_by": "rollalloc features"}'])
 def test_a_header_that_is_no_json_of_ours_is_refused(path, text):
     save_file({"keys": key_digests(KEYS)}, path, metadata={"rollalloc": text})
-    with pytest.raises(ValueError, match="not a whole file of features"):
+    with pytest.raises(ValueError, match="not a complete file of features"):
         read_features(path, KEYS)
 
 
@@ -280,7 +282,7 @@ def test_a_header_that_is_no_json_of_ours_is_refused(path, text):
 )
 def test_tensors_that_are_not_as_the_header_says_are_refused(path, tensors):
     changed(path, tensors)
-    with pytest.raises(ValueError, match="not a whole file of features"):
+    with pytest.raises(ValueError, match="not a complete file of features"):
         read_features(path, KEYS)
 
 

@@ -160,8 +160,8 @@ def test_own_arrays_are_standardised_and_where_wide_projected():
         ({}, "at least one block"),
         ({"mine": [1.0, 2.0]}, r"features 'mine': expected shape \(prompts, columns\), got \(2,\)"),
         ({"mine": np.zeros((0, 3))}, r"got \(0, 3\)"),
-        ({"mine": [[1.0], [np.nan]]}, "features 'mine': expected finite numbers of float32, got others in row 1"),
-        ({"mine": [[1.0], [1e300]]}, "in row 1"),
+        ({"mine": [[1.0], [np.nan]]}, "features 'mine': expected finite float32 numbers, but row 1 has others"),
+        ({"mine": [[1.0], [1e300]]}, "row 1 has others"),
         ({"mine": np.zeros((3, 1)), "yours": np.zeros((2, 1))}, "features 'yours': .* as many prompts"),
     ],
 )

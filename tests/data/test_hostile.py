@@ -157,7 +157,9 @@ def test_a_manifest_that_is_none_is_not_overwritten(sets, tmp_path, content):
     out = tmp_path / "out"
     out.mkdir()
     (out / "prepared.json").write_text(content)
-    with pytest.raises(ValueError, match=r"prepared.json: not what this version of `rollalloc data prepare` writes"):
+    with pytest.raises(
+        ValueError, match=r"prepared.json is not a manifest of this version of `rollalloc data prepare`"
+    ):
         prepare.prepare(["gsm8k"], out, local=sets)
     assert (out / "prepared.json").read_text() == content
 

@@ -280,7 +280,7 @@ def test_a_folder_whose_files_name_no_split_is_taken_whole_and_it_is_said(local:
     (file,) = prepare(["deepmath"], tmp_path / "out", local=local)
     assert file.rows == 2
     (said,) = caplog.messages
-    assert "all 2 files are taken for the 'train' split of deepmath" in said
+    assert "all 2 files are used as the 'train' split of deepmath" in said
     caplog.clear()
     prepare(["deepmath"], tmp_path / "chosen", local=local, splits={"deepmath": "all"})
     assert not caplog.messages

@@ -236,7 +236,7 @@ def test_a_table_of_text_is_read_under_its_column_names(tmp_path, name):
             b"q,a\n1,2,3\n",
             "a.csv:2: expected 2 values, one for each column .q, a., got 3; put values that hold ','",
         ),
-        ("a.csv", b"q,q\n1,2\n", "the column 'q' is there twice"),
+        ("a.csv", b"q,q\n1,2\n", "the column 'q' occurs twice"),
         ("a.csv", b'q,a\n"1,2\n', "not a readable row"),
         ("a.csv", b"q,a\n", "expected at least one row"),
         ("a.csv", "q,a\né,2\n".encode("latin1"), "expected text in UTF-8.*iconv -f latin1 -t utf-8"),
@@ -257,7 +257,7 @@ def test_text_that_cannot_be_read_is_refused_with_the_remedy(tmp_path, name, con
 def test_an_empty_file_is_refused(save, tmp_path):
     pd.DataFrame({"data_source": []}).to_parquet(tmp_path / "empty.parquet")
     for path in (save(), tmp_path / "empty.parquet"):
-        with pytest.raises(ValueError, match=rf"{path}: expected at least one row, the file is empty"):
+        with pytest.raises(ValueError, match=rf"{path}: expected at least one row, but the file is empty"):
             load_prompts(path)
 
 

@@ -135,7 +135,7 @@ def test_a_readme_cannot_name_files_outside(folder, tmp_path):
         try:
             assert names_of(place, TEST) == ["test.jsonl"]
         except ValueError as error:
-            assert "has a path that is none" in str(error)  # noqa: PT017
+            assert "has an invalid path" in str(error)  # noqa: PT017
 
 
 def test_links_are_followed_to_files_and_not_around_in_circles(folder, tmp_path):
@@ -176,9 +176,9 @@ def test_both_splits_of_a_set_come_from_one_folder(tmp_path):
 
 @pytest.mark.parametrize(
     ("splits", "local", "says"),
-    [({"math": "test"}, True, "--split names 'math', which is not prepared here; name one of gsm8k, gsm8k_test"),
-     ({"gsm8k_train": "test"}, True, r"gsm8k_train.jsonl is one file and has no splits to choose from"),
-     ({"gsm8k": "test"}, False, "give --from-local FOLDER as well")],
+    [({"math": "test"}, True, "--split names 'math', but this command does not prepare it; name one of gsm8k, gsm8k_test"),
+     ({"gsm8k_train": "test"}, True, r"gsm8k_train.jsonl is one file, without splits to choose from"),
+     ({"gsm8k": "test"}, False, "add --from-local FOLDER")],
 )  # fmt: skip
 def test_a_choice_that_would_do_nothing_is_refused(tmp_path, splits, local, says):
     (tmp_path / "gsm8k_train.jsonl").touch()

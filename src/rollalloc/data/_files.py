@@ -1,4 +1,4 @@
-"""Rows as plain Python from parquet, JSON, CSV and TSV files, and back. What the rows mean is `prompts`' matter."""
+"""Reads and writes rows as plain Python data: parquet, JSON, CSV and TSV files. `prompts` interprets the rows."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from typing import Any
 from rollalloc.data.jsonl import LONGEST, Unreadable, decode_once, read_lines
 from rollalloc.files.atomic import written
 
-_ROWS = 1024  # of a parquet file, held at a time
+_ROWS = 1024  # rows of a parquet file to read at a time
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Each row of a file with its place, `file:row`; rows count from 1, as an editor counts lines.
+    """Each row of a file, with its place as `file:row`. Rows are counted from 1, like lines in an editor.
 
     Args:
-        path: a `.parquet` file; a `.jsonl` or `.json` file with one JSON value a line (blank lines are skipped); a `.json`
-            file that holds one array; or a `.csv` or `.tsv` file with a line of column names, whose values are text.
+        path: a `.parquet` file; a `.jsonl` or `.json` file with one JSON value per line, where blank lines are skipped; a
+            `.json` file with one array; or a `.csv` or `.tsv` file whose first line has the names of the columns. Values
+            of `.csv` and `.tsv` files are text.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: an unknown suffix, a file that cannot be read to its end, a line that is not JSON, a key or column
-            that is there twice, or no rows at all.
+        ValueError: the suffix is unknown; the file is empty or cannot be read to its end; a line is not JSON; or a key or
+            column occurs twice.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; prompts are read from {', '.join(_FORMATS)} files")
@@ -37,23 +38,23 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
         place = f"{path}:{number}"
         yield place, row
     if place is None:
-        raise ValueError(f"{path}: expected at least one row, the file is empty; write it again or leave it out")
+        raise ValueError(f"{path}: expected at least one row, but the file is empty; write it again or leave it out")
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Writes rows in the format that the suffix names, whole or not at all; missing folders are made.
+    """Write rows in the format of the suffix, completely or not at all. Missing folders are created.
 
     Raises:
-        ValueError: an unknown suffix, or rows that the format cannot hold: for parquet a column of mixed types or an empty
-            dict, for both a value that is no plain data or text with half a character.
+        ValueError: the suffix is unknown, or the format cannot hold the rows. Parquet cannot hold columns of mixed types or
+            empty dictionaries; no format can hold values that are not plain data, or text with half of a character.
     """
     _, write = _format(path)
-    with written(path) as beside:
+    with written(path) as temporary:
         try:
-            write(beside, rows)
+            write(temporary, rows)
         except _NOT_PLAIN as error:
             raise ValueError(f"{path}: {path.suffix} cannot hold these rows ({error}); give plain data") from error
-        except ValueError as error:  # the writer knows the file beside, not this one
+        except ValueError as error:  # the writer's message does not name this file, since it writes to a temporary one
             raise ValueError(f"{path}: {error}") from error
 
 
@@ -90,14 +91,14 @@ def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _read_separated(path: Path, separator: str) -> Iterator[tuple[int, Any]]:
-    """Rows under a line of column names; a value is text, and an empty one null."""
+    """Rows below a line of column names. Values are text; an empty value is None."""
     csv.field_size_limit(LONGEST)
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=separator, strict=True)
         try:
             names = next(reader, [])
             if twice := [name for name, times in Counter(names).items() if times > 1]:
-                raise ValueError(f"{path}: the column {twice[0]!r} is there twice; rename one")
+                raise ValueError(f"{path}: the column {twice[0]!r} occurs twice; rename one")
             for values in filter(None, reader):
                 if len(values) != len(names):
                     raise ValueError(
@@ -113,19 +114,19 @@ def _read_separated(path: Path, separator: str) -> Iterator[tuple[int, Any]]:
 
 def _write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     with path.open("w", encoding="utf-8") as file:
-        # The one thing of numpy's that json needs help with: arrays and scalars alike have `tolist`.
+        # json cannot write numpy's arrays and scalars; both have `tolist`.
         file.writelines(json.dumps(row, default=lambda value: value.tolist()) + "\n" for row in rows)
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
     arrow, parquet = _pyarrow()
-    broken = (arrow.ArrowException, OSError, ValueError, OverflowError, MemoryError)  # bytes that are no text included
+    broken = (arrow.ArrowException, OSError, ValueError, OverflowError, MemoryError)  # ValueError also for invalid text
     row = 0
     try:
-        # Not `read_table`: it would take a folder named `split=train` on the way for a column.
+        # `read_table` would read a parent folder named `split=train` as a column.
         with parquet.ParquetFile(path) as file:
             if twice := [name for name, times in Counter(file.schema_arrow.names).items() if times > 1]:
-                raise ValueError(f"the column {twice[0]!r} is there twice")
+                raise ValueError(f"the column {twice[0]!r} occurs twice")
             batches = file.iter_batches(_ROWS)
             while (batch := next(batches, None)) is not None:
                 try:
@@ -145,12 +146,12 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _shortest(value: float | None, kind: Any) -> float | None:
-    """A number of a narrow type as it would be written: 0.1 in float32 is 0.1, and not 0.10000000149."""
+    """A float16 or float32 number as the shortest decimal that stands for it: 0.1 instead of 0.10000000149."""
     return None if value is None else float(str(kind.to_pandas_dtype()(value)))
 
 
 def is_readable(path: Path) -> bool:
-    """Whether a file is parquet to its end, rather than corrupt."""
+    """Whether a file is valid parquet, rather than corrupt."""
     arrow, parquet = _pyarrow()
     try:
         with parquet.ParquetFile(path):
@@ -160,28 +161,28 @@ def is_readable(path: Path) -> bool:
 
 
 def _first_broken(batch: Any, broken: tuple[type[Exception], ...]) -> int:
-    """Rows of a batch before the first that is no plain data."""
-    for at in range(batch.num_rows):
+    """The number of rows of a batch before the first that cannot be converted to plain data."""
+    for row in range(batch.num_rows):
         try:
-            batch.slice(at, 1).to_pylist()
+            batch.slice(row, 1).to_pylist()
         except broken:
-            return at
+            return row
     return 0
 
 
 def _write_parquet(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     arrow, parquet = _pyarrow()
-    columns = dict.fromkeys(name for row in rows for name in row)  # a row may lack what another has
+    columns = dict.fromkeys(name for row in rows for name in row)  # a row may lack columns that another has
     try:
         parquet.write_table(arrow.table({name: [row.get(name) for row in rows] for name in columns}), path)
     except arrow.ArrowException as error:
         raise ValueError(
-            f"parquet cannot hold these rows ({error}); give each field one type and no empty dict, "
-            "or write a .jsonl file"
+            f"parquet cannot hold these rows ({error}); give each field one type and avoid empty dictionaries, or write a "
+            ".jsonl file"
         ) from error
 
 
-def _write_nothing(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def _refuse_to_write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     raise ValueError("rows with messages do not fit into a table of text; write a .parquet or .jsonl file")
 
 
@@ -200,8 +201,8 @@ _FORMATS: dict[str, tuple[Reader, Writer]] = {
     ".parquet": (_read_parquet, _write_parquet),
     ".jsonl": (_read_jsonl, _write_jsonl),
     ".json": (_read_json, _write_jsonl),
-    ".csv": (partial(_read_separated, separator=","), _write_nothing),
-    ".tsv": (partial(_read_separated, separator="\t"), _write_nothing),
+    ".csv": (partial(_read_separated, separator=","), _refuse_to_write),
+    ".tsv": (partial(_read_separated, separator="\t"), _refuse_to_write),
 }
 
 

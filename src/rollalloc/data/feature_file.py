@@ -1,7 +1,7 @@
-"""Features in a file: safetensors, each prompt's row under a digest of its key, with a header that says where they are from.
+"""A file of features: safetensors, with a digest of the key of each row's prompt, and a header with the features' origin.
 
-The file is written whole or not at all, and only over one that this module wrote. It carries a digest of all of its bytes,
-taken with zeros in the digest's own place, so that a single one that is changed is found.
+The file is written completely or not at all, and replaces only files that this module wrote. It contains a digest of all
+its bytes, so that any change is detected. The digest is computed with zeros in its own place.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ log = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
 _SCHEMA = 2
 _MADE_BY = "rollalloc features"
-_HEADER = "rollalloc"  # the header's name in the metadata; its value is JSON
+_HEADER = "rollalloc"  # name of our header in the file's metadata; its value is JSON
 _KEYS = "keys"
-_DIGEST, _DIGEST_BYTES = "digest", 16  # its name in the metadata
-_BLOCK = "block:"  # begins the name of a block's tensor
-_LONGEST_HEADER = 1 << 20  # bytes; ours have some hundred
+_DIGEST, _DIGEST_BYTES = "digest", 16  # name of the digest in the file's metadata
+_BLOCK = "block:"  # prefix of the names of tensors with features
+_LONGEST_HEADER = 1 << 20  # bytes; ours have a few hundred
 _READ_AT_ONCE = 1 << 20  # bytes
-# What the contents of a file that is corrupt, or another program's, may raise.
+# Errors from reading a file that is corrupt or of another program.
 _NOT_OURS = (SafetensorError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where features are from.
+    """The model that computed the features.
 
     Attributes:
-        model: its name or folder, as it was given.
+        model: name or folder of the model, as the user gave it.
         weights: digest of its weights (`rollalloc.models.features.weights_digest`); None: only its tokenizer was used.
-        seed: of projection and hash.
+        seed: seed of the projection and the hash.
     """
 
     model: str
@@ -59,15 +59,15 @@ class Origin:
 
 
 def refuse_place(path: Path, *, overwrite: bool = False) -> None:
-    """Refuse a place where no features can be written; changes nothing.
+    """Check that features can be written to a path, without changing anything.
 
     Args:
-        overwrite: features that stand there may be replaced.
+        overwrite: whether an existing file of features may be replaced.
 
     Raises:
-        ValueError: a name that does not end in .safetensors.
-        FileExistsError: something is there that is not to be overwritten, or that rollalloc did not write.
-        NotADirectoryError, PermissionError: nothing can be written there.
+        ValueError: the name does not end in .safetensors.
+        FileExistsError: there is a file that may not be overwritten, or that rollalloc did not write.
+        NotADirectoryError, PermissionError: the folder cannot be written to.
     """
     if path.suffix != SUFFIX or path.name == SUFFIX:
         raise ValueError(
@@ -76,15 +76,15 @@ def refuse_place(path: Path, *, overwrite: bool = False) -> None:
     refuse_foreign_files([path])
     if os.path.lexists(path) and not overwrite:
         raise FileExistsError(f"{path} holds features already; replace them (--overwrite), or give another --out")
-    there = next(place for place in path.absolute().parents if os.path.lexists(place))
-    if not there.is_dir():
-        raise NotADirectoryError(f"{there} is no folder, so that {path} cannot be written; give another --out")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(f"nothing can be written into {there}; give another --out")
+    parent = next(place for place in path.absolute().parents if os.path.lexists(place))
+    if not parent.is_dir():
+        raise NotADirectoryError(f"{path} cannot be written, since {parent} is not a folder; give another --out")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"you have no permission to write into {parent}; give another --out")
 
 
 def holds_features(path: Path) -> bool:
-    """Whether a file begins as a file of features does, damaged or not."""
+    """Whether a file has the header of a file of features, even if the rest is damaged."""
     if path.is_symlink() or not path.is_file():
         return False
     try:
@@ -99,19 +99,19 @@ def holds_features(path: Path) -> bool:
 def write_features(
     path: Path, keys: Sequence[str], features: Features, *, origin: Origin | None = None, overwrite: bool = False
 ) -> None:
-    """Write features under their prompts' keys, whole or not at all; missing folders are made.
+    """Write features with the keys of their prompts, completely or not at all. Missing folders are created.
 
     Args:
-        path: ends in .safetensors.
-        keys: of the prompts, unique, in the order of the rows (`rollalloc.data.prompts.PromptSet.keys`).
-        features: of the same prompts.
-        origin: where they are from; None: not known, e.g. the user's own.
-        overwrite: replace features that stand there.
+        path: a path that ends in .safetensors.
+        keys: unique keys of the prompts, in the order of the rows (`rollalloc.data.prompts.PromptSet.keys`).
+        features: features of the same prompts.
+        origin: the model that computed them; None: unknown, as for your own arrays.
+        overwrite: replace an existing file of features.
 
     Raises:
-        ValueError: another number of keys than of rows, a key that occurs twice, or a wrong ending.
-        FileExistsError: something is there that is not to be overwritten, or that is not ours.
-        OSError: it could not be written.
+        ValueError: the number of keys is not the number of rows, a key occurs twice, or the path has another ending.
+        FileExistsError: there is a file that may not be overwritten, or that rollalloc did not write.
+        OSError: the file could not be written.
     """
     path = Path(path)
     refuse_place(path, overwrite=overwrite)
@@ -120,13 +120,16 @@ def write_features(
 
 
 def save_features(path: Path, keys: Sequence[str], features: Features, *, origin: Origin | None = None) -> None:
-    """As `write_features`, in place of whatever is there: into a folder whose names the caller has claimed."""
+    """As `write_features`, but replace any file. The caller must have claimed the path (`files.claims`)."""
     if len(keys) != len(features):
-        raise ValueError(f"expected one key a row, got {len(keys)} keys for {len(features)} rows of features")
+        raise ValueError(f"expected one key for each row, got {len(keys)} keys for {len(features)} rows of features")
     keys_N = key_digests(keys)
     if len(np.unique(keys_N)) < len(keys_N):
-        raise ValueError(f"{len(keys_N) - len(np.unique(keys_N))} keys occur twice; features are found by key")
-    described = {
+        raise ValueError(
+            f"{len(keys_N) - len(np.unique(keys_N))} keys occur more than once; features are looked up by key, so each must "
+            "be unique"
+        )
+    header = {
         "schema": _SCHEMA,
         "made_by": _MADE_BY,
         "prompts": len(keys_N),
@@ -136,85 +139,84 @@ def save_features(path: Path, keys: Sequence[str], features: Features, *, origin
         "cost": asdict(features.cost),
     }
     tensors = {f"{_BLOCK}{name}": np.ascontiguousarray(block_ND) for name, block_ND in features.blocks.items()}
-    with written(path) as beside:
+    with written(path) as temporary:
         try:
-            digest = "00" * _DIGEST_BYTES  # until it is known
-            save_file({_KEYS: keys_N, **tensors}, beside, metadata={_HEADER: json.dumps(described), _DIGEST: digest})
-            seal(beside)
+            digest = "00" * _DIGEST_BYTES  # `seal` replaces it
+            save_file({_KEYS: keys_N, **tensors}, temporary, metadata={_HEADER: json.dumps(header), _DIGEST: digest})
+            seal(temporary)
         except SafetensorError as error:
             raise OSError(f"{path} could not be written ({error}); free some space, or give another --out") from error
 
 
 def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None) -> Features:
-    """Features of these prompts, in this order, whatever order and further prompts the file has.
+    """Read the features of these prompts, in this order. The file may have another order, and more prompts.
 
-    Features of another model than the run's are legitimate, a small model's for a large one say: predictions may be worse,
-    and nothing else. So they are taken, with a warning.
+    Features of another model than the run's are allowed, for example a small model's for a large one. They can only make
+    predictions worse, so this logs a warning.
 
     Args:
         path: a file that `write_features` wrote.
-        keys: of the prompts that features are wanted of.
-        weights: digest of the run's initial weights; None: not compared.
+        keys: keys of the prompts.
+        weights: digest of the run's initial weights, to compare with the features' model; None: not compared.
 
     Raises:
         FileNotFoundError: there is no file.
-        ValueError: no prompts, a file that is corrupt or changed, of another kind or schema, or without some of the prompts.
+        ValueError: `keys` is empty, some prompts are not in the file, or the file is corrupt, changed or of another kind or
+            schema.
     """
     path = Path(path)
     if not keys:
         raise ValueError("expected the keys of at least one prompt, got none")
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; `{_MADE_BY} --out {path}` makes it")
+        raise FileNotFoundError(f"{path}: no such file; `{_MADE_BY} --out {path}` writes it")
     wanted_N = key_digests(keys)
     try:
         _check_seal(path)
         with safe_open(path, "np") as file:
-            described = _described(file.metadata())
-            rows_N = _rows(_keys_of(file, described), wanted_N)
+            header = _read_header(file.metadata())
+            rows_N = _rows(_keys_of(file, header), wanted_N)
             missing_N = rows_N < 0
-            names = () if missing_N.any() else described["blocks"]
-            blocks = {name: _taken(_block_of(file, name, described), rows_N) for name in names}
-        features = Features(blocks, FeatureCost(**described["cost"])) if blocks else None
+            names = () if missing_N.any() else header["blocks"]
+            blocks = {name: _select(_block_of(file, name, header), rows_N) for name in names}
+        features = Features(blocks, FeatureCost(**header["cost"])) if blocks else None
     except _NOT_OURS as error:
         raise ValueError(
-            f"{path}: not a whole file of features of schema {_SCHEMA} ({error}); make it again with `{_MADE_BY}`"
+            f"{path}: not a complete file of features of schema {_SCHEMA} ({error}); write it again with `{_MADE_BY}`"
         ) from error
     if features is None:
         raise ValueError(
             f"{path} has no features of {missing_N.sum():,} of {len(wanted_N):,} prompts, the first "
-            f"{keys[int(missing_N.argmax())]!r}; make it again from all files of prompts (`{_MADE_BY} --prompts ...`)"
+            f"{keys[int(missing_N.argmax())]!r}; write it again from all files of prompts (`{_MADE_BY} --prompts ...`)"
         )
-    _warn_of_another_model(path, described["origin"], weights)
+    _warn_of_another_model(path, header["origin"], weights)
     return features
 
 
 def seal(path: Path) -> None:
-    """Put the digest of a file's bytes into the place that its header has for it.
+    """Write the digest of a file's bytes into its header.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the header has no place for it.
     """
-    if (found := _digests(path)) is None:
-        raise ValueError(f"{path} has no place for a digest")
+    place, _, digest = _digests(path)
     with path.open("r+b") as file:
-        file.seek(found[0])
-        file.write(found[2])
+        file.seek(place)
+        file.write(digest)
 
 
 def _check_seal(path: Path) -> None:
-    """Refuse a file whose bytes are not those that its digest was taken of.
+    """Check that a file's bytes have the digest in its header.
 
     Raises:
-        ValueError: they are others, it has no digest, or it is not a file of safetensors.
+        ValueError: they have another, the header has none, or the file is not a safetensors file.
     """
-    if (found := _digests(path)) is None:
-        raise ValueError("it has no digest of its bytes")
-    if found[1] != found[2]:
-        raise ValueError("its bytes are not those that were written")
+    _, written_digest, digest = _digests(path)
+    if written_digest != digest:
+        raise ValueError("its bytes were changed after they were written")
 
 
-def _digests(path: Path) -> tuple[int, bytes, bytes] | None:
-    """Where in a file its digest stands, what stands there, and what should; None without a place."""
+def _digests(path: Path) -> tuple[int, bytes, bytes]:
+    """The position of a file's digest, the digest written there, and the digest of the file's bytes."""
     with path.open("rb") as file:
         first = file.read(8)
         if (length := int.from_bytes(first, "little")) > _LONGEST_HEADER:
@@ -222,16 +224,16 @@ def _digests(path: Path) -> tuple[int, bytes, bytes] | None:
         head = file.read(length)
         places = [*re.finditer(rb'"%s": ?"([0-9a-f]{%d})"' % (_DIGEST.encode(), 2 * _DIGEST_BYTES), head)]
         if len(places) != 1:
-            return None
+            raise ValueError("its header has no digest of its bytes")
         begin, end = places[0].span(1)
-        made = blake2b(first + head[:begin] + b"0" * (end - begin) + head[end:], digest_size=_DIGEST_BYTES)
+        digest = blake2b(first + head[:begin] + b"0" * (end - begin) + head[end:], digest_size=_DIGEST_BYTES)
         while part := file.read(_READ_AT_ONCE):
-            made.update(part)
-    return len(first) + begin, places[0][1], made.hexdigest().encode()
+            digest.update(part)
+    return len(first) + begin, places[0][1], digest.hexdigest().encode()
 
 
 def _rows(keys_N: NDArray[np.uint64], wanted_M: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """For each wanted key its row, -1 where there is none."""
+    """For each wanted key its row; -1 if it is missing."""
     order_N = np.argsort(keys_N)
     sorted_N = keys_N[order_N]
     if (sorted_N[1:] == sorted_N[:-1]).any():
@@ -240,58 +242,53 @@ def _rows(keys_N: NDArray[np.uint64], wanted_M: NDArray[np.uint64]) -> NDArray[n
     return np.where(sorted_N[at_M] == wanted_M, order_N[at_M], -1)
 
 
-def _taken(block_ND: NDArray[np.float32], rows_M: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Those rows; the block itself, which may be large, where they are all of it in its order."""
+def _select(block_ND: NDArray[np.float32], rows_M: NDArray[np.int64]) -> NDArray[np.float32]:
+    """These rows of a block. All rows in order are the block itself, since a copy may be large."""
     return block_ND if np.array_equal(rows_M, np.arange(len(block_ND))) else block_ND[rows_M]
 
 
-def _keys_of(file: Any, described: dict[str, Any]) -> NDArray[np.uint64]:
-    keys_N = _tensor(file, _KEYS, "U64", [described["prompts"]])
-    if _digest(keys_N) != described["keys"]:
-        raise ValueError("its keys are not those that were written")
+def _keys_of(file: Any, header: dict[str, Any]) -> NDArray[np.uint64]:
+    keys_N = _tensor(file, _KEYS, "U64", [header["prompts"]])
+    if _digest(keys_N) != header["keys"]:
+        raise ValueError("its keys were changed after they were written")
     return keys_N
 
 
-def _block_of(file: Any, name: str, described: dict[str, Any]) -> NDArray[np.float32]:
-    return _tensor(file, f"{_BLOCK}{name}", "F32", [described["prompts"], described["blocks"][name]])
+def _block_of(file: Any, name: str, header: dict[str, Any]) -> NDArray[np.float32]:
+    return _tensor(file, f"{_BLOCK}{name}", "F32", [header["prompts"], header["blocks"][name]])
 
 
 def _tensor(file: Any, name: str, dtype: str, shape: list[int]) -> NDArray[Any]:
-    """A tensor, once it is known to be as the header says."""
+    """A tensor, read only if it has the type and shape that the header gives it."""
     part = file.get_slice(name)
     if part.get_dtype() != dtype or list(part.get_shape()) != shape or 0 in shape:
         raise ValueError(f"{name} must be {dtype} of shape {shape}, is {part.get_dtype()} of {part.get_shape()}")
     return file.get_tensor(name)
 
 
-def _described(metadata: dict[str, str] | None) -> dict[str, Any]:
-    """The header, as `write_features` wrote it.
+def _read_header(metadata: dict[str, str] | None) -> dict[str, Any]:
+    """The header that `write_features` wrote.
 
     Raises:
-        One of _NOT_OURS: it is not.
+        One of _NOT_OURS: the header is missing or has another form.
     """
-    described: Any = json.loads((metadata or {})[_HEADER])
-    if described["made_by"] != _MADE_BY or described["schema"] != _SCHEMA:
-        raise ValueError(f"made by {short(described['made_by'])}, schema {short(described['schema'])}")
-    counts = [
-        described["prompts"],
-        *described["blocks"].values(),
-        described["cost"]["prompts"],
-        described["cost"]["tokens"],
-    ]
-    if not all(type(count) is int for count in counts) or not isfinite(described["cost"]["seconds"]):
+    header: Any = json.loads((metadata or {})[_HEADER])
+    if header["made_by"] != _MADE_BY or header["schema"] != _SCHEMA:
+        raise ValueError(f"made by {short(header['made_by'])}, schema {short(header['schema'])}")
+    counts = [header["prompts"], *header["blocks"].values(), header["cost"]["prompts"], header["cost"]["tokens"]]
+    if not all(type(count) is int for count in counts) or not isfinite(header["cost"]["seconds"]):
         raise ValueError("expected whole numbers of prompts, columns and tokens, and a number of seconds")
-    if not described["blocks"]:
+    if not header["blocks"]:
         raise ValueError("expected at least one block")
-    if described["origin"] is not None:
-        Origin(**described["origin"])
-    return described
+    if header["origin"] is not None:
+        Origin(**header["origin"])
+    return header
 
 
 def _warn_of_another_model(path: Path, origin: dict[str, Any] | None, weights: str | None) -> None:
     if weights is not None and origin is not None and origin["weights"] not in (None, weights):
         log.warning(
-            "%s was made with other weights (%s) than the run's: its predictions may be worse, nothing else changes",
+            "%s has features of another model (%s) than the run's: predictions may be worse, but training stays correct",
             path, short(origin["model"]),
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""Features of prompts: what a predictor sees of them before a rollout is paid for.
+"""Features of prompts, from which a predictor estimates success rates before any rollout.
 
-A block is an array of one row per prompt. All blocks are put on one scale, so that a weight of unit variance in each column
-gives a logit of the same variance whatever the block's width.
+A block is an array with one row per prompt. All blocks have the same scale: with weights of unit variance, each block
+contributes the same variance to the logit, whatever its width.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from rollalloc.core.seeds import rng
 WIDTH = 256  # columns of a block by default
 WIDEST = 4096
 _SCALE = 4.0  # root mean square length of a row
-_NOISE = 1e-6  # deviation, as a share of a column's root mean square, that float32 makes of equal values
-_FAINT = 1e-30  # deviation below which float32 runs out of digits
-_ROWS = 1 << 16  # worked on at a time, where something of their width is made beside them
+_NOISE = 1e-6  # relative deviation that rounding to float32 gives a column of equal values
+_FAINT = 1e-30  # deviations below this have too few digits in float32
+_ROWS = 1 << 16  # rows to process at a time, which limits the size of temporary arrays
 
 Tokens = Sequence[int]
 
 
 @dataclass(frozen=True)
 class FeatureCost:
-    """What features cost.
+    """What it cost to compute features.
 
     Attributes:
-        prompts: number of them.
-        tokens: that went through the model, padding not counted.
-        seconds: from the first token to the last.
+        prompts: number of prompts.
+        tokens: number of tokens that the model read, without padding.
+        seconds: seconds from the first token to the last.
     """
 
     prompts: int
@@ -46,11 +46,11 @@ class Features:
     """Blocks of features and what they cost.
 
     Attributes:
-        blocks: by name, float32 of shape (N, D); row n belongs to prompt n.
-        cost: of making them.
+        blocks: name -> float32 array of shape (N, D); row n belongs to prompt n.
+        cost: what it cost to compute them.
 
     Raises:
-        ValueError: no blocks, a block of another shape or type, or one that is not finite.
+        ValueError: there are no blocks, or a block has another shape or type or is not finite.
     """
 
     blocks: Mapping[str, NDArray[np.float32]]
@@ -58,11 +58,11 @@ class Features:
 
     def __post_init__(self) -> None:
         if not self.blocks:
-            raise ValueError("expected at least one block of features, got none; e.g. length")
+            raise ValueError("expected at least one block of features, for example length, got none")
         first, *others = self.blocks.values()
         for name, block_ND in self.blocks.items():
-            whole = block_ND.dtype == np.float32 and block_ND.ndim == 2 and block_ND.size > 0
-            if not whole or block_ND.shape[0] != first.shape[0]:
+            is_block = block_ND.dtype == np.float32 and block_ND.ndim == 2 and block_ND.size > 0
+            if not is_block or block_ND.shape[0] != first.shape[0]:
                 raise ValueError(
                     f"features {name!r}: expected float32 of shape (prompts, columns) with as many prompts as the other "
                     f"{len(others)} blocks have, got {block_ND.dtype} of shape {block_ND.shape}"
@@ -74,49 +74,50 @@ class Features:
 
 
 def check_width(width: int) -> None:
-    """Refuse a number of columns that cannot be.
+    """Check a number of columns.
 
     Raises:
-        ValueError: says what was expected.
+        ValueError: it is not in [1, 4096].
     """
     at_least("width", width, 1)
     if width > WIDEST:
         raise ValueError(
-            f"width must be at most {WIDEST}, got {width}; a predictor's time grows with its square: {WIDTH} is usual"
+            f"width must be at most {WIDEST}, got {width}; {WIDTH} is usual, and a predictor's time grows with its square"
         )
 
 
 def standardised(block_ND: ArrayLike) -> NDArray[np.float32]:
-    """A block with columns of mean 0 and one deviation, at a fixed scale.
+    """A block whose columns have mean 0 and equal deviations, at a fixed scale.
 
         x[n, d] = 4 / √V · (b[n, d] − mean_d) / deviation_d
 
-    V columns vary; those that do not, or not beyond float32's rounding, are 0. So Σ_d x[n, d]² is 16 in the mean over n.
+    V is the number of columns that vary. Columns that do not vary beyond float32's rounding become 0. So the mean over n of
+    Σ_d x[n, d]² is 16.
 
     Args:
         block_ND: shape (N, D), finite in float32.
     """
     x_ND = np.array(block_ND, np.float32)
     size_D = _root_mean_square(x_ND)
-    for _ in range(2):  # the mean as rounded to float32 leaves a rest where it is far above the deviation
+    for _ in range(2):  # twice, since rounding the mean to float32 leaves a rest if the mean is far above the deviation
         x_ND -= x_ND.mean(axis=0, dtype=np.float64).astype(np.float32)
     deviation_D = _root_mean_square(x_ND)
     varies_D = deviation_D > np.maximum(_NOISE * size_D, _FAINT)
-    # What is divided by infinity is 0.
+    # Division by infinity makes columns that do not vary 0.
     x_ND /= np.where(varies_D, deviation_D, np.inf).astype(np.float32)
     x_ND *= np.float32(_SCALE / max(1, varies_D.sum()) ** 0.5)
     return x_ND
 
 
 def projection(seed: int, rows: int, width: int) -> NDArray[np.float32]:
-    """A random matrix P, shape (rows, width), whose product keeps squared lengths and distances in the mean.
+    """A random matrix P, shape (rows, width). Multiplying by it keeps squared lengths and distances on average.
 
         P[r, c] ~ N(0, 1 / width),   E‖x P‖² = ‖x‖², with a relative deviation of √(2 / width)
 
     Args:
-        seed: the same gives the same matrix everywhere.
-        rows: width of what is projected, at least 1.
-        width: to project to, at least 1.
+        seed: equal seeds give equal matrices on every machine.
+        rows: number of columns before the projection, at least 1.
+        width: number of columns after the projection, at least 1.
 
     Source: Johnson and Lindenstrauss (1984); Dasgupta and Gupta (2003) for the Gaussian.
     """
@@ -126,17 +127,18 @@ def projection(seed: int, rows: int, width: int) -> NDArray[np.float32]:
 
 
 def token_bag(tokens: Sequence[Tokens], vocabulary: int, *, width: int = WIDTH, seed: int = 0) -> NDArray[np.float32]:
-    """How often each token stands in each prompt, standardised; in hashed columns where the vocabulary is wider.
+    """How often each token occurs in each prompt, standardised. A large vocabulary is hashed into `width` columns.
 
         b[n, d] = Σ_{t in prompt n, column(t) = d} sign(t)
 
-    A token's column and sign depend on it and the seed only. In a vocabulary of at most `width` they are itself and 1.
+    A token's column and sign depend only on the token and the seed. If the vocabulary has at most `width` tokens, each has
+    its own column, and the sign 1.
 
     Args:
         tokens: N prompts as token ids, each in [0, vocabulary).
-        vocabulary: number of tokens there are.
-        width: columns at most.
-        seed: of the hash.
+        vocabulary: size of the vocabulary.
+        width: maximum number of columns.
+        seed: seed of the hash.
     """
     exact = vocabulary <= width
     columns = vocabulary if exact else width
@@ -146,27 +148,27 @@ def token_bag(tokens: Sequence[Tokens], vocabulary: int, *, width: int = WIDTH, 
     for start in range(0, len(tokens), _ROWS):
         part = tokens[start : start + _ROWS]
         ids_T = np.fromiter(chain.from_iterable(part), np.int64)
-        row_T = np.repeat(np.arange(len(part)), [len(each) for each in part])
-        counted = np.bincount(row_T * columns + column_V[ids_T], sign_V[ids_T], len(part) * columns)
-        bag_ND[start : start + len(part)] = counted.reshape(-1, columns)
+        row_T = np.repeat(np.arange(len(part)), [len(prompt) for prompt in part])
+        counts = np.bincount(row_T * columns + column_V[ids_T], sign_V[ids_T], len(part) * columns)
+        bag_ND[start : start + len(part)] = counts.reshape(-1, columns)
     return standardised(bag_ND)
 
 
 def log_length(tokens: Sequence[Tokens]) -> NDArray[np.float32]:
     """The logarithm of each prompt's number of tokens, at least 1, standardised; shape (N, 1)."""
-    return standardised(np.log([len(each) for each in tokens])[:, None])
+    return standardised(np.log([len(prompt) for prompt in tokens])[:, None])
 
 
 def own_features(blocks: Mapping[str, ArrayLike], *, width: int = WIDTH, seed: int = 0) -> Features:
-    """Features from arrays of one's own, of any embedding model say: standardised, and projected where they are wide.
+    """Features from your own arrays, for example of an embedding model: standardised, and projected if they are wide.
 
     Args:
-        blocks: by name, shape (N, D) each, row n for prompt n; finite numbers.
-        width: columns of a block at most; a wider one is projected to so many and standardised again.
-        seed: of the projection.
+        blocks: name -> array of finite numbers, shape (N, D); row n belongs to prompt n.
+        width: maximum number of columns of a block; a wider block is projected to this width and standardised again.
+        seed: seed of the projection.
 
     Raises:
-        ValueError: no blocks, blocks of another shape or of unequal N, or numbers that float32 does not hold.
+        ValueError: there are no blocks, they have another shape or different N, or numbers that do not fit into float32.
     """
     check_width(width)
     reduced = {name: _reduced(name, block, width, seed) for name, block in blocks.items()}
@@ -174,7 +176,7 @@ def own_features(blocks: Mapping[str, ArrayLike], *, width: int = WIDTH, seed: i
 
 
 def _reduced(name: str, block: ArrayLike, width: int, seed: int) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # what is too large for float32 is refused as infinite
+    with np.errstate(over="ignore"):  # numbers too large for float32 become infinite, and are refused below
         array_ND = np.asarray(block, np.float32)
     if array_ND.ndim != 2 or not array_ND.size:
         raise ValueError(f"features {name!r}: expected shape (prompts, columns), got {array_ND.shape}")
@@ -186,7 +188,7 @@ def _reduced(name: str, block: ArrayLike, width: int, seed: int) -> NDArray[np.f
 
 
 def _root_mean_square(x_ND: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Of each column, summed in float64 without a copy of all in it."""
+    """The root mean square of each column, summed in float64 without converting the whole array."""
     sums_D = np.zeros(x_ND.shape[1])
     for start in range(0, len(x_ND), _ROWS):
         sums_D += np.square(x_ND[start : start + _ROWS], dtype=np.float64).sum(axis=0)
@@ -198,6 +200,6 @@ def _refuse_infinite(name: str, block_ND: NDArray[np.float32]) -> None:
         finite_N = np.isfinite(block_ND[start : start + _ROWS]).all(axis=1)
         if not finite_N.all():
             raise ValueError(
-                f"features {name!r}: expected finite numbers of float32, got others in row "
-                f"{start + int(finite_N.argmin())}; take that prompt out, or mend what makes them"
+                f"features {name!r}: expected finite float32 numbers, but row {start + int(finite_N.argmin())} has others; "
+                "leave that prompt out, or fix how its features are computed"
             )

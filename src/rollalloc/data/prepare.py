@@ -1,4 +1,4 @@
-"""From public sets to files in verl's schema: one a split, written whole or not at all, with a manifest beside them."""
+"""Writes public sets as files in verl's schema: one file for each split, and a manifest of the files."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ from rollalloc.files.claims import claim_files, refuse_foreign_files
 from rollalloc.files.opening import read_text
 
 MANIFEST = "prepared.json"
-_SCHEMA = 1  # of what is written
-_ENTRY = {"from": str, "hub": str, "rows": int, "dropped": dict, "sha256": str}  # what the manifest says of a file
-_REPLACES = "replaces"  # the digest of the file that stood there before; it may still, if the call was cut short
+_SCHEMA = 1  # of the manifest
+_ENTRY = {"from": str, "hub": str, "rows": int, "dropped": dict, "sha256": str}  # the manifest's fields for a file
+_REPLACES = (
+    "replaces"  # digest of the file that the new one replaces; it may still be there if the call was interrupted
+)
 
 Progress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One file.
+    """One prepared file.
 
     Attributes:
-        part: the split that it holds.
-        path: of the file.
-        rows: in it.
-        dropped: rows left out, by reason; only reasons that occurred.
-        reused: it was there already, as it was written.
-        read: local files that its rows are from, relative to the local folder; empty for the hub.
-        overlap: by evaluation set, how many of this training set's questions share an n-gram with it.
+        part: the split in the file.
+        path: path of the file.
+        rows: number of rows.
+        dropped: reason -> number of rows left out for it; only reasons that occurred.
+        reused: whether the file existed already and is unchanged.
+        read: local files from which the rows were read, relative to the local folder; empty for the hub.
+        overlap: evaluation set -> number of this training set's questions that share an n-gram with it.
     """
 
     part: PublicSplit
@@ -67,76 +69,76 @@ def prepare(
     leave_out: str | None = None,
     progress: Progress = lambda part, rows: None,
 ) -> list[Prepared]:
-    """Write the files of some public sets, and count what training and evaluation sets among them share.
+    """Write the files of some public sets, and count the questions that training and evaluation sets share.
 
-    A file that stands there as the manifest says is not made again, so that a call that was cut short may be repeated.
-    One that the manifest does not know is never overwritten, one that was changed since only with `force`.
-    Within a set the first of two rows with one question stays; a question with two different answers goes.
+    An existing file that matches the manifest is kept, so that an interrupted call can be repeated. A file that is not in
+    the manifest is never overwritten; a file that was changed is overwritten only with `force`. Within a set, repeated
+    questions are dropped, and questions with contradicting answers are dropped entirely.
 
     Args:
-        names: of sets, keys of `SETS`.
+        names: names of sets, keys of `SETS`.
         out: folder of the files and of `prepared.json`.
-        local: folder with a file or a folder of files, in the set's own columns, named after each set or split, or as the
-            set is on the hub. Of a folder those of the split are taken, as `splits.files_of_split` finds them. None: from
-            the Hugging Face hub, with `datasets`.
-        force: make files again that are there.
-        ngram: words that two questions must share to be counted as overlapping, at least 1.
-        splits: the split to take from the local folder of a set, by name of the set or of its file, where the names of its
-            files do not say it.
-        system: write the system message of each prompt, an empty one unless the set brings its own; False: write none, for
+        local: folder with the raw data, in the set's own columns: for each set or split a file or a folder of files, named
+            after the set, the split, or the set's name on the hub. In a folder, `splits.files_of_split` finds the files of
+            the split. None: read from the Hugging Face hub, with `datasets`.
+        force: write existing files again.
+        ngram: number of consecutive words that two questions must share to count as overlapping, at least 1.
+        splits: name of a set or of its file -> the split to take from its local folder, for folders whose file names do
+            not tell.
+        system: write a system message for each prompt, which is empty unless the set has its own. False: write none, for
             models whose chat template refuses system messages.
-        leave_out: name of the filter of training questions, a key of `FILTERS`; evaluation sets stay whole. None: none.
-        progress: called with the split's name and the rows read so far, now and then.
+        leave_out: name of a filter of training questions, a key of `FILTERS`; evaluation sets stay complete. None: none.
+        progress: called from time to time with the split's name and the number of rows read.
 
     Raises:
-        ValueError: an unknown set or filter, a filter that leaves no row or has no training set, n-grams of no words, a
-            manifest that is none, a row without the set's columns, or local files that do not say which split they are.
-        FileExistsError: a file is in the way; nothing was made.
-        FileNotFoundError: a set that is not in the local folder.
+        ValueError: a set or filter is unknown, a filter leaves no row or there is no training set for it, `ngram` is below
+            1, the manifest is not valid, a row lacks the set's columns, or the names of local files do not tell their split.
+        FileExistsError: a file may not be overwritten; nothing was written.
+        FileNotFoundError: a set is not in the local folder.
         ImportError: `datasets` is missing.
     """
     parts = [part for name in dict.fromkeys(names) for part in _parts(name)]
     if ngram < 1:
-        raise ValueError(f"n must be at least 1 word, got {ngram}")
+        raise ValueError(f"ngram must be at least 1 word, got {ngram}")
     _check_splits(splits or {}, parts, local)
     _check_filter(leave_out, parts)
     sources = {part.name: _local_files(part, local, splits or {}) for part in parts} if local is not None else {}
     manifest = _read_manifest(out)
     paths = {part.name: out / f"{part.name}.parquet" for part in parts}
-    for name, path in paths.items():  # before anything is made
+    for name, path in paths.items():  # before anything is written
         _refuse_foreign(path, manifest.get(name), force)
     files: list[Prepared] = []
     for part in parts:
         path, entry, files_read = paths[part.name], manifest.get(part.name), sources.get(part.name)
-        how = _how(part, local, files_read, system, leave_out)
-        reused = not force and entry is not None and _is_as_made(path, entry, how)
+        origin = _origin(part, local, files_read, system, leave_out)
+        reused = not force and entry is not None and _is_unchanged(path, entry, origin)
         if entry is None or not reused:
-            rows, dropped = _verl_rows(part, _source(part, files_read), how["filter"], progress)
+            rows, dropped = _verl_rows(part, _source(part, files_read), origin["filter"], progress)
             if not system:
                 _leave_out_system(rows)
-            entry = _write(path, rows, part.name, how | {"hub": part.hub, "rows": len(rows), "dropped": dropped})
-        files.append(Prepared(part, path, entry["rows"], entry["dropped"], reused, how["files"] or ()))
+            entry = _write(path, rows, part.name, origin | {"hub": part.hub, "rows": len(rows), "dropped": dropped})
+        files.append(Prepared(part, path, entry["rows"], entry["dropped"], reused, origin["files"] or ()))
     _count_overlap(files, ngram)
     return files
 
 
-def _how(
+def _origin(
     part: PublicSplit, local: Path | None, files: Sequence[Path] | None, system: bool, leave_out: str | None
 ) -> dict[str, Any]:
-    """What the manifest says of how a file was made; one that was made otherwise is made again."""
-    how = {
+    """The manifest's fields for a file's origin. A file of another origin is written again."""
+    origin = {
         "system": system,
         "filter": leave_out if part.use == "train" else None,
         "samples": part.samples if part.samples > 1 else None,
     }
     if local is None or files is None:
-        return how | {"from": "hub", "files": None}
-    return how | {"from": "local", "files": [file.relative_to(local).as_posix() for file in files]}
+        return origin | {"from": "hub", "files": None}
+    return origin | {"from": "local", "files": [file.relative_to(local).as_posix() for file in files]}
 
 
-def _is_as_made(path: Path, entry: Mapping[str, Any], how: Mapping[str, Any]) -> bool:
-    """Whether a file is as the manifest says, and would be made in the same way now."""
-    same = all(entry.get(name) == value for name, value in how.items())
+def _is_unchanged(path: Path, entry: Mapping[str, Any], origin: Mapping[str, Any]) -> bool:
+    """Whether a file matches the manifest and has this origin."""
+    same = all(entry.get(name) == value for name, value in origin.items())
     return same and _digest(path) == entry["sha256"]
 
 
@@ -146,14 +148,14 @@ def _leave_out_system(rows: Iterable[dict[str, Any]]) -> None:
 
 
 def _check_splits(splits: Mapping[str, str], parts: Sequence[PublicSplit], local: Path | None) -> None:
-    """Refuse choices of splits that would do nothing."""
+    """Refuse choices of splits that would have no effect."""
     known = {name for part in parts for name in (part.original, _set_of(part))}
     if unknown := sorted(set(splits) - known):
         raise ValueError(
-            f"--split names {unknown[0]!r}, which is not prepared here; name one of {', '.join(sorted(known))}"
+            f"--split names {unknown[0]!r}, but this command does not prepare it; name one of {', '.join(sorted(known))}"
         )
     if splits and local is None:
-        raise ValueError("--split chooses among local files; give --from-local FOLDER as well, or take it out")
+        raise ValueError("--split chooses among local files; add --from-local FOLDER, or leave --split out")
 
 
 def _check_filter(name: str | None, parts: Sequence[PublicSplit]) -> None:
@@ -178,7 +180,7 @@ def _parts(name: str) -> tuple[PublicSplit, ...]:
 def _verl_rows(
     part: PublicSplit, source: Iterable[tuple[str, Mapping[str, Any]]], leave_out: str | None, progress: Progress
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """The set's rows in verl's schema, and how many were left out for what."""
+    """The set's rows in verl's schema, and the number of rows left out for each reason."""
     kept: dict[str, dict[str, Any]] = {}  # by question
     contradicted: set[str] = set()
     dropped: Counter[str] = Counter()
@@ -193,9 +195,9 @@ def _verl_rows(
             dropped["no answer"] += 1
             continue
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            found = ", ".join(map(str, raw)) if isinstance(raw, Mapping) else short(raw)
+            columns = ", ".join(map(str, raw)) if isinstance(raw, Mapping) else short(raw)
             raise ValueError(
-                f"{place}: not a row of {part.hub}, it has {found or 'nothing'} ({type(error).__name__}: {error}); check "
+                f"{place}: not a row of {part.hub}, it has {columns or 'nothing'} ({type(error).__name__}: {error}); check "
                 "that the file belongs to the set"
             ) from error
         check_row(place, row)
@@ -221,7 +223,7 @@ def _verl_rows(
 
 
 def _make_unique(rows: Sequence[dict[str, Any]]) -> None:
-    """Give each row of a set whose own indices repeat its number instead: a key is to name one prompt."""
+    """If the set's own indices repeat, replace them by row numbers, since a key must identify one prompt."""
     infos = [row["extra_info"] for row in rows]
     if len({info["index"] for info in infos}) < len(infos):
         for number, info in enumerate(infos):
@@ -229,7 +231,7 @@ def _make_unique(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _source(part: PublicSplit, files: Sequence[Path] | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each row of the set, with its place."""
+    """The rows of the set, each with its place for error messages."""
     if files is not None:
         for file in files:
             yield from read_rows(file)
@@ -249,36 +251,36 @@ def _source(part: PublicSplit, files: Sequence[Path] | None) -> Iterator[tuple[s
         if unreachable is None:
             raise
         raise ConnectionError(
-            f"there is no copy of {part.hub} on this machine, and the hub cannot be asked ({unreachable}); give a folder "
-            "with its files (--from-local), or try again where there is a network"
+            f"there is no copy of {part.hub} on this machine, and the hub cannot be reached ({unreachable}); give a folder "
+            "with its files (--from-local), or try again with a network connection"
         ) from error
     yield from ((f"{part.hub}[{number}]", row) for number, row in enumerate(rows))
 
 
 def _local_files(part: PublicSplit, local: Path, splits: Mapping[str, str]) -> list[Path]:
-    """The files of a split: one that is named after it, or those of it in the folder of its set."""
+    """The local files of a split: one file named after it, or the files of the split in the folder of its set."""
     name = _set_of(part)
     choice = splits.get(part.original, splits.get(name))
-    alone = len(SETS[name]) == 1
-    for stem in dict.fromkeys((part.original, name) if alone else (part.original,)):
+    only_split = len(SETS[name]) == 1
+    for stem in dict.fromkeys((part.original, name) if only_split else (part.original,)):
         for path in (local / f"{stem}{suffix}" for suffix in SUFFIXES):
             if path.is_file():
                 if choice is not None:
-                    raise ValueError(f"--split: {path} is one file and has no splits to choose from; take --split out")
+                    raise ValueError(f"--split: {path} is one file, without splits to choose from; leave --split out")
                 return [path]
     for stem in dict.fromkeys((part.original, name, part.hub, part.hub.rpartition("/")[2])):
         if (local / stem).is_dir():
             return files_of_split(local / stem, Wanted(name, part.split, part.config, choice))
-    there = ", ".join(sorted(path.name for path in local.glob("*"))[:20]) or "nothing"
+    contents = ", ".join(sorted(path.name for path in local.glob("*"))[:20]) or "nothing"
     raise FileNotFoundError(
         f"{local}: expected {part.original}.parquet or .jsonl, or a folder {name} or {part.hub} with such files, in the "
-        f"columns of {part.hub} ({part.split}); found {there}"
+        f"columns of {part.hub} ({part.split}); found {contents}"
     )
 
 
 def _set_of(part: PublicSplit) -> str:
     """The name of the set that a split belongs to."""
-    return next(name for name, parts in SETS.items() if part.original in {each.original for each in parts})
+    return next(name for name, splits in SETS.items() if part.original in {split.original for split in splits})
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -290,25 +292,25 @@ def _count_overlap(files: Sequence[Prepared], ngram: int) -> None:
     evaluation = [file for file in files if file.part.use == "evaluation"]
     if not (training and evaluation):
         return
-    remembered = {file.part.name: NGrams(_questions(file.path), ngram) for file in evaluation}
+    ngrams = {file.part.name: NGrams(_questions(file.path), ngram) for file in evaluation}
     for file in training:
         questions = _questions(file.path)
-        for name, grams in remembered.items():
+        for name, grams in ngrams.items():
             file.overlap[name] = len(grams.shared(questions))
 
 
 def _questions(path: Path) -> list[str]:
-    """Last message of each prompt, without the instruction that all have in common."""
+    """The last message of each prompt, without the instruction that all prompts share."""
     return [row["prompt"][-1]["content"].removesuffix(INSTRUCTION) for _, row in read_rows(path)]
 
 
 def _refuse_foreign(path: Path, entry: Mapping[str, Any] | None, force: bool) -> None:
-    """Refuse to write where something stands that rollalloc did not write, or that was changed since."""
+    """Refuse to overwrite a file that rollalloc did not write, or that was changed since."""
     refuse_foreign_files([path])
     if not os.path.lexists(path) or entry is None:
         return
     if not path.is_file():
-        raise FileExistsError(f"{path}: expected a file, it is something else; move it away, or choose another --out")
+        raise FileExistsError(f"{path} exists and is not a file; move it away, or choose another --out")
     ours = _digest(path) in (entry["sha256"], entry.get(_REPLACES))
     if not (ours or force) and is_readable(path):
         raise FileExistsError(
@@ -318,24 +320,24 @@ def _refuse_foreign(path: Path, entry: Mapping[str, Any] | None, force: bool) ->
 
 
 def _write(path: Path, rows: Sequence[dict[str, Any]], name: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Write a file and what the manifest says of it, which is returned.
+    """Write a file and its entry in the manifest; returns the entry.
 
-    The manifest comes first: a call that is killed in between leaves a file that is known, not one that is in the way.
+    The manifest is written first. If the call is killed in between, the next call recognizes the old file as its own.
     """
     claim_files([path, path.parent / MANIFEST])
-    with written(path) as beside:
-        write_prompts(beside, rows)
-        entry = {**entry, "sha256": _digest(beside), _REPLACES: _digest(path)}
+    with written(path) as temporary:
+        write_prompts(temporary, rows)
+        entry = {**entry, "sha256": _digest(temporary), _REPLACES: _digest(path)}
         manifest = {**_read_manifest(path.parent), name: entry}
         write_text(path.parent / MANIFEST, json.dumps({"schema": _SCHEMA, "files": manifest}, indent=2))
     return entry
 
 
 def _read_manifest(out: Path) -> dict[str, Any]:
-    """What was written there, by name.
+    """The manifest's entries by name; empty without a manifest.
 
     Raises:
-        ValueError: a file of that name which is not a manifest of this version.
+        ValueError: the file is not a manifest of this version.
         OSError: it cannot be read.
     """
     path = out / MANIFEST
@@ -348,8 +350,8 @@ def _read_manifest(out: Path) -> dict[str, Any]:
     files = saved.get("files") if isinstance(saved, dict) and saved.get("schema") == _SCHEMA else None
     if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
         raise ValueError(
-            f"{path}: not what this version of `rollalloc data prepare` writes under that name, so nothing beside it is "
-            "known to be its own; move it away, or choose another --out"
+            f"{path} is not a manifest of this version of `rollalloc data prepare`, so it is not known which files here may "
+            "be overwritten; move it away, or choose another --out"
         )
     return files
 
@@ -359,7 +361,7 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _digest(path: Path) -> str | None:
-    """SHA-256 of a file; None where there is none."""
+    """SHA-256 of a file; None if there is no file."""
     if not path.is_file():
         return None
     with path.open("rb") as file:

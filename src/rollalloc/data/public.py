@@ -1,4 +1,4 @@
-"""Public sets of mathematics: where each lies, what its columns mean, and its rows in verl's schema."""
+"""Public data sets of mathematics: their places on the hub, their columns, and the conversion to verl's schema."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Row = Mapping[str, Any]
 
 
 class NoAnswer(ValueError):
-    """A row without a final answer: nothing could score a rollout of it."""
+    """A row has no final answer, so that its rollouts could not be scored."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublicProblem:
-    """What a row of a public set says.
+    """A problem from a row of a public set.
 
     Attributes:
-        index: unique within its set; None: the row's number is.
-        question: as it is asked, without instructions.
-        answer: the final answer alone.
-        about: further fields of verl's `extra_info`, e.g. `prior`.
-        prompt: the messages, where the set brings its own.
+        index: identifies the problem within its set; None: the row's number does.
+        question: text of the question, without instructions.
+        answer: the final answer alone, without the solution.
+        about: further fields of verl's `extra_info`, for example `prior`.
+        prompt: the messages, if the set has its own.
     """
 
     index: int | str | None
@@ -46,14 +46,15 @@ class PublicSplit:
     """One split of a public set, which becomes one file.
 
     Attributes:
-        name: of the file.
-        hub: of the data set on the Hugging Face hub; also verl's `data_source`.
-        split: there.
-        use: "train" or "evaluation"; overlap is looked for between the two.
-        read: from a row to what it says.
-        config: of the data set on the hub.
-        samples: answers to each question that an evaluation is the mean of. Above 1 it stands in the column `SAMPLES`, which
-            verl reads for each row, since its `val_kwargs.n` is one number for all sets; the name ends in x and it.
+        name: name of the file.
+        hub: name of the data set on the Hugging Face hub; also verl's `data_source`.
+        split: name of the split on the hub.
+        use: "train" or "evaluation"; questions that a training and an evaluation set share are counted.
+        read: converts a row to a problem.
+        config: configuration of the data set on the hub.
+        samples: number of answers to each question that an evaluation averages over. Above 1 it is written to the column
+            `SAMPLES`, which verl reads for each row, since verl's `val_kwargs.n` is one number for all sets. The name ends
+            in "x" and this number.
     """
 
     name: str
@@ -74,9 +75,9 @@ def to_verl(part: PublicSplit, number: int, problem: PublicProblem) -> dict[str,
     """A problem as a row in verl's schema.
 
     Args:
-        part: it belongs to.
-        number: of the row, from 0; its index where the set has none.
-        problem: what the row says.
+        part: the split of the problem.
+        number: number of the row, from 0; the index of a problem that has none.
+        problem: the problem.
     """
     prompt = problem.prompt or (
         {"role": "system", "content": ""},
@@ -89,7 +90,7 @@ def to_verl(part: PublicSplit, number: int, problem: PublicProblem) -> dict[str,
         "prompt": [dict(message) for message in prompt],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": problem.answer},
-        # Text in every set, so that files of several sets have one schema.
+        # The index is text in every set, so that the files of all sets have the same schema.
         "extra_info": {"split": part.split, "index": str(index), **problem.about},
     }
 
@@ -110,7 +111,7 @@ def _polaris(row: Row) -> PublicProblem:
 
 
 def _dapo(row: Row) -> PublicProblem:
-    """Already in verl's schema; its prompts ask for the answer in words of their own and keep them."""
+    """DAPO's rows are in verl's schema already. Their prompts have their own instruction, which is kept."""
     prompt = tuple(row["prompt"])
     answer = _answer(row["reward_model"], "ground_truth")
     return PublicProblem(row["extra_info"]["index"], prompt[-1]["content"], answer, {}, prompt)
@@ -119,24 +120,24 @@ def _dapo(row: Row) -> PublicProblem:
 def _gsm8k(row: Row) -> PublicProblem:
     _, marker, answer = _answer(row, "answer").rpartition("####")
     if not marker:
-        raise NoAnswer("no #### in it")
+        raise NoAnswer("the solution has no ####")
     return PublicProblem(None, _text(row, "question"), answer.strip().replace(",", ""), {})
 
 
 def _math(row: Row) -> PublicProblem:
-    """The answer is what the solution boxes last."""
+    r"""The answer is the content of the last \boxed{...} of the solution."""
     answer = boxed(_answer(row, "solution"))
     if not answer:
-        raise NoAnswer("no closed box in it")
+        raise NoAnswer("the solution has no closed box")
     return PublicProblem(None, _text(row, "problem"), answer, {})
 
 
 def _columns(question: str, *answers: str, index: str | None = None) -> Callable[[Row], PublicProblem]:
-    """A set whose columns need no more than their names; of several answer columns the first that is there counts."""
+    """Reads rows by the names of their columns. The first of the answer columns that has a value counts."""
 
     def read(row: Row) -> PublicProblem:
-        named = next((name for name in answers if row.get(name) is not None), answers[0])
-        return PublicProblem(None if index is None else row.get(index), _text(row, question), _answer(row, named), {})
+        answer = next((name for name in answers if row.get(name) is not None), answers[0])
+        return PublicProblem(None if index is None else row.get(index), _text(row, question), _answer(row, answer), {})
 
     return read
 
@@ -149,7 +150,7 @@ def _text(row: Row, column: str) -> str:
 
 
 def _answer(row: Row, column: str) -> str:
-    """The column as text; the first of several answers."""
+    """The column as text; if it is a list of answers, the first."""
     value = row[column]
     if isinstance(value, (list, tuple)):
         value = value[0] if value else None
@@ -165,7 +166,7 @@ def _answer(row: Row, column: str) -> str:
 
 
 def _pass_rate(text: str) -> dict[str, Any]:
-    """A share of solved attempts, "3/8", which is a prior; a rating, "x/9.0", is not one."""
+    """The prior from a share of solved attempts such as "3/8". A rating such as "7/9.0" of another set is not one."""
     right, _, attempts = text.partition("/")
     rate = float(right) / float(attempts or 1)
     if not 0 <= rate <= 1:
@@ -173,7 +174,7 @@ def _pass_rate(text: str) -> dict[str, Any]:
     return {"pass_rate": text, "prior": rate}
 
 
-_MATH = ("answer", "expected_answer")  # either is used, by one copy of a set or another
+_MATH = ("answer", "expected_answer")  # copies of the same set differ in this name
 
 _ONCE: Mapping[str, tuple[PublicSplit, ...]] = {
     "deepmath": (PublicSplit("deepmath", "zwhe99/DeepMath-103K", "train", "train", _deepmath),),
@@ -208,7 +209,7 @@ _ONCE: Mapping[str, tuple[PublicSplit, ...]] = {
         ),
     ),
 }
-_SAMPLES = 32  # of small sets, as DAPO's and Pilot-Commit's evaluations have them
+_SAMPLES = 32  # DAPO and Pilot-Commit evaluate small sets with 32 answers to each question
 SETS: Mapping[str, tuple[PublicSplit, ...]] = {
     **_ONCE,
     **{

@@ -1,4 +1,4 @@
-"""Which files of a local folder hold a split of a data set, by the layouts that the Hugging Face hub knows."""
+"""Finds the files of a data set's split in a local folder, by the same layouts that the Hugging Face hub accepts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-ALL = "all"  # choice of every file of a folder, whatever split it is of
+ALL = "all"  # the choice that takes every file of a folder
 
 SUFFIXES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
 _NO_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "prepared.json"}
-# Words that the hub looks for in the names of files and folders.
+# Words by which the hub recognizes splits in the names of files and folders.
 _WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -24,18 +24,18 @@ _WORDS = {
 }
 _SPLIT_OF = {word: split for split, words in _WORDS.items() for word in words}
 _SHARD = re.compile(r"(?P<split>\w[\w.]*?)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?$")  # train-00000-of-00002, also with a hash
-_SHOWN = 12  # choices in an error message
+_SHOWN = 12  # maximum number of choices in an error message
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A split of a data set.
+    """The split to find.
 
     Attributes:
-        name: of the data set on the hub, for error messages.
-        split: e.g. "test".
-        config: configuration of the data set, e.g. GSM8K's "main"; None: it has one only.
-        choice: what the user chose among the choices of an error message; None: nothing.
+        name: name of the data set on the hub, for error messages.
+        split: name of the split, for example "test".
+        config: configuration of the data set, for example GSM8K's "main"; None: it has only one.
+        choice: the group of files that the user chose with --split; None: the user did not choose.
     """
 
     name: str
@@ -50,22 +50,22 @@ class Wanted:
 
 
 def files_of_split(folder: Path, wanted: Wanted) -> list[Path]:
-    """The files of a folder that hold a split.
+    """The files of a folder that belong to a split.
 
-    In this order: the user's choice; the `configs:` of the folder's README.md; names of files and folders
-    (`data/train-00000-of-00002.parquet`, `test.jsonl`, `main/test/0.parquet`). If no name says a split, all files are of
-    the one split that was asked for.
+    The user's choice comes first, then the `configs:` in the folder's README.md, then the names of files and folders, as in
+    `data/train-00000-of-00002.parquet`, `test.jsonl` or `main/test/0.parquet`. If no name contains a split, all files are
+    taken.
 
     Args:
-        folder: of one data set.
+        folder: folder of one data set.
         wanted: the split.
 
     Returns:
-        At least one file, in order of their names.
+        One or more files, sorted by name.
 
     Raises:
-        ValueError: the names do not say which files hold the split; names the choices.
-        FileNotFoundError: the folder holds no file with data.
+        ValueError: the names do not tell which files belong to the split; the message lists the choices.
+        FileNotFoundError: the folder has no data files.
     """
     files = [path for path in sorted(folder.rglob("*")) if _holds_data(path, folder)]
     if not files:
@@ -85,8 +85,8 @@ def files_of_split(folder: Path, wanted: Wanted) -> list[Path]:
         )
     if chosen == ALL:
         log.warning(
-            "%s: no name of a file says a split, so all %d files are taken for the %r split of %s; if they hold others "
-            "too, choose with --split, or put the files of each into a folder named after it",
+            "%s: the file names contain no split, so all %d files are used as the %r split of %s; if they belong to several "
+            "splits, choose with --split, or move each split into a folder of its name",
             folder,
             len(files),
             wanted.split,
@@ -102,10 +102,10 @@ def _holds_data(path: Path, folder: Path) -> bool:
 
 
 def _chosen(groups: Mapping[str, Sequence[Path]], wanted: Wanted) -> str | None:
-    """The one group that is the wanted split; None: there is none, or several could be."""
+    """The group of the wanted split; None if there is none, or if several could be meant."""
     if wanted.named in groups:
         return wanted.named
-    if list(groups) == [ALL]:  # no name says anything
+    if list(groups) == [ALL]:  # no name contains a split
         return ALL
     same = [name for name in groups if name.rpartition("/")[2] == wanted.split]
     if wanted.config is not None:  # another configuration has other rows
@@ -114,11 +114,11 @@ def _chosen(groups: Mapping[str, Sequence[Path]], wanted: Wanted) -> str | None:
 
 
 def _choices(groups: Mapping[str, Sequence[Path]], wanted: Wanted) -> str:
-    counted = [f"{name} ({len(files)} file{'s' * (len(files) > 1)})" for name, files in groups.items() if name != ALL]
-    more = f" and {len(counted) - _SHOWN} more" if len(counted) > _SHOWN else ""
+    choices = [f"{name} ({len(files)} file{'s' * (len(files) > 1)})" for name, files in groups.items() if name != ALL]
+    more = f" and {len(choices) - _SHOWN} more" if len(choices) > _SHOWN else ""
     example = next((name for name in groups if name != ALL), ALL)
     return (
-        f"it holds {', '.join(counted[:_SHOWN]) or 'files without a split in their names'}{more}. Choose with --split "
+        f"it has {', '.join(choices[:_SHOWN]) or 'files without a split in their names'}{more}. Choose with --split "
         f"SET=NAME, for example --split {wanted.name.rpartition('/')[2]}={example}; {ALL!r} takes every file"
     )
 
@@ -127,7 +127,7 @@ def _choices(groups: Mapping[str, Sequence[Path]], wanted: Wanted) -> str:
 
 
 def _by_name(folder: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
-    """Files by "split" or "folder/split"; files whose names say no split are under `ALL`, or under their folder's name."""
+    """Groups of files by "split" or "folder/split". Files whose names have no split are grouped by folder, or as `ALL`."""
     named = [(_group(path.relative_to(folder)), path) for path in files]
     if not any(split for (_, split), _ in named):
         named = [(("/".join(path.relative_to(folder).parts[:-1]), ""), path) for path in files]
@@ -140,7 +140,7 @@ def _by_name(folder: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
 
 
 def _group(path: PurePath) -> tuple[str, str]:
-    """The folders of a file that are no split, and its split; "" where its name says none."""
+    """A file's folders that do not name a split, and its split; "" if no name contains one."""
     shard = _SHARD.match(path.stem)
     splits = [[shard["split"]] if shard else _splits_in(path.stem)]
     prefix: list[str] = []
@@ -149,12 +149,12 @@ def _group(path: PurePath) -> tuple[str, str]:
             splits.append(words)
         elif part != "data":
             prefix.insert(0, part)
-    said = next((words for words in splits if words), [])  # the innermost name counts
-    return "/".join(prefix), "+".join(said)
+    innermost = next((words for words in splits if words), [])
+    return "/".join(prefix), "+".join(innermost)
 
 
 def _splits_in(name: str) -> list[str]:
-    """The splits that a name says, each once: ["train"] of "math_train_v2"."""
+    """The splits in a name, without repetitions: ["train"] for "math_train_v2"."""
     words = re.split(r"[\W_\d]+", name.lower())
     return list(dict.fromkeys(_SPLIT_OF[word] for word in words if word in _SPLIT_OF))
 
@@ -163,7 +163,7 @@ def _splits_in(name: str) -> list[str]:
 
 
 def _by_readme(folder: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
-    """Files by "config/split", and of the default configuration also by "split", as README.md's `configs:` says."""
+    """Groups of files from README.md's `configs:`, by "config/split"; for the default configuration also by "split"."""
     groups: dict[str, list[Path]] = {}
     for config in _listed(_metadata(folder).get("configs")):
         if not isinstance(config, Mapping):
@@ -178,17 +178,17 @@ def _by_readme(folder: Path, files: Sequence[Path]) -> dict[str, list[Path]]:
 
 
 def _metadata(folder: Path) -> dict[str, Any]:
-    """The YAML head of README.md; empty where there is none that can be read."""
+    """The YAML header of README.md; empty if there is none, or if it cannot be read."""
     from huggingface_hub import metadata_load
 
     try:
         return metadata_load(folder / "README.md") or {}
-    except Exception:  # which one depends on the library's version and its YAML parser's
+    except Exception:  # the type depends on the versions of the library and of its YAML parser
         return {}
 
 
 def _data_files(entries: Any) -> dict[str, list[str]]:
-    """Patterns by split; data files without a split are the split "train", as the hub has it."""
+    """Split -> patterns of file names. As on the hub, data files without a split belong to "train"."""
     patterns: dict[str, list[str]] = {}
     for entry in _listed(entries):
         split, paths = (entry.get("split"), entry.get("path")) if isinstance(entry, Mapping) else ("train", entry)
@@ -197,19 +197,19 @@ def _data_files(entries: Any) -> dict[str, list[str]]:
 
 
 def _listed(value: Any) -> list[Any]:
-    """A list as it is, nothing as an empty one, and anything else as a list of one."""
+    """The value as a list: a list unchanged, None as an empty list, any other value as a list of one."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _matching(folder: Path, patterns: Sequence[str], files: Sequence[Path]) -> list[Path]:
-    """Files that a pattern names, or a folder that it names holds; a pattern cannot leave the folder."""
+    """The files that match a pattern or lie in a folder that does. Only files of `files`, so patterns cannot leave it."""
     matched: set[Path] = set()
     for pattern in patterns:
         try:
             matched |= set(folder.glob(pattern.removeprefix("./")))
         except (ValueError, NotImplementedError, IndexError):
             raise ValueError(
-                f"{folder / 'README.md'}: data_files has a path that is none, {short(pattern)}; mend it, or choose "
-                "files with --split"
+                f"{folder / 'README.md'}: data_files has an invalid path, {short(pattern)}; correct it, or choose files "
+                "with --split"
             ) from None
     return [path for path in files if path in matched or any(parent in matched for parent in path.parents)]

@@ -1,4 +1,4 @@
-"""Where runs lie, ours and those of TRL and verl, and which of them are compared with one another."""
+"""Finds runs in folders, those of rollalloc, TRL and verl, and groups those to be compared with one another."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from rollalloc.runs.recorded import RecordedRun
 from rollalloc.runs.trl_log import is_checkpoint, state_in
 from rollalloc.runs.verl_run import is_log
 
-_DEEPEST = 3  # folders below: a folder of comparisons of several tasks
+_DEEPEST = 3  # levels of folders to search, enough for a folder with comparisons of several tasks
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Every run in a folder, itself included, in order of their names.
+    """All runs in a folder, sorted by name. The folder itself may be a run.
 
-    A run is a folder with our `run.json` or with TRL's `trainer_state.json`, or a log of verl, which writes those of one
-    project into one folder. A folder that links lead to as well is found once, and by its own name where it lies in the
-    folder.
+    A run is a folder with our `run.json` or with TRL's `trainer_state.json`, or a log file of verl, which writes the logs of
+    a project into one folder. A run that symbolic links lead to as well is returned once, by its real path if that is in
+    the folder. A folder that does not exist has no runs.
 
     Raises:
-        NotADirectoryError: not a folder.
-        OSError: the folder cannot be read; one that is not there holds no runs.
+        NotADirectoryError: the path is not a folder.
+        OSError: the folder cannot be read.
     """
-    found: list[Path] = []
-    seen: set[tuple[int, int]] = set()
+    runs: list[Path] = []
+    visited: set[tuple[int, int]] = set()
     waiting, links = deque([(folder, 0)]), deque[tuple[Path, int]]()
     while waiting or links:
         place, depth = (waiting or links).popleft()
         try:
-            here = place.stat()
-            if (here.st_dev, here.st_ino) in seen:
+            status = place.stat()
+            if (status.st_dev, status.st_ino) in visited:
                 continue
-            seen.add((here.st_dev, here.st_ino))
+            visited.add((status.st_dev, status.st_ino))
             if os.path.lexists(place / "run.json") or (state_in(place) is not None and not _within_trl(place, folder)):
-                found.append(place)
+                runs.append(place)
             else:
-                found += [path for path in place.glob("*.jsonl") if is_log(path)]
+                runs += [path for path in place.glob("*.jsonl") if is_log(path)]
             if depth < _DEEPEST:
                 for entry in _folders_in(place):
                     (links if entry.is_symlink() else waiting).append((place / entry.name, depth + 1))
@@ -49,11 +49,11 @@ def run_folders(folder: Path) -> list[Path]:
         except OSError:
             if place == folder:
                 raise
-    return sorted(found, key=_natural)
+    return sorted(runs, key=_natural)
 
 
 def _within_trl(place: Path, folder: Path) -> bool:
-    """Whether it is a checkpoint within a run of TRL that is found itself."""
+    """Whether a folder is a checkpoint of a TRL run, and not the folder that the user named."""
     return place != folder and is_checkpoint(place)
 
 
@@ -68,40 +68,41 @@ def _folders_in(place: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def comparisons(folder: Path, read: Callable[[Path], RecordedRun] = read_run) -> dict[Path, list[RecordedRun]]:
-    """The runs in a folder by the folder that holds them: those of one are compared with one another.
+    """The runs in a folder, grouped by their parent folder. The runs of a group are compared with one another.
 
     Args:
-        folder: of a run, of a comparison, or of several.
-        read: how a run is read.
+        folder: folder of a run, of a comparison, or of several comparisons.
+        read: reads a run.
 
     Raises:
         FileNotFoundError: there is no run in the folder.
         OSError: as `run_folders`.
     """
-    found: dict[Path, list[RecordedRun]] = {}
+    groups: dict[Path, list[RecordedRun]] = {}
     for place in run_folders(folder):
-        found.setdefault(folder if place == folder else place.parent, []).append(read(place))
-    if not found:
+        groups.setdefault(folder if place == folder else place.parent, []).append(read(place))
+    if not groups:
         raise FileNotFoundError(
             f"expected the folder of a run, or of runs, got {folder}: it has neither a run.json, which `rollalloc train` "
             "and `rollalloc compare` write, nor TRL's checkpoint-*/trainer_state.json, nor a log of verl's file logger"
         )
-    return found
+    return groups
 
 
 def is_over(folder: Path, runs: Sequence[RecordedRun]) -> bool:
-    """Whether all has ended. Of a comparison some runs may not have begun: it is over when it wrote its results.
+    """Whether all runs have ended and no further run will start.
 
-    Runs that were trained one by one have no label; they are over when each has ended.
+    A comparison may not have started all its runs, so it is over only when it has written its results. Runs with a label
+    belong to a comparison.
     """
-    alone = len(runs) == 1 and runs[0].folder == folder
+    single_run = len(runs) == 1 and runs[0].folder == folder
     return all(run.why and not run.unread for run in runs) and (
-        alone or all(_results_beside(run.folder) for run in runs if run.description.get("label"))
+        single_run or all(_has_results(run.folder) for run in runs if run.description.get("label"))
     )
 
 
-def _results_beside(place: Path) -> bool:
-    """A comparison's results lie in the folder of its runs, or above that of each task."""
+def _has_results(place: Path) -> bool:
+    """Whether a run's comparison has written its results: beside the runs, or one level above for several tasks."""
     return any((above / "results.json").is_file() for above in (place.parent, place.parent.parent))
 
 

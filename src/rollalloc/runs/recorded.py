@@ -1,4 +1,4 @@
-"""A run as its folder tells it: finished, running or failed, of this version or an older one."""
+"""`RecordedRun`: what a run's folder says about it, whether it is running, finished or failed."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rollalloc.runs.teaching import in_words
 
 Line = dict[str, Any]
 _OF_ONE_RUN = ("seed", "digests")  # fields of `run.json` in which the seeds of a method differ
-_LONGEST = 10 * 365 * 24 * 3600  # seconds left beyond which no figure is given
+_LONGEST = 10 * 365 * 24 * 3600  # seconds; a longer estimate is not shown
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What is known of a run; fields that its version did not write are just not there.
+    """What is known about a run.
 
     Attributes:
-        folder: of the run; of a run of verl, its log.
-        description: what `run.json` says; empty where it cannot be read.
-        metrics: the lines of `metrics.jsonl`; of a long run, one for several.
-        problem: what could not be read, with the file and its line; None: nothing.
-        changed: when its files were last written, in seconds since the epoch; 0: never.
-        unread: bytes of the metrics that are still to be read.
-        unit: what `rollouts_paid` counts: steps of the framework in a log that does not say the rollouts.
-        note: what a reader must know of where the figures come from; None: nothing.
+        folder: the run's folder; for verl, its log file.
+        description: contents of `run.json`; empty if it cannot be read.
+        metrics: lines of `metrics.jsonl`; a long run is thinned out.
+        problem: the error of reading the run, with file and line; None: no error.
+        changed: time of the last write to its files, in seconds since the epoch; 0: never.
+        unread: bytes of the metrics that are not read yet.
+        unit: what `rollouts_paid` counts: rollouts, or the framework's steps if its log does not have rollouts.
+        note: a remark on the source of the figures, to be shown with them; None: no remark.
     """
 
     folder: Path
@@ -43,55 +43,55 @@ class RecordedRun:
 
     @property
     def label(self) -> str:
-        """What the run is called among others."""
+        """The label of the run, else its recipe, else the name of its folder."""
         return str(self.description.get("label") or self.description.get("recipe") or self.folder.name)
 
     @property
     def name(self) -> str:
-        """What tells the run from others of its folder: the label that it was given, else its folder."""
+        """The label of the run, else the name of its folder."""
         return str(self.description.get("label") or self.folder.name)
 
     @property
     def seed(self) -> int | None:
-        """The run's seed, where it is known."""
+        """The run's seed; None: unknown."""
         return self.description.get("seed")
 
     @property
     def target(self) -> float | None:
-        """Held-out accuracy at which the run ends."""
+        """Held-out accuracy at which the run ends; None: it has no target."""
         return self.description.get("target")
 
     @property
     def budget(self) -> int | None:
-        """Rollouts that the run may pay; None: no limit, or none known."""
+        """Maximum number of rollouts to pay; None: no limit, or unknown."""
         return self.description.get("max_rollouts")
 
     @cached_property
     def last(self) -> Line | None:
-        """The newest line of the metrics that says what is paid by now: an evaluation's may be of weights before."""
-        known = (line for line in reversed(self.metrics) if line["kind"] != "eval")
-        return next(known, self.metrics[-1] if self.metrics else None)
+        """The newest line of the metrics except evaluations, which may count the rollouts of earlier weights."""
+        lines = (line for line in reversed(self.metrics) if line["kind"] != "eval")
+        return next(lines, self.metrics[-1] if self.metrics else None)
 
     @property
     def ended(self) -> bool:
-        """Whether the run came to its end, and wrote all that it writes."""
+        """Whether the run ended normally and wrote all its results."""
         return self.last is not None and self.last["kind"] == "end"
 
     @property
     def failed(self) -> bool:
-        """Whether the run ended in an error that it could write down."""
+        """Whether the run ended with an error, and recorded it."""
         return self.last is not None and self.last["kind"] == "failed"
 
     @property
     def why(self) -> str | None:
-        """Why the run is over, ended or failed; None: it is not, as far as is known."""
+        """Why the run ended or failed; None: it runs, or was killed without recording it."""
         return str(self.last.get("why", "it ended")) if self.last and (self.ended or self.failed) else None
 
     @property
     def reached(self) -> bool:
-        """Whether the target was reached, as costs have it; as it said, where not all evaluations are kept."""
-        said = self.ended and (self.why or "").startswith("target")
-        return said or (self.cost is not None and not self.cost.censored)
+        """Whether the run reached its target, by its own last line or by its evaluations, some of which may be missing."""
+        by_last_line = self.ended and (self.why or "").startswith("target")
+        return by_last_line or (self.cost is not None and not self.cost.censored)
 
     @property
     def paid(self) -> int:
@@ -100,7 +100,7 @@ class RecordedRun:
 
     @property
     def amount(self) -> str:
-        """What was paid so far, with its unit."""
+        """Rollouts paid so far, as text with the unit."""
         return f"{self.paid:,} {self.unit.removesuffix(' paid')}"
 
     @property
@@ -110,7 +110,7 @@ class RecordedRun:
 
     @property
     def unscored(self) -> Mapping[str, int]:
-        """Rollouts without a score so far, by reason."""
+        """Number of rollouts without a score so far, by reason."""
         return self.last.get("unscored", {}) if self.last else {}
 
     @cached_property
@@ -120,49 +120,52 @@ class RecordedRun:
 
     @cached_property
     def grouped(self) -> bool:
-        """Whether rollouts are compared within groups, as far as is known."""
+        """Whether rollouts are compared within groups; also True if no batch tells."""
         return not self.batches or any(compares(line) for line in self.batches)
 
     @property
     def taught(self) -> str:
-        """The share of rollouts that taught, see `share_taught`."""
+        """See `share_taught`."""
         return share_taught(self.accounts, self.grouped)
 
     @property
     def silence(self) -> str | None:
-        """That most of its last rollouts taught nothing, in words; None where they teach, or it is not known."""
+        """A sentence if most of the recent rollouts had no effect on training; None if they had, or if it is unknown."""
         shares = next((line["teaching"] for line in reversed(self.metrics) if "teaching" in line), {})
         return in_words(shares)
 
     @cached_property
     def curve(self) -> Curve:
-        """Held-out accuracy against what was paid, that of the final weights included."""
+        """Held-out accuracy against rollouts paid, including the final weights."""
         return whole_curve_of(self.metrics)
 
     @cached_property
     def cost(self) -> Cost | None:
-        """What was paid when the target was reached, or a lower bound of it; None without a target or an evaluation."""
+        """Rollouts paid to reach the target, or a lower bound if it was not reached; None without target or evaluation."""
         return None if self.target is None else cost_to_target(curve_of(self.metrics), self.target)
 
 
 def unshown(run: RecordedRun, error: Exception) -> RecordedRun:
-    """What is shown in the place of a run that cannot be, whatever its files hold: the others keep theirs."""
+    """A placeholder for a run that cannot be shown, so that the other runs still are."""
     return RecordedRun(run.folder, problem=f"it cannot be shown: {type(error).__name__}: {error}")
 
 
 def compares(batch: Mapping[str, Any]) -> bool:
-    """Whether a batch's line has rows that were compared within their group, not each with a prediction or a mean."""
+    """Whether a batch has groups with several rows, so that rows are compared within their group.
+
+    Otherwise each row is compared with a predicted baseline or a mean over the batch.
+    """
     return (batch.get("rows") or 0) - (batch.get("replayed") or 0) > (batch.get("groups") or 0)
 
 
 def share_taught(accounts: Mapping[str, int], grouped: bool) -> str:
-    """The share of rollouts in groups that had something to compare; "n/a" where none is compared, "" without rollouts."""
+    """The share of paid rollouts that were trained on, as text; "n/a" if none is compared within groups, "" if none paid."""
     paid = sum(accounts.values())
     return "" if not paid else f"{accounts.get('trained', 0) / paid:.0%}" if grouped else "n/a"
 
 
 def remaining(run: RecordedRun) -> timedelta | None:
-    """How long until the budget is spent at the pace so far; None where either is not known."""
+    """The time until the budget is spent at the average pace so far; None if the budget or the pace is unknown."""
     budget, last = run.budget, run.last
     if run.why or run.unread or budget is None or last is None or not last["rollouts_paid"]:
         return None
@@ -171,7 +174,7 @@ def remaining(run: RecordedRun) -> timedelta | None:
 
 
 def share_done(run: RecordedRun) -> float | None:
-    """The share of its budget that a run has paid, in [0, 1], and 1 once it has ended; None: it has no budget."""
+    """The share of its budget that a run has paid, in [0, 1]; 1 once it has ended; None without a budget."""
     if run.ended:
         return 1.0
     return min(1.0, run.paid / run.budget) if run.budget else None
@@ -192,7 +195,7 @@ def held_out(run: RecordedRun) -> str:
 
 
 def state(run: RecordedRun) -> str:
-    """What the run is at, in a word or two."""
+    """The state of the run, in a few words."""
     if run.unread:
         return f"being read, {run.unread / 1e6:,.0f} MB left"
     if run.failed:
@@ -203,12 +206,12 @@ def state(run: RecordedRun) -> str:
 
 
 def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
-    """Runs that differ in their seed only, together; those that differ in more have their folder's name with the label."""
-    found: dict[str, list[RecordedRun]] = {}
+    """Runs grouped by label, if those of a label differ only in their seed. Otherwise each run is a group of its own."""
+    labels: dict[str, list[RecordedRun]] = {}
     for run in runs:
-        found.setdefault(run.label, []).append(run)
+        labels.setdefault(run.label, []).append(run)
     methods: dict[str, list[RecordedRun]] = {}
-    for label, of_label in found.items():
+    for label, of_label in labels.items():
         if _are_seeds_of_one(of_label):
             methods[label] = of_label
         else:
