@@ -81,7 +81,7 @@ from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 from rollalloc.runs.cost import Cost, Curve, cost_to_target
 from rollalloc.train.averaging import kept_share
-from rollalloc.train.execution import one_thread
+from rollalloc.train.loading import one_thread
 
 TARGET = 0.85
 MORE = 3  # exit status if runs are missing that nobody has begun

@@ -36,7 +36,8 @@ from rollalloc.models.policy import Policy
 from rollalloc.rules.advantages import GRPO, settled
 from rollalloc.runs.cost import Cost, Curve, cost_to_target, curve_of
 from rollalloc.runs.reader import read_metrics
-from rollalloc.train.execution import execute, one_thread
+from rollalloc.train.loading import one_thread
+from rollalloc.train.train import train
 
 ROWS, GROUP, TOKENS = 256, 8, 64
 MARGIN = math.log(1.1)
@@ -246,7 +247,7 @@ def natively(name: str, seed: int, folder: Path) -> float | None:
     assert target is not None
     run = task_run("skills", name, seed, folder)
     place = folder / "native" / f"{name}-{seed}"
-    execute(run, place)
+    train(run, place)
     return _rollouts(cost_to_target(curve_of(read_metrics(place / "metrics.jsonl")), target))
 
 

@@ -46,7 +46,7 @@ from findings_runs import (
 )
 from numpy.typing import NDArray
 
-from rollalloc.train.execution import one_thread
+from rollalloc.train.loading import one_thread
 
 # What trains while its rates are looked at, and when, in updates of the weights.
 DECAYING: dict[str, tuple[Variant, tuple[int, ...]]] = {

@@ -20,7 +20,7 @@ from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer
-from rollalloc.train.native import Trainer
+from rollalloc.train.train import Trainer
 
 LAGS = (0, 1, 2, 4, 8)  # updates of the weights between pilots and commits
 SHOWN = 768  # prompts

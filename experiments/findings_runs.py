@@ -23,9 +23,9 @@ from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 from rollalloc.train import update
 from rollalloc.train.config import Config
-from rollalloc.train.execution import execute
 from rollalloc.train.loss import token_losses
 from rollalloc.train.run_json import folder_of, is_run_in
+from rollalloc.train.train import train
 
 SEEDS = (7010, 7011, 7012, 7013, 7014)  # of runs that differ in one parameter; nothing was tuned on them
 CELL_SEEDS, TUNING_SEED = (7000, 7001, 7002, 7003, 7004), 1000  # of the check of the map, and of its learning rates
@@ -155,7 +155,7 @@ def carried_out(variant: Variant, label: str, seed: int, tasks: Path, out: Path,
     place = folder_of(run, out)
     if not is_finished(run, place):
         with as_if_on_policy(not variant.corrected):
-            execute(run, place, resume=is_run_in(run, place))
+            train(run, place, resume=is_run_in(run, place))
     found = ended(run, place)
     assert found is not None
     return found

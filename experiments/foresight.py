@@ -23,8 +23,8 @@ from rollalloc.predict import quality
 from rollalloc.rewards.function import load_reward
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.train.config import Config
-from rollalloc.train.execution import one_thread
-from rollalloc.train.native import Trainer
+from rollalloc.train.loading import one_thread
+from rollalloc.train.train import Trainer
 
 MARKS = (320, 960, 1920, 3840)  # rollouts paid
 SEED, SHOWN = 1000, 1000

@@ -21,8 +21,9 @@ from rollalloc.lab.bench.compare import is_finished
 from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, Tuned, made, planned_run
 from rollalloc.lab.bench.summary import EndedRun, Interval, RecipeSummary, ended, summaries_to
 from rollalloc.train.config import Config
-from rollalloc.train.execution import execute, one_thread
+from rollalloc.train.loading import one_thread
 from rollalloc.train.run_json import folder_of, is_run_in, read_config
+from rollalloc.train.train import train
 
 GROUPS, N, PILOTS, STEPS = 8, 64, 16, 4
 TASKS: Mapping[str, tuple[float, int]] = {
@@ -58,7 +59,7 @@ def carried_out(planned: Config, out: Path, tasks: Path) -> EndedRun:
     run = made(planned, tasks)
     place = folder_of(run, out)
     if not is_finished(run, place):
-        execute(run, place, resume=is_run_in(run, place))
+        train(run, place, resume=is_run_in(run, place))
     found = ended(run, place)
     assert found is not None
     print(run.task, run.name, run.seed, [round(each, 3) for each in found.curve.accuracy], flush=True)

@@ -30,7 +30,7 @@ from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, Tuned, planned_run
 from rollalloc.lab.bench.summary import Interval, interval
 from rollalloc.runs.reader import lines_in, newest_line
 from rollalloc.train.config import Config
-from rollalloc.train.execution import one_thread
+from rollalloc.train.loading import one_thread
 from rollalloc.train.run_json import folder_of
 
 TASK, SAMPLES = "walks/mixed", 4

@@ -68,8 +68,9 @@ from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 from rollalloc.runs.reader import lines_in, read_metrics
 from rollalloc.train.config import Config
-from rollalloc.train.execution import execute, one_thread
+from rollalloc.train.loading import one_thread
 from rollalloc.train.run_json import folder_of, is_run_in
+from rollalloc.train.train import train
 
 EDGES, SHARES = (
     (0.005, 0.125, 0.75, 0.995),
@@ -216,7 +217,7 @@ def carry_out(out: Path, tasks: Path, *, one: bool) -> int:
             continue
         try:
             with as_if_on_policy(not ARMS[each.arm].corrected):
-                execute(run, place, resume=is_run_in(run, place))
+                train(run, place, resume=is_run_in(run, place))
         except InUse:
             continue
         print(each, flush=True)

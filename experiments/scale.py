@@ -36,7 +36,7 @@ from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 from rollalloc.predict.quality import auc
 from rollalloc.runs.reader import lines_in
-from rollalloc.train.execution import one_thread
+from rollalloc.train.loading import one_thread
 from rollalloc.train.run_json import read_config
 
 PAIRS = (

@@ -29,7 +29,7 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.generate.sampling import Streaming
 from rollalloc.lab.bench.summary import Interval, interval
 from rollalloc.rules.sizes import Fixed
-from rollalloc.train.execution import one_thread
+from rollalloc.train.loading import one_thread
 
 TASKS = ("walks/long", "walks/brief")
 GROUPS, ROWS, BATCHES = 8, 8, 40

@@ -131,7 +131,7 @@ def engine(tasks: str, repeats: str = "3", batches: str = "12") -> None:
     """
     from streaming import WARM, Task, lines
 
-    from rollalloc.train.execution import one_thread
+    from rollalloc.train.loading import one_thread
 
     one_thread()
     task = Task(Path(tasks), "walks/mixed")

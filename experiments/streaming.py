@@ -39,8 +39,8 @@ from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.rules.sizes import Fixed
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import HeldOut
-from rollalloc.train.execution import one_thread
-from rollalloc.train.native import Trainer
+from rollalloc.train.loading import one_thread
+from rollalloc.train.train import Trainer
 
 GROUPS, SHORTEST, LONGEST = 16, 7, 1
 ROWS = SHORTEST + LONGEST

@@ -139,7 +139,7 @@ def reachable(first: str, *, without: str) -> set[str]:
 
 def test_training_a_model_of_ones_own_needs_nothing_of_the_benchmark():
     modules = reachable("rollalloc.cli.train", without="rollalloc.cli.tasks")
-    assert {"rollalloc.cli.sources", "rollalloc.train.config", "rollalloc.train.loop"} <= modules
+    assert {"rollalloc.cli.sources", "rollalloc.train.config", "rollalloc.train.train"} <= modules
     assert not sorted(name for name in modules if floor(name) == "lab")
     assert "rollalloc.lab.bench.presets" in reachable("rollalloc.cli.tasks", without="")  # it makes a task's files
 

@@ -19,7 +19,7 @@ from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
 from rollalloc.models.policy import Policy
 from rollalloc.rewards.scorers import InlineScorer, Scorer
 from rollalloc.train.config import Config
-from rollalloc.train.native import Trainer
+from rollalloc.train.train import Trainer
 from rollalloc.train.verify import without_times
 
 WORDS = [f"k{number}" for number in range(6)] + [f"a{number}" for number in range(4)]

@@ -54,10 +54,10 @@ assert "report.html.j2" in PackageLoader("rollalloc.lab.report").list_templates(
 """
 # Each extra → what must work where it is installed; a test holds the names against pyproject.toml.
 TRIES = {
-    "native": ("import rollalloc.cli.app, rollalloc.train.native, rollalloc.lab.bench.compare", FILES),
+    "native": ("import rollalloc.cli.app, rollalloc.train.train, rollalloc.lab.bench.compare", FILES),
     "rewards": ("import rollalloc.rewards.math",),
     "tasks": ("from rollalloc.lab.bench.tasks.gym import *; import reasoning_gym",),
-    "lora": ("import peft, rollalloc.train.native",),
+    "lora": ("import peft, rollalloc.train.train",),
     "smollm2": ("import gguf, rollalloc.models.pretrained",),
     "data": ("import datasets, rollalloc.data.prepare",),
     "track": ("import tensorboard",),

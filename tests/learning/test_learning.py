@@ -16,7 +16,7 @@ from rollalloc.lab.bench.tasks import skills
 from rollalloc.lab.bench.tasks.files import TaskFiles
 from rollalloc.lab.bench.tasks.tiny import WarmUp
 from rollalloc.train.config import Config
-from rollalloc.train.execution import execute
+from rollalloc.train.train import train
 
 pytestmark = pytest.mark.learning
 
@@ -57,7 +57,7 @@ def accuracies(
         sampling=Sampling(task.max_new_tokens),
         **settings,
     )
-    execute(run, folder, lines.append)
+    train(run, folder, lines.append)
     assert all(sum(line["accounts"].values()) == line["rollouts_paid"] <= max_rollouts for line in lines)
     return [line["accuracy"] for line in lines if line["kind"] == "eval" and line["at"] is not None]
 

@@ -12,8 +12,8 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Batch, Done, Row
 from rollalloc.generate.sampling import Streaming
 from rollalloc.runs.metrics import METRICS, of_batch, paths, scalars, undeclared
-from rollalloc.train.execution import execute
 from rollalloc.train.objective import Loss
+from rollalloc.train.train import train
 from small_run import one_torch_thread, run_of, task
 
 __all__ = ["one_torch_thread", "run_of", "task"]  # fixtures
@@ -58,7 +58,7 @@ def test_scalars_are_the_numbers_by_their_paths():
 def test_every_line_of_a_run_is_in_the_table(engine, tmp_path, run_of):
     run = run_of("foresight", {"groups": 16})
     settings = {"engine": engine, "streaming": Streaming(overlap=False), "loss": Loss(kl=0.01)}
-    execute(replace(run, **settings), tmp_path)
+    train(replace(run, **settings), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert {line["kind"] for line in lines} == {"features", "batch", "eval", "end"}
     for line in lines:

@@ -47,7 +47,7 @@ NOT_RUN = {
 # Carried out for real: they take seconds at most and write into the temporary folder only. Others are parsed.
 CHEAP = {"features", "recipes", "waste", "data convert"}
 # Carried out as far as they check what they were given; then they would train.
-CHECKED = {"train": "rollalloc.train.execution.execute", "compare": "rollalloc.lab.bench.compare.compare"}
+CHECKED = {"train": "rollalloc.train.train.train", "compare": "rollalloc.lab.bench.compare.compare"}
 OWN = {"--model": "path/to/model", "--prompts": "train.parquet", "--reward": "my_reward.py:compute_score"}
 E2E = {"docs/trl.md", "docs/leaderboard.md", "CONTRIBUTING.md"}  # they train, or run pytest
 ELLIPSES = ("…", "...")

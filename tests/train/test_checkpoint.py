@@ -455,7 +455,7 @@ def test_what_was_ignored_stays_ignored(run_of, tmp_path):
 def test_checkpoints_by_time_change_nothing(run_of, tmp_path, monkeypatch):
     """A clock that goes two minutes a batch; the other run has no checkpoint before its end."""
     now = [0.0]
-    monkeypatch.setattr("rollalloc.train.loop.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rollalloc.train.train.time.monotonic", lambda: now[0])
     saved = []
 
     def listen(line):

@@ -16,10 +16,10 @@ from rollalloc.lab.bench.compare import is_finished
 from rollalloc.models.policy import Policy
 from rollalloc.runs.files import digest_of
 from rollalloc.runs.reader import read_metrics
-from rollalloc.train.execution import execute
 from rollalloc.train.objective import Clip, Loss
 from rollalloc.train.run_json import folder_of, is_described_in, read_config
 from rollalloc.train.schedule import Schedule
+from rollalloc.train.train import train
 
 # A run
 
@@ -27,7 +27,7 @@ from rollalloc.train.schedule import Schedule
 def test_a_run_writes_what_it_is_what_it_paid_and_its_model(run_of, tmp_path):
     run = run_of(seed=7)
     heard = []
-    why = execute(run, tmp_path / "run", heard.append)
+    why = train(run, tmp_path / "run", heard.append)
     metrics = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert why.startswith("the budget of ")
     assert metrics[-1]["kind"] == heard[-1]["kind"] == "end"
@@ -39,7 +39,7 @@ def test_a_run_writes_what_it_is_what_it_paid_and_its_model(run_of, tmp_path):
 
 
 def test_the_last_line_has_the_digest_of_all_before_it(run_of, tmp_path):
-    execute(run_of(), tmp_path)
+    train(run_of(), tmp_path)
     written = {name: (tmp_path / name).read_bytes() for name in ("run.json", "metrics.jsonl")}
     before = written["metrics.jsonl"].rindex(b"\n", 0, -1) + 1
     said = json.loads(written["metrics.jsonl"][before:])["digest"]
@@ -74,21 +74,21 @@ def test_a_run_with_every_setting_of_the_update_is_read_back(run_of, tmp_path):
     loss = Loss(clip=Clip(low=0.1, dual=10.0), aggregation="dr_grpo", kl=0.01)
     schedule = Schedule(warmup=2, shape="cosine", steps=9, floor=0.5)
     run = replace(run, loss=loss, schedule=schedule, precision="bf16", max_batches=2)
-    execute(run, tmp_path)
+    train(run, tmp_path)
     assert read_config(tmp_path) == run
 
 
 def test_a_run_is_tracked_where_that_is_wished(run_of, tmp_path):
     pytest.importorskip("tensorboard")
-    execute(run_of(track=("tensorboard",)), tmp_path)
+    train(run_of(track=("tensorboard",)), tmp_path)
     assert [path.name[:6] for path in (tmp_path / "tensorboard").iterdir()] == ["events"]
 
 
 def test_a_tracker_that_is_not_there_is_said_before_anything_is_removed(run_of, tmp_path):
     run = run_of()
-    execute(run, tmp_path)
+    train(run, tmp_path)
     with pytest.raises(ValueError, match="unknown tracker mlflow"):
-        execute(run_of(seed=1, track=("mlflow",)), tmp_path, overwrite=True)
+        train(run_of(seed=1, track=("mlflow",)), tmp_path, overwrite=True)
     assert is_finished(run, tmp_path)
 
 
@@ -99,13 +99,13 @@ def test_a_runs_name_is_its_label_or_its_recipe(run_of, tmp_path):
 
 def test_another_runs_folder_is_refused_and_a_run_that_cannot_be_removes_nothing(run_of, tmp_path):
     first, second, third = run_of(), run_of(seed=1), run_of(reward="no_such_module:score")
-    execute(first, tmp_path)
+    train(first, tmp_path)
     with pytest.raises(FileExistsError, match="holds a run that has ended"):
-        execute(second, tmp_path)
+        train(second, tmp_path)
     with pytest.raises(ImportError, match="no_such_module"):
-        execute(third, tmp_path, overwrite=True)
+        train(third, tmp_path, overwrite=True)
     assert is_finished(first, tmp_path)
-    execute(second, tmp_path, overwrite=True)
+    train(second, tmp_path, overwrite=True)
     assert is_finished(second, tmp_path)
     assert not is_finished(first, tmp_path)
 
@@ -117,18 +117,18 @@ def test_a_run_that_came_to_no_checkpoint_begins_again_and_no_other_does(run_of,
 
     run = run_of()
     with pytest.raises(KeyboardInterrupt):
-        execute(run, tmp_path, killed)
+        train(run, tmp_path, killed)
     with pytest.raises(FileExistsError, match="a run that has not ended, without a checkpoint"):
-        execute(run_of(seed=1), tmp_path, resume=True)
-    assert execute(run, tmp_path, resume=True).startswith("the budget of ")
+        train(run_of(seed=1), tmp_path, resume=True)
+    assert train(run, tmp_path, resume=True).startswith("the budget of ")
 
 
 def test_a_finished_run_without_checkpoints_is_not_begun_again(run_of, tmp_path):
     run = run_of()
-    execute(run, tmp_path)
+    train(run, tmp_path)
     shutil.rmtree(tmp_path / "checkpoints")
     with pytest.raises(FileExistsError, match="holds a run that has ended"):
-        execute(run, tmp_path, resume=True)
+        train(run, tmp_path, resume=True)
     assert is_finished(run, tmp_path)
 
 
@@ -143,7 +143,7 @@ def test_a_description_that_is_damaged_is_said(run_of, tmp_path, text):
 def test_a_reward_whose_module_raises_is_one_error(run_of, tmp_path, body):
     (tmp_path / "broken.py").write_text(body + "\n")
     with pytest.raises(ImportError, match=r"broken\.py:score cannot be loaded, since its module raises"):
-        execute(run_of(reward=f"{tmp_path / 'broken.py'}:score"), tmp_path / "run")
+        train(run_of(reward=f"{tmp_path / 'broken.py'}:score"), tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_what_can_be_known_is_said_before_the_model_is_loaded(run_of, tmp_path, 
 
     monkeypatch.setattr(Policy, "load", loaded)
     with pytest.raises((ValueError, OSError, ImportError)):
-        execute(run_of(**changes), tmp_path / "run")
+        train(run_of(**changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -181,7 +181,7 @@ def test_a_tokenizer_that_is_larger_than_its_model_is_refused(run_of, task, tmp_
     write_prompts(tmp_path / "prompts.jsonl", rows)
     run = run_of(model=str(tmp_path / "model"), prompts=(str(tmp_path / "prompts.jsonl"),), heldout=None)
     with pytest.raises(ValueError, match=r"prompt '\S+' has token 10 .* embeddings for 5 tokens only"):
-        execute(run, tmp_path / "run")
+        train(run, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -190,17 +190,17 @@ def test_an_answer_longer_than_a_rollout_is_refused(run_of, tmp_path):
     with pytest.raises(
         ValueError, match="a held-out answer has 15 tokens, end of sequence included, a rollout at most 4"
     ):
-        execute(run, tmp_path)
+        train(run, tmp_path)
     sampled = replace(run, single_answer=False, max_rollouts=16)
-    assert execute(sampled, tmp_path).startswith("the budget of ")  # then it is merely never right
+    assert train(sampled, tmp_path).startswith("the budget of ")  # then it is merely never right
 
 
 def test_prompts_longer_than_the_context_are_refused_or_dropped(run_of, tmp_path):
     run = run_of(sampling=Sampling(60), max_rollouts=16)  # leaves 4 of the model's 64 tokens to a prompt
     with pytest.raises(ValueError, match=r"prompts have more than 4 tokens \(context 64 - max_new_tokens 60\)"):
-        execute(run, tmp_path)
+        train(run, tmp_path)
     dropping = replace(run, drop_overlong=True)
-    assert execute(dropping, tmp_path).startswith("the budget of ")
+    assert train(dropping, tmp_path).startswith("the budget of ")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_the_two_parts_of_the_schema_before_are_read_as_one(run_of, tmp_path):
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_with_other_workers(run_of, tmp_path):
     """As the notice of a slow reward advises: more of them."""
     run = run_of(heldout=None, single_answer=False, target=None, max_rollouts=16)
-    execute(run, tmp_path)
+    train(run, tmp_path)
     for product in ("checkpoints", "model"):
         shutil.rmtree(tmp_path / product)
     (tmp_path / "allocator.json").unlink()
@@ -246,5 +246,5 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_with_oth
     metrics.write_text("".join(metrics.read_text(encoding="utf-8").splitlines(keepends=True)[:1]))
     again = replace(run, reward_limit_s=20.0)
     with pytest.raises(FileExistsError, match="holds a run that has not ended"):
-        execute(replace(again, max_rollouts=32), tmp_path, resume=True)  # that is another run
-    assert execute(again, tmp_path, resume=True) == "the budget of 16 rollouts is spent"
+        train(replace(again, max_rollouts=32), tmp_path, resume=True)  # that is another run
+    assert train(again, tmp_path, resume=True) == "the budget of 16 rollouts is spent"

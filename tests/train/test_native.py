@@ -578,7 +578,7 @@ def test_a_run_that_stops_early_keeps_only_what_the_core_holds(trainer_of):
 def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):
     """A clock that goes only while the model is evaluated."""
     now = [0.0]
-    monkeypatch.setattr("rollalloc.train.loop.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("rollalloc.train.train.time.perf_counter", lambda: now[0])
     lines = []
     heldout = HeldOut(prompts_of(4))
     trainer = trainer_of(RECIPES["grpo"], 200, heldout=heldout, eval_every=32, listener=lines.append)

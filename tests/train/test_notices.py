@@ -12,8 +12,9 @@ from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.function import Scored, Unscored
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Breadth, Evaluation
-from rollalloc.train.execution import check, execute
+from rollalloc.train.loading import check
 from rollalloc.train.notices import Notices, counted, of_first_evaluation
+from rollalloc.train.train import train
 from small_run import one_torch_thread, run_of, task
 
 __all__ = ["one_torch_thread", "run_of", "task"]  # fixtures
@@ -24,7 +25,7 @@ def test_it_is_said_once_unless_it_is_turned_off(notices, run_of, tmp_path, monk
     """By a reward that is always 0, in a window of two batches."""
     monkeypatch.setattr(teaching, "WINDOW", 32)
     run = run_of(target=None, reward="rollalloc.rewards.math:compute_score", heldout=None, single_answer=False)
-    execute(replace(run, notices=notices), tmp_path)
+    train(replace(run, notices=notices), tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     batches = [line for line in lines if line["kind"] == "batch"]
     said = [record.message for record in caplog.records if "the last rollouts were all wrong" in record.message]
@@ -182,7 +183,7 @@ def test_a_recipe_that_filters_says_that_all_is_wrong_although_it_comes_to_no_ba
     parameters = {"groups": 4, "n": 4, "gen_groups": 16}
     reward = "rollalloc.rewards.math:compute_score"
     run = run_of("dapo", parameters, target=None, reward=reward, heldout=None, single_answer=False, max_rollouts=128)
-    execute(run, tmp_path)
+    train(run, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert not [line for line in lines if line["kind"] == "batch"]
     assert [

@@ -11,7 +11,7 @@ from rollalloc.data.feature_file import read_features, write_features
 from rollalloc.data.features import own_features
 from rollalloc.data.prompts import load_prompts
 from rollalloc.train.config import Config
-from rollalloc.train.execution import execute
+from rollalloc.train.train import train
 from tiny_policy import lines_of, untimed
 
 FORESIGHT = {"groups": 8, "replay": 4, "replay_staleness": 3}
@@ -39,7 +39,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 def test_features_are_made_at_the_start_and_kept_with_the_run(predicting, tmp_path):
     (tmp_path / "half.py").write_text(HALF)
     run = predicting(reward=f"{tmp_path / 'half.py'}:compute_score")
-    execute(run, tmp_path / "run")
+    train(run, tmp_path / "run")
     prompts = load_prompts(*run.prompts)
     kept = read_features(tmp_path / "run" / "features.safetensors", prompts.keys)
     assert set(kept.blocks) == {"hidden", "tokens", "length"}
@@ -55,20 +55,20 @@ def test_features_are_made_at_the_start_and_kept_with_the_run(predicting, tmp_pa
 def test_a_resumed_run_goes_on_with_its_features_and_is_the_unbroken_one(predicting, tmp_path, monkeypatch):
     run = predicting()
     run = replace(run, checkpoint_every=2)
-    execute(run, tmp_path / "unbroken")
+    train(run, tmp_path / "unbroken")
 
     def killed(line):
         if line["kind"] == "batch" and line["batch"] == 7:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute(run, tmp_path / "broken", killed)
+        train(run, tmp_path / "broken", killed)
 
     def another_machine(*_, **__):
         raise AssertionError("features are made again, which another machine would round otherwise")
 
-    monkeypatch.setattr("rollalloc.train.execution.features_of", another_machine)
-    execute(run, tmp_path / "broken", resume=True)
+    monkeypatch.setattr("rollalloc.train.loading.features_of", another_machine)
+    train(run, tmp_path / "broken", resume=True)
     assert untimed(tmp_path / "broken") == untimed(tmp_path / "unbroken")
 
 
@@ -77,7 +77,7 @@ def test_features_of_ones_own_are_read_by_key(predicting, tmp_path):
     prompts = load_prompts(*run.prompts)
     rows_ND = np.random.default_rng(0).standard_normal((80, 3))
     write_features(tmp_path / "own.safetensors", prompts.keys[::-1], own_features({"mine": rows_ND[::-1]}))
-    execute(predicting(features=str(tmp_path / "own.safetensors")), tmp_path / "run")
+    train(predicting(features=str(tmp_path / "own.safetensors")), tmp_path / "run")
     [weights] = {
         tuple(sorted(batch["prediction"]))
         for batch in [line for line in lines_of(tmp_path / "run") if line["kind"] == "batch"][-1:]
@@ -87,7 +87,7 @@ def test_features_of_ones_own_are_read_by_key(predicting, tmp_path):
 
 def test_without_features_it_says_so_and_predicts_from_records(predicting, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
-        execute(predicting(features="none"), tmp_path / "run")
+        train(predicting(features="none"), tmp_path / "run")
     assert "without features" in caplog.text
     assert not (tmp_path / "run" / "features.safetensors").exists()
     assert not [line for line in lines_of(tmp_path / "run") if line["kind"] == "features"]
@@ -103,13 +103,13 @@ def test_without_features_it_says_so_and_predicts_from_records(predicting, tmp_p
 def test_features_that_nobody_reads_or_that_are_not_there_are_refused(
     predicting, tmp_path, monkeypatch, recipe, parameters, features, error, message
 ):
-    monkeypatch.setattr("rollalloc.train.execution.Policy.load", lambda *_, **__: pytest.fail("a model is loaded"))
+    monkeypatch.setattr("rollalloc.train.train.Policy.load", lambda *_, **__: pytest.fail("a model is loaded"))
     with pytest.raises(error, match=message):
-        execute(predicting(parameters, recipe, features), tmp_path / "run")
+        train(predicting(parameters, recipe, features), tmp_path / "run")
 
 
 def test_spo_is_told_how_far_the_weights_moved(predicting, tmp_path):
-    execute(predicting({"groups": 8}, "spo"), tmp_path / "run")
+    train(predicting({"groups": 8}, "spo"), tmp_path / "run")
     moved = [batch["approx_kl"] for batch in [line for line in lines_of(tmp_path / "run") if line["kind"] == "batch"]]
     assert all(0 <= each < 1 for each in moved)
     assert max(moved) > 0

@@ -105,7 +105,7 @@ class Asked(Reading, Sampled, Exported):
         from rollalloc.lab.advise.sampling import sample_profile
         from rollalloc.lab.advise.served import sample_served
         from rollalloc.lab.bench.presets import made
-        from rollalloc.train.execution import one_thread
+        from rollalloc.train.loading import one_thread
 
         console = Console(stderr=True)
         given = Given(**{each.name: getattr(self, each.name) for each in fields(Sampled)})

@@ -71,9 +71,10 @@ def train(
     from rollalloc.runs.reader import read_run
     from rollalloc.runs.recorded import held_out
     from rollalloc.train.checkpoint import newest
-    from rollalloc.train.execution import execute, one_thread  # torch takes seconds to import, `--help` should not
     from rollalloc.train.folder import RunFolder
+    from rollalloc.train.loading import one_thread  # torch takes seconds to import, `--help` should not
     from rollalloc.train.run_json import read_config
+    from rollalloc.train.train import train as carry_out
 
     console, results, began = Console(stderr=True), result_console(), time.monotonic()
     if resume and overwrite:
@@ -113,7 +114,7 @@ def train(
     progress = RunProgress(console, run.max_rollouts)
     try:
         with progress:
-            why = execute(
+            why = carry_out(
                 run,
                 out,
                 progress.show,

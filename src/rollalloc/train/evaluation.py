@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from math import inf, sqrt
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from rollalloc.generate.sampling import Sampling
 from rollalloc.models.dtypes import Precision
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy, computing
+from rollalloc.processes.stopping import StopRequest
 from rollalloc.rewards.function import Outcome, Scored
 
 EXACT_K = 8  # attempts that pass@k is computed for where success rates are exact
@@ -25,7 +27,27 @@ _RIGHT = 1 - 1e-6  # a metric from which on an answer is right: full marks
 _MUCH = 0.02  # of pass@k, beyond what sampling explains
 _ERRORS = 2.0  # standard errors that sampling explains
 _HALF = 0.5  # of the share of differing right pairs that the first evaluation found
+_POLITE_S = 0.1  # seconds between two looks at whether the run was asked to stop
+_T = TypeVar("_T")
 Score = Callable[[EncodedPrompts, Sequence[tuple[int, Generation]]], list[Outcome]]
+
+
+class Interrupted(Exception):
+    """An evaluation was given up because the run was asked to stop."""
+
+
+def wait_unless_stopped(future: Future[_T], stop: StopRequest) -> _T:
+    """The result of a future, such as scores, which may never come.
+
+    Raises:
+        Interrupted: the run was asked to stop before it came.
+    """
+    while not future.done():
+        if stop.by is not None:
+            future.cancel()
+            raise Interrupted
+        wait([future], _POLITE_S)
+    return future.result()
 
 
 @dataclass(frozen=True)

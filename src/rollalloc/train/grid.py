@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
@@ -18,105 +15,87 @@ from rollalloc.train.state import Counters
 
 log = logging.getLogger(__name__)
 
-_ROUNDING = 1e-6  # a mean of float32 scores may lie beyond 1 by as much
-_POLITE_S = 0.1  # how often an evaluation looks whether it is to be given up, while it waits for scores
-
-
-class Interrupted(Exception):
-    """An evaluation was given up because the run was asked to stop."""
+_ROUNDING = 1e-6  # by which a mean of float32 scores may exceed 1
 
 
 class Grid:
-    """Evaluates a policy at the points of the grid.
+    """Says when an evaluation is due, and keeps what the newest one found.
 
     Attributes:
-        measure: evaluates the policy as it is now.
-        prompts: how many are held out; 0: nothing is evaluated.
-        config: of the run.
-        counters: of the run.
-        on_first: is told what the first evaluation of the run found.
+        prompts: number of held-out prompts; 0: nothing is evaluated.
+        latest: the newest version that was evaluated in this process; None: none was.
     """
 
-    def __init__(self, measure: Callable[[], Evaluation], prompts: int, config: Config, counters: Counters) -> None:
-        self.measure, self.prompts, self.config, self.counters = measure, prompts, config, counters
-        self.on_first: Callable[[Evaluation], None] | None = None
-        # Version of the weights, what was found, and whether the policy has become narrower.
-        self._latest: tuple[int, Evaluation, str | None] | None = None
-
-    def until(self, rollouts: int, version: int) -> Iterator[dict[str, Any]]:
-        """What is found at each point, up to that many rollouts, that was not evaluated yet; see `at`."""
-        while self.is_due(rollouts):
-            yield self.at(self.counters.next_at, version)
-            self.counters.next_at += self.config.eval_every
+    def __init__(self, prompts: int, config: Config, counters: Counters) -> None:
+        self.prompts = prompts
+        self.latest: int | None = None
+        self._config, self._counters = config, counters
+        self._evaluation = Evaluation(None, None)
+        self._narrower: str | None = None
 
     def is_due(self, rollouts: int) -> bool:
-        """Whether there is a point, up to that many rollouts, that was not evaluated yet."""
-        return self.prompts > 0 and self.counters.next_at <= rollouts
+        """Whether there is a point, up to this many rollouts, that was not evaluated yet."""
+        return self.prompts > 0 and self._counters.next_at <= rollouts
 
-    def last(self, version: int) -> Iterator[dict[str, Any]]:
-        """What is found at the end of the run, which is no point of the grid."""
-        if self.prompts:
-            yield self.at(None, version)
+    def add(self, version: int, evaluation: Evaluation) -> None:
+        """Keep the evaluation of a version of the weights.
 
-    def at(self, at: int | None, version: int) -> dict[str, Any]:
-        """What is found at one point, as fields of a line of the metrics. The same weights are not evaluated twice."""
-        started = time.perf_counter()
-        if self._latest is None or self._latest[0] != version:
-            found = self._checked(self.measure())
-            if self.on_first is not None and self._latest is None and not version:
-                self.on_first(found)
-            self._latest = version, found, self._narrowed(found)
-        _, found, narrower = self._latest
-        known = self.counters.accuracies
-        if at is not None and found.accuracy is not None and [version] != [before for before, _ in known[-1:]]:
-            known.append((version, found.accuracy))
+        Raises:
+            FloatingPointError: the accuracy is not finite.
+            MetricError: there is a target, and the mean metric is not an accuracy.
+        """
+        self._check(evaluation)
+        self.latest, self._evaluation, self._narrower = version, evaluation, self._narrowed(evaluation)
+
+    def record(self, at: int | None) -> dict[str, Any]:
+        """Count the newest evaluation at a point of the grid; returns it as fields of a line of the metrics.
+
+        Args:
+            at: the point; None: the end of the run, which is no point of the grid and does not count for the target.
+        """
+        version, evaluation, accuracies = self.latest, self._evaluation, self._counters.accuracies
+        assert version is not None, "record follows add"
+        is_new = not accuracies or accuracies[-1][0] != version
+        if at is not None and evaluation.accuracy is not None and is_new:
+            accuracies.append((version, evaluation.accuracy))
         return {
             "at": at,
-            "accuracy": found.accuracy,
-            "standard_error": found.standard_error,
-            "breadth": None if found.breadth is None else asdict(found.breadth),
-            "narrower": narrower,
-            "eval_unscored": sum(found.unscored.values()),
-            "eval_seconds": round(time.perf_counter() - started, 4),
+            "accuracy": evaluation.accuracy,
+            "standard_error": evaluation.standard_error,
+            "breadth": None if evaluation.breadth is None else asdict(evaluation.breadth),
+            "narrower": self._narrower,
+            "eval_unscored": sum(evaluation.unscored.values()),
         }
 
     def confirmed(self) -> float | None:
-        """The latest accuracy, where the last two weights evaluated on the grid are at the target; else None."""
-        target, latest = self.config.target, [accuracy for _, accuracy in self.counters.accuracies[-2:]]
+        """The newest accuracy, if the last two versions evaluated on the grid reach the target; else None."""
+        target, latest = self._config.target, [accuracy for _, accuracy in self._counters.accuracies[-2:]]
         return latest[-1] if target is not None and len(latest) == 2 and min(latest) >= target else None
 
-    def _narrowed(self, found: Evaluation) -> str | None:
-        is_known = "narrower" in self.counters.watched
-        narrower, self.counters.watched = narrowed(self.counters.watched, found, self.prompts)
+    def _narrowed(self, evaluation: Evaluation) -> str | None:
+        """How the policy has become narrower, in words; warns the first time."""
+        counters = self._counters
+        is_known = "narrower" in counters.watched
+        narrower, counters.watched = narrowed(counters.watched, evaluation, self.prompts)
         if narrower is not None and not is_known:
-            self.counters.watched["narrower"] = 1.0
+            counters.watched["narrower"] = 1.0
             remedy = (
                 "A lower learning rate keeps more of it, as failures at full weight do (neg=1, where the recipe has it)"
             )
             log.warning("the policy is becoming narrower: %s. %s", narrower, remedy)
         return narrower
 
-    def _checked(self, found: Evaluation) -> Evaluation:
-        config = self.config
-        if found.accuracy is None:
-            if self.counters.batches:  # of the first evaluation `on_first` says more
-                log.warning("no held-out sample has a score: %s", counted(found.unscored))
-        elif not isfinite(found.accuracy):
-            what = f"the held-out accuracy is {found.accuracy}, the weights diverged"
-            raise FloatingPointError(f"{what}; try a smaller learning rate")
-        elif config.target is not None and not -_ROUNDING <= found.accuracy <= 1 + _ROUNDING:
+    def _check(self, evaluation: Evaluation) -> None:
+        accuracy, target = evaluation.accuracy, self._config.target
+        if accuracy is None:
+            if self._counters.batches:  # the notice of the first evaluation says more
+                log.warning("no held-out sample has a score: %s", counted(evaluation.unscored))
+        elif not isfinite(accuracy):
+            raise FloatingPointError(
+                f"the held-out accuracy is {accuracy}, the weights diverged; try a smaller learning rate"
+            )
+        elif target is not None and not -_ROUNDING <= accuracy <= 1 + _ROUNDING:
             raise MetricError(
-                f"the target {config.target} is an accuracy, but the mean held-out metric is {found.accuracy:g}; "
+                f"the target {target} is an accuracy, but the mean held-out metric is {accuracy:g}; "
                 'let the reward function return {"score": reward, "acc": 1.0 if right else 0.0}, or set no target'
             )
-        return found
-
-
-def patient(future: Future[Any], give_up: Callable[[], bool]) -> Any:
-    """The result of what is waited for, e.g. scores, which may hang; `Interrupted` once it is to be given up."""
-    while not future.done():
-        if give_up():
-            future.cancel()
-            raise Interrupted
-        wait([future], _POLITE_S)
-    return future.result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -100,9 +100,15 @@ class Updates(Protocol):
     steps: int
 
     def update(
-        self, batch: Batch, generations: Any, *, spent: float | None = None, measure_kl: bool = False
+        self,
+        batch: Batch,
+        generations: Any,
+        *,
+        spent: float | None = None,
+        measure_kl: bool = False,
+        between_passes: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """Train on a batch, before which a share of the budget was spent; figures, with "approx_kl" where asked for."""
+        """Train on a batch, before which a share of the budget was spent; figures, with "approx_kl" if asked for."""
         ...
 
 

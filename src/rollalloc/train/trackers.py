@@ -11,7 +11,7 @@ from rollalloc.runs.metrics import scalars as numbers
 from rollalloc.runs.values import QUANTILES
 
 if TYPE_CHECKING:
-    from rollalloc.train.native import Listener
+    from rollalloc.train.train import Listener
 
 _PAID = "rollalloc/rollouts_paid"
 

@@ -75,7 +75,6 @@ class Updater:
         steps: taken so far.
         limit: what the next gradient's norm is clipped to.
         reference: a frozen copy of the initial policy's model; None without a KL term.
-        between: called after each forward pass, backward pass included: a moment for others.
     """
 
     def __init__(self, policy: Policy, prompts: Sequence[Tokens], config: Config) -> None:
@@ -87,7 +86,7 @@ class Updater:
         self.optimizer = torch.optim.AdamW(self._parameters, **adam)
         self.steps = 0
         self.limit = NormLimit(most=config.max_grad_norm, factor=config.adaptive_clip)
-        self.between: Callable[[], None] = _nothing
+        self._between_passes: Callable[[], None] | None = None
         self.reference = deepcopy(policy.model).requires_grad_(False) if config.loss.kl else None
         with self._recomputing():  # one that cannot be is refused now
             pass
@@ -99,6 +98,7 @@ class Updater:
         *,
         spent: float | None = None,
         measure_kl: bool = False,
+        between_passes: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
         """Take the configured number of optimizer steps.
 
@@ -106,7 +106,8 @@ class Updater:
             batch: rows with advantages and weights.
             generations: by rollout, at least those of the batch.
             spent: share of the run's budget that was spent before the batch, for a rate that falls over it.
-            measure_kl: find out, by a forward pass of a few rows, how far the steps moved the policy.
+            measure_kl: measure with a forward pass of a few rows how far the steps moved the policy.
+            between_passes: called after each forward pass, and its backward pass, so that generation can go on.
 
         Returns:
             Means over the steps, their number, and the last one's learning rate; with `measure_kl` also "approx_kl", in nats
@@ -115,6 +116,7 @@ class Updater:
         Raises:
             FloatingPointError: a gradient is not finite.
         """
+        self._between_passes = between_passes
         examples = self._examples(batch, generations, measure_kl=measure_kl)
         before = self._before(examples) if measure_kl and self.averages else {}
         first, *later = self._parts(examples, batch.version)
@@ -235,7 +237,7 @@ class Updater:
         needed = [each for each in examples if self._has_gradient(each)]
         for part in passes(needed, self.config.tokens_per_forward):
             figures += self._add_up(part) / counts
-            self.between()
+            self._pass_ended()
         return names, figures
 
     def _weigh(self, examples: Sequence[Example]) -> None:
@@ -283,7 +285,7 @@ class Updater:
         for part in passes(examples, self.config.tokens_per_forward):
             with torch.no_grad():
                 logprobs_BT, _ = self._logprobs(model, part)
-            self.between()
+            self._pass_ended()
             for example, logprobs_T in zip(part, logprobs_BT, strict=True):
                 yield example, logprobs_T[: len(example.tokens)]
 
@@ -297,6 +299,10 @@ class Updater:
                 temperature=self.config.sampling.temperature,
                 share=not self.config.gradient_checkpointing,  # it needs a cache
             )
+
+    def _pass_ended(self) -> None:
+        if self._between_passes is not None:
+            self._between_passes()
 
     def _recomputing(self) -> AbstractContextManager[None]:
         return recomputing(self.model) if self.config.gradient_checkpointing else nullcontext()
@@ -333,10 +339,6 @@ def passes(examples: Iterable[Example], tokens_per_forward: int) -> Iterator[lis
         part.append(example)
     if part:
         yield part
-
-
-def _nothing() -> None:
-    pass
 
 
 def _beside(rows: Sequence[Tensor], like_BT: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from rollalloc.files.names import METRICS
 from rollalloc.processes.stopping import unheard
 from rollalloc.runs.reader import lines_in
 from rollalloc.train.config import Config
-from rollalloc.train.execution import execute
+from rollalloc.train.train import train
 
 
 def first_difference(config: Config, batches: int, folder: Path) -> str | None:
@@ -78,7 +78,7 @@ def _execute(config: Config, folder: Path, kill_after: int | None) -> None:
         if kill_after is not None and line["kind"] == "batch" and line["batch"] >= kill_after:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    execute(config, folder, listen, resume=True)
+    train(config, folder, listen, resume=True)
 
 
 def _in_metrics(unbroken: Path, resumed: Path) -> str | None:

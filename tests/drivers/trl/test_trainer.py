@@ -26,7 +26,7 @@ from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.runs.metrics import undeclared
 from rollalloc.train.config import Config
-from rollalloc.train.native import Trainer
+from rollalloc.train.train import Trainer
 from tiny_policy import make_policy
 
 

@@ -15,7 +15,7 @@ from rollalloc.recipes.streaming import streamed
 from rollalloc.rewards.scorers import InlineScorer
 from rollalloc.train import checkpoint
 from rollalloc.train.evaluation import HeldOut
-from rollalloc.train.native import Stopped
+from rollalloc.train.train import Stopped
 from tiny_policy import lines_of, resumed_is_unbroken, untimed, weights
 
 STREAMS = {"engine": "async", "streaming": Streaming(overlap=False)}

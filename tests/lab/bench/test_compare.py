@@ -23,9 +23,9 @@ from rollalloc.runs.reader import newest_line, read_metrics
 from rollalloc.runs.recorded import share_done
 from rollalloc.train.checkpoint import newest
 from rollalloc.train.config import Config
-from rollalloc.train.execution import execute
 from rollalloc.train.folder import RunFolder
 from rollalloc.train.run_json import digests_of
+from rollalloc.train.train import train
 
 DOCUMENTED = {
     *("recipe", "seed", "reached", "rollouts_to_target", "rollouts_paid", "accounts", "tokens_paid", "seconds"),
@@ -208,14 +208,14 @@ def test_a_run_that_was_begun_goes_on_from_its_checkpoint(run_of, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute(run, place, killed)
+        train(run, place, killed)
     before = (place / "metrics.jsonl").read_text().splitlines()
     compare([run], tmp_path)
     after = (place / "metrics.jsonl").read_text().splitlines()
     upto = next(number for number, line in enumerate(before) if '"batch": 4' in line)
     assert after[: upto + 1] == before[: upto + 1]
     assert json.loads(after[-1])["kind"] == "end"
-    execute(run, tmp_path / "unbroken")
+    train(run, tmp_path / "unbroken")
     assert untimed(tmp_path / "unbroken") == untimed(place)
 
 
@@ -223,7 +223,7 @@ def test_what_was_begun_as_another_run_is_refused_or_overwritten(run_of, tmp_pat
     run = run_of(seed=3)
     run = replace(run, checkpoint_every=1)
     other = replace(run, max_rollouts=32)
-    execute(other, tmp_path / "grpo-3")
+    train(other, tmp_path / "grpo-3")
     assert standing(other, tmp_path / "grpo-3").ended
     assert not standing(run, tmp_path / "grpo-3").metrics
     with pytest.raises(FileExistsError, match=r"grpo-3 holds a run that has ended; .*--overwrite"):
@@ -311,7 +311,7 @@ def test_a_finished_run_on_files_that_have_changed_since_is_done_again(run_of, t
         reward=f"{files['reward.py']}:score",
     )
     place = tmp_path / "run"
-    execute(run, place)
+    train(run, place)
     assert is_finished(run, place)
     for path in (*files.values(), tmp_path / "model" / "config.json"):
         original = path.read_bytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import asdict
 from pathlib import Path
@@ -19,16 +18,13 @@ from rollalloc.drivers.tinker.rollouts import EpisodeThread, RemoteEngine
 from rollalloc.drivers.tinker.service import Service, in_thread
 from rollalloc.drivers.tinker.state import RemoteState
 from rollalloc.drivers.tinker.update import RemoteUpdater
-from rollalloc.files.atomic import write_text
-from rollalloc.files.names import DESCRIPTION, ROLLOUTS
-from rollalloc.processes.stopping import StopRequest
+from rollalloc.files.names import ROLLOUTS
 from rollalloc.recipes.streaming import streamed_aloud
 from rollalloc.runs.reader import newest_line
 from rollalloc.train.config import Config
-from rollalloc.train.evaluation import Evaluation, judged
+from rollalloc.train.evaluation import Evaluation, Interrupted, judged, wait_unless_stopped
 from rollalloc.train.folder import RunFolder
-from rollalloc.train.grid import Grid, Interrupted, patient
-from rollalloc.train.loop import Listener, Loop
+from rollalloc.train.train import Listener, Loop
 
 log = logging.getLogger(__name__)
 
@@ -88,16 +84,12 @@ class TinkerTrainer(Loop):
         refuse_unmeasured(recipe, "the Tinker API")
         _warn_of(recipe)
         super().__init__(
-            allocator=allocator,
             keys=train.keys,
-            engine=engine,
-            updater=updater,
             state=self.remote,
-            grid=Grid(self._measure, 0 if heldout is None else len(heldout.keys), config, self.remote.counters),
             model=service,
+            heldout=0 if heldout is None else len(heldout.keys),
             report=train.report,
             config=config,
-            stop=StopRequest(),
             features=features,
             place=place,
             listener=listener,
@@ -118,7 +110,7 @@ class TinkerTrainer(Loop):
         paid = self._paid_before()
         batches = super().resume(accept_recipe=accept_recipe)
         self.remote.lost = self.remote.lost + (paid - (self.service.usage + self.remote.lost))
-        self.counters.made |= self._bill()
+        self.counters.made |= self.bill()
         return batches
 
     def _paid_before(self) -> Usage:
@@ -126,31 +118,29 @@ class TinkerTrainer(Loop):
         last = None if self.folder is None else newest_line(self.folder)
         return Usage() if last is None else _usage(last.get("cost")) + _usage(last.get("cost_lost"))
 
-    def _describe(self) -> None:
-        assert self.folder is not None
-        described = {
+    def description(self) -> dict[str, Any]:
+        return {
             "label": "tinker",
             "model": self.service.model,
             "seed": self.config.seed,
             "target": self.config.target,
             "tinker": describe(self.service.remote),
         }
-        write_text(self.folder / DESCRIPTION, json.dumps(described, indent=2))
 
-    def _bill(self) -> dict[str, Any]:
+    def bill(self) -> dict[str, Any]:
         return bill(self.service.usage, self.remote.lost, self.prices)
 
-    def _measure(self) -> Evaluation:
+    def evaluate(self) -> Evaluation:
         assert self.heldout is not None
         samples, sampler = self.config.eval_samples, self.service.sampler()
-        wave = Wave(self.service, sampler, self.config.sampling, lambda rollout: self._stop.by is not None)
+        wave = Wave(self.service, sampler, self.config.sampling, lambda rollout: self.stop.by is not None)
         orders = [
             Order(prompt, prompt, 0, tuple(range(prompt * samples, (prompt + 1) * samples)))
             for prompt in range(len(self.heldout.keys))
         ]
         futures = [self.thread.start(self.heldout, order, wave) for order in orders]
-        played = patient(in_thread(lambda: self.thread.all_of(futures)), lambda: self._stop.by is not None)
-        if self._stop.by is not None:  # stopped rollouts were not scored
+        played = wait_unless_stopped(in_thread(lambda: self.thread.all_of(futures)), self.stop)
+        if self.stop.by is not None:  # stopped rollouts were not scored
             raise Interrupted
         generations = [rollout.trajectory.generation() for rollout in played]
         return judged(generations, [rollout.outcome for rollout in played], samples)

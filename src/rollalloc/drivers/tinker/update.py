@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
 
@@ -49,6 +49,7 @@ class RemoteUpdater:
         *,
         spent: float | None = None,
         measure_kl: bool = False,
+        between_passes: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
         """Take the configured number of optimizer steps; a mini-batch without a gradient takes none.
 

@@ -32,7 +32,7 @@ from rollalloc.models.policy import Policy, usable_device
 from rollalloc.rewards.function import Outcome, Scored
 from rollalloc.rewards.scorers import Scorer
 from rollalloc.train.config import Config
-from rollalloc.train.execution import encoded, scorer_of, try_reward
+from rollalloc.train.loading import encoded, scorer_of, try_reward
 from rollalloc.train.run_json import digests_of
 
 PROMPTS_DRAWN, ROLLOUTS_EACH = 256, 4

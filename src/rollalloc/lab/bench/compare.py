@@ -17,8 +17,8 @@ from rollalloc.runs.cost import COSTS, cost_to_target, curve_of, whole_curve_of
 from rollalloc.runs.reader import Reader, newest_line, read_metrics, read_run
 from rollalloc.runs.recorded import RecordedRun
 from rollalloc.train.config import OF_DATA_AND_REWARD, Config
-from rollalloc.train.execution import Loaded, check
 from rollalloc.train.folder import RunFolder
+from rollalloc.train.loading import Loaded, check
 from rollalloc.train.run_json import folder_of, is_described_in, is_run_in
 
 RESULTS = "results.json"
@@ -109,7 +109,7 @@ def check_runs(runs: Sequence[Config], folder: Path) -> None:
     """Refuse a comparison with an impossible run before any run starts; finished runs in the folder are not checked.
 
     Raises:
-        ValueError, OSError, ImportError: as `rollalloc.train.execution.check`.
+        ValueError, OSError, ImportError: as `rollalloc.train.loading.check`.
     """
     checked: dict[tuple[Any, ...], Loaded] = {}
     for run in runs:

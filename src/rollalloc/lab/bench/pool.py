@@ -17,8 +17,9 @@ from typing import Protocol
 from rollalloc.processes.spawned import Spawned
 from rollalloc.processes.stopping import StopRequest
 from rollalloc.train.config import Config
-from rollalloc.train.execution import execute, one_thread
+from rollalloc.train.loading import one_thread
 from rollalloc.train.run_json import is_run_in
+from rollalloc.train.train import train
 
 _LOOKS_S = 0.5  # seconds between two checks of the runs
 _SIGN_S = 5.0  # seconds between two signs of life of a process
@@ -226,7 +227,7 @@ def _work(connection: Connection, overwrite: bool) -> None:
         error = None
         try:
             is_begun = is_run_in(run, place)
-            execute(run, place, resume=is_begun, overwrite=overwrite and not is_begun)
+            train(run, place, resume=is_begun, overwrite=overwrite and not is_begun)
         except Exception as raised:
             kind = type(raised).__name__
             error = (kind, f"{kind}: {raised}")

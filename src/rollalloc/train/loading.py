@@ -1,4 +1,7 @@
-"""A run carried out: trained, or resumed, in its folder."""
+"""Check a configuration, and load the prompts, the reward and the features that it names.
+
+What can be checked without the model is checked before it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -18,86 +21,18 @@ from rollalloc.data.features import Features
 from rollalloc.data.overlap import MOST_SHARED, normalised, repeated, same_text
 from rollalloc.data.prompts import EncodedPrompts, PromptSet, encode_prompts, load_prompts, refuse_longer
 from rollalloc.files.names import FEATURES
-from rollalloc.generate.stream.begin import refuse_unfit_model
 from rollalloc.models.adapter import peft_module
 from rollalloc.models.features import features_of, weights_digest
 from rollalloc.models.policy import Policy, context_of, usable_device
 from rollalloc.rewards.function import RewardFunction, load_reward
 from rollalloc.rewards.overlong import OverlongScorer
 from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
-from rollalloc.train import checkpoint
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import HeldOut
-from rollalloc.train.folder import RunFolder
-from rollalloc.train.native import Listener, Trainer
-from rollalloc.train.run_json import refuse_another_run, was_begun_in, write_config
-from rollalloc.train.trackers import tracked
 
 log = logging.getLogger(__name__)
 
 _NO_FEATURES = "none"
-
-
-def execute(
-    config: Config,
-    folder: Path,
-    listener: Listener | None = None,
-    *,
-    resume: bool = False,
-    accept_recipe: bool = False,
-    accept_data: bool = False,
-    overwrite: bool = False,
-) -> str:
-    """Train; writes `run.json`, `metrics.jsonl`, checkpoints and the trained model. Returns why the run ended.
-
-    What can be wrong is checked in the order of what it costs: the folder, the reward, the prompts, and then the model.
-
-    Args:
-        folder: of the run; made new, resumed or refused.
-        listener: called with each line of the metrics.
-        resume: go on from the newest checkpoint in the folder; this very run begins again where it came to none.
-        accept_recipe: resume under this run's recipe although the checkpoint was saved under another.
-        accept_data: resume with this run's prompts although the checkpoint was saved with others; see `Trainer.resume`.
-        overwrite: remove what another run wrote there, as its manifest says, when this one begins.
-
-    Raises:
-        InUse, FileExistsError: as `RunFolder.check`.
-        ValueError: a run that cannot be; a checkpoint of another run, naming the differences, or none that is whole.
-        ImportError: a tracker's library is not installed, or the reward function cannot be imported.
-    """
-    with RunFolder(folder) as place:
-        goes_on = resume and checkpoint.newest(folder) is not None
-        if goes_on:
-            place.lock()
-            refuse_another_run(config, folder)
-        else:
-            overwrite = overwrite or (resume and place.is_broken() and was_begun_in(config, folder))
-            place.check(overwrite=overwrite)
-        prompts, held = check(config)
-        recipe = config.make_recipe()
-        with tracked(config.track, folder, config.description(), listener) as listen, scorer_of(config) as scorer:
-            policy = Policy.load(config.model, device=config.device)
-            train = encoded(config, policy, prompts)
-            if config.engine == "async":
-                refuse_unfit_model(policy.model, train.tokens, config.sampling, config.streaming)
-            heldout = None if held is None else _held_out(config, policy, held)
-            features = _features(config, recipe, policy, train, folder if goes_on else None)
-            if config.lora is not None:  # after the features, which are the base model's
-                policy = policy.with_lora(config.lora, seed=config.seed)
-            trainer = Trainer(
-                *(policy, recipe, train, scorer, config),
-                heldout=heldout,
-                features=features,
-                folder=place,
-                listener=listen,
-            )
-            if goes_on:
-                trainer.resume(accept_recipe=accept_recipe, accept_data=accept_data)
-            else:
-                place.begin(overwrite=overwrite)
-            write_config(config, folder)
-            return trainer.run()
-
 
 Loaded = tuple[PromptSet, PromptSet | None]  # those to train on, and those held out
 
@@ -207,7 +142,7 @@ def _check_features(config: Config, recipe: Recipe) -> None:
         raise ValueError(f"features: {config.features} is not what `rollalloc features` writes, or it is damaged")
 
 
-def _features(
+def features_for(
     config: Config, recipe: Recipe, policy: Policy, train: EncodedPrompts, resumed: Path | None
 ) -> Features | None:
     """Features for a recipe that predicts: those that a resumed run began with, those of a file, or the initial model's."""
@@ -274,8 +209,8 @@ def encoded(config: Config, policy: Policy, prompts: PromptSet) -> EncodedPrompt
     return made
 
 
-def _held_out(config: Config, policy: Policy, given: PromptSet) -> HeldOut:
-    prompts = encoded(config, policy, given)
+def held_out_of(config: Config, policy: Policy, heldout: PromptSet) -> HeldOut:
+    prompts = encoded(config, policy, heldout)
     if not config.single_answer:
         return HeldOut(prompts)
     named, truths = prompts.prompt_set.keys, prompts.prompt_set.ground_truths

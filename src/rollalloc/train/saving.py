@@ -1,0 +1,184 @@
+"""When checkpoints are written, from which one a run resumes, and the files that grow beside them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollalloc.core.recipe import Budget
+from rollalloc.files.atomic import sync
+from rollalloc.files.names import CHECKPOINTS, METRICS, ROLLOUTS
+from rollalloc.files.stamps import GrowingStamp, Stamp
+from rollalloc.train import checkpoint
+from rollalloc.train.checkpoint import Checkpoint
+from rollalloc.train.config import Config
+from rollalloc.train.folder import RunFolder
+from rollalloc.train.schedule import share_spent
+from rollalloc.train.state import ChangedData, RunState
+
+log = logging.getLogger(__name__)
+
+_GROWING = (METRICS, ROLLOUTS)
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+        place: the run's folder; None: nothing is written.
+        state: what a checkpoint contains.
+        config: says when checkpoints are due.
+
+    Attributes:
+        newest: batches trained at the newest checkpoint that this run wrote or was resumed from; None: there is none.
+    """
+
+    def __init__(self, place: RunFolder | None, state: RunState, config: Config) -> None:
+        self._place, self._state, self._config = place, state, config
+        self._growing = None if place is None else GrowingFiles(place.path)
+        self.newest: int | None = None
+        self._saved_s = 0.0  # when the newest one was written or the run began, by a clock that is never set
+
+    def start_clock(self) -> None:
+        """Count the minutes until the next checkpoint from now on."""
+        self._saved_s = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether enough batches were trained, or enough minutes passed."""
+        batches, minutes = self._config.checkpoint_every, self._config.checkpoint_minutes
+        enough_batches = batches is not None and self._state.counters.batches % batches == 0
+        return enough_batches or (minutes is not None and time.monotonic() - self._saved_s >= 60 * minutes)
+
+    def save(self) -> bool:
+        """Write a checkpoint; returns False if there is one after this batch or nothing is written."""
+        batches = self._state.counters.batches
+        if self._place is None or self._growing is None or self.newest == batches:
+            return False
+        state, tensors = self._state.packed(self._growing.stamps())
+        checkpoint.save(self._place.path, batches, state, tensors, keep=self._config.keep_checkpoints)
+        self.newest = batches
+        self.start_clock()
+        return True
+
+    def where(self) -> str:
+        """Where the newest checkpoint is, for a message about a run that ended early."""
+        if self._place is None or self.newest is None:
+            return "nothing was generated before, so that there is no checkpoint"
+        return f"a checkpoint after batch {self.newest} is in {self._place.path}, resuming (--resume) goes on from it"
+
+    def load(self, *, accept_recipe: bool, accept_data: bool) -> ChangedData | None:
+        """Load the newest whole checkpoint; arguments and errors are those of `Loop.resume`.
+
+        Returns:
+            How the data differ from those that it was saved with; None: they do not.
+        """
+        if self._place is None or self._growing is None:
+            raise ValueError("a trainer without a folder has no checkpoints; give it the folder of the run")
+        folder = self._place.path
+        try:
+            self._place.lock()
+            saved = checkpoint.load_newest(folder)
+            changed = self._state.refuse_another(saved, folder, accept_data=accept_data)
+            self._refuse_changed_files(saved, folder, self._growing)
+            remap = changed is not None and changed.prompts is not None
+            self._state.load(saved, accept_recipe=accept_recipe, remap=remap)
+        except BaseException:
+            self._place.release()
+            raise
+        self._place.go_on()
+        checkpoint.clear_away(folder)
+        self._growing.cut(saved.state["written"])
+        self.newest = saved.batches
+        self._warn_of_another_budget(saved.state["allocator"]["recipe"]["budget"])
+        if changed is not None:
+            self._go_on_with(changed)
+        return changed
+
+    def _go_on_with(self, changed: ChangedData) -> None:
+        """Warn that the data have changed, and forget what was counted of the old data."""
+        log.warning("going on with other data: %s", changed)
+        counters = self._state.counters
+        if "heldout" in changed.others:
+            counters.accuracies.clear()
+            counters.watched.clear()
+        if changed.prompts is not None:
+            counters.barren_groups = 0
+
+    def _warn_of_another_budget(self, saved: Mapping[str, Any]) -> None:
+        """Warn if the learning rate falls over a budget that differs from the checkpoint's."""
+        config, counters, budget = self._config, self._state.counters, self._state.allocator.recipe.budget
+        if not config.schedule.over_budget:
+            return
+        before = Budget(**{name: value for name, value in saved.items() if name != "is"})
+        was, now = (share_spent(each, config.max_batches, counters.batches, counters.made) for each in (before, budget))
+        if before != budget and was is not None and now is not None:
+            step = self._state.updater.steps + 1
+            rates = [config.learning_rate * config.schedule.share(step, spent) for spent in (was, now)]
+            log.warning(
+                "the learning rate falls over the budget, which is another now: %.0f%% of it are spent, no longer %.0f%%, "
+                "and the rate goes from %.3g to %.3g",
+                *(100 * now, 100 * was, *rates),
+            )
+
+    @staticmethod
+    def _refuse_changed_files(saved: Checkpoint, folder: Path, growing: GrowingFiles) -> None:
+        """Refuse to resume if the metrics or the log have changed before the checkpoint.
+
+        Raises:
+            ValueError: names the file, and the checkpoint for which all files are unchanged, if there is one.
+        """
+        reason = growing.why_changed(saved.state["written"])
+        if reason is None:
+            return
+        newest = folder / CHECKPOINTS / str(saved.batches)
+        earlier = checkpoint.newest_before(
+            folder, saved.batches, lambda state: growing.why_changed(state["written"]) is None
+        )
+        do = "put it back as it was, or start the run afresh (--overwrite)"
+        if earlier is not None:
+            do = f"put it back as it was, or remove {newest} to go on from the checkpoint after batch {earlier}"
+        raise ValueError(f"{reason}, although the checkpoint after batch {saved.batches} goes on from it; {do}")
+
+
+class GrowingFiles:
+    """The metrics and the log of rollouts in a run's folder.
+
+    A resumed run continues these files, so they must still begin with what the run wrote before the checkpoint: the
+    checkpoint has a stamp of each (see `rollalloc.files.stamps`).
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._growing = {name: GrowingStamp(folder / name) for name in _GROWING}
+
+    def stamps(self) -> dict[str, Stamp]:
+        """A stamp of each file that exists, once it is on disk.
+
+        Raises:
+            OSError: a file cannot be read or synced.
+        """
+        there = [name for name in _GROWING if (self._folder / name).exists()]
+        for name in there:
+            sync(self._folder / name)
+        return {name: self._growing[name].renewed() for name in there}
+
+    def why_changed(self, saved: Mapping[str, Stamp]) -> str | None:
+        """Why the files do not begin with what a checkpoint stamped, in words; None if they do."""
+        growing = {name: GrowingStamp(self._folder / name) for name in saved}
+        reason = next(filter(None, (growing[name].why_changed(stamp) for name, stamp in saved.items())), None)
+        if reason is None:
+            self._growing |= growing  # the next stamps begin with what was just checked
+        return reason
+
+    def cut(self, saved: Mapping[str, Stamp]) -> None:
+        """Remove from the files what was written after a checkpoint."""
+        for name in _GROWING:
+            if (self._folder / name).exists():
+                os.truncate(self._folder / name, saved[name]["bytes"] if name in saved else 0)

@@ -1,0 +1,585 @@
+"""Training: `train` loads what a configuration names and runs the loop.
+
+`Loop` reads from top to bottom: ask the allocator, generate what it orders, tell it the scores, update the weights on its
+batch, evaluate and save. Everything that a recipe decides, it decides in the core. `Trainer` is the loop of a model in this
+process; `rollalloc.drivers.tinker` has one that trains at a service.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rollalloc.core.allocator import Allocator
+from rollalloc.core.errors import NoScores
+from rollalloc.core.events import Actions, Batch, Updated
+from rollalloc.core.recipe import Recipe, refuse_unmeasured
+from rollalloc.data.features import Features
+from rollalloc.data.prompts import EncodedPrompts
+from rollalloc.files.atomic import append_text, write_text
+from rollalloc.files.names import ALLOCATOR, DESCRIPTION, METRICS, REWARDS, ROLLOUTS
+from rollalloc.generate.engine import LocalEngine
+from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell
+from rollalloc.generate.stream.async_engine import AsyncEngine
+from rollalloc.generate.stream.backend import BackendDied
+from rollalloc.generate.stream.begin import begin, refuse_unfit_model
+from rollalloc.generate.sync_engine import SyncEngine
+from rollalloc.models.behaviour import Behaviour
+from rollalloc.models.policy import Policy
+from rollalloc.processes.stopping import Stopped, StopRequest
+from rollalloc.rewards.scorers import Scorer
+from rollalloc.runs.files import digest_of
+from rollalloc.runs.metrics import of_batch, totals
+from rollalloc.runs.teaching import notice
+from rollalloc.train import checkpoint
+from rollalloc.train.config import Config
+from rollalloc.train.evaluation import Evaluation, HeldOut, Interrupted, evaluate, wait_unless_stopped
+from rollalloc.train.folder import RunFolder, Saves
+from rollalloc.train.grid import Grid
+from rollalloc.train.loading import check, encoded, features_for, held_out_of, scorer_of
+from rollalloc.train.notices import Notices
+from rollalloc.train.run_json import refuse_another_run, was_begun_in, write_config
+from rollalloc.train.saving import Checkpoints
+from rollalloc.train.schedule import check_budget, share_spent
+from rollalloc.train.state import NativeState, RunState
+from rollalloc.train.trackers import tracked
+from rollalloc.train.update import Updater
+
+log = logging.getLogger(__name__)
+
+Listener = Callable[[dict[str, Any]], None]
+_PATIENCE = 256  # groups without variance, at least, before a run is given up
+_NAMED = 20  # quarantined prompts that the last line of the metrics names
+
+
+def train(
+    config: Config,
+    folder: Path,
+    listener: Listener | None = None,
+    *,
+    resume: bool = False,
+    accept_recipe: bool = False,
+    accept_data: bool = False,
+    overwrite: bool = False,
+) -> str:
+    """Train; writes `run.json`, `metrics.jsonl`, checkpoints and the trained model. Returns why the run ended.
+
+    Mistakes are found in the order of what it costs to find them: in the folder, the reward, the prompts, then the model.
+
+    Args:
+        config: of the run.
+        folder: of the run.
+        listener: called with each line of the metrics.
+        resume: continue from the newest checkpoint in the folder. Without a checkpoint, the same run begins again.
+        accept_recipe: resume under this recipe although the checkpoint was saved under another.
+        accept_data: resume with these prompts although the checkpoint was saved with others; see `Loop.resume`.
+        overwrite: remove what another run wrote in the folder, as its manifest says, when this one begins.
+
+    Raises:
+        InUse, FileExistsError: as `RunFolder.check`.
+        ValueError: an impossible configuration; a checkpoint of another run, naming the differences; no whole checkpoint.
+        ImportError: the library of a tracker is not installed, or the reward function cannot be imported.
+    """
+    with RunFolder(folder) as place:
+        resumes = resume and checkpoint.newest(folder) is not None
+        if resumes:
+            place.lock()
+            refuse_another_run(config, folder)
+        else:
+            overwrite = overwrite or (resume and place.is_broken() and was_begun_in(config, folder))
+            place.check(overwrite=overwrite)
+        prompts, heldout_prompts = check(config)
+        recipe = config.make_recipe()
+        with tracked(config.track, folder, config.description(), listener) as listen, scorer_of(config) as scorer:
+            policy = Policy.load(config.model, device=config.device)
+            train_prompts = encoded(config, policy, prompts)
+            if config.engine == "async":
+                refuse_unfit_model(policy.model, train_prompts.tokens, config.sampling, config.streaming)
+            heldout = None if heldout_prompts is None else held_out_of(config, policy, heldout_prompts)
+            features = features_for(config, recipe, policy, train_prompts, folder if resumes else None)
+            if config.lora is not None:  # after the features, which are those of the base model
+                policy = policy.with_lora(config.lora, seed=config.seed)
+            trainer = Trainer(
+                *(policy, recipe, train_prompts, scorer, config),
+                heldout=heldout,
+                features=features,
+                folder=place,
+                listener=listen,
+            )
+            if resumes:
+                trainer.resume(accept_recipe=accept_recipe, accept_data=accept_data)
+            else:
+                place.begin(overwrite=overwrite)
+            write_config(config, folder)
+            return trainer.run()
+
+
+class Loop(ABC):
+    """The loop of a run under a recipe, wherever the model is.
+
+    Args:
+        keys: of the prompts to train on.
+        state: what outlives the process: the allocator, the engine, the updater and the counters.
+        model: saved at the end.
+        heldout: number of held-out prompts; 0: no evaluation.
+        report: returns what scoring was like, as plain data.
+        config: everything else.
+        features: of the prompts, with their cost; saved with the run.
+        place: the run's folder; None: nothing is written.
+        listener: called with each line of the metrics, for progress.
+
+    Raises:
+        ValueError: the learning rate falls over a budget, and the run has none.
+    """
+
+    def __init__(
+        self,
+        *,
+        keys: Sequence[str],
+        state: RunState,
+        model: Saves,
+        heldout: int,
+        report: Callable[[], Mapping[str, Any]],
+        config: Config,
+        features: Features | None,
+        place: RunFolder | None,
+        listener: Listener | None,
+    ) -> None:
+        check_budget(config.schedule, state.allocator.recipe.budget, config.max_batches)
+        self.keys, self.state, self.model, self.config = keys, state, model, config
+        self.allocator, self.engine, self.updater = state.allocator, state.engine, state.updater
+        self.counters = state.counters
+        self.features, self.place, self.listener = features, place, listener
+        self.folder = None if place is None else place.path
+        self.grid = Grid(heldout, config, state.counters)
+        self.checkpoints = Checkpoints(place, state, config)
+        self.stop = StopRequest()
+        self._report_of_scoring, self._notices = report, Notices(config, report)
+        self.counters.made = self._spent()
+
+    @abstractmethod
+    def evaluate(self) -> Evaluation:
+        """Evaluate the weights as they are now.
+
+        Raises:
+            Interrupted: the run was asked to stop.
+        """
+
+    def bill(self) -> dict[str, Any]:
+        """What a service charged so far, as further fields of every line of the metrics."""
+        return {}
+
+    def description(self) -> dict[str, Any] | None:
+        """The contents of `run.json`; None: the caller of `run` writes it."""
+        return None
+
+    def run(self, *, overwrite: bool = False) -> str:
+        """Train until the budget is spent, the data are used up or the target is reached; returns why it ended.
+
+        Args:
+            overwrite: remove what another run wrote in the folder, and nothing else; a resumed run removes nothing.
+
+        Raises:
+            FileExistsError, InUse: as `RunFolder.check`.
+            Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came, and a checkpoint was written after the current batch or in the
+                current evaluation. Only a run with a folder, in the main thread, stops in this way.
+            KeyboardInterrupt: Ctrl-C came after one of these; nothing was saved.
+            NoScores: no rollout got a score, or none does any more.
+            MetricError: a metric outside [0, 1] under a recipe whose rules take it for a success rate.
+            BackendDied: the generator is gone or silent; a checkpoint was written.
+            OSError: a checkpoint could not be written; the one before it is still there.
+        """
+        try:
+            if self.place is None:
+                return self._train()
+            with self.place:  # its lock is released whatever is raised
+                if self.checkpoints.newest is None:
+                    self.place.begin(overwrite=overwrite)
+                    if (description := self.description()) is not None:
+                        write_text(self.place.path / DESCRIPTION, json.dumps(description, indent=2))
+                    if self.features is not None:
+                        self.place.save_features(self.keys, self.features)
+                self.checkpoints.start_clock()
+                with self.stop.heard():
+                    return self._train_and_save()
+        finally:
+            self.engine.close()
+
+    # ------------------------------------------------------------------------------------------------------- the loop
+
+    def _train(self) -> str:
+        """The loop; returns why the run is over."""
+        self._begin()
+        self._evaluate_until(0)
+        why = self._why_stop()
+        if why is None:
+            self._begin_rollouts()
+        while why is None:
+            batch = self.allocator.batch  # there is one already if the run was stopped in the evaluation before it
+            if batch is None or not self.engine.can_update:
+                why = self._generate()
+                continue
+            # The points of the grid that the batch's rollouts went beyond are those of the weights before it.
+            before = self.allocator.paid - 1
+            if self.grid.is_due(before):
+                self.engine.pause()
+                self._evaluate_until(before)
+            self._go_on()
+            self._train_on(batch)
+            why = self._why_stop()
+            if why is None:
+                self._save_if_due()
+        self._finish(why)
+        return why
+
+    def _begin(self) -> None:
+        """Count what the features cost, unless the run is resumed."""
+        if self.features is None or self.checkpoints.newest is not None or self.counters.next_at:
+            return
+        self.counters.seconds += self.features.cost.seconds
+        cost = {f"features_{name}": value for name, value in asdict(self.features.cost).items()}
+        self._write({"kind": "features", **self._spent(), **cost})
+
+    def _begin_rollouts(self) -> None:
+        """Begin to generate: after a load or an interruption, what the allocator has outstanding."""
+        self.engine.load_weights(self.allocator.version)
+        outstanding = self.allocator.outstanding()
+        self.engine.submit(outstanding.generate)
+        self.engine.cancel(outstanding.cancel)
+
+    def _generate(self) -> str | None:
+        """Ask the allocator once, generate and score, and tell it what ended; returns why the run is over, if it is."""
+        started = time.perf_counter()
+        actions = self._ask()
+        if not self._is_due(actions):
+            goes_on = self.engine.streams and bool(actions.generate or actions.release)
+            self._tell(self.engine.poll(wait=not goes_on))
+        self.counters.seconds += time.perf_counter() - started
+        if self._is_due(actions) or not self.engine.streams:
+            self._notices.rolled_out(self.allocator, self.engine.outcomes)
+        if actions.finished is None or self.allocator.batch is not None:
+            return None
+        if 2 * self.allocator.accounts()["failed"] <= self.allocator.paid:
+            return actions.finished
+        why = mostly_unscored(actions.finished, self.engine.outcomes.commonest_failure())
+        if self.allocator.scoreless():
+            self._give_up(why)
+        return why
+
+    def _ask(self) -> Actions:
+        """Ask for as many rollouts as the engine has room for, and hand the orders to it."""
+        actions = self.allocator.ask(self.engine.capacity())
+        self.engine.release(actions.release)
+        self.engine.cancel(actions.cancel)
+        self.engine.submit(actions.generate)
+        return actions
+
+    def _tell(self, results: Sequence[RolloutResult]) -> None:
+        tell(self.allocator, results, outcomes=self.engine.outcomes, remedy=self.engine.remedy)
+
+    def _is_due(self, actions: Actions) -> bool:
+        """Whether a batch is to be trained, or the run is over."""
+        return self.engine.can_update and (actions.batch is not None or actions.finished is not None)
+
+    def _go_on(self) -> None:
+        """While a batch is trained: if rollouts go on in the meantime, tell which ended and order others."""
+        if self.engine.streams:
+            self._tell(self.engine.poll(wait=False))
+            self._ask()
+
+    def _train_on(self, batch: Batch) -> None:
+        """Take the configured number of optimizer steps on a batch, and tell the allocator the new version."""
+        started = time.perf_counter()
+        recipe, counters = self.allocator.recipe, self.counters
+        figures_of_batch = of_batch(self.allocator, batch)
+        self._give_notices(figures_of_batch)
+        figures = self.updater.update(
+            batch,
+            self.engine.generations,
+            spent=share_spent(recipe.budget, self.config.max_batches, counters.batches, counters.made),
+            measure_kl=recipe.reads_kl,
+            between_passes=self._go_on,
+        )
+        counters.batches += 1
+        groups = len({row.group for row in batch.rows if not row.replays})
+        has_signal = any(row.advantage for row in batch.rows)
+        counters.barren_groups = 0 if has_signal else counters.barren_groups + groups
+        latency = self.engine.latency() if recipe.reads_latency else None
+        self.allocator.tell([Updated(batch.version + 1, figures.get("approx_kl"), latency)])
+        self.engine.load_weights(self.allocator.version)
+        seconds = time.perf_counter() - started
+        counters.seconds += seconds
+        counters.made = self._spent()
+        ages = Counter(batch.version - row.version for row in batch.rows)
+        self._write(
+            {
+                "kind": "batch",
+                "batch": counters.batches,
+                **counters.made,
+                **self.engine.figures(),
+                **figures_of_batch,
+                "short_because": batch.short_because,
+                "ages": {str(age): ages[age] for age in sorted(ages)},
+                **self.allocator.away(),
+                "prediction": self.allocator.prompt_figures(),
+                **figures,
+                "update_seconds": round(seconds, 4),
+            }
+        )
+
+    def _evaluate_until(self, rollouts: int) -> None:
+        """Evaluate at each point of the grid, up to this many rollouts, that was not evaluated yet."""
+        while self.grid.is_due(rollouts):
+            self._evaluate(self.counters.next_at)
+            self.counters.next_at += self.config.eval_every
+
+    def _evaluate(self, at: int | None) -> None:
+        """Write the accuracy of the weights at a point of the grid, or of the final weights; evaluate them once."""
+        started, version = time.perf_counter(), self.allocator.version
+        if self.grid.latest != version:
+            is_first = self.grid.latest is None and not version
+            evaluation = self.evaluate()
+            self.grid.add(version, evaluation)
+            if is_first:
+                self._notices.first_evaluation(evaluation)
+        figures = self.grid.record(at) | {"eval_seconds": round(time.perf_counter() - started, 4)}
+        self._write({"kind": "eval", **self.counters.made, **figures})
+
+    def _why_stop(self) -> str | None:
+        """Why the run is over after this batch, if it is."""
+        config, counters = self.config, self.counters
+        if (accuracy := self.grid.confirmed()) is not None:
+            return f"target: held-out accuracy {accuracy:.4f} reaches {config.target}"
+        if config.max_batches is not None and counters.batches >= config.max_batches:
+            return f"max_batches: {counters.batches} batches are trained"
+        if config.stop_when_barren and counters.barren_groups >= max(_PATIENCE, len(self.keys)):
+            return (
+                f"barren: no learning signal in the last {counters.barren_groups} groups, whose rewards were equal; prompts "
+                f"by the end of their last visit: {self.allocator.statistics.counts()}"
+            )
+        return None
+
+    def _save_if_due(self) -> None:
+        if self.stop.by is not None:
+            self._tell(self.engine.drain())
+        if self.checkpoints.is_due() or self.stop.by is not None:
+            self._save()
+        if self.stop.by is not None:
+            raise self._stopped("after")
+
+    def _finish(self, why: str) -> None:
+        """Evaluate the final weights and write the model; the metrics' last line says that everything is written."""
+        self._tell(self.engine.drain())
+        self._save()
+        self._evaluate_until(self.allocator.paid)
+        if self.grid.prompts:
+            self._evaluate(None)
+        if self.place is not None:
+            self.place.save_model(self.model)
+            write_text(self.place.path / ALLOCATOR, json.dumps(self.allocator.state_dict()))
+            self._report()
+        self._write_last("end", why)
+
+    # ------------------------------------------------------------------------------------- what ends a run before its end
+
+    def _train_and_save(self) -> str:
+        """The loop; what can be saved is saved before an error is raised."""
+        try:
+            return self._train()
+        except Interrupted:
+            self._tell(self.engine.drain())
+            self._save()
+            raise self._stopped("in an evaluation after") from None
+        except BackendDied as died:
+            if self.allocator.tokens_paid:
+                self._save()
+            self._write_failure(died)
+            raise BackendDied(f"{died}; {self.checkpoints.where()}") from died
+        except (Stopped, NoScores):
+            raise
+        except Exception as error:
+            self._write_failure(error)
+            raise
+
+    def _give_up(self, why: str) -> NoReturn:
+        """End a run whose rewards fail, without a new checkpoint: the last one is resumed once they are repaired."""
+        if self.folder is not None:
+            self._report()
+        self._write_last("failed", why)
+        raise no_scores(why)
+
+    def _stopped(self, when: str) -> Stopped:
+        by = self.stop.by
+        assert by is not None
+        where = f"{when} batch {self.counters.batches}"
+        return Stopped(f"stopped by {by.name} {where}; a checkpoint is in {self.folder}, resuming goes on from it", by)
+
+    def _write_failure(self, error: Exception) -> None:
+        """Write to the metrics that the run is over; resuming cuts this line off again."""
+        with suppress(Exception):  # the first error is the one to raise
+            self._write_last("failed", f"{type(error).__name__}: {error}")
+
+    # ----------------------------------------------------------------------------------------------------- resuming
+
+    def resume(self, *, accept_recipe: bool = False, accept_data: bool = False) -> int:
+        """Load the newest whole checkpoint in the folder; `run` then goes on from it.
+
+        Lines of the metrics after the checkpoint are cut off: the run writes them again.
+
+        Args:
+            accept_recipe: go on under this recipe although the checkpoint was saved under another.
+            accept_data: go on with these prompts, held-out prompts and chat template although the checkpoint was saved with
+                others. Prompts are matched by key; what is known of those that are gone is dropped. A line of kind "resume"
+                counts them.
+
+        Returns:
+            The number of batches trained so far.
+
+        Raises:
+            FileNotFoundError: no checkpoint.
+            InUse: another trainer is at work in the folder.
+            ValueError: no folder, no whole checkpoint, or one of another run; names the difference. Nothing was changed.
+        """
+        changed = self.checkpoints.load(accept_recipe=accept_recipe, accept_data=accept_data)
+        if changed is not None and (prompts := changed.prompts) is not None:
+            self._write({"kind": "resume", **self._spent(), "lost": prompts.lost, "new": prompts.new})
+        return self.counters.batches
+
+    # ----------------------------------------------------------------------------------------------- what is written
+
+    def _save(self) -> None:
+        """Write a checkpoint, unless there is one after this batch or nothing is written."""
+        if self.checkpoints.save():
+            self._report()
+
+    def _spent(self) -> dict[str, Any]:
+        """What the run has paid so far, as fields of a line of the metrics."""
+        return {
+            **totals(self.allocator),
+            "optimizer_steps": self.updater.steps,
+            "version": self.allocator.version,
+            "seconds": round(self.counters.seconds, 3),
+            "unscored": dict(self.engine.outcomes.unscored),
+            **self.bill(),
+        }
+
+    def _give_notices(self, figures: dict[str, Any]) -> None:
+        """Log warnings about this batch. Without notices its line has no shares, so that no view warns of them either."""
+        if not self.config.notices:
+            figures["teaching"] = {}
+            return
+        self._notices.teaching(notice(self.allocator.teaching), self.allocator.paid)
+        if (line := self.allocator.few_prompts()) is not None:
+            log.warning("%s", line)
+
+    def _write_last(self, kind: str, why: str) -> None:
+        named = self._quarantined()[:_NAMED]
+        last = {"kind": kind, "why": why, **self._spent(), **self.allocator.away(), "quarantined_keys": named}
+        if self.config.notices:
+            last["teaching"] = self.allocator.teaching.final_shares()
+        self._write(last if self.folder is None else last | {"digest": digest_of(self.folder)})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self.folder is not None:
+            append_text(self.folder / METRICS, json.dumps(line) + "\n")
+        if self.listener is not None:
+            self.listener(line)
+
+    def _quarantined(self) -> list[str]:
+        """Keys of the prompts whose rollouts always failed."""
+        return [self.keys[prompt] for prompt in self.allocator.quarantined()]
+
+    def _report(self) -> None:
+        """Write what scoring was like since this process began, and which prompts are quarantined."""
+        assert self.folder is not None
+        report = dict(self._report_of_scoring()) | {"quarantined": self._quarantined()}
+        write_text(self.folder / REWARDS, json.dumps(report, indent=1))
+
+
+class Trainer(Loop):
+    """Trains a policy of this process under a recipe.
+
+    Args:
+        policy: the model, or adapters in it (`Policy.with_lora`); trained in place.
+        recipe: its budget ends the run.
+        train: prompts to train on.
+        scorer: scores rollouts.
+        config: everything else; what it says of the model, prompts, reward and recipe is not read.
+        heldout: prompts to evaluate on; None: no evaluation.
+        features: of the prompts to train on, in their order (`rollalloc.models.features.features_of`), for a recipe that
+            predicts. None: it predicts only from what it sees during the run.
+        folder: gets metrics, checkpoints and the model; None: nothing is written. A folder with a run is refused, unless
+            the run is resumed.
+        listener: called with each line of the metrics, for progress.
+    """
+
+    engine: LocalEngine
+    updater: Updater
+
+    def __init__(
+        self,
+        policy: Policy,
+        recipe: Recipe,
+        train: EncodedPrompts,
+        scorer: Scorer,
+        config: Config,
+        *,
+        heldout: HeldOut | None = None,
+        features: Features | None = None,
+        folder: Path | RunFolder | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        self.policy, self.train, self.scorer, self.heldout, self.config = policy, train, scorer, heldout, config
+        if config.engine == "sync":
+            refuse_unmeasured(recipe, "the synchronous engine")
+        place = RunFolder(folder) if isinstance(folder, Path) else folder
+        table = train.prompt_set.table(None if features is None else features.blocks)
+        self.behaviour = Behaviour(policy, config.sampling_dtype, plain=config.engine == "async")
+        log_file = place.path / ROLLOUTS if place is not None and config.log_rollouts else None
+        engine = self._make_engine(recipe, log_file)
+        updater = Updater(policy, train.tokens, config)
+        super().__init__(
+            keys=train.prompt_set.keys,
+            state=NativeState(
+                *(policy, train, heldout, config), Allocator(recipe, table, config.seed), engine, updater
+            ),
+            model=policy,
+            heldout=0 if heldout is None else len(heldout.prompts.tokens),
+            report=scorer.report,
+            config=config,
+            features=features,
+            place=place,
+            listener=listener,
+        )
+
+    def _make_engine(self, recipe: Recipe, log_file: Path | None) -> LocalEngine:
+        config = self.config
+        shared = (self.behaviour, self.train, self.scorer, config.sampling, config.seed, log_file)
+        if config.engine == "sync":
+            return SyncEngine(*shared, stopping=recipe.stopping)
+        backend = begin(
+            *(self.behaviour, self.train.tokens, config.sampling, config.streaming),
+            seed=config.seed,
+            limit_s=config.generator_limit_s,
+        )
+        return AsyncEngine(*shared, begin=backend, streaming=config.streaming)
+
+    def evaluate(self) -> Evaluation:
+        assert self.heldout is not None
+        return evaluate(
+            self.behaviour.policy(),
+            self.heldout,
+            lambda prompts, generations: wait_unless_stopped(self.engine.score_samples(prompts, generations), self.stop),
+            sampling=self.config.sampling,
+            samples=self.config.eval_samples,
+            seed=self.config.seed,
+            precision=self.config.precision,
+        )
