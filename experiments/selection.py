@@ -97,16 +97,16 @@ def trained(task: Task, line: str, rate: float, seed: int, batches: int) -> Cell
         eval_every=GROUPS * n * batches // (POINTS + 1),
         eval_samples=4,
     )
-    measure = trainer.grid.measure
+    evaluate = trainer.evaluate
 
     def aside() -> Any:
         nonlocal spent
         began = time.process_time()
-        found = measure()
+        found = evaluate()
         spent += time.process_time() - began
         return found
 
-    trainer.grid.measure = aside
+    trainer.evaluate = aside
     trainer.run()
     return Cell(task.name, line, rate, seed, batches, tuple(points_of(told)))
 

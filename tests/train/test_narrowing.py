@@ -8,9 +8,9 @@ import logging
 import pytest
 
 from rollalloc.generate.sampling import Sampling
-from rollalloc.train import grid
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Breadth, Evaluation, narrowed
+from rollalloc.train.grid import Grid
 from rollalloc.train.state import Counters
 
 
@@ -69,8 +69,9 @@ def test_a_warning_comes_once_and_not_again_after_a_load(caplog):
     values = iter([found(0.5, 0.9), found(0.6, 0.8), found(0.6, 0.7), found(0.6, 0.6)])
 
     def narrower(counters, version):
-        made = grid.Grid(lambda: next(values), 100, Config(sampling=Sampling(8)), counters)
-        return made.at(None, version)["narrower"]
+        made = Grid(100, Config(sampling=Sampling(8)), counters)
+        made.add(version, next(values))
+        return made.record(None)["narrower"]
 
     with caplog.at_level(logging.WARNING):
         assert [narrower(counters, version) is None for version in range(3)] == [True, False, False]

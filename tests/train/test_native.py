@@ -387,7 +387,7 @@ def test_a_barren_run_goes_on_where_that_is_wished(trainer_of):
 def with_accuracies(trainer, accuracies):
     """Let the held-out accuracy be these, one an evaluation."""
     left = iter(accuracies)
-    trainer.grid.measure = lambda: Evaluation(next(left), 0.0)
+    trainer.evaluate = lambda: Evaluation(next(left), 0.0)
     return trainer
 
 
@@ -587,7 +587,7 @@ def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):
         now[0] += 5
         return Evaluation(0.5, 0.0)
 
-    trainer.grid.measure = slow
+    trainer.evaluate = slow
     trainer.run()
     assert {line["seconds"] for line in lines} == {0}
     assert {line["eval_seconds"] for line in lines if line["kind"] == "eval"} == {5}
@@ -670,7 +670,7 @@ def test_an_evaluation_with_some_scores_is_the_mean_of_those(trainer_of, prompts
         return [1.0, None, 0.0, None][(len(calls) - 1) % 4] if len(calls) <= 8 else None
 
     trainer = trainer_of(RECIPES["grpo"], reward=reward, heldout=HeldOut(prompts_of(3)), listener=lines.append)
-    trainer._write_evaluations(trainer.grid.last(0))
+    trainer._evaluate(None)
     assert lines[0]["accuracy"] == 0.5
     assert lines[0]["eval_unscored"] == 8
 

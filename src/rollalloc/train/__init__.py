@@ -1,1 +1,1 @@
-"""The native trainer: its loop, update, checkpoints, evaluation and settings; a run as a value, and its execution."""
+"""The native trainer: its configuration, loop, update, checkpoints and evaluation."""

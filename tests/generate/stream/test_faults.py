@@ -125,7 +125,7 @@ def test_the_laws_hold_whatever_fails(trainer_of, policy, name, rollouts):
     audited = Audited(trainer.allocator.recipe, trainer.allocator.table, 0)
     trainer.allocator = trainer.state.allocator = audited
     engine = trainer.engine
-    begin = trainer._engine_of_run(audited.recipe, None)._begin
+    begin = trainer._make_engine(audited.recipe, None)._begin
     engine._begin = lambda version: Faulty(begin(version), draw)
     engine._wait_for_others = scorer.beat
     poll = engine.poll
@@ -153,7 +153,7 @@ def test_a_back_end_that_is_gone_is_said_and_the_run_is_saved(trainer_of, tmp_pa
     made |= {"engine": "async", "streaming": Streaming(overlap=False)}
     recipe = replace(RECIPES["grpo"], max_staleness=1)
     trainer = trainer_of(recipe, max_batches=5, **made)
-    begin, between, training = trainer.engine._begin, trainer.updater.between, []
+    begin, update, training = trainer.engine._begin, trainer.updater.update, []
 
     class Dies(Faulty):
         def poll(self, wait_s):
@@ -165,13 +165,16 @@ def test_a_back_end_that_is_gone_is_said_and_the_run_is_saved(trainer_of, tmp_pa
             assert trainer.counters.batches <= 2, "it is gone"
             self.backend.load_weights(weights, version)
 
-    def in_update():
-        training.append(True)
-        between()
-        training.clear()
+    def in_update(*batch, between_passes, **options):
+        def between():
+            training.append(True)
+            between_passes()
+            training.clear()
+
+        return update(*batch, between_passes=between, **options)
 
     trainer.engine._begin = lambda version: Dies(begin(version), random.Random(1))
-    trainer.updater.between = in_update
+    trainer.updater.update = in_update
     with pytest.raises(BackendDied, match=f"gone; a checkpoint after batch {2 + while_training} is in .*--resume"):
         trainer.run()
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["kind"] == "failed"

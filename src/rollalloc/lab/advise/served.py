@@ -41,7 +41,7 @@ from rollalloc.lab.bench.tasks.files import Shown, unseen
 from rollalloc.rewards.function import Outcome, Sample, Unscored
 from rollalloc.rewards.scorers import Scorer
 from rollalloc.train.config import Config
-from rollalloc.train.execution import loaded_reward, scorer_of
+from rollalloc.train.loading import loaded_reward, scorer_of
 
 log = logging.getLogger(__name__)
 
