@@ -11,7 +11,7 @@ from inspect import signature
 import pytest
 
 from rollalloc.cli.compare import cost_table, last_table
-from rollalloc.cli.options import Given, parameters_of
+from rollalloc.cli.options import RunOptions, parameters_of
 from rollalloc.cli.recipes import explained_parameters
 from rollalloc.cli.sources import budget_said, run_of
 from rollalloc.data.prompts import write_prompts
@@ -217,7 +217,7 @@ def test_a_single_answer_that_the_tokenizer_does_not_know_names_its_prompt(call,
         ((*OWN, "--lora", "65"), "whose smaller side is 64; give a smaller rank, or other targets"),
         ((*OWN, "--lora-alpha", "8"), "--lora-alpha: of adapters, which --lora RANK asks for"),
         (("--task", "sort", "--lora", "4"), "--lora: a task has its own"),
-        ((*OWN, "--no-overlap"), "--no-overlap: only the asynchronous engine knows it"),
+        ((*OWN, "--no-overlap"), "--no-overlap: only the asynchronous engine uses it"),
         ((*OWN, "--track", "mlflow"), "unknown tracker mlflow; there are tensorboard, wandb"),
         (("--model", "./none", *OWN[2:]), "there is no such folder; give a model's"),
         (("--model", "", *OWN[2:]), "--model: expected a model's name or folder"),
@@ -309,7 +309,7 @@ def test_every_option_of_a_run_is_in_the_help_of_both_commands(call):
     for command in ("train", "compare"):
         code, output = call(command, "--help")
         assert code == 0
-        for name in Given.__dataclass_fields__:
+        for name in RunOptions.__dataclass_fields__:
             assert f"--{name.replace('_', '-')}" in output
 
 
@@ -424,7 +424,8 @@ def test_what_fails_before_a_run_begins_leaves_nothing_in_an_empty_folder(call, 
 
 def test_without_a_budget_a_run_has_one_that_is_said_and_a_resumed_run_keeps_it(call, own, tmp_path):
     assert (
-        run_of(Given(model="model", prompts=[own / "prompts.jsonl"], reward="r:s"), "grpo", {}, 0).max_rollouts == 4096
+        run_of(RunOptions(model="model", prompts=[own / "prompts.jsonl"], reward="r:s"), "grpo", {}, 0).max_rollouts
+        == 4096
     )
     rows = [
         {"data_source": "m", "prompt": f"s{n % 6} s{n // 6 % 6} s{n // 36} =", "reward_model": {"ground_truth": ""}}
@@ -440,7 +441,7 @@ def test_without_a_budget_a_run_has_one_that_is_said_and_a_resumed_run_keeps_it(
     assert code == 0, output
     assert "at most 64 rollouts" in said(output)
     write_prompts(tmp_path / "more.jsonl", [row | {"prompt": f"p{n}"} for n, row in enumerate([*rows, *rows])])
-    more = Given(model="model", prompts=[tmp_path / "more.jsonl"], reward="r:s")
+    more = RunOptions(model="model", prompts=[tmp_path / "more.jsonl"], reward="r:s")
     assert budget_said(more, run_of(more, "grpo", {}, 0).max_rollouts) == (
         "at most 6,912 rollouts (the default: 16 a prompt and at least 4,096; --max-rollouts changes it)"
     )
@@ -569,7 +570,7 @@ def test_values_are_json_where_they_can_be():
 @pytest.mark.parametrize("task", [None, "sort"])
 def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(own, recipe, task):
     what = {"model": "model", "prompts": [own / "prompts.parquet"], "reward": "my_reward.py:score"}
-    given = Given(
+    given = RunOptions(
         **({"task": task} if task else what),
         optimizer_steps=2,
         warmup_steps=3,
@@ -603,41 +604,40 @@ def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(o
 def test_a_falling_rate_falls_over_the_budget(own):
     what = {"model": "model", "prompts": [own / "prompts.parquet"], "reward": "my_reward.py:score"}
     for given in (what, what | {"max_rollouts": 99}, {"task": "sort"}):
-        assert run_of(Given(**given, schedule="linear"), "grpo", {}, 0).schedule.over_budget
+        assert run_of(RunOptions(**given, schedule="linear"), "grpo", {}, 0).schedule.over_budget
 
 
-def test_the_updates_options_default_to_those_of_the_trainer(own):
-    run = run_of(Given(model="model", prompts=[own / "prompts.parquet"], reward="my_reward.py:score"), "grpo", {}, 0)
-    plain = Config(sampling=run.sampling)
-    for name in (
-        *("optimizer_steps_per_batch", "schedule", "loss", "tokens_per_forward", "precision"),
-        *("betas", "max_grad_norm", "adaptive_clip", "averaging"),
-    ):
-        assert getattr(run, name) == getattr(plain, name)
+def test_options_default_to_the_fields_of_the_configuration(own):
+    run = run_of(
+        RunOptions(model="model", prompts=[own / "prompts.parquet"], reward="my_reward.py:score"), "grpo", {}, 0
+    )
+    given = ("model", "prompts", "reward", "recipe", "parameters", "max_rollouts", "eval_every")
+    plain = Config(**{name: getattr(run, name) for name in given})
+    assert run == plain
 
 
 def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(tmp_path):
     plain = Config(sampling=Sampling(4))
     for task in ("skills/late", "rg/gcd", "walks/mixed"):
-        run = run_of(Given(task=task), "foresight", {}, 0)
+        run = run_of(RunOptions(task=task), "foresight", {}, 0)
         assert dict(run.parameters) == default_parameters("foresight") == {"groups": 32, "n": 1}
         assert run.learning_rate == presets.DEFAULT_RATE
         assert (run.betas, run.adaptive_clip) == (plain.betas, plain.adaptive_clip)
         assert run.averaging == plain.averaging > 0
-        tuned = run_of(Given(task=task, settings="tuned", learning_rate=1e-3), "foresight", {"neg": 0.7}, 0)
+        tuned = run_of(RunOptions(task=task, settings="tuned", learning_rate=1e-3), "foresight", {"neg": 0.7}, 0)
         found = presets.tuned_of(presets.preset_of(task)[1].tuned_on)["foresight"].parameters
         assert dict(tuned.parameters) == {**found, "neg": 0.7}
         assert tuned.learning_rate == 1e-3
         assert (tuned.betas, tuned.adaptive_clip, tuned.averaging) == ((0.9, 0.999), None, 0)
     with pytest.raises(ValueError, match="--settings must be one of defaults, tuned, got 'best'"):
-        run_of(Given(task="sort", settings="best"), "grpo", {}, 0)
-    with pytest.raises(ValueError, match="nobody tuned anything for a model of your own"):
-        run_of(Given(model="m", prompts=[tmp_path], reward="a:b", settings="tuned"), "grpo", {}, 0)
+        run_of(RunOptions(task="sort", settings="best"), "grpo", {}, 0)
+    with pytest.raises(ValueError, match="nothing was tuned for a model of your own"):
+        run_of(RunOptions(model="m", prompts=[tmp_path], reward="a:b", settings="tuned"), "grpo", {}, 0)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_usual_shapes_make_recipes(recipe, own):
-    given = Given(model="model", prompts=[own / "prompts.parquet"], reward="my_reward.py:score", optimizer_steps=3)
+    given = RunOptions(model="model", prompts=[own / "prompts.parquet"], reward="my_reward.py:score", optimizer_steps=3)
     run = run_of(given, recipe, {}, 0)
     defaults = default_parameters(recipe)
     assert dict(run.parameters) == defaults | {"groups": min(defaults["groups"], 24)}  # 24: prompts that there are
@@ -666,9 +666,9 @@ def test_a_run_that_is_resumed_keeps_its_budget_and_its_grid_where_none_is_given
 
 def test_the_grid_of_a_task_is_at_most_a_tenth_of_its_budget():
     preset = presets.PRESETS["sort"]
-    assert run_of(Given(task="sort"), "grpo", {}, 0).eval_every <= preset.max_rollouts // 10
-    assert run_of(Given(task="sort", max_rollouts=100), "grpo", {}, 0).eval_every == 10
-    assert run_of(Given(task="sort", max_rollouts=100, eval_every=40), "grpo", {}, 0).eval_every == 40
+    assert run_of(RunOptions(task="sort"), "grpo", {}, 0).eval_every <= preset.max_rollouts // 10
+    assert run_of(RunOptions(task="sort", max_rollouts=100), "grpo", {}, 0).eval_every == 10
+    assert run_of(RunOptions(task="sort", max_rollouts=100, eval_every=40), "grpo", {}, 0).eval_every == 40
 
 
 def test_what_a_command_was_called_for_goes_to_standard_output(own, rollalloc, monkeypatch, tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 from rollalloc.cli import app
-from rollalloc.cli.options import Given
+from rollalloc.cli.options import RunOptions
 
 BUILT = get_command(app.app)
 OWN = ("--model", "model", "--prompts", "prompts.parquet", "--heldout", "heldout.jsonl", "--device", "cpu")
@@ -92,7 +92,7 @@ def nonsense(command: str, parameter: Any) -> list[str]:
     return [] if at in ANY_TEXT else [NO_TEXT]
 
 
-SHARED = {each.name for each in fields(Given)}  # which `compare` has of `train`
+SHARED = {each.name for each in fields(RunOptions)}  # which `compare` has of `train`
 CASES = [
     (name, parameter)
     for name, command in commands(BUILT)

@@ -126,8 +126,8 @@ def sliding(own):
 @pytest.mark.parametrize(
     ("recipe", "options", "words"),
     [
-        ("grpo", ("--engine", "sync", "--no-overlap"), "--no-overlap: only the asynchronous engine knows it"),
-        ("grpo", ("--engine", "sync", "--ahead", 2), "--ahead: only the asynchronous engine knows it"),
+        ("grpo", ("--engine", "sync", "--no-overlap"), "--no-overlap: only the asynchronous engine uses it"),
+        ("grpo", ("--engine", "sync", "--ahead", 2), "--ahead: only the asynchronous engine uses it"),
         ("grpo", ("--engine", "async", "--ahead", 0), "ahead must be a whole number of at least 1"),
         ("grpo", ("--engine", "async", "--ahead", 3, "--staleness", 2), "ahead=3: the last of so many batches is"),
         ("grpo", ("--engine", "sync", "--generator-limit", 30), "--generator-limit: only the asynchronous engine"),

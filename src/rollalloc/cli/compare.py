@@ -16,8 +16,8 @@ from rich.table import Table
 
 from rollalloc.cli.options import (
     CheckpointMinutes,
-    Given,
     LabelledParameters,
+    RunOptions,
     folder,
     listed,
     named_recipes,
@@ -40,9 +40,9 @@ _MEANS = {  # explains headings of the last evaluations' table
 _ENDS = {"rollouts": 15, "ratio": 11}  # columns that an interval takes, e.g. [12,130–13,684]
 
 
-@with_fields(Given)
+@with_fields(RunOptions)
 def compare(
-    given: Given,
+    options: RunOptions,
     task: Annotated[
         list[str] | None,
         titled(
@@ -86,7 +86,7 @@ def compare(
     numbers = listed("--seeds", seeds)
     try:
         runs = [
-            replace(run_of(replace(given, task=name), named[label], parameters[label], seed), label=label)
+            replace(run_of(replace(options, task=name), named[label], parameters[label], seed), label=label)
             for name in task or [None]
             for seed in numbers
             for label in named
@@ -99,10 +99,10 @@ def compare(
         runs = [replace(run, **saving) for run in runs]
         check_places(runs, out)  # before tasks are created, which may take minutes
         with staged() as shown:
-            runs = [made(run, given.tasks, shown) for run in runs]
+            runs = [made(run, options.tasks, shown) for run in runs]
         check_runs(runs, out)
         budgets = {
-            budget_said(given if task is None else replace(given, task=run.task), run.max_rollouts) for run in runs
+            budget_said(options if task is None else replace(options, task=run.task), run.max_rollouts) for run in runs
         }
         say(console, f"{len(runs)} runs, each of {' or '.join(sorted(budgets))}")
         with Standings(console) as standings:

@@ -95,8 +95,8 @@ LabelledParameters = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampled:
-    """What the command line says of a model, its prompts, and how rollouts are sampled and scored."""
+class SamplingOptions:
+    """The options on a model, its prompts, and how rollouts are sampled and scored."""
 
     task: Annotated[
         str | None,
@@ -141,8 +141,8 @@ class Sampled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given(Sampled):
-    """What the command line says of a run, whatever the recipe."""
+class RunOptions(SamplingOptions):
+    """The options on a run, whatever its recipe. `rollalloc.cli.sources` turns them into a `Config`."""
 
     settings: Annotated[
         str,
@@ -259,7 +259,7 @@ class Given(Sampled):
 
 
 def with_fields(kind: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make of a command whose first parameter is a dataclass, as `Given`, one that has each field of it as an option."""
+    """Give a command, whose first parameter is a dataclass such as `RunOptions`, an option for each of its fields."""
     hints = get_type_hints(kind, include_extras=True)
     shared = [option(each.name, each.default, hints[each.name]) for each in fields(kind)]
     return lambda command: with_options(command, shared, lambda values: kind(**values))

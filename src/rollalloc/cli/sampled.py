@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from rollalloc.cli.exported import Exported
-from rollalloc.cli.options import Given, Sampled, folder, listed, output, titled
+from rollalloc.cli.options import RunOptions, SamplingOptions, folder, listed, output, titled
 from rollalloc.cli.progress import leave, say, staged
 from rollalloc.cli.reading import Reading
 
@@ -26,7 +26,7 @@ _OF_LOGS = ("format", "weights", "group_size", "rows")  # options for reading ot
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(Reading, Sampled, Exported):
+class Asked(Reading, SamplingOptions, Exported):
     """Options that say how a log is read, or which model is sampled on which prompts."""
 
     reward: Annotated[
@@ -108,10 +108,10 @@ class Asked(Reading, Sampled, Exported):
         from rollalloc.train.loading import one_thread
 
         console = Console(stderr=True)
-        given = Given(**{each.name: getattr(self, each.name) for each in fields(Sampled)})
+        options = RunOptions(**{each.name: getattr(self, each.name) for each in fields(SamplingOptions)})
         if self.endpoint is not None:
-            given = replace(given, model=self.served_model)
-        run = run_of(given, "reinforce", {}, seed)  # only its data, reward and sampling are used
+            options = replace(options, model=self.served_model)
+        run = run_of(options, "reinforce", {}, seed)  # only its data, reward and sampling are used
         if self.task:
             one_thread()
         place = self.out or Path("runs") / f"profile-{_name(run)}-{seed}"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from rollalloc.cli.options import Given
+from rollalloc.cli.options import RunOptions
 from rollalloc.data._files import read_rows
 from rollalloc.data.encoding import template_arguments
 from rollalloc.generate.sampling import Sampling, Streaming
@@ -29,11 +28,31 @@ from rollalloc.train.schedule import Schedule, Shape, check_budget
 
 SETTINGS = ("defaults", "tuned")
 _ASYNC_ONLY = ("ahead", "overlap", "generator_limit")  # options of the asynchronous engine
+# Options with the name of a field of `Config`, and options of a field with another name:
+_SAME_NAME = (
+    *("reward", "single_answer", "drop_overlong", "reward_workers", "reward_cache", "overlong_buffer", "device"),
+    *("features", "accept_overlap", "learning_rate", "max_grad_norm", "averaging", "tokens_per_forward", "precision"),
+    *(
+        "sampling_dtype",
+        "gradient_checkpointing",
+        "max_rollouts",
+        "target",
+        "eval_every",
+        "engine",
+        "staleness",
+        "ahead",
+    ),
+)
+_OTHER_NAME = {
+    "reward_limit": "reward_limit_s",
+    "optimizer_steps": "optimizer_steps_per_batch",
+    "generator_limit": "generator_limit_s",
+}
 _OF_EVALUATION = ("target", "eval_every", "single_answer", "accept_overlap")  # options that need held-out prompts
 
 
-def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Config:
-    """The run of a recipe under the given options.
+def run_of(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed: int) -> Config:
+    """The configuration of a run of a recipe under the given options.
 
     The files of a built-in task are not made yet: `rollalloc.cli.tasks.with_task_files` makes them.
 
@@ -41,27 +60,22 @@ def run_of(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) 
         ValueError: neither a task nor a model with prompts and a reward, or both; an option that has no effect; a recipe
             that cannot be made.
     """
-    if given.settings not in SETTINGS:
-        raise ValueError(f"--settings must be one of {', '.join(SETTINGS)}, got {given.settings!r}")
-    if (given.task is None) == (given.model is None):
+    if options.settings not in SETTINGS:
+        raise ValueError(f"--settings must be one of {', '.join(SETTINGS)}, got {options.settings!r}")
+    if (options.task is None) == (options.model is None):
         raise ValueError(f"give either --task ({_task_names()}, rg/NAME), or --model with --prompts and --reward")
-    unused = changed_options(given, _ASYNC_ONLY)
-    if given.engine == "sync" and unused:
-        raise ValueError(
-            f"{unused}: only the asynchronous engine knows it; give --engine async as well, or take it out"
-        )
-    if given.task is None:
-        run = _own_run(given, recipe, parameters, seed)
+    unused = changed_options(options, _ASYNC_ONLY)
+    if options.engine == "sync" and unused:
+        raise ValueError(f"{unused}: only the asynchronous engine uses it; give --engine async as well, or take it out")
+    if options.task is None:
+        config = _own_run(options, recipe, parameters, seed)
     else:
         from rollalloc.cli.tasks import task_run  # only a task needs the benchmark
 
-        run = task_run(given, recipe, parameters, seed)
-    run = replace(run, track=tuple(given.track or ()), staleness=given.staleness, ahead=given.ahead)
-    if given.max_rows is not None:
-        run = replace(run, sampling=replace(run.sampling, max_rows=given.max_rows))
+        config = task_run(options, recipe, parameters, seed)
     # Refuse an impossible schedule before a model is loaded.
-    check_budget(run.schedule, run.make_recipe().budget, run.max_batches)
-    return run
+    check_budget(config.schedule, config.make_recipe().budget, config.max_batches)
+    return config
 
 
 def _task_names() -> str:
@@ -70,55 +84,71 @@ def _task_names() -> str:
     return ", ".join(PRESETS)
 
 
-def changed_options(given: Given, names: Sequence[str]) -> str:
-    """Those of the options that have another value than the default, as the user gave them; "" if there are none."""
-    changed = [name for name in names if getattr(given, name) != getattr(Given, name)]
-    return ", ".join(f"--{'no-' if getattr(Given, name) is True else ''}{name.replace('_', '-')}" for name in changed)
+def changed_options(options: RunOptions, names: Sequence[str]) -> str:
+    """Those of the options whose value is not the default, as the user wrote them; "" if there are none."""
+    changed = [name for name in names if getattr(options, name) != getattr(RunOptions, name)]
+    return ", ".join(
+        f"--{'no-' if getattr(RunOptions, name) is True else ''}{name.replace('_', '-')}" for name in changed
+    )
 
 
-def _own_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Config:
-    model = model_name(str(given.model))
-    missing = [f"--{name}" for name in ("prompts", "reward") if not getattr(given, name)]
+def _own_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed: int) -> Config:
+    missing = [f"--{name}" for name in ("prompts", "reward") if not getattr(options, name)]
     if missing:
         raise ValueError(f"--model needs {' and '.join(missing)} as well")
-    if given.settings != "defaults":
-        raise ValueError("--settings tuned: nobody tuned anything for a model of your own; take it out")
-    unused = changed_options(given, _OF_EVALUATION)
-    if given.heldout is None and unused:
+    if options.settings != "defaults":
+        raise ValueError("--settings tuned: nothing was tuned for a model of your own; take it out")
+    unused = changed_options(options, _OF_EVALUATION)
+    if options.heldout is None and unused:
         raise ValueError(f"{unused}: without prompts to evaluate on it does nothing; give --heldout as well")
-    prompts = tuple(map(str, given.prompts or ()))
-    budget = default_budget(prompts_in(prompts)) if given.max_rollouts is None else given.max_rollouts
+    values = config_fields(options)
+    prompts = prompts_in(values["prompts"])
+    budget = default_budget(prompts) if options.max_rollouts is None else options.max_rollouts
     defaults = usual_parameters(recipe)
     if defaults:  # a batch cannot have more prompts than there are
-        defaults["groups"] = max(1, min(defaults["groups"], prompts_in(prompts)))
-    return Config(
-        model=model,
-        prompts=prompts,
-        heldout=None if given.heldout is None else str(given.heldout),
-        reward=str(given.reward),
-        single_answer=given.single_answer,
-        drop_overlong=given.drop_overlong,
-        reward_workers=given.reward_workers,
-        reward_limit_s=given.reward_limit,
-        reward_cache=given.reward_cache,
-        overlong_buffer=given.overlong_buffer,
-        device=given.device,
-        features=given.features,
-        lora=_lora(given),
-        chat_template_args=_canonical(given.chat_template_args),
-        accept_overlap=given.accept_overlap,
-        recipe=recipe,
-        parameters={**defaults, **parameters},
-        max_rollouts=budget,
-        seed=seed,
-        sampling=Sampling(
-            _or(given.max_new_tokens, MAX_NEW_TOKENS), temperature=given.temperature, kv_tokens=given.kv_tokens
+        defaults["groups"] = max(1, min(defaults["groups"], prompts))
+    values |= {
+        "recipe": recipe,
+        "parameters": {**defaults, **parameters},
+        "max_rollouts": budget,
+        "seed": seed,
+        "eval_every": values.get("eval_every", default_grid(budget)),
+    }
+    return Config(**values)
+
+
+def config_fields(options: RunOptions) -> dict[str, Any]:
+    """The fields of `Config` that the options give; the others have its defaults.
+
+    Raises:
+        ValueError: a value out of its range, with the options that it is of.
+    """
+    values: dict[str, Any] = {name: getattr(options, name) for name in _SAME_NAME}
+    values |= {field: getattr(options, name) for name, field in _OTHER_NAME.items()}
+    with _named("--schedule, --warmup-steps, --schedule-steps"):
+        schedule = Schedule(options.warmup_steps, cast("Shape", options.schedule), options.schedule_steps)
+    with _named("--dual-clip"):
+        clip = Clip(dual=options.dual_clip)
+    values |= {
+        "model": None if options.model is None else model_name(options.model),
+        "prompts": tuple(map(str, options.prompts or ())),
+        "heldout": None if options.heldout is None else str(options.heldout),
+        "chat_template_args": _canonical(options.chat_template_args),
+        "sampling": Sampling(
+            MAX_NEW_TOKENS if options.max_new_tokens is None else options.max_new_tokens,
+            temperature=options.temperature,
+            max_rows=Sampling.max_rows if options.max_rows is None else options.max_rows,
+            kv_tokens=options.kv_tokens,
         ),
-        learning_rate=_or(given.learning_rate, Config.learning_rate),
-        target=given.target,
-        **update_settings(given),
-        eval_every=_or(given.eval_every, default_grid(budget)),
-    )
+        "schedule": schedule,
+        "loss": Loss(clip=clip, aggregation=cast("Aggregation", options.aggregation), kl=options.kl),
+        "lora": _lora(options),
+        "betas": None if options.adam_beta2 is None else (Config.betas[0], options.adam_beta2),
+        "streaming": Streaming(overlap=options.overlap),
+        "track": tuple(options.track or ()),
+    }
+    values = {name: value for name, value in values.items() if value is not None}
+    return values if options.adaptive_clip is None else values | {"adaptive_clip": options.adaptive_clip or None}
 
 
 def usual_parameters(recipe: str) -> dict[str, Any]:
@@ -134,21 +164,21 @@ def prompts_in(files: tuple[str, ...]) -> int:
     return len({repr([row.get(name) for name in ("data_source", "prompt", "reward_model")]) for row in rows})
 
 
-def budget_said(given: Given, rollouts: int | None) -> str:
+def budget_said(options: RunOptions, rollouts: int | None) -> str:
     """What a run pays at most, and where nobody said so, why that."""
     if rollouts is None:
         return "rollouts without a limit"
-    if given.max_rollouts is not None or given.task is not None:
+    if options.max_rollouts is not None or options.task is not None:
         return f"at most {rollouts:,} rollouts"
     default = f"{ROLLOUTS_PER_PROMPT} a prompt and at least {LEAST_ROLLOUTS:,}"
     return f"at most {rollouts:,} rollouts (the default: {default}; --max-rollouts changes it)"
 
 
-def _lora(given: Given) -> Lora | None:
-    if given.lora is not None:
+def _lora(options: RunOptions) -> Lora | None:
+    if options.lora is not None:
         with _named("--lora, --lora-alpha, --lora-target"):
-            return Lora(given.lora, given.lora_alpha, tuple(given.lora_target or ()))
-    if unused := changed_options(given, ("lora_alpha", "lora_target")):
+            return Lora(options.lora, options.lora_alpha, tuple(options.lora_target or ()))
+    if unused := changed_options(options, ("lora_alpha", "lora_target")):
         raise ValueError(f"{unused}: of adapters, which --lora RANK asks for; give it as well, e.g. --lora 16")
     return None
 
@@ -170,37 +200,6 @@ def model_name(text: str) -> str:
     return text
 
 
-def update_settings(given: Given) -> dict[str, Any]:
-    """Settings of the update, the same for every recipe and task."""
-    with _named("--schedule, --warmup-steps, --schedule-steps"):
-        schedule = Schedule(given.warmup_steps, cast("Shape", given.schedule), given.schedule_steps)
-    with _named("--dual-clip"):
-        clip = Clip(dual=given.dual_clip)
-    return {
-        **_optimizer(given),
-        "optimizer_steps_per_batch": given.optimizer_steps,
-        "schedule": schedule,
-        "loss": Loss(clip=clip, aggregation=cast("Aggregation", given.aggregation), kl=given.kl),
-        "tokens_per_forward": given.tokens_per_forward,
-        "precision": given.precision,
-        "sampling_dtype": given.sampling_dtype,
-        "gradient_checkpointing": given.gradient_checkpointing,
-        "engine": given.engine,
-        "streaming": Streaming(overlap=given.overlap),
-        "generator_limit_s": given.generator_limit,
-    }
-
-
-def _optimizer(given: Given) -> dict[str, Any]:
-    """What is said of the optimizer; the settings have defaults for the rest."""
-    said = _said(max_grad_norm=given.max_grad_norm, averaging=given.averaging)
-    if given.adam_beta2 is not None:
-        said["betas"] = (Config.betas[0], given.adam_beta2)
-    if given.adaptive_clip is not None:
-        said["adaptive_clip"] = given.adaptive_clip or None
-    return said
-
-
 @contextmanager
 def _named(options: str) -> Iterator[None]:
     """Say which options a value is of, where what refuses it has other names for them."""
@@ -208,11 +207,3 @@ def _named(options: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{options}: {error}") from None
-
-
-def _or(given: Any, otherwise: Any) -> Any:
-    return otherwise if given is None else given
-
-
-def _said(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}

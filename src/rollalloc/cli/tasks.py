@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rollalloc.cli.options import Given
-from rollalloc.cli.sources import changed_options, update_settings, usual_parameters
+from rollalloc.cli.options import RunOptions
+from rollalloc.cli.sources import changed_options, config_fields, usual_parameters
 from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, PRESETS, Tuned, planned_run, preset_of, tuned_of
 from rollalloc.lab.bench.presets import made as with_task_files
 from rollalloc.named import standard
@@ -24,27 +24,22 @@ _OF_OWN_RUNS = (
 )
 
 
-def task_run(given: Given, recipe: str, parameters: Mapping[str, Any], seed: int) -> Config:
+def task_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed: int) -> Config:
     """The run of a recipe on the task that `--task` names; its files are not made yet, `with_task_files` makes them.
 
     Raises:
         ValueError: an unknown task, or an option that a task decides itself.
     """
-    task = str(given.task)
-    if options := changed_options(given, _OF_OWN_RUNS):
-        raise ValueError(f"{options}: a task has its own; take it out, or give --model with --prompts and --reward")
+    task = str(options.task)
+    if unused := changed_options(options, _OF_OWN_RUNS):
+        raise ValueError(f"{unused}: a task has its own; take it out, or give --model with --prompts and --reward")
     _, preset = preset_of(task)
-    if given.settings == "tuned":
+    if options.settings == "tuned":
         usual = tuned_of(preset.tuned_on).get(standard(recipe)) or Tuned({}, Config.learning_rate)
     else:
         usual = Tuned(usual_parameters(recipe), preset.rate, DEFAULT_OPTIMIZER)
-    rate = usual.learning_rate if given.learning_rate is None else given.learning_rate
-    chosen = replace(usual, parameters={**usual.parameters, **parameters}, learning_rate=rate)
-    evaluation = {"target": given.target, "eval_every": given.eval_every}
-    changes = {name: value for name, value in evaluation.items() if value is not None}
-    run = planned_run(task, recipe, seed, tuned=chosen, **update_settings(given), **changes)
-    if given.max_rollouts is not None:
-        run = replace(run, max_rollouts=given.max_rollouts)
-    if given.eval_every is None and run.max_rollouts is not None:
+    chosen = replace(usual, parameters={**usual.parameters, **parameters})
+    run = planned_run(task, recipe, seed, tuned=chosen, **config_fields(options))
+    if options.eval_every is None and run.max_rollouts is not None:
         run = replace(run, eval_every=min(run.eval_every, default_grid(run.max_rollouts)))
     return run

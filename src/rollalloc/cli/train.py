@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from rollalloc.cli.options import CheckpointMinutes, Given, Parameters, folder, output, parameters_of, with_fields
+from rollalloc.cli.options import CheckpointMinutes, Parameters, RunOptions, folder, output, parameters_of, with_fields
 from rollalloc.cli.progress import RunProgress, leave, paid_for, result_console, say, staged, took
 
 if TYPE_CHECKING:
     from rollalloc.train.config import Config
 
 
-@with_fields(Given)
+@with_fields(RunOptions)
 def train(
-    given: Given,
+    options: RunOptions,
     recipe: Annotated[
         str, typer.Option(help="Recipe: one that `rollalloc recipes` lists, several joined by +, or module:object.")
     ] = "reinforce",
@@ -79,34 +79,34 @@ def train(
     console, results, began = Console(stderr=True), result_console(), time.monotonic()
     if resume and overwrite:
         raise ValueError("--resume and --overwrite: a run either goes on or is replaced; give one of them")
-    run = run_of(given, recipe, parameters_of(set_), seed)
+    run = run_of(options, recipe, parameters_of(set_), seed)
     saving = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes or None}
     saving |= {"keep_checkpoints": keep_checkpoints, "log_rollouts": log_rollouts, "notices": not no_notices}
     run = replace(run, **saving)
-    if given.task:
+    if options.task:
         one_thread()
-    out = out or Path("runs") / f"{(given.task or 'train').replace('/', '-')}-{run.name.replace(':', '.')}-{seed}"
+    out = out or Path("runs") / f"{(options.task or 'train').replace('/', '-')}-{run.name.replace(':', '.')}-{seed}"
     at = newest(out) if resume else None
     if at is not None:
-        run = _as_begun(run, given, read_config(out))
+        run = _as_begun(run, options, read_config(out))
     if at is None:
         with RunFolder(out) as place:  # said before a task is made, which may take minutes
             place.check(overwrite=overwrite or resume)
-    if given.task:
+    if options.task:
         from rollalloc.cli.tasks import with_task_files
 
         with staged() as shown:
-            run = with_task_files(run, given.tasks, shown)
+            run = with_task_files(run, options.tasks, shown)
     say(
         console,
         f"{run.recipe} {dict(run.parameters)}, learning rate {run.learning_rate:g}, "
-        f"{budget_said(given, run.max_rollouts)}",
+        f"{budget_said(options, run.max_rollouts)}",
     )
     if resume and at is None:
         say(console, f"no checkpoint in {out}: the run starts afresh", "yellow")
     elif resume:
         say(console, f"resuming; the newest checkpoint is that after batch {at}")
-    if given.engine == "async":
+    if options.engine == "async":
         for note in streaming_notes(make_recipe(run.recipe, run.parameters), run.make_recipe()):
             say(console, note, "yellow")
     if run.heldout is None:
@@ -141,10 +141,10 @@ def train(
     say(console, f"model and metrics are in {out}; {took(began)}")
 
 
-def _as_begun(run: Config, given: Given, begun: Config) -> Config:
+def _as_begun(run: Config, options: RunOptions, begun: Config) -> Config:
     """A run that is resumed, with the budget and the grid of evaluations that it began with, where none is given."""
-    if given.max_rollouts is None:
+    if options.max_rollouts is None:
         run = replace(run, max_rollouts=begun.max_rollouts)
-    if given.eval_every is None:
+    if options.eval_every is None:
         run = replace(run, eval_every=begun.eval_every)
     return run

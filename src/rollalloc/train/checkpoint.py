@@ -35,14 +35,14 @@ log = logging.getLogger(__name__)
 SCHEMA = 3  # of the folder
 _MANIFEST, _STATE = "manifest.json", "state.json"
 _MANIFEST_SHAPE: Shape = {"schema": int, "files": {...: STAMP_SHAPE}}
-_PAYLOADS = ("weights", "optimizer", "payloads")  # files of tensors that a trainer's checkpoint has
-TRAINED = "trained"  # and that of the weights that are trained, where `weights` has their mean
+_PAYLOADS = ("weights", "optimizer", "payloads")  # files of tensors in each checkpoint
+TRAINED = "trained"  # file of the trained weights, if `weights` holds their running mean
 _HIDDEN = ".unfinished-"  # prefix of a folder that is being written or removed
-_TEMPORARY = re.compile(r"\.tmp\w{6}")  # what safetensors writes into, and renames when it is whole
+_TEMPORARY = re.compile(r"\.tmp\w{6}")  # name of a file that safetensors renames once it is complete
 
 
 class CorruptCheckpoint(ValueError):
-    """A checkpoint with a file missing, short or changed."""
+    """A file of the checkpoint is missing, cut off or changed."""
 
     def __init__(self, place: Path, why: str) -> None:
         super().__init__(f"checkpoint {place} is corrupt: {why}")
@@ -50,7 +50,7 @@ class CorruptCheckpoint(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read: batches trained then, plain data, and tensors by file and name, on the CPU."""
+    """A checkpoint as read: number of batches trained, plain data, and tensors by file and name, on the CPU."""
 
     batches: int
     state: dict[str, Any]
@@ -58,20 +58,20 @@ class Checkpoint:
 
 
 def foreign(folder: Path) -> list[str]:
-    """What somebody else put among a run's checkpoints: paths in the run's folder."""
+    """Files among a run's checkpoints that are not ours, as paths in the run's folder."""
     places = [*(folder / CHECKPOINTS).glob(f"{_HIDDEN}*"), *_places(folder / CHECKPOINTS)]
     return [f"{CHECKPOINTS}/{place.name}/{name}" for place in places for name in _foreign(place)]
 
 
 def remove_all(folder: Path) -> None:
-    """Remove every checkpoint of a run, whole or not."""
+    """Remove every checkpoint of a run, damaged ones too."""
     for place in _places(folder / CHECKPOINTS):
         _remove(place)
     clear_away(folder)
 
 
 def clear_away(folder: Path) -> None:
-    """Remove checkpoints that a killed run left half written or half removed."""
+    """Remove what a killed run left half written or half removed."""
     for left_over in (folder / CHECKPOINTS).glob(f"{_HIDDEN}*"):
         _unlink(left_over)
 
@@ -111,9 +111,9 @@ def save(
         for file in partial.iterdir():
             sync(file)
         sync(partial)
-        if final.exists():  # corrupt, or the run would not have come here again
+        if final.exists():  # it is corrupt, or the run would have resumed from it
             if foreign := _foreign(final):
-                raise FileExistsError(f"{', '.join(foreign)} in it is not of a checkpoint, move it away")
+                raise FileExistsError(f"{', '.join(foreign)} in it does not belong to a checkpoint; move it away")
             _remove(final)
         partial.rename(final)
         sync(parent)
@@ -121,7 +121,7 @@ def save(
         with suppress(OSError):
             _unlink(partial)
         before = newest(folder)
-        left = "there is none before it" if before is None else f"the newest is that after batch {before}"
+        left = "there is no earlier one" if before is None else f"the newest one is after batch {before}"
         do = "Then resume" if isinstance(error, FileExistsError) else "Free some space, then resume"
         what = f"the checkpoint after batch {batches} could not be written ({error}); {left}. {do}"
         raise OSError(getattr(error, "errno", None) or errno.EIO, what, str(final)) from error
@@ -154,7 +154,7 @@ def load_newest(folder: Path) -> Checkpoint:
 
 
 def newest_before(folder: Path, batches: int, fits: Callable[[dict[str, Any]], bool]) -> int | None:
-    """The number of the newest whole checkpoint before that after `batches` whose state fits; None where there is none."""
+    """The newest undamaged checkpoint before `batches` whose state fits, by its number; None: there is none."""
     for number in sorted(_numbers(folder / CHECKPOINTS), reverse=True):
         if number < batches:
             with suppress(ValueError, OSError, KeyError, TypeError):
@@ -164,7 +164,7 @@ def newest_before(folder: Path, batches: int, fits: Callable[[dict[str, Any]], b
 
 
 def check_trainer(saved: Checkpoint, folder: Path) -> None:
-    """Refuse, by a `ValueError` with file and place, a checkpoint that holds something other than a trainer's state."""
+    """Refuse a checkpoint that does not hold a trainer's state; the `ValueError` names the file and the place in it."""
     place = folder / CHECKPOINTS / str(saved.batches)
     check_shape(saved.state, TRAINER, str(place / _STATE))
     averaged = (TRAINED,) if saved.state["identity"]["config"].get("averaging") else ()
@@ -195,7 +195,7 @@ def _read(place: Path, batches: int) -> Checkpoint:
 
 
 def _read_json(place: Path, name: str, shape: Shape) -> Any:
-    """Plain data of a shape, out of a file of a checkpoint."""
+    """Read a JSON file of a checkpoint and check its shape."""
     try:
         value = json.loads(read_text(place / name))
     except (OSError, ValueError, RecursionError) as error:
@@ -208,8 +208,8 @@ def _read_json(place: Path, name: str, shape: Shape) -> Any:
 
 
 def _checked_files(place: Path) -> list[str]:
-    """Names of the files of a checkpoint."""
-    # The schema first: one of another version may be shaped as it likes.
+    """Names of the files of a checkpoint, after checking each against the manifest."""
+    # The schema first: the manifest of another version may have another shape.
     if (manifest := _read_json(place, _MANIFEST, {"schema": object, ...: object}))["schema"] != SCHEMA:
         raise ValueError(
             f"expected a checkpoint of schema {SCHEMA}, got {manifest['schema']} in {place}; "
@@ -226,12 +226,12 @@ def _checked_files(place: Path) -> list[str]:
         if (size := file.stat().st_size) != written["bytes"]:
             raise CorruptCheckpoint(place, f"{name} has {size} bytes of {written['bytes']}")
         if stamp_of(file) != written:
-            raise CorruptCheckpoint(place, f"{name} is not what was written, its digest differs")
+            raise CorruptCheckpoint(place, f"{name} was changed: its digest differs")
     return list(files)
 
 
 def _places(parent: Path) -> list[Path]:
-    """The checkpoints in a folder, whole or not."""
+    """The checkpoints in a folder, damaged ones too."""
     named = [path for path in parent.iterdir() if path.name.isdecimal()] if parent.is_dir() else []
     return [place for place in named if place.is_dir() and _ours(place)]
 
@@ -241,7 +241,7 @@ def _numbers(parent: Path) -> list[int]:
 
 
 def _ours(place: Path) -> set[str]:
-    """The files in a checkpoint's folder that it wrote: those of the manifest, which may be damaged, and the usual ones."""
+    """The files in a checkpoint's folder that are ours: those in the manifest, if it can be read, and the usual ones."""
     try:
         named = set(json.loads(read_text(place / _MANIFEST))["files"])
     except (OSError, ValueError, TypeError, KeyError):
@@ -253,7 +253,7 @@ def _ours(place: Path) -> set[str]:
 
 
 def _foreign(place: Path) -> list[str]:
-    """What somebody else put into a checkpoint's folder."""
+    """Files in a checkpoint's folder that are not ours."""
     ours = _ours(place)
     return sorted(path.name for path in place.iterdir() if path.name not in ours)
 
@@ -263,19 +263,19 @@ def _tensor_file(place: Path, name: str) -> Path:
 
 
 def _remove(place: Path) -> None:
-    """Remove a checkpoint with nothing else in it; half removed it does not pass for a corrupt one."""
+    """Remove a checkpoint. It is renamed first, so that a half removed one is not taken for a corrupt one."""
     _unlink(place.rename(_hidden(place.parent, place.name)))
 
 
 def _hidden(parent: Path, name: str) -> Path:
-    """A place that nothing has, for what is being written or removed: in an older one may be what is not ours to remove."""
+    """A new hidden folder for a checkpoint that is being written or removed."""
     return parent / f"{_HIDDEN}{name}-{token_hex(4)}"
 
 
 def _unlink(place: Path) -> None:
     for name in sorted(_ours(place) - {_MANIFEST}):
         (place / name).unlink()
-    (place / _MANIFEST).unlink(missing_ok=True)  # last: it says what is ours
+    (place / _MANIFEST).unlink(missing_ok=True)  # last: it lists the files that are ours
     if not any(place.iterdir()):
         place.rmdir()
 
@@ -290,7 +290,7 @@ def moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
 
 
 def load_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
-    """Let an optimizer of one group go on from what `moments` gave.
+    """Restore an optimizer of one group from the tensors of `moments`.
 
     A parameter that has been stepped also gets a gradient of zero, as it has in a run that was never interrupted: without
     one, AdamW would leave it out of a step in which no row has an advantage.

@@ -1,4 +1,4 @@
-"""The norm that gradients are clipped to: a constant, or what gradients' norms have been so far, where that is less."""
+"""The norm that gradients are clipped to: a constant, or a multiple of the running mean of their norms if that is less."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 _KEPT = 0.95  # of the running mean, a step
-_COUNTED = 2.0  # times the limit: what a spike counts for in the mean at most, or it would raise the limit after it
+_COUNTED = 2.0  # limits: the most that a norm counts in the mean, so that a spike hardly raises the next limit
 
 
 @dataclass(slots=True, kw_only=True)
@@ -15,11 +15,11 @@ class NormLimit:
 
         limit = min(most, factor · m),   m ← 0.95 m + 0.05 min(norm, 2 limit),   m₁ = min(norm, most)
 
-    A rare large gradient that meets a small second moment of AdamW is what a run falls by; this limit follows the run's own
+    A rare large gradient that meets a small second moment of AdamW can ruin a run. This limit follows the run's own
     gradients, whatever their scale.
 
     Attributes:
-        most: never more than this.
+        most: upper bound of the limit.
         factor: of the running mean, at least 1; None: the limit is `most`.
         mean: of the norms so far; None: no gradient yet.
     """
@@ -34,7 +34,7 @@ class NormLimit:
         return self.most if self.factor is None or self.mean is None else min(self.most, self.factor * self.mean)
 
     def saw(self, norm: float) -> None:
-        """Take the norm that a gradient had before it was clipped."""
+        """Update the mean with the norm of a gradient before it was clipped."""
         if self.factor is None or not 0 < norm < inf:
             return
         counted = min(norm, _COUNTED * self.value)

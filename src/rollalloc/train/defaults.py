@@ -1,7 +1,7 @@
-"""What a training run takes where the user gives nothing: parameters of each recipe, tokens, budget, grid of evaluations.
+"""Defaults that depend on the recipe or on the number of prompts: parameters, budget, grid of evaluations.
 
-The defaults of the optimizer and the loss stand in `rollalloc.train.config.Config`. The benchmark uses the same ones, so
-that a comparison on its tasks shows what a user's run would do.
+The other defaults are in `rollalloc.train.config.Config`. The benchmark uses the same ones, so that a comparison on its
+tasks shows what a user's run would do.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}
-DEFAULT_ALONE: Mapping[str, int] = {"groups": 32, "n": 1}  # of recipes that need no group; they learn faster with it
+DEFAULT_ALONE: Mapping[str, int] = {"groups": 32, "n": 1}  # of recipes without groups, which learn faster in this shape
 _ALONE = ("reinforce", "raft", "spo", "foresight")
-MAX_NEW_TOKENS = 1024
 ROLLOUTS_PER_PROMPT, LEAST_ROLLOUTS = 16, 4096  # of the default budget
-_EVALUATIONS = 10  # over the budget, beside that of the initial model
+_EVALUATIONS = 10  # over the budget, without the one of the initial model
 
 
 def default_parameters(recipe: str) -> dict[str, Any]:
-    """Parameters of a recipe where the user gives none, on every task and model; the recipe has defaults for the rest.
+    """Parameters of a recipe, on every task and model, unless the user gives others.
 
     Raises:
         ValueError: the recipe is not one of this package.
@@ -27,7 +26,7 @@ def default_parameters(recipe: str) -> dict[str, Any]:
 
 
 def default_budget(prompts: int) -> int:
-    """Rollouts that a run pays at most, from the number of its training prompts; the same for every recipe."""
+    """Default budget in rollouts for this number of training prompts; the same for every recipe."""
     return max(ROLLOUTS_PER_PROMPT * prompts, LEAST_ROLLOUTS)
 
 

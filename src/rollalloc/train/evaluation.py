@@ -22,8 +22,8 @@ from rollalloc.models.policy import Policy, computing
 from rollalloc.processes.stopping import StopRequest
 from rollalloc.rewards.function import Outcome, Scored
 
-EXACT_K = 8  # attempts that pass@k is computed for where success rates are exact
-_RIGHT = 1 - 1e-6  # a metric from which on an answer is right: full marks
+EXACT_K = 8  # attempts of pass@k if success rates are exact
+_RIGHT = 1 - 1e-6  # metric from which on an answer counts as right: full marks
 _MUCH = 0.02  # of pass@k, beyond what sampling explains
 _ERRORS = 2.0  # standard errors that sampling explains
 _HALF = 0.5  # of the share of differing right pairs that the first evaluation found
@@ -65,10 +65,10 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Breadth:
-    """What a policy can still do in several attempts, and how much its attempts differ; None: not known.
+    """How well a policy does in several attempts, and how much its attempts differ; None: not known.
 
     Attributes:
-        k: attempts a prompt: `EXACT_K` where success rates are exact, else the samples.
+        k: attempts per prompt: `EXACT_K` if success rates are exact, else the number of samples.
         pass_at_k: mean over prompts of the best metric of k attempts; of 0 and 1, the chance that one of k is right.
         full_marks: share of attempts that have full marks, mean over prompts; the accuracy itself unless metrics are graded:
             then that is a mean score. Only where answers are sampled.
@@ -90,7 +90,7 @@ class Breadth:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What an evaluation found.
+    """The result of an evaluation.
 
     Attributes:
         accuracy: in [0, 1]; None where no sample has a score.
@@ -154,29 +154,30 @@ def _exact(
 
 
 def _sampled(
-    policy: Policy, prompts: EncodedPrompts, score: Score, sampling: Sampling, each: int, seed: int
+    policy: Policy, prompts: EncodedPrompts, score: Score, sampling: Sampling, samples: int, seed: int
 ) -> Evaluation:
     """Mean over prompts of their mean metric."""
     requests = [
-        Request(prompt, tokens, tuple(range(prompt * each, (prompt + 1) * each)))
+        Request(prompt, tokens, tuple(range(prompt * samples, (prompt + 1) * samples)))
         for prompt, tokens in enumerate(prompts.tokens)
     ]
-    made = generate(policy.model, requests, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=seed)
-    return judged(made, score(prompts, [(generation.rollout // each, generation) for generation in made]), each)
+    generations = generate(policy.model, requests, sampling, eos_ids=policy.eos_ids, pad_id=policy.pad_id, seed=seed)
+    with_prompt = [(generation.rollout // samples, generation) for generation in generations]
+    return judged(generations, score(prompts, with_prompt), samples)
 
 
-def judged(made: Sequence[Generation], outcomes: Sequence[Outcome], each: int) -> Evaluation:
-    """What samples say: the mean over prompts of their mean metric, and how broad the policy is.
+def judged(generations: Sequence[Generation], outcomes: Sequence[Outcome], samples: int) -> Evaluation:
+    """The mean over prompts of their mean metric, and how broad the policy is.
 
     Args:
-        made: `each` of a prompt, one prompt's after the other's.
-        outcomes: of each of them.
-        each: samples per prompt.
+        generations: `samples` of the first prompt, then as many of the second, and so on.
+        outcomes: of the generations.
+        samples: per prompt.
     """
     metrics = [outcome.metric if isinstance(outcome, Scored) else np.nan for outcome in outcomes]
-    metrics_NE = np.array(metrics).reshape(-1, each)
+    metrics_NE = np.array(metrics).reshape(-1, samples)
     unscored = Counter(outcome.reason for outcome in outcomes if not isinstance(outcome, Scored))
-    sampled, truncated = len(made), sum(one.truncated for one in made)
+    sampled, truncated = len(generations), sum(generation.truncated for generation in generations)
     scored_N = np.asarray(~np.isnan(metrics_NE).all(axis=1))
     mean_N = np.nanmean(metrics_NE[scored_N], axis=1)
     if not mean_N.size:
@@ -185,17 +186,17 @@ def judged(made: Sequence[Generation], outcomes: Sequence[Outcome], each: int) -
     lowest, highest = float(np.nanmin(metrics_NE)), float(np.nanmax(metrics_NE))
     return Evaluation(
         float(mean_N.mean()),
-        error or None,  # equal means say nothing about the error: 0 stands for an exact accuracy
+        error or None,  # None if all means are equal, which says nothing about the error: 0 means an exact accuracy
         unscored,
-        _breadth(made, metrics_NE[scored_N], scored_N),
+        _breadth(generations, metrics_NE[scored_N], scored_N),
         sampled,
         truncated,
         lowest if lowest == highest else None,
     )
 
 
-class Several(NamedTuple):
-    """What several attempts at each prompt say together; see `Breadth`."""
+class PassAtK(NamedTuple):
+    """Figures of several attempts at each prompt; see `Breadth`."""
 
     pass_at_k: float
     full_marks: float
@@ -203,16 +204,16 @@ class Several(NamedTuple):
     right_pairs_differ: float | None
 
 
-def several(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) -> Several:
-    """What E attempts at each of N prompts say together; an answer is right where its metric has full marks, 1.
+def pass_at_k(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) -> PassAtK:
+    """Figures of E attempts at each of N prompts; an answer is right if its metric is 1, full marks.
 
-    Equal answers have equal numbers; the metric of an attempt without a score is NaN, and each prompt has one with a score.
+    Equal answers have equal numbers. The metric of an attempt without a score is NaN; each prompt has at least one score.
     """
     right_NE = metrics_NE >= _RIGHT
     right = [row_E[right_E] for row_E, right_E in zip(answers_NE, right_NE, strict=True)]
     times = [np.unique(row_R, return_counts=True)[1] for row_R in right]
     differ = [1 - float(n @ (n - 1)) / (n.sum() * (n.sum() - 1)) for n in times if n.sum() > 1]
-    return Several(
+    return PassAtK(
         float(np.nanmax(metrics_NE, axis=1).mean()),
         float(np.nanmean(np.where(np.isnan(metrics_NE), np.nan, right_NE), axis=1).mean()),
         float(np.mean([len(n) for n in times])),
@@ -220,44 +221,48 @@ def several(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) -> S
     )
 
 
-def _breadth(made: Sequence[Generation], metrics_NE: NDArray[np.float64], scored_N: NDArray[np.bool_]) -> Breadth:
-    """Of all samples, one prompt's after the other's; the metrics are those of the prompts that have a score."""
-    each = metrics_NE.shape[1]
-    answers_NE = np.array([hash(one.tokens) for one in made]).reshape(-1, each)[scored_N]
-    lengths = [len(one.tokens) for one in made]
+def _breadth(
+    generations: Sequence[Generation], metrics_NE: NDArray[np.float64], scored_N: NDArray[np.bool_]
+) -> Breadth:
+    """The breadth of a policy from all its samples, in the order of `judged`; the metrics are of prompts with a score."""
+    samples = metrics_NE.shape[1]
+    answers_NE = np.array([hash(generation.tokens) for generation in generations]).reshape(-1, samples)[scored_N]
+    lengths = [len(generation.tokens) for generation in generations]
     tokens = sum(lengths)
     return Breadth(
-        k=each,
-        **several(answers_NE, metrics_NE)._asdict(),
-        entropy=float(sum(-one.logprobs.sum(dtype=np.float64) for one in made)) / tokens if tokens else None,
+        k=samples,
+        **pass_at_k(answers_NE, metrics_NE)._asdict(),
+        entropy=float(sum(-generation.logprobs.sum(dtype=np.float64) for generation in generations)) / tokens
+        if tokens
+        else None,
         tokens=float(np.mean(lengths)),
     )
 
 
-def narrowed(watched: Mapping[str, float], found: Evaluation, prompts: int) -> tuple[str | None, dict[str, float]]:
-    """Whether a policy has become narrower while it became no worse, in words, and what to hold the next one against.
+def narrowed(watched: Mapping[str, float], evaluation: Evaluation, prompts: int) -> tuple[str | None, dict[str, float]]:
+    """How a policy has become narrower without becoming worse, in words, and the values to compare the next one with.
 
         pass@k falls by more than 0.02 + 2·√(b(1 − b)/prompts) below its highest b, at no lower accuracy
         the share of differing right pairs falls below half of what it was at first, at no lower accuracy
 
-    Where pass@k is exact there is no error to allow for. Entropy is not judged: it falls in every run that learns.
+    An exact pass@k has no error to allow for. Entropy is not judged: it falls in every run that learns.
 
     Args:
-        watched: as the evaluation before left it; empty before the first.
-        found: by this evaluation.
-        prompts: held out.
+        watched: as returned for the previous evaluation; empty before the first.
+        evaluation: the current one.
+        prompts: number of held-out prompts.
     """
-    breadth, accuracy, after = found.breadth, found.accuracy, dict(watched)
+    breadth, accuracy, after = evaluation.breadth, evaluation.accuracy, dict(watched)
     if breadth is None or accuracy is None:
         return None, after
-    said: list[str] = []
+    signs: list[str] = []
     highest = watched.get("pass_at_k", -inf)  # a metric may be any number, of any sign
-    error = sqrt(highest * (1 - highest) / prompts) if found.standard_error != 0 and 0 < highest < 1 else 0.0
+    error = sqrt(highest * (1 - highest) / prompts) if evaluation.standard_error != 0 and 0 < highest < 1 else 0.0
     allowed = _MUCH + _ERRORS * error
     if breadth.pass_at_k >= highest:
         after |= {"pass_at_k": breadth.pass_at_k, "accuracy": accuracy}
     elif highest - breadth.pass_at_k > allowed and accuracy >= watched["accuracy"]:
-        said.append(
+        signs.append(
             f"pass@{breadth.k} fell from {highest:.3f} to {breadth.pass_at_k:.3f} while accuracy went from "
             f"{watched['accuracy']:.3f} to {accuracy:.3f}"
         )
@@ -266,5 +271,5 @@ def narrowed(watched: Mapping[str, float], found: Evaluation, prompts: int) -> t
         if first is None:
             after |= {"right_pairs_differ": differ, "accuracy_at_first": accuracy}
         elif differ < _HALF * first and accuracy >= watched.get("accuracy_at_first", -inf):
-            said.append(f"two right answers to a prompt differ in {differ:.2f} of cases, at first in {first:.2f}")
-    return "; ".join(said) or None, after
+            signs.append(f"two right answers to a prompt differ in {differ:.2f} of cases, at first in {first:.2f}")
+    return "; ".join(signs) or None, after

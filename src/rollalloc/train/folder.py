@@ -19,7 +19,7 @@ from rollalloc.runs.reader import newest_line
 from rollalloc.train import checkpoint
 
 _PARTIAL = ".unfinished-model"
-# All that a run writes, besides its trackers. The metrics come first, since without them nothing passes for a run.
+# Everything that a run writes, except for trackers. The metrics come first: a folder without them is not taken for a run.
 _NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, FEATURES, MODEL, _PARTIAL, CHECKPOINTS)
 _PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS)
 _NEW_FOLDER = "give a new or empty folder (--out)"
@@ -27,7 +27,7 @@ _REMEDY = "give another folder (--out), or move it away"
 
 
 class Saves(Protocol):
-    """Can be kept in a folder."""
+    """A model that can be saved in a folder."""
 
     def save(self, folder: Path) -> None:
         """Write it there."""
@@ -58,7 +58,7 @@ class RunFolder:
         self._lock.take()
 
     def release(self) -> None:
-        """Free the lock. If no run began, remove what taking it left behind."""
+        """Release the lock. If no run began, also remove the files that taking it created."""
         if self._begun:
             self._lock.release()
         else:
@@ -66,7 +66,7 @@ class RunFolder:
         self._begun = False
 
     def held(self) -> str | None:
-        """The run of ours that the folder holds, in words; None where there is none, or nothing of it would be lost."""
+        """What the folder holds of a run of ours, in words; None: nothing that could be lost."""
         if METRICS not in self._claims.names():
             return None
         last, saved = newest_line(self.path), checkpoint.newest(self.path)
@@ -80,7 +80,7 @@ class RunFolder:
         return f"{', '.join(left)} of a run" if left else None
 
     def is_broken(self) -> bool:
-        """Whether it holds a run that neither ended nor wrote a checkpoint, so that it can only begin again."""
+        """Whether it holds a run that neither ended nor wrote a checkpoint, and so can only start again."""
         return (
             checkpoint.newest(self.path) is None
             and not any((self.path / name).exists() for name in (MODEL, ALLOCATOR))
@@ -88,14 +88,14 @@ class RunFolder:
         )
 
     def check(self, *, overwrite: bool = False) -> None:
-        """Refuse a folder in which no new run may begin; changes nothing.
+        """Refuse a folder in which a new run must not begin; changes nothing.
 
         Args:
             overwrite: what a run of ours wrote there may be removed.
 
         Raises:
             InUse: another trainer is at work in it.
-            FileExistsError: it holds a run that is not to be overwritten, or what is not ours.
+            FileExistsError: it holds a run that is not to be overwritten, or files that are not ours.
             PermissionError: it cannot be made there.
         """
         if not self._checked:  # later, a tracker may have written there
@@ -103,7 +103,7 @@ class RunFolder:
             self._checked = True
         if self.path.exists():
             self.lock()
-        else:  # said now rather than when the model is loaded
+        else:  # refused now, before the model is loaded
             refuse_read_only(self.path)
         held = self.held()
         if held is not None and not overwrite:
@@ -136,12 +136,12 @@ class RunFolder:
         self._begun = True
 
     def save_features(self, keys: Sequence[str], features: Features) -> None:
-        """Save the features that the run began with: a resumed run uses these, not what another machine computes."""
+        """Save the features of the run: a resumed run uses these, not features that another machine computes."""
         self._claims.add({FEATURES})
         save_features(self.path / FEATURES, keys, features)
 
     def save_model(self, model: Saves) -> None:
-        """Write the model, whole or not at all, in place of an earlier one; never over a file that is not ours.
+        """Write the model completely or not at all, in place of an earlier one; never over a file that is not ours.
 
         Raises:
             FileExistsError: a file that rollalloc did not write is in the way.
@@ -168,7 +168,7 @@ class RunFolder:
         self._claims.keep(self._claims.names() - (before - names))
 
     def slim(self) -> None:
-        """Remove the model and the checkpoints of a finished run, as far as they are ours; its metrics stay."""
+        """Remove the model and the checkpoints of a finished run, except for files that are not ours; its metrics stay."""
         self.lock()
         checkpoint.remove_all(self.path)
         names = {name for name in self._claims.names() if name.startswith(f"{MODEL}/")}

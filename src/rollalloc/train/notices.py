@@ -1,4 +1,4 @@
-"""What a run says at once of a reward that fails, never differs, is no success rate or is slow; each once in a process."""
+"""Warnings about a reward that fails, never differs, is no success rate or is slow; each once in a process."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from rollalloc.train.evaluation import Evaluation
 
 log = logging.getLogger(__name__)
 
-_MANY = 0.1  # share of samples without a score from which on it is said
-_HALF = 0.5  # share of samples that were cut off, or of the time that scoring took, from which on it is said
-_HARDLY = 1e-3  # exact accuracy below which a rollout is hardly ever right
-_SLOW_S = 10.0  # seconds of scoring from which on their share of the time is looked at
-_ROUNDING = 1e-6  # that a mean of float32 scores may lie beside 0 or 1
-_NAMED = 2  # reasons that are named
+_MANY = 0.1  # share of samples without a score from which on to warn
+_HALF = 0.5  # share of samples cut off, or of the time that scoring took, from which on to warn
+_HARDLY = 1e-3  # exact accuracy below which to warn that rollouts are hardly ever right
+_SLOW_S = 10.0  # seconds of scoring from which on to look at their share of the time
+_ROUNDING = 1e-6  # by which a mean of float32 scores may miss 0 or 1
+_NAMED = 2  # reasons that a warning names
 
 
 class Notices:
-    """Looks at a run while it begins, and logs what its user should check.
+    """Watches how a run begins, and warns of what its user should check.
 
     Args:
         config: of the run; `notices=False` turns all of this off.
-        report: what scoring was like so far, as `Scorer.report`.
+        report: returns what scoring was like so far, as `Scorer.report`.
         clock: seconds that never go back.
     """
 
@@ -46,19 +46,21 @@ class Notices:
         self._teaching: str | None = None
         self._differs = False  # whether the first evaluation found scores that differ
 
-    def first_evaluation(self, found: Evaluation) -> None:
-        """Look at what the initial model can do."""
-        self._differs = found.accuracy is not None and found.sampled > 0 and found.constant is None
-        for text in of_first_evaluation(found):
+    def first_evaluation(self, evaluation: Evaluation) -> None:
+        """Check the evaluation of the initial model."""
+        self._differs = evaluation.accuracy is not None and evaluation.sampled > 0 and evaluation.constant is None
+        for text in of_first_evaluation(evaluation):
             self._say(text, text)
-        if found.truncated > _HALF * found.sampled or (found.sampled and self._config.sampling.max_new_tokens == 1):
-            self._cut_off(f"{found.truncated:,} of {found.sampled:,} held-out samples")
-        if found.accuracy is not None and not -_ROUNDING <= found.accuracy <= 1 + _ROUNDING:
-            self._say("no rate", _of_no_rate(f"the mean held-out metric is {found.accuracy:.4g}"))
+        if evaluation.truncated > _HALF * evaluation.sampled or (
+            evaluation.sampled and self._config.sampling.max_new_tokens == 1
+        ):
+            self._cut_off(f"{evaluation.truncated:,} of {evaluation.sampled:,} held-out samples")
+        if evaluation.accuracy is not None and not -_ROUNDING <= evaluation.accuracy <= 1 + _ROUNDING:
+            self._say("no rate", _of_no_rate(f"the mean held-out metric is {evaluation.accuracy:.4g}"))
         self._look_at_time()
 
     def rolled_out(self, allocator: Allocator, outcomes: Outcomes) -> None:
-        """Look at what was scored so far; a recipe that filters may come to no batch for a long time."""
+        """Check the rollouts scored so far; called before the first batch too, which may take long if the recipe filters."""
         self._look_at_time()
         unscored, paid = sum(outcomes.unscored.values()), allocator.paid
         if unscored >= max(FIRST * _MANY, paid * _MANY) and paid >= FIRST:
@@ -75,7 +77,7 @@ class Notices:
             self.teaching(in_words(allocator.teaching.final_shares()), allocator.paid)
 
     def teaching(self, text: str | None, paid: int) -> None:
-        """Say that rollouts teach nothing, unless that was the last that was said of it.
+        """Warn that rollouts teach nothing, unless that was the last warning of this kind.
 
         A few rollouts that agree are no reason to suspect a reward function that told held-out samples apart.
         """
@@ -110,28 +112,31 @@ class Notices:
 
 
 def counted(reasons: Mapping[str, int]) -> str:
-    """The commonest reasons with how often each came, such as "KeyError: 'answer' (48)"."""
+    """The commonest reasons, each with its count, such as "KeyError: 'answer' (48)"."""
     most = sorted(reasons.items(), key=lambda entry: -entry[1])
     named = [f"{one_line(reason, 120)} ({count:,})" for reason, count in most[:_NAMED]]
     others = sum(count for _, count in most[_NAMED:])
     return "; ".join([*named, *([f"other reasons ({others:,})"] if others else [])])
 
 
-def of_first_evaluation(found: Evaluation) -> Iterator[str]:
-    """What the evaluation of the initial model says of the reward function, and what to check, a sentence or two each."""
-    unscored, accuracy = sum(found.unscored.values()), found.accuracy
-    of_all = f"of {found.sampled:,} held-out samples"
+def of_first_evaluation(evaluation: Evaluation) -> Iterator[str]:
+    """Warnings that follow from the evaluation of the initial model: what is odd, and what to check."""
+    unscored, accuracy = sum(evaluation.unscored.values()), evaluation.accuracy
+    of_all = f"of {evaluation.sampled:,} held-out samples"
     if accuracy is None:
-        yield f"check the reward function: none {of_all} has a score: {counted(found.unscored)}. The accuracy is not known"
-    elif unscored >= max(1, _MANY * found.sampled):
         yield (
-            f"check the reward function: {unscored:,} {of_all} have no score: {counted(found.unscored)}. The accuracy is "
-            "that of the others"
+            f"check the reward function: none {of_all} has a score: {counted(evaluation.unscored)}. The accuracy is not "
+            "known"
         )
-    if accuracy is not None and found.constant is not None:
-        yield _of_constant(found.constant, found.sampled - unscored)
-    if accuracy is not None and not found.sampled and accuracy < _HARDLY:
-        at_k = "" if found.breadth is None else f", pass@{found.breadth.k} {found.breadth.pass_at_k:.2g}"
+    elif unscored >= max(1, _MANY * evaluation.sampled):
+        yield (
+            f"check the reward function: {unscored:,} {of_all} have no score: {counted(evaluation.unscored)}. The "
+            "accuracy is that of the others"
+        )
+    if accuracy is not None and evaluation.constant is not None:
+        yield _of_constant(evaluation.constant, evaluation.sampled - unscored)
+    if accuracy is not None and not evaluation.sampled and accuracy < _HARDLY:
+        at_k = "" if evaluation.breadth is None else f", pass@{evaluation.breadth.k} {evaluation.breadth.pass_at_k:.2g}"
         yield (
             f"the model hardly ever gives the right answer to a held-out prompt: accuracy {accuracy:.2g}{at_k}, so that "
             "most rollouts will teach nothing. Check the form of the prompts and of the ground truths; if they are sound, "

@@ -16,15 +16,15 @@ Shape = Literal["constant", "linear", "cosine"]
 class Schedule:
     """Learning rate over a run: a linear rise, then constant or falling to a floor.
 
-    It falls over optimizer steps that are given, or over the run's budget: then each batch has the rate of what was spent
-    before it, whatever the recipe does with its rollouts and however many steps it takes.
+    It falls over a number of optimizer steps, or over the run's budget: the rate of a batch then depends on the share of the
+    budget that was spent before it, not on the number of steps.
 
     Attributes:
         warmup: steps over which the rate rises, 0 or more.
         shape: what follows.
-        steps: after which the floor is reached, those of the rise included, more than `warmup`; None: the rate falls over
-            the budget, or is constant.
-        floor: share of the rate that is left then, in [0, 1].
+        steps: optimizer steps, including the rise, after which the floor is reached; more than `warmup`. None: the rate
+            falls over the budget, or is constant.
+        floor: share of the rate at the end, in [0, 1].
 
     Raises:
         ValueError: a value out of its range, or steps for a constant rate.
@@ -80,19 +80,23 @@ class Schedule:
         return self.floor + (1 - self.floor) * left
 
 
-def share_spent(budget: Budget, max_batches: int | None, batches: int, made: Mapping[str, Any]) -> float | None:
-    """Share of a run's budget that is spent, the largest where it has several limits: in [0, 1]; None without a limit.
+def share_spent(budget: Budget, max_batches: int | None, batches: int, paid: Mapping[str, Any]) -> float | None:
+    """Share of a run's budget that is spent, in [0, 1]: the largest share if there are several limits. None: no limit.
 
-    `made` has `rollouts_paid` and `tokens_paid` when the weights were made.
+    Args:
+        budget: of the recipe.
+        max_batches: a further limit.
+        batches: number of batches trained.
+        paid: has `rollouts_paid` and `tokens_paid` at the newest update.
     """
-    spent = (made["rollouts_paid"], made["tokens_paid"], batches)
+    spent = (paid["rollouts_paid"], paid["tokens_paid"], batches)
     limits = (budget.run_rollouts, budget.run_tokens, max_batches)
-    shares = [each / limit for each, limit in zip(spent, limits, strict=True) if limit is not None]
+    shares = [amount / limit for amount, limit in zip(spent, limits, strict=True) if limit is not None]
     return min(1.0, max(shares)) if shares else None
 
 
 def check_budget(schedule: Schedule, budget: Budget, max_batches: int | None) -> None:
-    """Refuse, by a `ValueError`, a rate that falls over a budget that there is not."""
+    """Raise a `ValueError` if the learning rate falls over a budget and there is no budget."""
     limits = (budget.run_rollouts, budget.run_tokens, max_batches)
     if schedule.over_budget and not any(limits):
         do = "give --max-rollouts (Budget(run_rollouts=...)) or --schedule-steps (Schedule(steps=...))"

@@ -20,10 +20,15 @@ _PAID = "rollalloc/rollouts_paid"
 def tracked(
     names: Sequence[str], folder: Path, described: Mapping[str, Any], listener: Listener | None = None
 ) -> Iterator[Listener]:
-    """A listener that gives each line of the metrics to every tracker named.
+    """A listener that passes each line of the metrics on to the named trackers, and to `listener`.
 
-    All are drawn against the rollouts paid, so that recipes can be compared at an equal price. `described` is the run as
-    plain data; `listener` gets each line too.
+    The trackers plot against the rollouts paid, so that recipes can be compared at an equal price.
+
+    Args:
+        names: of trackers, keys of `TRACKERS`.
+        folder: of the run.
+        described: the run as plain data.
+        listener: gets each line too.
 
     Raises:
         ValueError, ImportError: an unknown name; a tracker's library is not installed.
@@ -36,8 +41,8 @@ def tracked(
         listeners += [stack.enter_context(TRACKERS[name](folder, described)) for name in dict.fromkeys(names)]
 
         def listen(line: dict[str, Any]) -> None:
-            for each in listeners:
-                each(line)
+            for tell in listeners:
+                tell(line)
 
         yield listen
 
@@ -45,8 +50,8 @@ def tracked(
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a line of the metrics by name: all of them under `rollalloc/`, and the mean reward as `reward`.
 
-    Nested ones are named by their path. Reasons why rollouts had no score are text of any kind, and are summed. Of an
-    evaluation, only what it alone says.
+    Nested numbers are named by their path. Counts of rollouts without a score are summed over the reasons, which are free
+    text. Of an evaluation, only the fields that no other line has.
     """
     own = {name: value for name, value in line.items() if name not in ("kind", "unscored", "lengths")}
     if line["kind"] == "eval":
@@ -55,10 +60,10 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
         own["unscored"] = sum(line["unscored"].values())
     if lengths := line.get("lengths"):
         own["lengths"] = lengths | dict(zip(QUANTILES, lengths["quantiles"], strict=True))
-    found = numbers(own)
+    values = numbers(own)
     if line.get("reward_mean") is not None:
-        found["reward"] = float(line["reward_mean"])
-    return found
+        values["reward"] = float(line["reward_mean"])
+    return values
 
 
 @contextmanager
@@ -73,7 +78,7 @@ def _tensorboard(folder: Path, described: Mapping[str, Any]) -> Iterator[Listene
     def listen(line: dict[str, Any]) -> None:
         nonlocal writer
         paid = line["rollouts_paid"]
-        # What a run that began here before, or broke off beyond its checkpoint, wrote from there on is hidden.
+        # Hides what an earlier run here, or this one after the checkpoint that it resumes from, has written.
         writer = writer or SummaryWriter(folder / "tensorboard", purge_step=paid)
         for name, value in scalars(line).items():
             writer.add_scalar(name, value, paid)

@@ -577,7 +577,9 @@ class Trainer(Loop):
         return evaluate(
             self.behaviour.policy(),
             self.heldout,
-            lambda prompts, generations: wait_unless_stopped(self.engine.score_samples(prompts, generations), self.stop),
+            lambda prompts, generations: wait_unless_stopped(
+                self.engine.score_samples(prompts, generations), self.stop
+            ),
             sampling=self.config.sampling,
             samples=self.config.eval_samples,
             seed=self.config.seed,

@@ -120,7 +120,10 @@ class Updater:
         examples = self._examples(batch, generations, measure_kl=measure_kl)
         before = self._before(examples) if measure_kl and self.averages else {}
         first, *later = self._parts(examples, batch.version)
-        self._judge([each for part in later for each in part] + [each for each in first if not each.row.advantage])
+        self._judge(
+            [example for part in later for example in part]
+            + [example for example in first if not example.row.advantage]
+        )
         figures = [self._step(part, spent) for part in (first, *later)]
         moved = {"approx_kl": self._moved(examples, before)} if measure_kl else {}
         return {
@@ -132,7 +135,7 @@ class Updater:
 
     def _before(self, examples: Sequence[Example]) -> dict[int, Tensor]:
         """Log-probabilities of a few rows under averaged weights, before the batch's steps, by rollout."""
-        return {each.row.rollout: now_T for each, now_T in self._judged(self.policy.model, _measured(examples))}
+        return {example.row.rollout: now_T for example, now_T in self._judged(self.policy.model, _measured(examples))}
 
     def _moved(self, examples: Sequence[Example], before: Mapping[int, Tensor]) -> float:
         """The divergence of the policy before the batch's steps from the one after, by the tokens of a few of its rows.
@@ -164,14 +167,14 @@ class Updater:
         importance weight then corrects the difference. `_judge` computes those of stale rows.
         """
         of_rows = [generations[row.rollout] for row in batch.rows]
-        sampled = sent(np.concatenate([made.logprobs for made in of_rows]), self.policy.model.device)
-        parts = sampled.split([len(made.tokens) for made in of_rows])
+        sampled = sent(np.concatenate([generation.logprobs for generation in of_rows]), self.policy.model.device)
+        parts = sampled.split([len(generation.tokens) for generation in of_rows])
         rounded = self._rounds and not self.averages
         examples: list[Example] = []
-        for row, made, sampled_T in zip(batch.rows, of_rows, parts, strict=True):
+        for row, generation, sampled_T in zip(batch.rows, of_rows, parts, strict=True):
             stale = row.advantage and (row.version < batch.version or rounded)
             proximal_T = None if stale else sampled_T
-            examples.append(Example(row, self.prompts[row.prompt], made.tokens, sampled_T, proximal_T))
+            examples.append(Example(row, self.prompts[row.prompt], generation.tokens, sampled_T, proximal_T))
         if rounded and measure_kl:  # or the rounding would be measured as a change of the policy
             for example in _measured(examples):
                 example.proximal_T = None
@@ -213,7 +216,7 @@ class Updater:
         if not isfinite(norm):
             what = f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged"
             raise FloatingPointError(f"{what}; try a smaller learning rate")
-        if any(each.row.advantage for each in examples):  # of a KL term alone it may be what rounding makes
+        if any(example.row.advantage for example in examples):  # of a KL term alone it may be what rounding makes
             self.limit.saw(norm)
         self.steps += 1
         for group in self.optimizer.param_groups:
@@ -227,14 +230,14 @@ class Updater:
 
         Without a KL term, a row without advantage has no gradient: it counts in the means, but needs no forward pass.
         """
-        lengths_B = torch.tensor([len(each.tokens) for each in examples])
+        lengths_B = torch.tensor([len(example.tokens) for example in examples])
         names = ("loss", "clip_fraction") + (() if self.reference is None else ("kl",))
         tokens = [int(lengths_B.sum())] * (len(names) - 1)
         counts = sent(np.array([1, *tokens], np.float64), self.policy.model.device)
         self.optimizer.zero_grad(set_to_none=False)
         figures = torch.zeros_like(counts)
         self._weigh(examples)
-        needed = [each for each in examples if self._has_gradient(each)]
+        needed = [example for example in examples if self._has_gradient(example)]
         for part in passes(needed, self.config.tokens_per_forward):
             figures += self._add_up(part) / counts
             self._pass_ended()
@@ -242,7 +245,7 @@ class Updater:
 
     def _weigh(self, examples: Sequence[Example]) -> None:
         """Set the share that each row has in the loss of its mini-batch."""
-        config, lengths_B = self.config, torch.tensor([len(each.tokens) for each in examples])
+        config, lengths_B = self.config, torch.tensor([len(example.tokens) for example in examples])
         of_rows = shares(lengths_B, config.loss.aggregation, config.sampling.max_new_tokens)
         for example, share in zip(examples, of_rows.tolist(), strict=True):
             example.share = share
@@ -261,16 +264,22 @@ class Updater:
         loss = self.config.loss
         with self._recomputing():
             logprobs_BT, mask_BT = self._logprobs(self.model, examples)
-        for each, now_T in zip(examples, logprobs_BT.detach(), strict=True):
-            if each.proximal_T is None:
-                each.proximal_T = now_T[: len(each.tokens)]
-        behaviour_BT = _beside([each.behaviour_T for each in examples], logprobs_BT)
-        proximal_BT = _beside([each.proximal_T for each in examples if each.proximal_T is not None], logprobs_BT)
-        columns = zip(*((each.row.advantage, each.row.weight, each.share) for each in examples), strict=True)
+        for example, now_T in zip(examples, logprobs_BT.detach(), strict=True):
+            if example.proximal_T is None:
+                example.proximal_T = now_T[: len(example.tokens)]
+        behaviour_BT = _beside([example.behaviour_T for example in examples], logprobs_BT)
+        proximal_BT = _beside(
+            [example.proximal_T for example in examples if example.proximal_T is not None], logprobs_BT
+        )
+        columns = zip(
+            *((example.row.advantage, example.row.weight, example.share) for example in examples), strict=True
+        )
         advantages_B, weights_B, shares_B = sent(np.array(list(columns), np.float32), logprobs_BT.device)
         reference_BT = None
         if self.reference is not None:
-            reference_BT = _beside([each.reference_T for each in examples if each.reference_T is not None], logprobs_BT)
+            reference_BT = _beside(
+                [example.reference_T for example in examples if example.reference_T is not None], logprobs_BT
+            )
         losses_BT = token_losses(logprobs_BT, proximal_BT, behaviour_BT, advantages_B, weights_B, loss, reference_BT)
         with torch.no_grad():
             ratio_BT = (logprobs_BT - proximal_BT).exp()
@@ -293,8 +302,8 @@ class Updater:
         with computing(model, self.config.precision, again=self.config.gradient_checkpointing):
             return completion_logprobs(
                 model,
-                [each.prompt for each in examples],
-                [each.tokens for each in examples],
+                [example.prompt for example in examples],
+                [example.tokens for example in examples],
                 pad_id=self.policy.pad_id,
                 temperature=self.config.sampling.temperature,
                 share=not self.config.gradient_checkpointing,  # it needs a cache
@@ -310,7 +319,7 @@ class Updater:
 
 def _measured(examples: Sequence[Example]) -> list[Example]:
     """The rows by which the way of the weights is measured."""
-    return [each for each in examples if not each.row.replays][:MEASURED] or list(examples[:MEASURED])
+    return [example for example in examples if not example.row.replays][:MEASURED] or list(examples[:MEASURED])
 
 
 def mini_batches(rows: Sequence[Row], parts: int, seed: int, version: int) -> Iterator[list[int]]:
@@ -330,7 +339,7 @@ def passes(examples: Iterable[Example], tokens_per_forward: int) -> Iterator[lis
     """Rows that share a forward pass: of like length, and with padding no more than so many tokens, or a row alone."""
     part: list[Example] = []
     longest_prompt = 0
-    for example in sorted(examples, key=lambda each: (len(each.tokens), len(each.prompt))):
+    for example in sorted(examples, key=lambda example: (len(example.tokens), len(example.prompt))):
         longest_prompt = max(longest_prompt, len(example.prompt))
         width = longest_prompt + len(example.tokens)
         if part and (len(part) + 1) * width > tokens_per_forward:

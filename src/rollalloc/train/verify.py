@@ -1,4 +1,4 @@
-"""Whether a run that is killed and resumed is the run that it would have been."""
+"""Check that a run that is killed and resumed equals the unbroken run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rollalloc.train.train import train
 
 
 def first_difference(config: Config, batches: int, folder: Path) -> str | None:
-    """Train a run's first batches unbroken, and again killed half-way and resumed, each in a process of its own.
+    """Train the first batches of a run twice: unbroken, and killed half-way and resumed; each in its own process.
 
     Args:
         config: of the run; its limit of batches and its target are replaced.
@@ -30,7 +30,7 @@ def first_difference(config: Config, batches: int, folder: Path) -> str | None:
         folder: gets `unbroken` and `resumed`.
 
     Returns:
-        The first difference between their metrics, times aside, or between their final weights; None: they are identical.
+        The first difference between their metrics, without times, or between their final weights; None: they are equal.
 
     Raises:
         ValueError: fewer than 2 batches, a run that ends before it could be killed, or one whose batches depend on a clock.
@@ -40,9 +40,9 @@ def first_difference(config: Config, batches: int, folder: Path) -> str | None:
         raise ValueError(f"batches must be at least 2, one before the kill and one after, got {batches}")
     if config.engine == "async" and config.streaming.overlap:
         raise ValueError(
-            "a run whose generator has a process of its own (--engine async) is no two times the same: which rollouts end "
-            "first depends on a clock, and those in flight begin again after a kill. With --no-overlap, or --engine sync, a "
-            "resumed run is identical"
+            "a run whose generator has a process of its own (--engine async) never repeats exactly: which rollouts end "
+            "first depends on the clock, and those in flight start again after a kill. With --no-overlap, or --engine sync, "
+            "a resumed run is identical"
         )
     half = batches // 2
     config = replace(config, max_batches=batches, target=None, checkpoint_every=half)
@@ -67,12 +67,12 @@ def _exit_code(config: Config, folder: Path, kill_after: int | None = None) -> i
     try:
         process.join()
     finally:
-        process.kill()  # where Ctrl-C came; one that has ended does not mind
+        process.kill()  # after Ctrl-C; does nothing to a process that has ended
     return process.exitcode
 
 
 def _execute(config: Config, folder: Path, kill_after: int | None) -> None:
-    """Carry out or resume a run; `kill_after` that many batches this process ends itself as `kill -9` would."""
+    """Train, or resume; after `kill_after` batches this process kills itself with SIGKILL."""
 
     def listen(line: dict[str, Any]) -> None:
         if kill_after is not None and line["kind"] == "batch" and line["batch"] >= kill_after:

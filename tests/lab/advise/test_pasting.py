@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from rollalloc.cli import app
-from rollalloc.cli.options import Given, parameters_of
+from rollalloc.cli.options import RunOptions, parameters_of
 from rollalloc.cli.sources import run_of
 from rollalloc.data.prompts import write_prompts
 from rollalloc.lab.advise import pasting
@@ -41,7 +41,7 @@ def test_our_own_command_trains_under_the_choice(name, tmp_path):
     file = tmp_path / "my prompts.jsonl"
     write_prompts(file, [{"data_source": "mine", "prompt": "1 + 1", "reward_model": {"ground_truth": "2"}}])
     said = parsed(pasted(choice, "rollalloc", Config(model="my model", prompts=(str(file),), reward="a b.py:f")))
-    given = Given(**{each: said[each] for each in ("model", "prompts", "reward")}, max_rollouts=1)
+    given = RunOptions(**{each: said[each] for each in ("model", "prompts", "reward")}, max_rollouts=1)
     run = run_of(given, said["recipe"], parameters_of(said["set_"]), 0)
     stage = run.make_recipe().stages[0]
     assert (run.make_recipe().groups, stage.size.n) == (choice.groups, choice.n)

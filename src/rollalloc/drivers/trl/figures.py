@@ -10,7 +10,7 @@ from rollalloc.core.events import Batch
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
 from rollalloc.drivers.trl.rewards import RewardFunctions, Score
 from rollalloc.runs.metrics import of_batch, prediction, scalars, totals
-from rollalloc.train.evaluation import several
+from rollalloc.train.evaluation import pass_at_k
 
 Figures = dict[str, float]
 
@@ -78,7 +78,7 @@ def evaluated_figures(
         return {}
     all_here = len(completions) == len(metrics)
     answers = [hash(tuple(ids)) for ids in completions] if all_here else [0] * len(metrics)
-    found = several(np.array(answers).reshape(-1, each)[scored_N], metrics_NE[scored_N])
+    found = pass_at_k(np.array(answers).reshape(-1, each)[scored_N], metrics_NE[scored_N])
     differences = {"distinct_right": found.distinct_right, "right_pairs_differ": found.right_pairs_differ}
     breadth = {"pass_at_k": found.pass_at_k, "full_marks": found.full_marks} | (differences if all_here else {})
     return scalars({"breadth": breadth})

@@ -190,6 +190,7 @@ def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None
     settings: dict[str, Any] = {
         **chosen.optimizer,
         "learning_rate": chosen.learning_rate,
+        "max_rollouts": preset.max_rollouts,
         "target": preset.target,
         "eval_every": preset.eval_every,
         "eval_samples": preset.eval_samples,
@@ -198,7 +199,6 @@ def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None
     return Config(
         recipe=recipe,
         parameters=dict(chosen.parameters),
-        max_rollouts=preset.max_rollouts,
         task=name,
         seed=seed,
         **settings | changes,
