@@ -48,7 +48,7 @@ import torch
 from rollalloc.cli.app import app
 from rollalloc.models.weights import trained
 from rollalloc.train import averaging, update
-from rollalloc.train.grid import Grid
+from rollalloc.train.train import Loop
 
 Rule = Callable[[float, float], float]  # rows before a step, rows of the step → share that the mean keeps
 
@@ -127,7 +127,8 @@ class Shadows:
         self.means: dict[str, list[torch.Tensor]] = {}
 
     def install(self) -> None:
-        kept, take, begin, at = averaging.kept_share, averaging.WeightAverage.take, update.Updater.__init__, Grid.at
+        kept, take = averaging.kept_share, averaging.WeightAverage.take
+        begin, evaluate = update.Updater.__init__, Loop._evaluate
         shadows = self
 
         def ruled(_window: int, _step: int, rows: float) -> float:
@@ -145,31 +146,30 @@ class Shadows:
                 torch._foreach_lerp_(mean, shadows.weights(), 1 - RULES[name](shadows.rows, rows))
             shadows.rows += rows
 
-        def evaluated(grid: Any, point: int | None, version: int) -> dict[str, Any]:
-            line = at(grid, point, version)
-            if point is not None and version and shadows.shown:
-                shadows.found.append({"rows": shadows.rows, "at": point, **shadows.others(grid)})
-            return line
+        def evaluated(loop: Loop, point: int | None) -> None:
+            evaluate(loop, point)
+            if point is not None and loop.allocator.version and shadows.shown:
+                shadows.found.append({"rows": shadows.rows, "at": point, **shadows.others(loop)})
 
         assert kept(640, 41, 32) == RULES["late"](1280, 32)  # the rule of today
         averaging.kept_share, averaging.WeightAverage.take = ruled, taken
-        update.Updater.__init__, Grid.at = begun, evaluated
+        update.Updater.__init__, Loop._evaluate = begun, evaluated
 
     def weights(self) -> list[torch.Tensor]:
         return [parameter.data for _, parameter in trained(self.updater.model)]
 
-    def others(self, grid: Any) -> dict[str, float]:
+    def others(self, loop: Loop) -> dict[str, float]:
         """The accuracy of each of the other weights."""
         others = self.means if self.arm == "off" else {"trained": self.weights()}
-        return {name: self.accuracy(grid, weights) for name, weights in others.items()}
+        return {name: self.accuracy(loop, weights) for name, weights in others.items()}
 
-    def accuracy(self, grid: Any, weights: list[torch.Tensor]) -> float:
+    def accuracy(self, loop: Loop, weights: list[torch.Tensor]) -> float:
         parameters = [parameter for _, parameter in trained(self.updater.policy.model)]
         before = [parameter.data for parameter in parameters]
         try:
             for parameter, other in zip(parameters, weights, strict=True):
                 parameter.data = other
-            return float(grid.measure().accuracy)
+            return float(loop.evaluate().accuracy)
         finally:
             for parameter, own in zip(parameters, before, strict=True):
                 parameter.data = own
