@@ -100,10 +100,10 @@ def naming(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None or error.errno is None:
             raise
-        what = os.strerror(error.errno)
+        reason = os.strerror(error.errno)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what += "; free some space, then repeat or resume"
-        raise OSError(error.errno, what, str(path)) from error
+            reason += "; free some space, then repeat or resume"
+        raise OSError(error.errno, reason, str(path)) from error
 
 
 def sync(path: Path) -> None:

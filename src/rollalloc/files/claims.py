@@ -219,9 +219,9 @@ def refuse_read_only(folder: Path) -> None:
     Raises:
         PermissionError: says so.
     """
-    there = next(place for place in folder.absolute().parents if place.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, f"{folder} cannot be made, give another folder", str(there))
+    parent = next(place for place in folder.absolute().parents if place.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, f"{folder} cannot be made, give another folder", str(parent))
 
 
 def remove_empty(folder: Path) -> None:
@@ -270,7 +270,7 @@ class Lock:
             refuse(self.folder, [HIDDEN], "move it away, or give another folder")
         path = _lock_file(self.folder, self.kind)
         while True:
-            self._made = [each for each in (path, hidden) if not each.exists()]
+            self._made = [new for new in (path, hidden) if not new.exists()]
             hidden.mkdir(parents=True, exist_ok=True)
             try:
                 self._file = opened(path, os.O_RDWR | os.O_CREAT)

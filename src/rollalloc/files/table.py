@@ -32,7 +32,7 @@ class FittingTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         tables = [self._table(self._optional[:count]) for count in range(len(self._optional) + 1)]
         unbounded = options.update(width=1000)
-        fitting = (each for each in tables if Measurement.get(console, unbounded, each).maximum <= options.max_width)
+        fitting = (table for table in tables if Measurement.get(console, unbounded, table).maximum <= options.max_width)
         yield next(fitting, tables[-1])
 
     def _table(self, left_out: Collection[str]) -> Table:

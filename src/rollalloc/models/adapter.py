@@ -98,18 +98,18 @@ def _targets(model: PreTrainedModel, lora: Lora) -> list[str]:
         raise ValueError(f"{type(model).__name__} has no linear layers for LoRA; train it without (no --lora)")
     chosen: dict[str, nn.Module] = {}
     for target in lora.targets or known:
-        found = {name: layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")}
-        if not found:
+        matching = {name: layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")}
+        if not matching:
             shown = ", ".join(known[:_NAMED]) + (", ..." if len(known) > _NAMED else "")
             raise ValueError(f"LoRA: the model has no linear layer {target!r}; it has {shown}")
-        if any(layer is head for layer in found.values()) and model.config.get_text_config().tie_word_embeddings:
+        if any(layer is head for layer in matching.values()) and model.config.get_text_config().tie_word_embeddings:
             raise ValueError(f"LoRA: {target} is the head, tied to the embeddings; take it out, or untie it")
-        chosen |= {name: layer for name, layer in found.items() if lora.targets or layer is not head}
+        chosen |= {name: layer for name, layer in matching.items() if lora.targets or layer is not head}
     sides = {name: min(cast("Tensor", layer.weight).shape) for name, layer in chosen.items()}
     least = min(sides, key=sides.__getitem__)
     if lora.rank > sides[least]:
-        what = f"rank {lora.rank} is more than {least} has, whose smaller side is {sides[least]}"
-        raise ValueError(f"LoRA: {what}; give a smaller rank, or other targets")
+        problem = f"rank {lora.rank} is more than {least} has, whose smaller side is {sides[least]}"
+        raise ValueError(f"LoRA: {problem}; give a smaller rank, or other targets")
     return sorted(set(lora.targets)) or known
 
 

@@ -90,8 +90,8 @@ def attend(
     plain = attention_mask is None or (attention_mask.dtype == torch.bool and attention_mask.shape[1] == 1)
     most = _MOST_SCORES[not torch.is_grad_enabled()]
     few = batch * heads * queries * key_BKSD.shape[2] <= most
-    here = queries == 1 or (torch.is_autocast_enabled("cpu") and few)
-    if not here or not plain or more.get("dropout") or any(more.get(name) is not None for name in _SPECIAL):
+    is_faster = queries == 1 or (torch.is_autocast_enabled("cpu") and few)
+    if not is_faster or not plain or more.get("dropout") or any(more.get(name) is not None for name in _SPECIAL):
         return sdpa_attention_forward(module, query_BHTD, key_BKSD, value_BKSD, attention_mask, scaling=scaling, **more)
     if attention_mask is None and queries > 1 and _causal(module, more):
         keys = key_BKSD.shape[2]
@@ -110,5 +110,5 @@ def attend(
 
 def _causal(module: nn.Module, more: Mapping[str, Any]) -> bool:
     """Whether a layer without a mask is causal, decided as `sdpa` does."""
-    said = more.get("is_causal")
-    return bool(getattr(module, "is_causal", True) if said is None else said)
+    is_causal = more.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)

@@ -44,8 +44,8 @@ class Behaviour:
         """The sampling policy, with the current weights."""
         if self._copy is None:
             return self.trained
-        here = self._copy.model.state_dict()
+        own_weights = self._copy.model.state_dict()
         with torch.no_grad():
             for name, tensor in plain_weights(self.trained.model):
-                here[name].copy_(tensor)
+                own_weights[name].copy_(tensor)
         return self._copy

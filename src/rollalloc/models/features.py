@@ -124,8 +124,8 @@ class _Passes:
             sums_LBH = self._sums(rows_B)
             finite_B = sums_LBH.isfinite().all(dim=2).all(dim=0).cpu().numpy()
             if not finite_B.all():
-                what = f"the model's hidden states of prompt {int(rows_B[~finite_B][0])} are not finite"
-                raise ValueError(f"{what}; try another precision, or take that prompt out")
+                problem = f"the model's hidden states of prompt {int(rows_B[~finite_B][0])} are not finite"
+                raise ValueError(f"{problem}; try another precision, or take that prompt out")
             yield rows_B, sums_LBH
 
     def _batches(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -192,10 +192,10 @@ def _hidden(passes: _Passes, width: int, seed: int, progress: Progress) -> NDArr
 
 def _lengths(model: PreTrainedModel | None, tokens: Sequence[Tokens]) -> NDArray[np.int64]:
     """Number of tokens of each prompt, checked against the model's context."""
-    lengths_N = np.array([len(each) for each in tokens], np.int64)
+    lengths_N = np.array([len(prompt) for prompt in tokens], np.int64)
     if not lengths_N.size or lengths_N.min() == 0:
-        what = f"none in prompt {lengths_N.argmin()}" if lengths_N.size else "no prompts"
-        raise ValueError(f"expected prompts of at least one token each, got {what}; take it out")
+        problem = f"none in prompt {lengths_N.argmin()}" if lengths_N.size else "no prompts"
+        raise ValueError(f"expected prompts of at least one token each, got {problem}; take it out")
     context = None if model is None else getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is not None and lengths_N.max() > context:
         longest = f"prompt {lengths_N.argmax()} has {lengths_N.max()} tokens"

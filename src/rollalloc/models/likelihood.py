@@ -78,7 +78,7 @@ def _completion_logits(
     completion_BT, mask_BT = padded(completions, pad_id, side="right", device=model.device)
     # The last token of a completion predicts a token after its end, so the model need not see it.
     fed_BS = torch.cat([prompt_mask_BP, mask_BT[:, :-1]], dim=1)
-    ragged = any(len({len(each) for each in column}) > 1 for column in (prompts, completions))
+    ragged = any(len({len(row) for row in column}) > 1 for column in (prompts, completions))
     seen_BS = nn.functional.pad(fed_BS, (shared, 0), value=True)
     output = model(
         input_ids=torch.cat([prompt_BP, completion_BT[:, :-1]], dim=1),
@@ -184,9 +184,9 @@ def exact_answers(
     with evaluating(model):
         for start in range(0, len(prompts), batch_rows):
             rows_B = by_length_N[start : start + batch_rows]
-            asked, answered = [prompts[row] for row in rows_B], [answers[row] for row in rows_B]
+            prompts_B, answers_B = [prompts[row] for row in rows_B], [answers[row] for row in rows_B]
             logits_BTV, answer_BT, mask_BT = _completion_logits(
-                model, asked, answered, pad_id, temperature, shared_prefix(model, asked)
+                model, prompts_B, answers_B, pad_id, temperature, shared_prefix(model, prompts_B)
             )
             logprobs_BT = _logprobs(logits_BTV, answer_BT, mask_BT).double()
             p_B = logprobs_BT.sum(dim=1).exp()

@@ -73,9 +73,9 @@ class Policy:
         tokenizer = AutoTokenizer.from_pretrained(str(name))
         model = cast("PreTrainedModel", cast("torch.nn.Module", model).to(device).eval())
         if obstacle := why_not(model):
-            what = f"{name} is {type(model).__name__}, and rollalloc's sampler cannot generate with {obstacle}"
+            problem = f"{name} is {type(model).__name__}, and rollalloc's sampler cannot generate with {obstacle}"
             raise ValueError(
-                f"{what}; take a model with attention only, or train it through TRL (rollalloc.drivers.trl)"
+                f"{problem}; take a model with attention only, or train it through TRL (rollalloc.drivers.trl)"
             )
         eos_ids = _eos_ids(model, tokenizer)
         if not eos_ids:
@@ -184,9 +184,9 @@ def usable_device(name: str | None) -> str:
     try:
         torch.zeros(1, device=name).cpu()
     except Exception as error:  # its type depends on the device
-        there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        devices = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"device {name!r} cannot be used here ({reason}); there is {', '.join(there)}") from None
+        raise ValueError(f"device {name!r} cannot be used here ({reason}); there is {', '.join(devices)}") from None
     return name
 
 

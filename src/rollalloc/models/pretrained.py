@@ -112,7 +112,7 @@ def make_model(
     folder.parent.mkdir(parents=True, exist_ok=True)
     _need_room(folder.parent, published.room)
     with TemporaryDirectory(prefix=f".partial-{folder.name}-", dir=folder.parent) as scratch, _disk_errors():
-        made = Path(scratch) / "model"
+        temporary = Path(scratch) / "model"
         if hub:
             progress(f"taking {published.hub} from the hub")
             model = AutoModelForCausalLM.from_pretrained(published.hub, dtype="float32", use_safetensors=True)
@@ -129,13 +129,13 @@ def make_model(
         progress("writing")
         plain = _plain(cast("PreTrainedModel", model), untie=untie)
         tokenizer.model_max_length = plain.config.max_position_embeddings
-        plain.save_pretrained(made)
-        tokenizer.save_pretrained(made)
-        (made / "README.md").write_text(_card(published, origin, untie=untie), encoding="utf-8")
-        for path in (*made.iterdir(), made):
+        plain.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        (temporary / "README.md").write_text(_card(published, origin, untie=untie), encoding="utf-8")
+        for path in (*temporary.iterdir(), temporary):
             sync(path)
         try:
-            made.rename(folder)  # fails if the folder has files by now
+            temporary.rename(folder)  # fails if the folder has files by now
         except OSError:
             _refuse_taken(folder)
             raise
@@ -146,8 +146,8 @@ def _refuse_taken(folder: Path) -> None:
     if folder.is_dir() and not any(folder.iterdir()):
         return
     if os.path.lexists(folder):
-        what = "is not empty" if folder.is_dir() else "is a file"
-        raise FileExistsError(errno.EEXIST, f"the folder for a model {what}; give a new one", str(folder))
+        problem = "is not empty" if folder.is_dir() else "is a file"
+        raise FileExistsError(errno.EEXIST, f"the folder for a model {problem}; give a new one", str(folder))
 
 
 def _need_gguf() -> None:
@@ -158,8 +158,8 @@ def _need_gguf() -> None:
 def _need_room(place: Path, room: int) -> None:
     free = shutil.disk_usage(place).free
     if free < room:
-        what = f"making the model takes up to {room / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free"
-        raise OSError(errno.ENOSPC, f"{what}; make room, or give another folder", str(place))
+        problem = f"making the model takes up to {room / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free"
+        raise OSError(errno.ENOSPC, f"{problem}; make room, or give another folder", str(place))
 
 
 @contextmanager
@@ -203,11 +203,11 @@ def _downloaded(published: Published, scratch: Path) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PIP_S)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"pip did not fetch {wanted} in {_PIP_S // 60} minutes; {_elsewhere(published)}") from None
-    found = sorted(scratch.glob("*.whl"))
-    if done.returncode or not found:
+    wheels = sorted(scratch.glob("*.whl"))
+    if done.returncode or not wheels:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it says nothing"]
         raise RuntimeError(f"pip could not fetch {wanted} ({lines[-1].strip()}); {_elsewhere(published)}")
-    return found[0]
+    return wheels[0]
 
 
 def _copy_checked(published: Published, file: IO[bytes], to: Path, source: Path) -> None:

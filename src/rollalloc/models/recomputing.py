@@ -23,8 +23,8 @@ def recomputing(model: nn.Module) -> Iterator[None]:
     """
     layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:
-        what = f"{type(model).__name__} has no layers that can be computed again"
-        raise ValueError(f"{what}; train it without gradient checkpointing, with a smaller tokens_per_forward")
+        problem = f"{type(model).__name__} has no layers that can be computed again"
+        raise ValueError(f"{problem}; train it without gradient checkpointing, with a smaller tokens_per_forward")
     before = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
         # Nothing is random in eval mode, so the random state need not be preserved.

@@ -45,9 +45,9 @@ def check_weights(model: torch.nn.Module, saved: Mapping[str, Tensor], what: str
     Raises:
         ValueError: names or shapes differ from the model's.
     """
-    here = weights_of(model)
-    exact_keys(saved, here, what)
-    for name, tensor in here.items():
+    expected = weights_of(model)
+    exact_keys(saved, expected, what)
+    for name, tensor in expected.items():
         if tensor.shape != saved[name].shape:
             raise ValueError(
                 f"{what}: {name} must have shape {tuple(tensor.shape)}, got {tuple(saved[name].shape)}; of another model"

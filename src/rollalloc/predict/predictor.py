@@ -87,7 +87,7 @@ class Predictor:
         for name in ("events", "fit_every", "track_every"):
             if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
                 raise ValueError(f"{name} must be a whole number of 1 or more, got {getattr(self, name)!r}")
-        if not (self.ridges and all(_LEAST_RIDGE <= each < math.inf for each in self.ridges)):
+        if not (self.ridges and all(_LEAST_RIDGE <= strength < math.inf for strength in self.ridges)):
             raise ValueError(f"ridges must be finite, {_LEAST_RIDGE} or more, and at least one, got {self.ridges}")
         if list(self.first_fits) != sorted({*self.first_fits} - {0}) or min(self.first_fits, default=1) < 0:
             raise ValueError(f"first_fits must ascend from 1 or more, got {self.first_fits}")
@@ -96,7 +96,7 @@ class Predictor:
 
     def _next_fit(self, paid: int) -> int:
         """The number of rollouts at which the next fit is due, after `paid` rollouts."""
-        return next((each for each in self.first_fits if each > paid), paid + self.fit_every)
+        return next((fit for fit in self.first_fits if fit > paid), paid + self.fit_every)
 
     def init(
         self,
@@ -145,11 +145,11 @@ class Predictor:
             "track_at": self.track_every,
         }
         for name in memory["blocks"]:
-            width, several = widths[name], len(self.ridges)
+            width, ridge_count = widths[name], len(self.ridges)
             memory[f"centre/{name}"], memory[f"scale/{name}"] = np.zeros(width, np.float32), np.ones(width, np.float32)
-            memory[f"theta/{name}"] = np.zeros((several, width + 1))
+            memory[f"theta/{name}"] = np.zeros((ridge_count, width + 1))
             memory[f"basis/{name}"] = np.eye(width + 1, dtype=np.float32)
-            memory[f"spread/{name}"] = np.zeros((several, width + 1), np.float32)
+            memory[f"spread/{name}"] = np.zeros((ridge_count, width + 1), np.float32)
         return memory | ring.empty(self.events)
 
     def __call__(self, memory: Memory, features: Features, prompts_K: ArrayLike) -> NDArray[np.float64]:
@@ -263,8 +263,8 @@ class Predictor:
             return shown
         belief_K = memory["event_belief"][at]
         both_KE = np.stack([belief_K, memory["event_constant"][at]], 1)
-        own, constant = quality.log_losses(both_KE, hits_K, count_K) / count_K.sum()
-        shown |= {"log_loss": float(own), "constant_log_loss": float(constant)}
+        log_loss, constant = quality.log_losses(both_KE, hits_K, count_K) / count_K.sum()
+        shown |= {"log_loss": float(log_loss), "constant_log_loss": float(constant)}
         shown["calibration_error"] = quality.calibration_error(belief_K, hits_K, count_K)
         area = quality.auc(belief_K, hits_K, count_K)
         return shown if area is None else shown | {"auc": area}
@@ -313,10 +313,10 @@ class Predictor:
         seen = memory["seen"]
         memory["event_drift"] = np.zeros_like(memory["event_drift"])
         fitted = ("blocks", "widths", "loss_E", "drift", "drift_variance", "drift_fits", "fits", "fit_at")
-        whole = {name: value for name, value in memory.items() if "/" not in name}
+        kept = {name: value for name, value in memory.items() if "/" not in name}
         of_blocks = {name: value for name, value in fresh.items() if "/" in name}
         changed = {name: fresh[name] for name in fitted} | {"event_fits": [seen, seen], "tracked": seen}
-        return whole | of_blocks | changed
+        return kept | of_blocks | changed
 
     @staticmethod
     def _weights(memory: Memory) -> NDArray[np.float64]:
@@ -333,11 +333,11 @@ class Predictor:
         They are 0 for a block if all its experts weigh less than `least`, compared with the mean and with each
         other.
         """
-        several, blocks = len(self.ridges), memory["blocks"]
-        flat = (prompts_K.size, len(blocks) * several)
-        mean_KBR = np.zeros((prompts_K.size, len(blocks), several))
+        ridge_count, blocks = len(self.ridges), memory["blocks"]
+        flat = (prompts_K.size, len(blocks) * ridge_count)
+        mean_KBR = np.zeros((prompts_K.size, len(blocks), ridge_count))
         variance_KBR = np.zeros_like(mean_KBR)
-        weight_BR = mixture(memory["loss_E"][:-1])[:-1].reshape(len(blocks), several)
+        weight_BR = mixture(memory["loss_E"][:-1])[:-1].reshape(len(blocks), ridge_count)
         for at, name in enumerate(blocks if memory["fits"] else ()):
             if weight_BR[at].max() < least:
                 continue
@@ -406,12 +406,12 @@ class Predictor:
             if not memory["fits"]:
                 memory[f"centre/{name}"], memory[f"scale/{name}"] = ridge.measure(rows_KD)
             phi_KF = ridge.design(rows_KD, memory[f"centre/{name}"], memory[f"scale/{name}"]).astype(np.float64)
-            found = [
+            fits = [
                 ridge.fit(phi_KF, hits_K, count_K, weight_K, offset_K, penalty, theta_F)
                 for penalty, theta_F in zip(self.ridges, memory[f"theta/{name}"], strict=True)
             ]
-            memory[f"theta/{name}"] = np.array([theta_F for theta_F, _ in found])
-            memory[f"basis/{name}"], memory[f"spread/{name}"] = ridge.spread(np.array([each for _, each in found]))
+            memory[f"theta/{name}"] = np.array([theta_F for theta_F, _ in fits])
+            memory[f"basis/{name}"], memory[f"spread/{name}"] = ridge.spread(np.array([spread for _, spread in fits]))
         memory["fits"] += bool(at.size)
         memory["drift_fits"] = [memory["drift_fits"][1], memory["drift"]]
         memory["event_fits"] = [memory["event_fits"][1], memory["seen"]]

@@ -46,15 +46,15 @@ class StopRequest:
         """
         before = {}
         if threading.current_thread() is threading.main_thread():
-            before = {each: signal.getsignal(each) for each in ASKING}
-            before = {each: handler for each, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+            before = {number: signal.getsignal(number) for number in ASKING}
+            before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
         try:
-            for each in before:
-                signal.signal(each, self._come)
+            for number in before:
+                signal.signal(number, self._come)
             yield
         finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _come(self, number: int, frame: FrameType | None) -> None:
         if self.by is None:

@@ -90,17 +90,17 @@ def metrics_line(line: bytes) -> MetricsLine:
         ValueError: it is not JSON, or lacks a field that every line must have.
     """
     try:
-        found = parsed(line)
+        fields = parsed(line)
     except ValueError as error:
         raise ValueError(f"is not a line of JSON ({error})") from None
-    evaluated = found.get("kind") == "eval"
-    taken, wrong = take(found, _NEEDED, _IN_AN_EVALUATION if evaluated else _IN_A_BATCH)
+    evaluated = fields.get("kind") == "eval"
+    taken, wrong = take(fields, _NEEDED, _IN_AN_EVALUATION if evaluated else _IN_A_BATCH)
     rises = "at" if evaluated else "batch"
     rising = {rises: taken[rises]} if rises in taken else {}
     if not evaluated:
-        return MetricsLine(taken, found, wrong, rising)
-    unsaid = dict.fromkeys(_CURVE) | {"at": None if "at" in found else taken["rollouts_paid"]}
-    return MetricsLine(unsaid | taken, unsaid | found, wrong, rising)
+        return MetricsLine(taken, fields, wrong, rising)
+    unsaid = dict.fromkeys(_CURVE) | {"at": None if "at" in fields else taken["rollouts_paid"]}
+    return MetricsLine(unsaid | taken, unsaid | fields, wrong, rising)
 
 
 def description(content: bytes) -> tuple[dict[str, Any], str | None]:
@@ -112,10 +112,10 @@ def description(content: bytes) -> tuple[dict[str, Any], str | None]:
     Raises:
         ValueError: it is not a JSON object, or is nested too deeply.
     """
-    found = parsed(content)
-    _refuse_deep(found)
-    checked, wrong = take(found, {}, _IN_A_DESCRIPTION)
-    return {name: value for name, value in found.items() if name not in _IN_A_DESCRIPTION} | checked, wrong
+    fields = parsed(content)
+    _refuse_deep(fields)
+    checked, wrong = take(fields, {}, _IN_A_DESCRIPTION)
+    return {name: value for name, value in fields.items() if name not in _IN_A_DESCRIPTION} | checked, wrong
 
 
 def rollout(line: bytes) -> dict[str, Any]:
@@ -130,13 +130,13 @@ def rollout(line: bytes) -> dict[str, Any]:
     return taken
 
 
-def _refuse_deep(found: Any) -> None:
-    level = [found]
+def _refuse_deep(value: Any) -> None:
+    level = [value]
     for _ in range(_DEEPEST):
         level = [
             inner
-            for each in level
-            for inner in (each.values() if isinstance(each, dict) else each)
+            for node in level
+            for inner in (node.values() if isinstance(node, dict) else node)
             if isinstance(inner, dict | list)
         ]
         if not level:

@@ -47,10 +47,10 @@ def why(error: OSError) -> str:
 def stamp_of(path: Path) -> tuple[int, ...]:
     """Values that change when a file is written: device, inode, size, time in nanoseconds. Zeros if it cannot be read."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError):
         return (0, 0, 0, 0)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def digest_of(folder: Path, upto: int | None = None) -> str:
@@ -136,8 +136,8 @@ class Growing:
             self.unread = max(0, end - self._at)
 
     def _lines(self, chunk: bytes) -> Iterator[tuple[int, bytes | None]]:
-        *whole, self.rest = (self.rest + chunk).split(b"\n")
-        for line in whole:
+        *complete, self.rest = (self.rest + chunk).split(b"\n")
+        for line in complete:
             self.number += 1
             yield self.number, None if self.too_long or len(line) > LONGEST else line
             self.too_long = False
@@ -147,7 +147,7 @@ class Growing:
 
 def _read(file: FileIO, size: int) -> bytes:
     """Read `size` bytes, or fewer at the end of the file."""
-    found = bytearray()
-    while len(found) < size and (more := file.read(size - len(found))):
-        found += more
-    return bytes(found)
+    data = bytearray()
+    while len(data) < size and (more := file.read(size - len(data))):
+        data += more
+    return bytes(data)

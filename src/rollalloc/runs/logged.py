@@ -58,8 +58,8 @@ def lengths_in(logged: Mapping[str, Any], keys: Iterable[str]) -> Line:
 
 def _under(logged: Mapping[str, Any], name: str, kind: type = int) -> dict[str, Any]:
     start = f"{PREFIX}/{name}/"
-    found = {key.removeprefix(start): number(value) for key, value in logged.items() if key.startswith(start)}
-    return {key: kind(value) for key, value in found.items() if value is not None and value >= 0}
+    figures = {key.removeprefix(start): number(value) for key, value in logged.items() if key.startswith(start)}
+    return {key: kind(value) for key, value in figures.items() if value is not None and value >= 0}
 
 
 @dataclass
@@ -137,9 +137,9 @@ class LoggedSteps:
     def go_back_to(self, step: int) -> None:
         """Forget what the log says of steps after this one."""
         while self._batches and self._batches[-1]["version"] > step:
-            gone = self._batches.pop()
+            removed = self._batches.pop()
             self.rolled_back += 1
-            while self.lines.pop() is not gone:
+            while self.lines.pop() is not removed:
                 pass
 
     @property

@@ -323,5 +323,5 @@ def of_batch(core: Allocator, batch: Batch) -> dict[str, Any]:
 def _negative_weight(batch: Batch) -> float | None:
     """Σ |A| over A < 0, divided by Σ A over A > 0, of the fresh rows; None where no row is credited with anything."""
     advantages = [row.advantage for row in batch.rows if not row.replays]
-    positive = sum(each for each in advantages if each > 0)
-    return sum(-each for each in advantages if each < 0) / positive if positive > 0 else None
+    positive = sum(advantage for advantage in advantages if advantage > 0)
+    return sum(-advantage for advantage in advantages if advantage < 0) / positive if positive > 0 else None

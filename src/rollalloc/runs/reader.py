@@ -44,7 +44,7 @@ class Reader:
     @property
     def bytes_read(self) -> int:
         """Bytes of metrics that were read so far, of all runs."""
-        return sum(each.metrics.file.bytes_read for each in self._known.values())
+        return sum(followed.metrics.file.bytes_read for followed in self._known.values())
 
     def __call__(self, folder: Path) -> RecordedRun:
         """Read the run in a folder. Errors are not raised; the run's `problem` describes them."""
@@ -83,12 +83,12 @@ def lines_in(path: Path) -> Iterator[Line]:
     for number, line in file.look():
         if line is None or line.strip():
             try:
-                found = checked.take(line)
+                parsed = checked.take(line)
             except ValueError as error:
                 raise ValueError(f"{path}:{number} {error}; the file is damaged") from None
-            if found.wrong:
-                raise ValueError(f"{path}:{number} {found.wrong}; the file is damaged")
-            yield found.whole
+            if parsed.wrong:
+                raise ValueError(f"{path}:{number} {parsed.wrong}; the file is damaged")
+            yield parsed.whole
     if file.rest.strip():
         with suppress(ValueError):  # incomplete
             yield checked.take(file.rest).whole
@@ -112,14 +112,14 @@ def newest_line(folder: Path, kind: str = "") -> Line | None:
     try:
         with open_regular(folder / METRICS) as file:
             file.seek(max(0, file.seek(0, SEEK_END) - _TAIL))
-            whole, _, _ = file.readall().rpartition(b"\n")
+            complete, _, _ = file.readall().rpartition(b"\n")
     except FileNotFoundError:
         return None
-    for line in reversed(whole.split(b"\n")):
+    for line in reversed(complete.split(b"\n")):
         with suppress(ValueError):  # the first line may be cut off, others may be damaged
-            found = metrics_line(line).whole
-            if kind in ("", found["kind"]):
-                return found
+            parsed = metrics_line(line).whole
+            if kind in ("", parsed["kind"]):
+                return parsed
     return None
 
 
@@ -220,15 +220,15 @@ class Metrics:
         if line is not None and not line.strip():
             return
         try:
-            found = self._checked.take(line)
+            parsed = self._checked.take(line)
         except ValueError as error:
             self._left_out += 1
             self._first_wrong = self._first_wrong or f"{number} {error}"
             return
-        if found.wrong:
-            self._first_wrong = self._first_wrong or f"{number} {found.wrong}"
-        kind = found.known["kind"]
-        self._kept[kind if kind in _KINDS else ""].add(number, found.known)
+        if parsed.wrong:
+            self._first_wrong = self._first_wrong or f"{number} {parsed.wrong}"
+        kind = parsed.known["kind"]
+        self._kept[kind if kind in _KINDS else ""].add(number, parsed.known)
 
     def lines(self) -> list[Line]:
         """The lines that are kept, in the order of the file. A last line without a line break counts if it is complete."""
@@ -253,9 +253,9 @@ class _Checked:
 
     def take(self, line: bytes | None) -> MetricsLine:
         """Check the next line. Raises what `read` raises."""
-        found = self.read(line)
-        self._newest.update(found.rising)
-        return found
+        parsed = self.read(line)
+        self._newest.update(parsed.rising)
+        return parsed
 
     def read(self, line: bytes | None) -> MetricsLine:
         """Check a line as if it were the next, but do not advance.
@@ -265,12 +265,12 @@ class _Checked:
         """
         if line is None:
             raise ValueError(_TOO_LONG)
-        found = metrics_line(line)
-        for name, value in found.rising.items():
+        parsed = metrics_line(line)
+        for name, value in parsed.rising.items():
             if (before := self._newest.get(name)) is not None and value <= before:
                 wrote = "two runs, or one twice, wrote here"
                 raise ValueError(f"comes again or too late, {name} {value:,} after {before:,}: {wrote}")
-        return found
+        return parsed
 
 
 @dataclass
@@ -312,9 +312,9 @@ def _bounded(run: RecordedRun) -> RecordedRun:
     return replace(run, metrics=[line for _, line in entries])
 
 
-def _joined(one: tuple[int, Line], other: tuple[int, Line]) -> tuple[int, Line]:
-    number, line = other
-    if before := one[1].get("ages"):
+def _joined(earlier: tuple[int, Line], later: tuple[int, Line]) -> tuple[int, Line]:
+    number, line = later
+    if before := earlier[1].get("ages"):
         ages = line.get("ages") or {}
         line = line | {"ages": before | {age: rows + before.get(age, 0) for age, rows in ages.items()}}
     return number, line

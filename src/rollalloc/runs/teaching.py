@@ -49,9 +49,11 @@ def in_words(shares: Mapping[str, float]) -> str | None:
     if (outcome := never_differed(shares)) is not None:
         return _CHECK[outcome]
     alone = are_alone(shares)
-    found = {what: shares.get(what if alone else f"all_{what}", 0.0) for what in _WOULD_HELP}
-    most, *others = sorted(found, key=lambda what: -found[what])
-    said = f"{found[most]:.0%} of the last {WINDOW:,} rollouts were {'' if alone else 'in groups that were all '}{most}"
+    share_of = {cause: shares.get(cause if alone else f"all_{cause}", 0.0) for cause in _WOULD_HELP}
+    most, *others = sorted(share_of, key=lambda cause: -share_of[cause])
+    sentence = (
+        f"{share_of[most]:.0%} of the last {WINDOW:,} rollouts were {'' if alone else 'in groups that were all '}{most}"
+    )
     if not alone:
-        said += "".join(f", {found[what]:.0%} all {what}" for what in others if found[what] >= 0.005)
-    return f"{said}: they teach next to nothing; {_WOULD_HELP[most]}"
+        sentence += "".join(f", {share_of[cause]:.0%} all {cause}" for cause in others if share_of[cause] >= 0.005)
+    return f"{sentence}: they teach next to nothing; {_WOULD_HELP[most]}"

@@ -46,9 +46,9 @@ def _states(folder: Path) -> list[Path]:
         if place.name.removeprefix(_CHECKPOINT).isdecimal() and (place / STATE).is_file()
     ]
     states = [path for _, path in sorted(numbered, reverse=True)]
-    if (own := folder / STATE).is_file():
-        is_newest = not states or stamp_of(own)[-1] >= stamp_of(states[0])[-1]
-        states.insert(0 if is_newest else 1, own)
+    if (last_state := folder / STATE).is_file():
+        is_newest = not states or stamp_of(last_state)[-1] >= stamp_of(states[0])[-1]
+        states.insert(0 if is_newest else 1, last_state)
     return states
 
 
@@ -119,10 +119,14 @@ def _run_of(folder: Path, path: Path, name: str, state: dict[str, Any], problems
 
 def _note(name: str, is_ours: bool, evaluated: bool) -> str:
     """What the figures of a run are, which is not what they are of a run of this trainer."""
-    said = [f"its figures are those of {name}, which TRL writes with each checkpoint"]
-    said += [] if is_ours else ["TRL's own trainer logs no number of rollouts, so optimizer steps stand in their place"]
-    said += ["what is called accuracy is TRL's eval_reward, the mean reward of the evaluation set"] if evaluated else []
-    return "; ".join(said)
+    remarks = [f"its figures are those of {name}, which TRL writes with each checkpoint"]
+    remarks += (
+        [] if is_ours else ["TRL's own trainer logs no number of rollouts, so optimizer steps stand in their place"]
+    )
+    remarks += (
+        ["what is called accuracy is TRL's eval_reward, the mean reward of the evaluation set"] if evaluated else []
+    )
+    return "; ".join(remarks)
 
 
 def _steps(history: list[dict[str, Any]], is_ours: bool) -> LoggedSteps:

@@ -41,15 +41,15 @@ def parsed(text: bytes) -> dict[str, Any]:
     if not text.strip():
         raise ValueError("it is empty")
     try:
-        found = json.loads(text.decode("utf-8"))
+        value = json.loads(text.decode("utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"expected an object, got {_shown(found)}")
-    return found
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object, got {_shown(value)}")
+    return value
 
 
-def take(found: Mapping[str, Any], needed: Fields, known: Fields) -> tuple[dict[str, Any], str | None]:
+def take(entries: Mapping[str, Any], needed: Fields, known: Fields) -> tuple[dict[str, Any], str | None]:
     """Check the fields of an object. Other fields are left out.
 
     Args:
@@ -67,14 +67,14 @@ def take(found: Mapping[str, Any], needed: Fields, known: Fields) -> tuple[dict[
     wrong: str | None = None
     for name, field in needed.items():
         try:
-            taken[name] = field.read(found[name])
+            taken[name] = field.read(entries[name])
         except KeyError:
             raise ValueError(f"expected an object with its {', '.join(needed)}, got none with {name}") from None
         except _WRONG:
-            got = f"got {name}: {_shown(found[name])}, expected {field.words}"
+            got = f"got {name}: {_shown(entries[name])}, expected {field.words}"
             raise ValueError(f"expected an object with its {', '.join(needed)}, {got}") from None
     for name, field in known.items():
-        value = found.get(name)
+        value = entries.get(name)
         if value is None:
             continue
         try:
@@ -93,8 +93,8 @@ def _shown(value: Any) -> str:
         return "an object" if isinstance(value, dict) else "a list"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MOST:
         return "a number that is too large"
-    said = json.dumps(value[:_SHOWN] if isinstance(value, str) else value)
-    return said if len(said) <= _SHOWN else f"{said[: _SHOWN - 1]}…"
+    text = json.dumps(value[:_SHOWN] if isinstance(value, str) else value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
 # -------------------------------------------------------------------------------------------------------- kinds of values
@@ -136,25 +136,25 @@ def _measured(value: Any) -> float | None:
 def _counts(value: Any) -> dict[str, int]:
     expect(len(value) <= _NAMES)
     cut = False
-    for name, each in value.items():  # `count` is inlined for speed: most of a metrics file is counts
-        if type(each) is not int or each < 0 or each > MOST:
+    for name, count_ in value.items():  # `count` is inlined for speed: most of a metrics file is counts
+        if type(count_) is not int or count_ < 0 or count_ > MOST:
             raise ValueError
         cut = cut or len(name) > _NAME
-    return {name[:_NAME]: each for name, each in value.items()} if cut else value
+    return {name[:_NAME]: count_ for name, count_ in value.items()} if cut else value
 
 
 def _figures(value: Any) -> dict[str, float]:
     expect(len(value) <= _NAMES)
-    return {name[:_NAME]: number(each) for name, each in value.items() if each is not None}
+    return {name[:_NAME]: number(figure) for name, figure in value.items() if figure is not None}
 
 
 def _known_figures(value: Any) -> dict[str, float]:
     """The finite numbers in an object; other values are left out. Empty if the value is not an object."""
     named = list(value.items())[:_NAMES] if isinstance(value, dict) else []
     known: dict[str, float] = {}
-    for name, each in named:
+    for name, figure in named:
         with suppress(ValueError, TypeError, OverflowError):
-            known[name[:_NAME]] = number(each)
+            known[name[:_NAME]] = number(figure)
     return known
 
 
@@ -168,7 +168,7 @@ def _lengths(value: Any) -> dict[str, Any]:
     return {
         "count": count(value["count"]),
         "truncated": count(value["truncated"]),
-        "quantiles": [_amount(each) for each in quantiles],
+        "quantiles": [_amount(quantile) for quantile in quantiles],
     }
 
 

@@ -102,9 +102,9 @@ class _Progress:
 
     def go_back_to(self, step: int) -> None:
         """Forget the steps after this one, and their validations."""
-        gone = [later for later in self.trained if later > step]
-        self.rolled_back += len(gone)
-        for later in gone:
+        removed = [later for later in self.trained if later > step]
+        self.rolled_back += len(removed)
+        for later in removed:
             del self.trained[later]
         self.points = [point for point in self.points if point.step <= step]
 
@@ -148,8 +148,8 @@ def read_verl(path: Path, metrics: Sequence[str]) -> LoggedRun:
                 _Point(step, sum(values) / len(values), progress.paid, progress.tokens, _seconds_at(progress, step))
             )
     if not progress.points:
-        there = f"it has {', '.join([*seen][:6])}" if seen else "it was never validated"
-        raise ValueError(f"{path}: no validation with {' and '.join(metrics)}; {there}")
+        contents = f"it has {', '.join([*seen][:6])}" if seen else "it was never validated"
+        raise ValueError(f"{path}: no validation with {' and '.join(metrics)}; {contents}")
     return LoggedRun(path, _curve(progress.points), _problem(unreadable), tuple(_notes(progress)))
 
 

@@ -85,10 +85,10 @@ def _entry(line: bytes) -> tuple[int, Mapping[str, Any]] | None:
     Raises:
         ValueError: it is no JSON object.
     """
-    found = parsed(line)
-    step, data = found.get("step"), found.get("data")
-    whole = number(step) if type(step) is int else None
-    return (int(whole), data) if whole is not None and whole >= 0 and isinstance(data, dict) else None
+    entry = parsed(line)
+    step, data = entry.get("step"), entry.get("data")
+    whole_step = number(step) if type(step) is int else None
+    return (int(whole_step), data) if whole_step is not None and whole_step >= 0 and isinstance(data, dict) else None
 
 
 def _steps(entries: list[tuple[int, Mapping[str, Any]]], is_ours: bool, keys: list[str]) -> LoggedSteps:

@@ -169,9 +169,9 @@ def _mixed(mix: str) -> tuple[str, tuple[float, float]]:
     """A mix's name and, for a Gaussian, its mean and standard deviation."""
     if mix in ("variance", "uniform", "foresight"):
         return mix, (0.0, 1.0)
-    name, _, given = mix.partition(":")
+    name, _, parameters = mix.partition(":")
     try:
-        mean, deviation = map(float, given.split(","))
+        mean, deviation = map(float, parameters.split(","))
     except ValueError:
         mean, deviation = np.nan, np.nan
     if name != "gaussian" or not (0 <= mean <= 1 and 0 < deviation < np.inf):

@@ -39,8 +39,8 @@ def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool 
         )
     low, high = rates.zero_variance(4).interval or (0.0, 1.0)
     if high - low > _WIDE:
-        said = f"the share of groups of 4 without variance may be anything from {low:.0%} to {high:.0%}"
-        return f"by these {prompts:,} prompts {said}"
+        doubt = f"the share of groups of 4 without variance may be anything from {low:.0%} to {high:.0%}"
+        return f"by these {prompts:,} prompts {doubt}"
     return ""
 
 
@@ -82,8 +82,8 @@ def _missing(first: Groups) -> NDArray[np.float64]:
     """
     prompts = len(first.keys)
     hits_V = np.add.reduceat(np.nan_to_num(first.rewards_R), first.begin_V)
-    of_visits = (np.bincount(first.prompt_V, each, prompts)[first.prompt_V] for each in (hits_V, first.scored_V))
-    s_V, n_V = (each.astype(np.float64) for each in of_visits)
+    of_visits = (np.bincount(first.prompt_V, counts, prompts)[first.prompt_V] for counts in (hits_V, first.scored_V))
+    s_V, n_V = (counts.astype(np.float64) for counts in of_visits)
     expected_V = _all_of(s_V, n_V, first.scored_V) + _all_of(n_V - s_V, n_V, first.scored_V)
     return np.bincount(first.prompt_V, expected_V - ~first.mixed_V, prompts).astype(np.float64)
 
@@ -113,13 +113,13 @@ def notes_of(
         unpredicted: why success could not be predicted; empty: it was.
         seed: of the bootstrap, at least 0.
     """
-    found = [*reward.rules_out]
+    notes = [*reward.rules_out]
     if moved := drifted(judged.take(judged.size_V > 1), seed) if (judged.size_V > 1).any() else "":
-        found.append(f"several models are mixed here: {moved}")
+        notes.append(f"several models are mixed here: {moved}")
     if np.median(judged.size_V) < 2:
-        found.append(
+        notes.append(
             "groups have one rollout: rates are of each prompt's visits together, whatever the model was by then"
         )
     if unpredicted:
-        found.append(unpredicted)
-    return [*found, *unusable(log), *log.notes]
+        notes.append(unpredicted)
+    return [*notes, *unusable(log), *log.notes]

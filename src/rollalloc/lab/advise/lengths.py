@@ -74,7 +74,7 @@ def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> Length
     row_R = np.searchsorted(np.sort(chosen), prompt_R[some_R])
     times_BP = random.multinomial(len(chosen), np.full(len(chosen), 1 / len(chosen)), resamples)
     told_V = judged.truncated_V != NOT_SAID
-    told = judged.take(told_V)
+    logged = judged.take(told_V)
     longest = int(length_R.max())
     p50, p95 = _quantiles(length_R[some_R], row_R, times_BP)
     return LengthProfile(
@@ -82,7 +82,7 @@ def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> Length
         p50=p50,
         p95=p95,
         longest=longest,
-        truncated=share_of(told.truncated_V, told.size_V, told.prompt_V),
+        truncated=share_of(logged.truncated_V, logged.size_V, logged.prompt_V),
         correlation=_correlation(length_R[some_R], judged.rewards_R[some_R], row_R, times_BP),
         faster={},
     )
@@ -92,12 +92,12 @@ def _quantiles(length_R: NDArray[np.int64], row_R: NDArray[np.int64], times_BP: 
     order_R = np.argsort(length_R, kind="stable")
     length_R, row_R = length_R[order_R], row_R[order_R]
 
-    def found(times_P: NDArray[np.int64]) -> NDArray[np.int64]:
+    def quantiles(times_P: NDArray[np.int64]) -> NDArray[np.int64]:
         until_R = np.cumsum(times_P[row_R])
         return length_R[np.searchsorted(until_R, np.array([0.5, 0.95]) * until_R[-1])]
 
-    value_2 = found(np.ones(times_BP.shape[1], np.int64))
-    return _shares(value_2, [found(times_P) for times_P in times_BP], times_BP.shape[1])
+    value_2 = quantiles(np.ones(times_BP.shape[1], np.int64))
+    return _shares(value_2, [quantiles(times_P) for times_P in times_BP], times_BP.shape[1])
 
 
 def _correlation(
@@ -109,28 +109,28 @@ def _correlation(
     x_R = (np.cumsum(times_T) - times_T / 2)[tie_R] / max(1, len(tie_R))
     y_R, row_R = right_R[known_R], row_R[known_R]
     products = (np.ones(len(x_R)), x_R, y_R, x_R * x_R, y_R * y_R, x_R * y_R)
-    sums_P6 = np.stack([np.bincount(row_R, each, times_BP.shape[1]) for each in products], 1)
+    sums_P6 = np.stack([np.bincount(row_R, product, times_BP.shape[1]) for product in products], 1)
 
-    def found(sums_B6: NDArray[np.float64]) -> NDArray[np.float64]:
+    def correlation(sums_B6: NDArray[np.float64]) -> NDArray[np.float64]:
         count, x, y, xx, yy, xy = sums_B6.T
         with np.errstate(invalid="ignore", divide="ignore"):
             return (xy / count - x * y / count**2) / np.sqrt(
                 (xx / count - (x / count) ** 2) * (yy / count - (y / count) ** 2)
             )
 
-    value = found(sums_P6.sum(0)[None])
+    value = correlation(sums_P6.sum(0)[None])
     if not np.isfinite(value).all():
         return None
-    drawn_B = found((times_BP @ sums_P6).astype(np.float64))
+    drawn_B = correlation((times_BP @ sums_P6).astype(np.float64))
     return _shares(value, drawn_B[np.isfinite(drawn_B)][:, None], times_BP.shape[1])[0]
 
 
 def _shares(value_X: NDArray[np.generic], drawn_BX: object, prompts: int) -> list[Share]:
     if prompts < LEAST_PROMPTS:
-        return [Share(float(each), None) for each in value_X.tolist()]
+        return [Share(float(share), None) for share in value_X.tolist()]
     ends_2X = np.quantile(np.asarray(drawn_BX), (0.025, 0.975), axis=0)
     return [
-        Share(float(each), (low, high)) for each, low, high in zip(value_X.tolist(), *ends_2X.tolist(), strict=True)
+        Share(float(share), (low, high)) for share, low, high in zip(value_X.tolist(), *ends_2X.tolist(), strict=True)
     ]
 
 
@@ -165,9 +165,11 @@ def with_seconds(
     results = {}
     for number, (name, (recipe, scenario)) in enumerate(plans.items()):
         watcher(number, len(plans))
-        results[name] = [simulate(recipe, scenario, seed + each) for each in range(_SEEDS)]
+        results[name] = [simulate(recipe, scenario, seed + offset) for offset in range(_SEEDS)]
     gains = {
-        name: PricedRecipe.of(name, found, results["grpo"]).faster for name, found in results.items() if name != "grpo"
+        name: PricedRecipe.of(name, result, results["grpo"]).faster
+        for name, result in results.items()
+        if name != "grpo"
     }
     ends = {
         name: None if gain.low is None or gain.high is None else (gain.low, gain.high) for name, gain in gains.items()

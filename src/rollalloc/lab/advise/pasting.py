@@ -56,21 +56,21 @@ def parameters_of(choice: Choice) -> dict[str, Any]:
 
 def changes(choice: Choice, present: Choice) -> tuple[str, ...]:
     """Sentences on what else changes: the batch shape and the learning rate."""
-    said: list[str] = []
+    sentences: list[str] = []
     rows, before = choice.groups * choice.n, present.groups * present.n
     kept = f"the {rows} rows of a batch stay" if rows == before else f"a batch has {rows} rows, before {before}"
     if (choice.groups, choice.n) != (present.groups, present.n):
-        said.append(
+        sentences.append(
             f"From {present.groups} prompts × {present.n} to {choice.groups} × {choice.n} in a batch: {kept}, and each of "
             f"its prompts is rolled out {_times(choice.n)}."
         )
     if (choice.n == 1) != (present.n == 1):
-        said.append(
+        sentences.append(
             "Keep your learning rate to begin with: the recipes were compared at one rate. Where rates were searched "
             f"for, on six tasks with models of 152,000 parameters, {_RATES} (docs/leaderboard.md); of larger models nobody "
             "knows."
         )
-    return tuple(said)
+    return tuple(sentences)
 
 
 def _times(n: int) -> str:
@@ -78,10 +78,10 @@ def _times(n: int) -> str:
 
 
 def _ours(choice: Choice, config: Config, task: str) -> str:
-    own = ["--model", config.model, *(word for file in config.prompts for word in ("--prompts", file))]
+    inputs = ["--model", config.model, *(word for file in config.prompts for word in ("--prompts", file))]
     sets = [word for name, value in parameters_of(choice).items() for word in ("--set", f"{name}={value}")]
     return _continued(
-        ["rollalloc", "train", *(["--task", task] if task else [*own, "--reward", config.reward])],
+        ["rollalloc", "train", *(["--task", task] if task else [*inputs, "--reward", config.reward])],
         ["--recipe", choice.recipe, *sets],
     )
 
@@ -91,12 +91,12 @@ def _trl(choice: Choice, config: Config, task: str) -> str:
     if rows < _LEAST_ROWS:
         raise ValueError(f"TRL needs batches of at least {_LEAST_ROWS} rows, got {choice.groups} × {choice.n}")
     # TRL refuses num_generations=1, so set the smallest divisor of the batch; it is ignored, since the recipe decides n.
-    each = choice.n if choice.n > 1 else _divisors(rows)[1]
-    why = f"  # ignored: the recipe generates n={choice.n}; TRL refuses 1" if each != choice.n else ""
+    num_generations = choice.n if choice.n > 1 else _divisors(rows)[1]
+    why = f"  # ignored: the recipe generates n={choice.n}; TRL refuses 1" if num_generations != choice.n else ""
     device = max(size for size in _divisors(rows) if size <= _MOST_ROWS)
     stock = choice.recipe == _STOCK
     trainer = "GRPOTrainer" if stock else "AllocatedGRPOTrainer"
-    given = ", ".join(f"{name}={value}" for name, value in parameters_of(choice).items())
+    arguments = ", ".join(f"{name}={value}" for name, value in parameters_of(choice).items())
     averaging = f"\n    averaging={_AVERAGING}," if choice.n == 1 else ""
     ours = "\nfrom rollalloc import recipes\nfrom rollalloc.drivers.trl import AllocatedGRPOTrainer\n"
     return f"""\
@@ -104,7 +104,7 @@ from trl import GRPOConfig{", GRPOTrainer" if stock else ""}
 {"" if stock else ours}
 args = GRPOConfig(
     output_dir="runs/{choice.name}",
-    num_generations={each},{why}
+    num_generations={num_generations},{why}
     per_device_train_batch_size={device},
     gradient_accumulation_steps={rows // device},  # on one process: {rows} rows, of {choice.groups} prompts
 )
@@ -113,7 +113,7 @@ trainer = {trainer}(
     reward_funcs,
     args=args,
     train_dataset=dataset,
-{"" if stock else f"    recipe=recipes.{choice.recipe}({given}),{averaging}{chr(10)}"})
+{"" if stock else f"    recipe=recipes.{choice.recipe}({arguments}),{averaging}{chr(10)}"})
 trainer.train()
 """
 
@@ -128,17 +128,17 @@ def _verl(choice: Choice, config: Config, task: str) -> str:
     if choice.recipe == _STOCK:
         return _continued(*lines)
     parameters = {name: value for name, value in parameters_of(choice).items() if name not in ("groups", "n")}
-    made = ""
+    features_command = ""
     if make_recipe(choice.recipe, parameters_of(choice)).reads_features:
         prompts = [word for file in config.prompts for word in ("--prompts", file)]
-        made = join(["rollalloc", "features", "--model", config.model, *prompts, "--out", _FEATURES]) + "\n"
+        features_command = join(["rollalloc", "features", "--model", config.model, *prompts, "--out", _FEATURES]) + "\n"
         parameters["features"] = _FEATURES
     keys = [f"+trainer.v1.rollalloc.{name}={value}" for name, value in ({"recipe": choice.recipe} | parameters).items()]
-    return made + _continued(*lines, ["trainer.v1.trainer_mode=rollalloc", *keys])
+    return features_command + _continued(*lines, ["trainer.v1.trainer_mode=rollalloc", *keys])
 
 
 def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def _continued(*lines: str | list[str]) -> str:

@@ -57,8 +57,8 @@ class Predictability:
     @property
     def auc(self) -> float | None:
         """AUC of the predictions with the lowest log-loss; None if there are none."""
-        there = [each for each in (self.both, self.record, self.features) if each is not None]
-        return min(there, key=lambda each: each.log_loss.value).auc.value if there else None
+        known = [accuracy for accuracy in (self.both, self.record, self.features) if accuracy is not None]
+        return min(known, key=lambda accuracy: accuracy.log_loss.value).auc.value if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +194,12 @@ def _judge(events: _Events, said_E: Floats, times_BP: Ints) -> Predicted:
         for fold in range(_FOLDS):
             held_E = fold_E == fold
             hits_H, count_H = hits_E[held_E], count_E[held_E]
-            here = float(hits_H.sum() * (count_H - hits_H).sum())
-            ordered, pairs = ordered + here * (auc(said_E[held_E], hits_H, count_H) or 0.0), pairs + here
+            pairs_here = float(hits_H.sum() * (count_H - hits_H).sum())
+            ordered, pairs = ordered + pairs_here * (auc(said_E[held_E], hits_H, count_H) or 0.0), pairs + pairs_here
         loss = float(log_losses(said_E[:, None], hits_E, count_E)[0] / count_E.sum())
         return (ordered / pairs if pairs else 0.5), loss
 
     value = figures(np.ones(len(events.hits_P), np.int64))
     low_2, high_2 = np.quantile([figures(times_P) for times_P in times_BP], (0.025, 0.975), axis=0).tolist()
-    shares = [Share(*each) for each in zip(value, zip(low_2, high_2, strict=True), strict=True)]
+    shares = [Share(*interval) for interval in zip(value, zip(low_2, high_2, strict=True), strict=True)]
     return Predicted(*shares)

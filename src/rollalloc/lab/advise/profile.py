@@ -72,7 +72,7 @@ class Profile:
 
     def described(self) -> dict[str, Any]:
         """The profile as plain data."""
-        rest = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "rates"}
+        rest = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "rates"}
         plain = {
             name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
             for name, value in rest.items()
@@ -151,7 +151,7 @@ def _counts(judged: Groups) -> tuple[Ints, Ints, Ints]:
     hits_V = np.add.reduceat(np.nan_to_num(judged.rewards_R), judged.begin_V).astype(np.int64)
     count_V, prompt_V = judged.scored_V, judged.prompt_V
     if np.median(judged.size_V) < 2:
-        hits_V, count_V = (np.bincount(prompt_V, each).astype(np.int64) for each in (hits_V, count_V))
+        hits_V, count_V = (np.bincount(prompt_V, counts).astype(np.int64) for counts in (hits_V, count_V))
         prompt_V = np.arange(len(hits_V))
     scored = np.flatnonzero(count_V)
     return hits_V[scored], count_V[scored], prompt_V[scored]

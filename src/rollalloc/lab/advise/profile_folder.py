@@ -149,8 +149,8 @@ class ProfileFolder:
                 if ends[-1] + len(line) > saved[_STAMP]["bytes"]:
                     break
                 if not _is_rollout(line, number):
-                    what = f"{path}:{number + 1}: expected rollout {number} of the profile, found something else"
-                    raise ValueError(f"{what}; replace what is there (--overwrite), or give another folder (--out)")
+                    problem = f"{path}:{number + 1}: expected rollout {number} of the profile, found something else"
+                    raise ValueError(f"{problem}; replace what is there (--overwrite), or give another folder (--out)")
                 ends.append(ends[-1] + len(line))
         return ends
 

@@ -76,25 +76,25 @@ def read_rewards(groups: Groups, threshold: float | None) -> RewardReading:
 
 
 def _rules_out(reading: RewardReading) -> list[str]:
-    found: list[str] = []
+    reasons: list[str] = []
     if reading.outside:
-        found.append(
+        reasons.append(
             f"rewards from {reading.low:g} to {reading.high:g} leave [0, 1]: methods that predict a success rate "
             "(foresight, SPO, MoPPS, VCRL) need a metric within it beside the reward"
         )
     if reading.graded:
-        found.append(
+        reasons.append(
             f"rewards take {reading.values:,} values, and {reading.threshold:g} or more counts as right here: RAFT and "
             "foresight need to know what is right; --threshold says it, --reward names a field that does"
         )
     if reading.usual.value >= _CONSTANT:
-        found.append(
+        reasons.append(
             f"{reading.usual.value:.1%} of the rewards are the same: no recipe learns much from them; other prompts, a "
             "stronger model or a reward that tells more apart would help"
         )
     if reading.unscored.value > _MANY:
-        found.append(
+        reasons.append(
             f"{reading.unscored.value:.1%} of the rollouts have no score: a reward that fails or times out is paid for, and "
             "groups shrink"
         )
-    return found
+    return reasons

@@ -84,10 +84,10 @@ def sample_profile(
             return folder / ROLLOUTS
         usable_device(run.device)
         try_reward(run)
-        given = load_prompts(*run.prompts)
+        prompt_set = load_prompts(*run.prompts)
         with scorer_of(run) as scorer:
             policy = Policy.load(run.model, device=run.device)
-            train = encoded(run, policy, given)
+            train = encoded(run, policy, prompt_set)
             drawn = drawn_of(seed, prompts, len(train.tokens))
             before = place.begin(overwrite=overwrite)
             if before < len(drawn):
@@ -120,17 +120,17 @@ def roll_out(waves: Waves, orders: Sequence[Order], begun: int, place: ProfileFo
     Raises:
         NoScores: none of the rollouts made here has a score, and they are many, or all there are.
     """
-    each = len(orders[0].rollouts)
-    progress("rollouts", begun * each, len(orders) * each)
+    n = len(orders[0].rollouts)
+    progress("rollouts", begun * n, len(orders) * n)
     scored = False
     for begin, end in _waves(begun, len(orders)):
-        outcomes = waves.wave(orders[begin:end], lambda done: progress("rollouts", done, len(orders) * each))
+        outcomes = waves.wave(orders[begin:end], lambda done: progress("rollouts", done, len(orders) * n))
         place.stamp()
         write_text(place.path / REWARDS, json.dumps(waves.scorer.report(), indent=1))
         scored |= any(isinstance(outcome, Scored) for outcome in outcomes)
-        if not scored and ((end - begun) * each >= _PATIENCE or (begun, end) == (0, len(orders))):
+        if not scored and ((end - begun) * n >= _PATIENCE or (begun, end) == (0, len(orders))):
             raise NoScores(
-                f"none of {(end - begun) * each} rollouts has a score, mostly because: "
+                f"none of {(end - begun) * n} rollouts has a score, mostly because: "
                 f"{waves.outcomes.commonest_failure()}. Repair the reward, then sample again over what is in "
                 f"{place.path} (--overwrite)"
             )
@@ -178,26 +178,26 @@ def described_profile(run: Config, prompts: int, n: int, seed: int) -> dict[str,
 
 def _write_prompts(folder: Path, policy: Policy, train: EncodedPrompts, drawn: Sequence[int], progress: Shown) -> None:
     """Write each drawn prompt's row, in verl's schema, and its features under the initial model, both by key."""
-    given = train.prompt_set
-    write_rows(folder, given, drawn)
+    prompt_set = train.prompt_set
+    write_rows(folder, prompt_set, drawn)
     features = features_of(
         policy.model,
         [train.tokens[prompt] for prompt in drawn],
         pad_id=policy.pad_id,
         progress=lambda done, of: progress("features", done, of),
     )
-    save_features(folder / FEATURES, [given.keys[prompt] for prompt in drawn], features)
+    save_features(folder / FEATURES, [prompt_set.keys[prompt] for prompt in drawn], features)
 
 
-def write_rows(folder: Path, given: PromptSet, drawn: Sequence[int]) -> None:
+def write_rows(folder: Path, prompt_set: PromptSet, drawn: Sequence[int]) -> None:
     """Write each drawn prompt's row, in verl's schema, by key."""
     rows = [
         {
-            "key": given.keys[prompt],
-            "data_source": given.sources[prompt],
-            "prompt": given.prompts[prompt],
-            "reward_model": {"ground_truth": given.ground_truths[prompt]},
-            "extra_info": given.extra_infos[prompt],
+            "key": prompt_set.keys[prompt],
+            "data_source": prompt_set.sources[prompt],
+            "prompt": prompt_set.prompts[prompt],
+            "reward_model": {"ground_truth": prompt_set.ground_truths[prompt]},
+            "extra_info": prompt_set.extra_infos[prompt],
         }
         for prompt in drawn
     ]
@@ -217,9 +217,9 @@ def orders_of(drawn: Sequence[int], n: int) -> list[Order]:
 def kept(place: ProfileFolder, before: int, n: int) -> int:
     """Number of prompts whose rollouts are kept: all if the profile was complete, else those of complete waves."""
     groups = place.rollouts() // n
-    whole = groups if groups == before else _boundary(groups)
-    place.cut(whole * n)
-    return whole
+    complete = groups if groups == before else _boundary(groups)
+    place.cut(complete * n)
+    return complete
 
 
 def _boundary(prompts: int) -> int:

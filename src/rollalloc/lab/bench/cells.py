@@ -89,32 +89,34 @@ def board_of(folder: Path) -> Board:
 def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mapping[str, str]) -> TrackPart:
     over: dict[str, list[EndedRun]] = {}
     lost: dict[str, int] = {}
-    for each in plan.contestants:
+    for contestant in plan.contestants:
         for seed in plan.seeds_of(track, task):
-            place = place_of(track, task, each.label, seed)
+            place = place_of(track, task, contestant.label, seed)
             has_diverged = place in diverged
-            if one := _ended(folder / place, plan, task, each, seed, has_diverged):
-                over.setdefault(each.label, []).append(one)
-                lost[each.label] = lost.get(each.label, 0) + has_diverged
-    every = [one for of_label in over.values() for one in of_label]
-    found = {each.label: each for each in summaries_to(BASELINE, every)} if BASELINE in over else {}
-    plain = _best_plain(list(found.values()))
-    to_plain = {each.label: each.ratios for each in summaries_to(plain, every)} if plain else {}
+            if ended_run := _ended(folder / place, plan, task, contestant, seed, has_diverged):
+                over.setdefault(contestant.label, []).append(ended_run)
+                lost[contestant.label] = lost.get(contestant.label, 0) + has_diverged
+    ended_runs = [ended_run for of_label in over.values() for ended_run in of_label]
+    summaries = {summary.label: summary for summary in summaries_to(BASELINE, ended_runs)} if BASELINE in over else {}
+    plain = _best_plain(list(summaries.values()))
+    to_plain = {summary.label: summary.ratios for summary in summaries_to(plain, ended_runs)} if plain else {}
     cells = (
         Cell(
-            label=each.label,
-            paid=found.get(each.label),
-            plain=to_plain.get(each.label, dict.fromkeys(COSTS)),
-            runs=len(over.get(each.label, ())),
-            diverged=lost.get(each.label, 0),
-            command=_command(plan.seeds_of(track, task), task, over.get(each.label, ())),
+            label=contestant.label,
+            paid=summaries.get(contestant.label),
+            plain=to_plain.get(contestant.label, dict.fromkeys(COSTS)),
+            runs=len(over.get(contestant.label, ())),
+            diverged=lost.get(contestant.label, 0),
+            command=_command(plan.seeds_of(track, task), task, over.get(contestant.label, ())),
         )
-        for each in plan.contestants
+        for contestant in plan.contestants
     )
     return TrackPart(track, task, plain, tuple(cells))
 
 
-def _ended(place: Path, plan: Plan, task: TaskPlan, each: Contestant, seed: int, diverged: bool) -> EndedRun | None:
+def _ended(
+    place: Path, plan: Plan, task: TaskPlan, contestant: Contestant, seed: int, diverged: bool
+) -> EndedRun | None:
     """A final run if it has ended, else None.
 
     Raises:
@@ -123,18 +125,20 @@ def _ended(place: Path, plan: Plan, task: TaskPlan, each: Contestant, seed: int,
     if not (place / "run.json").exists():
         return None
     run = read_config(place)
-    said = (run.task, run.recipe, run.name, run.seed, run.max_rollouts, run.eval_every)
-    if said != (task.name, each.recipe, each.label, seed, task.budget, task.eval_every):
-        raise ValueError(f"{place} holds another run than the plan expects there; it says {said}")
+    described = (run.task, run.recipe, run.name, run.seed, run.max_rollouts, run.eval_every)
+    if described != (task.name, contestant.recipe, contestant.label, seed, task.budget, task.eval_every):
+        raise ValueError(f"{place} holds another run than the plan expects there; it says {described}")
     return ended(run, place, target=task.target, diverged=diverged)
 
 
-def _best_plain(found: Sequence[RecipeSummary]) -> str | None:
+def _best_plain(summaries: Sequence[RecipeSummary]) -> str | None:
     """The plain estimator that reached the target on most seeds; among equals, the one with the fewest rollouts."""
     plain = [
-        (each, cost) for each in found if each.recipe in PLAIN and each.reached and (cost := each.costs["rollouts"])
+        (summary, cost)
+        for summary in summaries
+        if summary.recipe in PLAIN and summary.reached and (cost := summary.costs["rollouts"])
     ]
-    best = min(plain, key=lambda one: (-one[0].reached, one[1].point), default=None)
+    best = min(plain, key=lambda candidate: (-candidate[0].reached, candidate[1].point), default=None)
     return best[0].label if best else None
 
 
@@ -143,7 +147,7 @@ def _command(seeds: Sequence[int], task: TaskPlan, over: Sequence[EndedRun]) -> 
     if not over or not is_built_in(task.name):
         return ""
     run = over[0].run
-    said = {
+    options = {
         "--task": task.name,
         "--recipes": run.recipe if run.name == run.recipe else f"{run.name}={run.recipe}",
         "--seeds": ",".join(map(str, seeds)),
@@ -155,7 +159,7 @@ def _command(seeds: Sequence[int], task: TaskPlan, over: Sequence[EndedRun]) -> 
         "--eval-every": str(task.eval_every),
         "--target": f"{task.target:g}",
     }
-    words = [word for option in said.items() for word in option]
+    words = [word for option in options.items() for word in option]
     for name, value in run.parameters.items():
         words += ["--set", f"{run.name}.{name}={value if isinstance(value, str) else json.dumps(value)}"]
     return shlex.join(["rollalloc", "compare", *words])

@@ -52,28 +52,31 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
             setting; for the defaults track, no shape.
         ImportError: its module cannot be imported.
     """
-    own = ":" in recipe
-    for unknown in set() if own else set(recipe.split("+")) - set(RECIPES):
+    is_own = ":" in recipe
+    for unknown in set() if is_own else set(recipe.split("+")) - set(RECIPES):
         make_recipe(unknown, {})  # raises an error that lists the known ones
-    grids, shape, contents = _of_module(recipe) if own else (GRID, matched, "")
+    grids, shape, contents = _of_module(recipe) if is_own else (GRID, matched, "")
     shapes: Any = grids.get(recipe.rpartition(":")[2])
     if "tuned" in tracks and (not isinstance(shapes, (list, tuple)) or not shapes):
-        raise ValueError(_lacks(recipe, "GRID", "tuned", own))
+        raise ValueError(_lacks(recipe, "GRID", "tuned", is_own))
     if "defaults" in tracks and shape is None:
-        raise ValueError(_lacks(recipe, "matched", "defaults", own))
+        raise ValueError(_lacks(recipe, "matched", "defaults", is_own))
     first = tier.search[0].settings
     tuned = settings_of(recipe, shapes, tier.rates, first) if "tuned" in tracks else ()
-    for one in tuned:
-        make_recipe(recipe, one.parameters)
+    for setting in tuned:
+        make_recipe(recipe, setting.parameters)
     plain = None
     if "defaults" in tracks:
-        plain = _plain(recipe, shape(recipe, **DEFAULT_SHAPE) if own else default_parameters(recipe))
+        plain = _plain(recipe, shape(recipe, **DEFAULT_SHAPE) if is_own else default_parameters(recipe))
         make_recipe(recipe, plain)
     return Contestant(
         recipe=recipe,
         label=recipe.replace(":", "."),
         defaults=plain,
-        grid=tuple({"parameters": _plain(recipe, one.parameters), "learning_rate": one.learning_rate} for one in tuned),
+        grid=tuple(
+            {"parameters": _plain(recipe, setting.parameters), "learning_rate": setting.learning_rate}
+            for setting in tuned
+        ),
         contents=contents,
     )
 
@@ -86,25 +89,25 @@ def contestants(names: Sequence[str], own: Sequence[str], tier: Tier, tracks: Se
     Raises:
         ValueError: as `contestant`; a name given twice; no baseline among them; an invalid user recipe.
     """
-    for each in own:
-        if ":" not in each:
-            raise ValueError(f"--recipe {each!r}: expected module:function; recipes of this package go into --recipes")
-    for each in names:
-        if ":" in each:
-            raise ValueError(f"--recipes {each!r}: give a recipe of your own as --recipe {each}")
-    every = [*(names or tier.methods or tier.recipes or GRID), *own]
-    if twice := {each for each in every if every.count(each) > 1}:
+    for name in own:
+        if ":" not in name:
+            raise ValueError(f"--recipe {name!r}: expected module:function; recipes of this package go into --recipes")
+    for name in names:
+        if ":" in name:
+            raise ValueError(f"--recipes {name!r}: give a recipe of your own as --recipe {name}")
+    all_names = [*(names or tier.methods or tier.recipes or GRID), *own]
+    if twice := {name for name in all_names if all_names.count(name) > 1}:
         raise ValueError(f"named twice: {', '.join(sorted(twice))}; each method is compared once")
-    if BASELINE not in every:
+    if BASELINE not in all_names:
         raise ValueError(f"{BASELINE} is the baseline of every ratio; add it: --recipes {','.join((BASELINE, *names))}")
-    made = tuple(
-        _labelled(each, *tier.methods[each]) if each in tier.methods else contestant(each, tier, tracks)
-        for each in every
+    chosen = tuple(
+        _labelled(name, *tier.methods[name]) if name in tier.methods else contestant(name, tier, tracks)
+        for name in all_names
     )
-    for each in made:
-        if "/" in each.label:
-            raise ValueError(f"{each.recipe!r} names a folder, which cannot hold a '/'")
-    return made
+    for entry in chosen:
+        if "/" in entry.label:
+            raise ValueError(f"recipe {entry.recipe!r} gets a folder of its name, so the name cannot have a '/'")
+    return chosen
 
 
 def _labelled(label: str, recipe: str, parameters: Mapping[str, Any]) -> Contestant:
@@ -141,11 +144,11 @@ def _plain(recipe: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{recipe}: the parameters {parameters!r} are no plain data ({error})") from None
 
 
-def _lacks(recipe: str, name: str, track: str, own: bool) -> str:
-    where = f"in the file of {recipe.partition(':')[0]}" if own else "in rollalloc.lab.bench.methods"
-    what = "parameters to tune over" if name == "GRID" else "parameters for the same groups and rollouts per group"
-    other = "tuned" if name == "matched" else "defaults"
+def _lacks(recipe: str, name: str, track: str, is_own: bool) -> str:
+    where = f"in the file of {recipe.partition(':')[0]}" if is_own else "in rollalloc.lab.bench.methods"
+    meaning = "parameters to tune over" if name == "GRID" else "parameters for the same groups and rollouts per group"
+    other_track = "tuned" if name == "matched" else "defaults"
     return (
-        f"{recipe} has no {name}, {what}, {where}, which the {track} track needs; see 'Add a recipe to the leaderboard' in "
-        f"docs/benchmark.md, or give --track {other}"
+        f"{recipe} has no {name}, {meaning}, {where}, which the {track} track needs; see 'Add a recipe to the leaderboard' "
+        f"in docs/benchmark.md, or give --track {other_track}"
     )

@@ -109,12 +109,12 @@ def said_to_diverge(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(read_text(path))
+        reasons = json.loads(read_text(path))
     except (ValueError, RecursionError):  # also raised for bad UTF-8 and JSON
-        found = None
-    if not isinstance(found, dict):
+        reasons = None
+    if not isinstance(reasons, dict):
         raise ValueError(f"{path} does not say which runs diverged; it is damaged, or another program's")
-    return {str(name): str(why) for name, why in found.items()}
+    return {str(name): str(why) for name, why in reasons.items()}
 
 
 class _Agenda:
@@ -158,19 +158,19 @@ class _Agenda:
     def progress(self, at_work: Sequence[Job]) -> Progress:
         self._read.keep(job.place for job in at_work)
         now = [(job.run, standing(job.run, job.place, self._read)) for job in at_work]
-        begun = sum(self._part(job.run) * (share_done(one) or 0.0) for job, (_, one) in zip(at_work, now, strict=True))
-        paid = self._rollouts + sum(one.paid for _, one in now)
+        begun = sum(self._part(job.run) * (share_done(run) or 0.0) for job, (_, run) in zip(at_work, now, strict=True))
+        paid = self._rollouts + sum(run.paid for _, run in now)
         return Progress(self.over, self.plan.runs, paid, self._seconds, min(1.0, self._share + begun), now)
 
     def save_settings(self) -> None:
         """Write the settings found for each task, in the format of this package's `tuned/TASK.json`."""
         for task in self.plan.tasks:
-            found = {
+            settings = {
                 label: self._found(label, search)
                 for (name, label), search in self._searches.items()
                 if name == task.name and search.found is not None
             }
-            if found:
+            if settings:
                 last = self.plan.search[-1]
                 self._write(
                     settings_file(task.name),
@@ -179,23 +179,23 @@ class _Agenda:
                         "date": frozen_in(self.folder)[1],
                         "budget": last.budget(task.budget),
                         "seeds": list(last.seeds),
-                        "recipes": found,
+                        "recipes": settings,
                     },
                 )
 
     # ---------------------------------------------------------------------------------------------------- what there is
 
     def _list(self, task: TaskPlan) -> None:
-        for each in self.plan.contestants if "tuned" in self.plan.tracks else ():
-            search = Search(self.plan.search, task.budget, task.target, self._trial(task, each))
-            self._searches[task.name, each.label] = search
-            self._waiting += self._tuned(task.name, each.label)
+        for contestant in self.plan.contestants if "tuned" in self.plan.tracks else ():
+            search = Search(self.plan.search, task.budget, task.target, self._trial(task, contestant))
+            self._searches[task.name, contestant.label] = search
+            self._waiting += self._tuned(task.name, contestant.label)
         finals = [
             job
-            for each in self.plan.contestants
+            for contestant in self.plan.contestants
             for track in self.plan.tracks
-            for setting in (settings_in(self.plan, track, task, each) if track != "tuned" else ())
-            for job in self._finals(track, task, each, setting)
+            for setting in (settings_in(self.plan, track, task, contestant) if track != "tuned" else ())
+            for job in self._finals(track, task, contestant, setting)
         ]
         # Seed by seed, so that an interrupted leaderboard has the same seeds for all methods.
         self._waiting += sorted(finals, key=lambda job: job.run.seed)
@@ -207,12 +207,14 @@ class _Agenda:
             self._trials |= {job.place: (name, label) for job in todo}
             return self._new(todo)
         task = next(task for task in self.plan.tasks if task.name == name)
-        each = next(each for each in self.plan.contestants if each.label == label)
+        contestant = next(contestant for contestant in self.plan.contestants if contestant.label == label)
         assert search.found is not None
-        return self._finals("tuned", task, each, _tuned(each, search.found))
+        return self._finals("tuned", task, contestant, _tuned(contestant, search.found))
 
-    def _finals(self, track: str, task: TaskPlan, each: Contestant, setting: Tuned) -> list[Job]:
-        return self._new([self._final(track, task, each, setting, seed) for seed in self.plan.seeds_of(track, task)])
+    def _finals(self, track: str, task: TaskPlan, contestant: Contestant, setting: Tuned) -> list[Job]:
+        return self._new(
+            [self._final(track, task, contestant, setting, seed) for seed in self.plan.seeds_of(track, task)]
+        )
 
     def _new(self, jobs: Sequence[Job]) -> list[Job]:
         """Those that are neither over nor started."""
@@ -247,36 +249,36 @@ class _Agenda:
 
     def _trial_of(self, job: Job) -> Trial | None:
         """The result of a finished search run; None if its weights diverged."""
-        if self._name(job) in self._diverged or (one := ended(job.run, job.place)) is None:
+        if self._name(job) in self._diverged or (run := ended(job.run, job.place)) is None:
             return None
-        return Trial(one.curve, one.last["accuracy"] or 0.0)
+        return Trial(run.curve, run.last["accuracy"] or 0.0)
 
     # ------------------------------------------------------------------------------------------------------------- runs
 
-    def _trial(self, task: TaskPlan, each: Contestant) -> Callable[[int, int, int], Job]:
+    def _trial(self, task: TaskPlan, contestant: Contestant) -> Callable[[int, int, int], Job]:
         """(rung, setting, seed) → a run of the search; it stops at the target."""
 
-        def made(rung: int, setting: int, seed: int) -> Job:
-            tuned = _tuned(each, setting)
-            run = self._run(task, each, tuned, seed, target=task.target)
+        def job_of(rung: int, setting: int, seed: int) -> Job:
+            tuned = _tuned(contestant, setting)
+            run = self._run(task, contestant, tuned, seed, target=task.target)
             budget = self.plan.search[rung].budget(task.budget)
-            run = replace(run, max_rollouts=budget, label=f"{each.label}-{setting + 1}")
+            run = replace(run, max_rollouts=budget, label=f"{contestant.label}-{setting + 1}")
             return Job(run, folder_of(run, self.folder / "tuning" / f"rung-{rung + 1}"))
 
-        return made
+        return job_of
 
-    def _final(self, track: str, task: TaskPlan, each: Contestant, setting: Tuned, seed: int) -> Job:
+    def _final(self, track: str, task: TaskPlan, contestant: Contestant, setting: Tuned, seed: int) -> Job:
         """A final run; it does not stop at the target, but when its budget is spent."""
-        run = self._run(task, each, setting, seed, target=None)
+        run = self._run(task, contestant, setting, seed, target=None)
         return Job(run, folder_of(run, self.folder / track))
 
-    def _run(self, task: TaskPlan, each: Contestant, setting: Tuned, seed: int, target: float | None) -> Config:
+    def _run(self, task: TaskPlan, contestant: Contestant, setting: Tuned, seed: int, target: float | None) -> Config:
         base = self._bases[task.name]
         return replace(
             base,
-            recipe=each.recipe,
+            recipe=contestant.recipe,
             parameters=dict(setting.parameters),
-            label=each.label,
+            label=contestant.label,
             seed=seed,
             learning_rate=setting.learning_rate,
             target=target,
@@ -284,20 +286,20 @@ class _Agenda:
         )
 
     def _found(self, label: str, search: Search) -> dict[str, Any]:
-        each = next(each for each in self.plan.contestants if each.label == label)
+        contestant = next(contestant for contestant in self.plan.contestants if contestant.label == label)
         assert search.found is not None
         tried = {"costs": search.costs(self._trial_of), "settings_tried": search.rungs[0].settings}
-        return {**each.grid[search.found], "optimizer": dict(DEFAULT_OPTIMIZER), **tried}
+        return {**contestant.grid[search.found], "optimizer": dict(DEFAULT_OPTIMIZER), **tried}
 
     def _write(self, name: str, value: Any) -> None:
         write_text(self.folder / name, json.dumps(value, indent=1))
 
 
-def settings_in(plan: Plan, track: str, task: TaskPlan, each: Contestant) -> tuple[Tuned, ...]:
+def settings_in(plan: Plan, track: str, task: TaskPlan, contestant: Contestant) -> tuple[Tuned, ...]:
     """The settings that a method's final runs on a task may have in a track: one, or all that a search chooses from."""
     if track == "tuned":
-        return tuple(_tuned(each, setting) for setting in range(len(each.grid)))
-    return () if each.defaults is None else (Tuned(each.defaults, plan.rate_of(task), DEFAULT_OPTIMIZER),)
+        return tuple(_tuned(contestant, setting) for setting in range(len(contestant.grid)))
+    return () if contestant.defaults is None else (Tuned(contestant.defaults, plan.rate_of(task), DEFAULT_OPTIMIZER),)
 
 
 def _tuned(each: Contestant, setting: int) -> Tuned:

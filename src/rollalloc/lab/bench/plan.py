@@ -185,10 +185,10 @@ def make_plan(
     if tier not in TIERS:
         raise ValueError(f"unknown tier {tier!r}; there are {', '.join(TIERS)}")
     sized = TIERS[tier]
-    for what, given, known in (("task", tasks, sized.tasks), ("track", tracks, sized.tracks)):
-        for name in given:
+    for kind, names, known in (("task", tasks, sized.tasks), ("track", tracks, sized.tracks)):
+        for name in names:
             if name not in known:
-                raise ValueError(f"tier {tier} has no {what} {name!r}; there are {', '.join(known)}")
+                raise ValueError(f"tier {tier} has no {kind} {name!r}; there are {', '.join(known)}")
     tracks = tuple(track for track in TRACKS if track in (tracks or sized.tracks))
     chosen = tuple(_task_plan(name, sized) for name in sized.tasks if not tasks or name in tasks)
     return _plan(tier, tracks, chosen, contestants(recipes, own, sized, tracks), sized.default_seeds)
@@ -355,24 +355,24 @@ def frozen_in(folder: Path) -> tuple[Plan, str]:
         if saved["schema"] != _SCHEMA:
             raise ValueError(f"schema {saved['schema']!r}, expected {_SCHEMA}")
         digest, date = str(saved["digest"]), one_line(str(saved["date"]))
-        found = _digest(saved["plan"])
-        plan = replace(_revived(saved["plan"]), frozen=found)
+        computed = _digest(saved["plan"])
+        plan = replace(_revived(saved["plan"]), frozen=computed)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        said = one_line(f"{type(error).__name__}: {error}", 300)
-        raise ValueError(f"{path} is no plan of this version of rollalloc ({said})") from None
-    if found != digest:
-        said = one_line(digest, 80)
-        raise ValueError(f"{path} was changed since it was frozen: its digest is {found}, and it says {said}")
+        shown = one_line(f"{type(error).__name__}: {error}", 300)
+        raise ValueError(f"{path} is no plan of this version of rollalloc ({shown})") from None
+    if computed != digest:
+        shown = one_line(digest, 80)
+        raise ValueError(f"{path} was changed since it was frozen: its digest is {computed}, and it says {shown}")
     return plan, date
 
 
 def _revived(saved: Mapping[str, Any]) -> Plan:
     lists = {
-        "tasks": [TaskPlan(**_known(TaskPlan, each)) for each in saved["tasks"]],
+        "tasks": [TaskPlan(**_known(TaskPlan, entry)) for entry in saved["tasks"]],
         "contestants": [
-            Contestant(**{**_known(Contestant, each), "grid": tuple(each["grid"])}) for each in saved["contestants"]
+            Contestant(**{**_known(Contestant, entry), "grid": tuple(entry["grid"])}) for entry in saved["contestants"]
         ],
-        "search": [Rung(each["settings"], tuple(each["seeds"]), each["share"]) for each in saved["search"]],
+        "search": [Rung(entry["settings"], tuple(entry["seeds"]), entry["share"]) for entry in saved["search"]],
     }
     tuples = {name: tuple(lists.get(name, saved[name])) for name in ("tracks", "seeds", "default_seeds", *lists)}
     return Plan(**{**_known(Plan, saved), **tuples})

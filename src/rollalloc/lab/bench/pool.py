@@ -76,15 +76,15 @@ class Agenda(Protocol):
         ...
 
 
-def processes_at_once(given: int | None) -> int:
+def processes_at_once(processes: int | None) -> int:
     """Number of parallel processes; by default one per core.
 
     Raises:
         ValueError: less than one.
     """
-    if given is not None and given < 1:
-        raise ValueError(f"processes must be at least 1, or None for one a core, got {given}")
-    return given or os.cpu_count() or 1
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes must be at least 1, or None for one a core, got {processes}")
+    return processes or os.cpu_count() or 1
 
 
 def carry_out(
@@ -107,7 +107,7 @@ def carry_out(
         overwrite: remove the files of other runs from the runs' folders.
     """
     workers: list[_Worker] = []
-    asked = False
+    stop_requested = False
     try:
         while True:
             while stop.by is None and _has_room(workers, processes) and (job := agenda.next()):
@@ -116,10 +116,10 @@ def carry_out(
                 return
             wait([worker.spawned.connection for worker in busy], timeout=_LOOKS_S)
             for worker in busy:
-                if (ended := worker.hear(replace=not asked)) and not asked:
+                if (ended := worker.hear(replace=not stop_requested)) and not stop_requested:
                     agenda.ended(*ended)
-            if stop.by is not None and not asked:
-                asked = True
+            if stop.by is not None and not stop_requested:
+                stop_requested = True
                 for worker in workers:
                     worker.ask_to_stop()
             watch([worker.job for worker in busy if worker.job is not None])

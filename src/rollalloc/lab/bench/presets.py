@@ -117,18 +117,18 @@ def is_built_in(name: str) -> bool:
 @lru_cache
 def tuned_of(task: str) -> Mapping[str, Tuned]:
     """The tuned settings of each recipe on a swept task: its own, or else those for `skills/late`."""
-    found: dict[str, Any] = {}
+    recipes: dict[str, Any] = {}
     for name in dict.fromkeys((_SWEPT_FOR_ALL, task)):
         file = files("rollalloc.lab.bench") / "tuned" / f"{name.replace('/', '-')}.json"
-        found |= json.loads(file.read_text(encoding="utf-8"))["recipes"]
-    return {recipe: _tuned(one) for recipe, one in found.items()}
+        recipes |= json.loads(file.read_text(encoding="utf-8"))["recipes"]
+    return {recipe: _tuned(entry) for recipe, entry in recipes.items()}
 
 
-def _tuned(found: Mapping[str, Any]) -> Tuned:
+def _tuned(entry: Mapping[str, Any]) -> Tuned:
     """Settings as a search wrote them; entries without an optimizer were found with `TUNED_WITH`."""
-    said = found.get("optimizer", TUNED_WITH)
-    optimizer = {**said, "betas": tuple(said["betas"])}
-    return Tuned(found["parameters"], found["learning_rate"], optimizer)
+    settings = entry.get("optimizer", TUNED_WITH)
+    optimizer = {**settings, "betas": tuple(settings["betas"])}
+    return Tuned(entry["parameters"], entry["learning_rate"], optimizer)
 
 
 def fields_of(task: TaskFiles) -> dict[str, Any]:

@@ -31,9 +31,9 @@ _MOST_SEEDS = 1000
 _SHOWN = 1000  # characters of an error message
 
 
-def _check_precision(where: str, given: str) -> None:
-    if given not in get_args(Precision):
-        raise ValueError(f"{where}: precision must be one of {', '.join(get_args(Precision))}, got {given!r}")
+def _check_precision(where: str, precision: str) -> None:
+    if precision not in get_args(Precision):
+        raise ValueError(f"{where}: precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,11 +199,11 @@ class LadderRung:
     @property
     def digest(self) -> str:
         """First 16 hex digits of the SHA-256 over everything in the rung that affects its runs."""
-        said = asdict(self)
-        del said["about"], said["parameters"], said["run"]["rollouts_per_second"]
+        described = asdict(self)
+        del described["about"], described["parameters"], described["run"]["rollouts_per_second"]
         if self.run.precision == "auto":  # older rungs had no such field; keep their digests
-            del said["run"]["precision"]
-        return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+            del described["run"]["precision"]
+        return sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_rung(path: Path) -> LadderRung:
@@ -223,28 +223,30 @@ def _rung(place: str, text: Callable[[], str]) -> LadderRung:
         raise ValueError(f"{place} describes no rung of the ladder: {one_line(str(error), _SHOWN)}") from None
 
 
-def _filled(kind: type[Any], given: Mapping[str, Any], where: str) -> Any:
+def _filled(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
     """A dataclass, with nested ones, from a table of the file."""
-    known = {each.name: each for each in fields(kind)}
-    if unknown := [f"{where}{name}" for name in given if name not in known]:
+    known = {field.name: field for field in fields(kind)}
+    if unknown := [f"{where}{name}" for name in values if name not in known]:
         raise ValueError(f"unknown {', '.join(unknown)}; there are {', '.join(known)}")
-    needed = [name for name, each in known.items() if each.default is MISSING and each.default_factory is MISSING]
-    if missing := [f"{where}{name}" for name in needed if name not in given]:
+    needed = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
+    if missing := [f"{where}{name}" for name in needed if name not in values]:
         raise ValueError(f"{', '.join(missing)} missing")
     hints = get_type_hints(kind)
-    return kind(**{name: _value(hints[name], value, f"{where}{name}") for name, value in given.items()})
+    return kind(**{name: _value(hints[name], value, f"{where}{name}") for name, value in values.items()})
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
     if get_origin(hint) is Literal:  # the dataclass checks the value
         hint = str
-    wanted = next(each for each in get_args(hint) if each is not type(None)) if isinstance(hint, UnionType) else hint
+    wanted = (
+        next(member for member in get_args(hint) if member is not type(None)) if isinstance(hint, UnionType) else hint
+    )
     if wanted in (Model, Questions, WarmedUp, Budgeted):
         if not isinstance(value, dict):
             raise ValueError(f"{where} must be a table, got {value!r}")
         return _filled(wanted, value, f"{where}.")
     if wanted == tuple[str, ...]:
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, list) or not all(isinstance(member, str) for member in value):
             raise ValueError(f"{where} must be a list of texts, got {value!r}")
         return tuple(value)
     if type(value) is not wanted and (wanted, type(value)) != (float, int):
@@ -257,8 +259,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 def _own() -> dict[str, LadderRung]:
     """The built-in rungs, the small ones first."""
     folder = files("rollalloc.lab.bench") / "ladder"
-    every = [_rung(each.name, partial(each.read_text, encoding="utf-8")) for each in folder.iterdir()]
-    return {each.name: each for each in sorted(every, key=lambda one: one.parameters)}
+    rungs = [_rung(entry.name, partial(entry.read_text, encoding="utf-8")) for entry in folder.iterdir()]
+    return {entry.name: entry for entry in sorted(rungs, key=lambda rung: rung.parameters)}
 
 
 RUNGS: Mapping[str, LadderRung] = MappingProxyType(_own())

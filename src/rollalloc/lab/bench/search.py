@@ -173,7 +173,9 @@ class Search:
         at, budget = len(self.rungs) - 1, self.rungs[-1].budget(self.budget)
         assert self.found is not None
         trials = [trial(self.job(at, self.found, seed)) for seed in self.rungs[-1].seeds]
-        costs = [None if each is None else cost_to_target(each.curve, self.target) for each in trials]
+        costs = [
+            None if ended_trial is None else cost_to_target(ended_trial.curve, self.target) for ended_trial in trials
+        ]
         return [budget if cost is None or cost.censored else round(cost.paid["rollouts"]) for cost in costs]
 
     def _alive(self) -> Sequence[int]:

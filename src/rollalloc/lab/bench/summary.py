@@ -189,11 +189,11 @@ def _summary(task: str, runs: Sequence[tuple[Path, Config]]) -> Summary:
     targets = {run.target for _, run in runs}
     if len(targets) > 1:
         raise ValueError(f"the runs of {task or 'a comparison'} have different targets, {sorted(map(str, targets))}")
-    read = [(place, ended(run, place)) for place, run in sorted(runs, key=lambda one: one[1].seed)]
-    over = [one for _, one in read if one is not None]
-    labels = {one.run.name for one in over}
+    read = [(place, ended(run, place)) for place, run in sorted(runs, key=lambda item: item[1].seed)]
+    over = [item for _, item in read if item is not None]
+    labels = {item.run.name for item in over}
     baseline = "grpo" if "grpo" in labels else min(labels, key=lambda label: _rank(label, over), default="")
-    unfinished = tuple(place for place, one in read if one is None)
+    unfinished = tuple(place for place, item in read if item is None)
     return Summary(task, targets.pop(), baseline, summaries_to(baseline, over), unfinished)
 
 
@@ -204,8 +204,8 @@ def summaries_to(baseline: str, over: Sequence[EndedRun]) -> tuple[RecipeSummary
         ValueError: runs of a label that differ in more than their seed.
     """
     by_label: dict[str, list[EndedRun]] = {}
-    for one in over:
-        by_label.setdefault(one.run.name, []).append(one)
+    for ended_run in over:
+        by_label.setdefault(ended_run.run.name, []).append(ended_run)
     for label, of_label in by_label.items():
         _refuse_mixed(label, of_label)
     labels = sorted(by_label, key=lambda label: (label != baseline, _rank(label, over)))
@@ -215,7 +215,7 @@ def summaries_to(baseline: str, over: Sequence[EndedRun]) -> tuple[RecipeSummary
 def _rank(label: str, over: Sequence[EndedRun]) -> tuple[int, str]:
     """Sort key: the order of the package's recipes, then alphabetical."""
     names = list(RECIPES)
-    recipe = next(one.run.recipe for one in over if one.run.name == label)
+    recipe = next(ended_run.run.recipe for ended_run in over if ended_run.run.name == label)
     return names.index(recipe) if recipe in names else len(names), label
 
 
@@ -232,7 +232,7 @@ def ended(run: Config, place: Path, *, target: float | None = None, diverged: bo
         return None
     newest: deque[dict[str, Any]] = deque(maxlen=1)
     last: dict[str, Any] = {}
-    found: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
     known: set[bool] = set()
 
     def lines() -> Iterator[dict[str, Any]]:
@@ -242,20 +242,20 @@ def ended(run: Config, place: Path, *, target: float | None = None, diverged: bo
                 known.add(compares(line))
             if line["kind"] == "eval":
                 last.update(last_of(line))
-                found.extend([last_of(line)] if None not in (line["at"], line["accuracy"]) else ())
+                evaluations.extend([last_of(line)] if None not in (line["at"], line["accuracy"]) else ())
             yield line
 
     curve = curve_of(lines())
     if not newest or not (diverged or newest[0]["kind"] == "end"):
         return None
     held = run.target if target is None else target
-    return EndedRun(run, place, curve, tuple(found), last, newest[0], held, known != {False})
+    return EndedRun(run, place, curve, tuple(evaluations), last, newest[0], held, known != {False})
 
 
 def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     """The values of an evaluation's line by the names of `LAST`, and `k`; None for those that are missing or not numbers."""
-    found = evaluation.get("breadth")
-    breadth: Mapping[str, Any] = found if isinstance(found, dict) else {}
+    saved = evaluation.get("breadth")
+    breadth: Mapping[str, Any] = saved if isinstance(saved, dict) else {}
     known = {**breadth, "accuracy": evaluation["accuracy"]}
     k = known.get("k")
     return {name: _number(known.get(name)) for name in LAST} | {"k": _number(k) if type(k) is int else None}
@@ -268,12 +268,12 @@ def _number(value: Any) -> float | None:
 
 def _refuse_mixed(label: str, over: Sequence[EndedRun]) -> None:
     """Refuse runs left over from other settings: they must not count as further seeds."""
-    first, *others = (_setup(one.run) for one in over)
-    for one, other in zip(over[1:], others, strict=True):
-        if found := list(differences(first, other, label)):
+    first, *others = (_setup(ended_run.run) for ended_run in over)
+    for ended_run, expected in zip(over[1:], others, strict=True):
+        if differing := list(differences(first, expected, label)):
             raise ValueError(
-                f"{over[0].folder} and {one.folder} are not one method on two seeds: {'; '.join(found)}; compare them "
-                "under labels of their own, or remove one"
+                f"{over[0].folder} and {ended_run.folder} have the same label but are not one method on two seeds: "
+                f"{'; '.join(differing)}; give them different labels, or remove one"
             )
 
 
@@ -325,8 +325,8 @@ def _at_target(name: str, runs: Sequence[EndedRun]) -> Interval | None:
     return _known([run.found[at].get(name) for run, at in points]) if points else None
 
 
-def _known(found: Sequence[float | None]) -> Interval | None:
-    return None if None in found else interval([value for value in found if value is not None])
+def _known(values: Sequence[float | None]) -> Interval | None:
+    return None if None in values else interval([value for value in values if value is not None])
 
 
 def _ratio(name: str, baseline: Mapping[int, Cost | None], costs: Mapping[int, Cost | None]) -> Interval | None:

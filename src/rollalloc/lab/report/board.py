@@ -50,30 +50,30 @@ class BoardPages:
     def page(self, address: str) -> str | None:
         """The page at an address, or None. An address is looked up among the runs found; it is never used as a path."""
         with self._lock:
-            found, why = self._found()
-            places = {_address(place): place for place in found}
+            runs_of, why = self._found()
+            places = {_address(place): place for place in runs_of}
             if address == "/":
-                return self._overview({at: found[place] for at, place in places.items()}, why)
+                return self._overview({at: runs_of[place] for at, place in places.items()}, why)
             if address not in places:
                 return None
             place = places[address]
             if place not in self._reports:
                 self._reports[place] = _Report(place)
-            return self._reports[place].page(found[place])
+            return self._reports[place].page(runs_of[place])
 
     def _found(self) -> tuple[dict[Path, list[RecordedRun]], str | None]:
         """The current runs by the folder that holds them, and the reason if the folder cannot be read."""
         self._reader.allowance = _BYTES
         why = None
         try:
-            found = comparisons(self.folder, self._reader)
+            runs_of = comparisons(self.folder, self._reader)
         except FileNotFoundError:
-            found = {}
+            runs_of = {}
         except OSError as error:
-            found, why = {}, f"{type(error).__name__}: {error}"
-        self._reader.keep(run.folder for of_one in found.values() for run in of_one)
-        self._reports = {place: report for place, report in self._reports.items() if place in found}
-        return found, why
+            runs_of, why = {}, f"{type(error).__name__}: {error}"
+        self._reader.keep(run.folder for of_one in runs_of.values() for run in of_one)
+        self._reports = {place: report for place, report in self._reports.items() if place in runs_of}
+        return runs_of, why
 
     def _overview(self, runs: dict[str, list[RecordedRun]], why: str | None) -> str:
         entries = [
@@ -125,8 +125,8 @@ class _Report:
         refresh = _REFRESH_REPORT_S if any(run.why is None for run in runs) else None
         with self._one_at_a_time:
             try:
-                made = sections({self._place: runs}, self._place)
-                self._page = render("report.html.j2", refresh=refresh, title=title_of(made), sections=made)
+                drawn = sections({self._place: runs}, self._place)
+                self._page = render("report.html.j2", refresh=refresh, title=title_of(drawn), sections=drawn)
             except Exception as error:  # a file may hold anything: show the error and go on
                 why = f"{type(error).__name__}: {error}"
                 self._page = render("drawing.html.j2", refresh=_REFRESH_REPORT_S, title="no report", why=why)

@@ -136,20 +136,20 @@ def _unit(methods: Methods) -> str:
 
 def training(methods: Methods) -> Figure | None:
     """Reward, entropy, gradient norm and loss over the run, one panel each, a line for each method."""
-    found: dict[str, dict[str, series.OverTime]] = {}
+    over_time: dict[str, dict[str, series.OverTime]] = {}
     for label, runs in methods.items():
         for over in (series.training_over_time(runs), series.entropy_over_time(runs)):
             if over is not None:
                 for name in over.values:
-                    found.setdefault(name, {})[label] = over
-    names = [name for name in ("reward", "entropy", "grad norm", "loss") if name in found]
+                    over_time.setdefault(name, {})[label] = over
+    names = [name for name in ("reward", "entropy", "grad norm", "loss") if name in over_time]
     if not names:
         return None
     with look():
         figure = Figure(figsize=(_WIDTH, 1.0 + 1.15 * len(names)), layout="constrained")
         rows = np.atleast_1d(figure.subplots(len(names), sharex=True))
         for axes, name in zip(rows, names, strict=True):
-            for label, over in found[name].items():
+            for label, over in over_time[name].items():
                 at = list(methods).index(label)
                 line = _LINES[at // len(METHODS) % len(_LINES)]
                 colour = METHODS[at % len(METHODS)].light
@@ -200,12 +200,12 @@ def causes_over_time(methods: Methods) -> Figure | None:
         over = series.causes_over_time(runs)
         if over is None:
             return []
-        found = _in_order(CAUSES, (name for name, part_X in over.values.items() if part_X.any()))
+        causes = _in_order(CAUSES, (name for name, part_X in over.values.items() if part_X.any()))
         edges_X = np.append(2 * over.x_X[0] - over.x_X[1], over.x_X)
-        parts = [np.append(part_X[0], part_X) for part_X in (over.values[name] for name in found)]
-        colours = [cause(name).colour.light for name in found]
+        parts = [np.append(part_X[0], part_X) for part_X in (over.values[name] for name in causes)]
+        colours = [cause(name).colour.light for name in causes]
         axes.stackplot(edges_X, *parts, colors=colours, linewidth=0, step="pre")
-        return found
+        return causes
 
     return _rows(methods, draw, CAUSES, "share of rollouts")
 
@@ -267,8 +267,8 @@ def lengths(methods: Methods) -> Figure | None:
 
 def selection(methods: Methods) -> Figure | None:
     """For each method, how much longer and harder the trained rows are than all rollouts; None if nothing is selected."""
-    found = {label: series.selection_over_time(runs) for label, runs in methods.items()}
-    if not any(part_X.any() for over in found.values() if over for part_X in over.values.values()):
+    over_time = {label: series.selection_over_time(runs) for label, runs in methods.items()}
+    if not any(part_X.any() for over in over_time.values() if over for part_X in over.values.values()):
         return None
 
     def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
@@ -286,14 +286,14 @@ def selection(methods: Methods) -> Figure | None:
 
 def staleness(methods: Methods) -> Figure | None:
     """For each method, the share of trained rows by age: the number of updates since their first token."""
-    found = {label: by_age for label, runs in methods.items() if (by_age := series.ages(runs))}
-    if not any(age for by_age in found.values() for age in by_age):
+    ages_of = {label: by_age for label, runs in methods.items() if (by_age := series.ages(runs))}
+    if not any(age for by_age in ages_of.values() for age in by_age):
         return None
-    oldest = max(max(by_age) for by_age in found.values())
+    oldest = max(max(by_age) for by_age in ages_of.values())
     with look():
         figure, axes = _figure(2.9)
-        width = 0.8 / len(found)
-        for at, (label, by_age) in enumerate(found.items()):
+        width = 0.8 / len(ages_of)
+        for at, (label, by_age) in enumerate(ages_of.items()):
             x = [age - 0.4 + (at + 0.5) * width for age in by_age]
             colour = METHODS[list(methods).index(label) % len(METHODS)].light
             axes.bar(x, list(by_age.values()), width * 0.9, color=colour, label=one_line(label, 24))
@@ -320,29 +320,31 @@ def _rows(
     methods: Methods,
     draw: Callable[[Axes, Sequence[RecordedRun]], list[str]],
     kinds: Mapping[str, Kind],
-    what: str,
+    quantity: str,
 ) -> Figure | None:
     """A row of axes for each method for which `draw` returns a nonempty list of kinds."""
     with look():
         tall = Figure(figsize=(_WIDTH, 1.1 + 1.15 * len(methods)), layout="constrained")
         rows = np.atleast_1d(tall.subplots(len(methods), sharex=True, sharey=True))
-        found: list[str] = []
+        kinds_drawn: list[str] = []
         drawn = 0
         for axes, (label, runs) in zip(rows, methods.items(), strict=True):
             names = draw(axes, runs)
             drawn += bool(names)
-            found += names
+            kinds_drawn += names
             axes.set_title(one_line(label, 40) + ("" if names else ": not recorded"))
             if kinds:
                 axes.set_ylim(0, 1)
                 axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
                 axes.set_yticks([0, 0.5, 1])
             axes.margins(x=0)
-        if not drawn or (kinds and len(set(found)) < 2):  # panels of one colour show nothing
+        if not drawn or (kinds and len(set(kinds_drawn)) < 2):  # panels of one colour show nothing
             return None
-        tall.supylabel(what, fontsize=10, color=MUTED.light)
+        tall.supylabel(quantity, fontsize=10, color=MUTED.light)
         _rollouts_below(rows[-1], _unit(methods))
-        _legend(tall, [kinds[name] if name in kinds else cause(name) for name in _in_order(kinds, found) if kinds])
+        _legend(
+            tall, [kinds[name] if name in kinds else cause(name) for name in _in_order(kinds, kinds_drawn) if kinds]
+        )
     return tall
 
 
@@ -354,8 +356,8 @@ def _legend(figure: Figure, kinds: Sequence[Kind]) -> None:
 
 def _in_order(kinds: Mapping[str, Kind], names: Iterator[str] | Sequence[str]) -> list[str]:
     """The names that occur, in the order of the kinds; unknown names last."""
-    found = dict.fromkeys(names)
-    return [name for name in kinds if name in found] + [name for name in found if name not in kinds]
+    present = dict.fromkeys(names)
+    return [name for name in kinds if name in present] + [name for name in present if name not in kinds]
 
 
 def _rollouts_below(axes: Axes, label: str) -> None:

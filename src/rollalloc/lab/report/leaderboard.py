@@ -131,16 +131,17 @@ def figure(interval: Interval | None, form: str) -> Figure:
 
 def _overviews(board: Board) -> list[Table]:
     """For each track, the baseline's rollouts divided by each method's, task by task."""
-    made: list[Table] = []
+    tables: list[Table] = []
     for track in board.plan.tracks:
         parts = [part for part in board.parts if part.track == track]
         by_label = [{cell.label: cell for cell in part.cells} for part in parts]
         rows = [
-            (each.label, [_overview(cells.get(each.label)) for cells in by_label]) for each in board.plan.contestants
+            (contestant.label, [_overview(cells.get(contestant.label)) for cells in by_label])
+            for contestant in board.plan.contestants
         ]
         title = f"{track}: {BASELINE}'s rollouts to the target over each method's; above 1 is cheaper"
-        made.append(Table(title, [part.task.name for part in parts], rows))
-    return made
+        tables.append(Table(title, [part.task.name for part in parts], rows))
+    return tables
 
 
 def _overview(cell: Cell | None) -> Figure:
@@ -205,8 +206,8 @@ def _setting(cell: Cell) -> str:
     """The settings of a method's runs, in words."""
     if cell.paid is None:
         return ""
-    said = (f"{name} {json.dumps(value)}" for name, value in cell.paid.parameters.items())
-    return f"learning rate {cell.paid.learning_rate:g}, {', '.join(said)}"
+    parameters = (f"{name} {json.dumps(value)}" for name, value in cell.paid.parameters.items())
+    return f"learning rate {cell.paid.learning_rate:g}, {', '.join(parameters)}"
 
 
 def _name(part: TrackPart) -> str:

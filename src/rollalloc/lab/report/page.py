@@ -95,45 +95,45 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
     return write_sections(sections(comparisons(folder), folder), folder / "report.html" if out is None else out)
 
 
-def write_sections(made: Sequence[Section], out: Path) -> Path:
+def write_sections(drawn: Sequence[Section], out: Path) -> Path:
     """Write a page of the given sections, with the figures beside it; returns the page's path.
 
     Raises:
         FileExistsError: a file that rollalloc did not write is in the way; nothing is written.
     """
-    charts = {out.with_name(f"{chart.name}.png"): chart.figure for section in made for chart in section.charts}
+    charts = {out.with_name(f"{chart.name}.png"): chart.figure for section in drawn for chart in section.charts}
     claim_files([out, *charts])
-    page = render("report.html.j2", title=title_of(made), sections=made)
+    page = render("report.html.j2", title=title_of(drawn), sections=drawn)
     write_text(out, page)
     for path, figure in charts.items():
         figures.save(figure, path)
     return out
 
 
-def sections(found: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> list[Section]:
+def sections(runs_in: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> list[Section]:
     """The sections for a folder's page: one for each task of a comparison, one for each single run.
 
     Args:
         found: runs by the folder that holds them, as `rollalloc.runs.discovery.comparisons` returns them.
         folder: the folder that the page is about.
     """
-    runs = {run.folder: run for of_one in found.values() for run in of_one}
+    runs = {run.folder: run for of_one in runs_in.values() for run in of_one}
     if folder in runs:
         return [_section(folder.name, [runs[folder]])]
     try:
-        made = _compared(runs)
+        summaries = _compared(runs)
     except Exception as error:  # runs that cannot be compared, e.g. from another version, are still shown
         why = f"No costs are given, for the runs cannot be compared: {type(error).__name__}: {error}"
-        shown = [of_unit for of_one in found.values() for of_unit in _by_unit(of_one)]
+        shown = [of_unit for of_one in runs_in.values() for of_unit in _by_unit(of_one)]
         names = _file_names([_place(of_unit).name for of_unit in shown])
         return [
             _section(_place(of_unit).name, of_unit, why=why, prefix=name)
             for of_unit, name in zip(shown, names, strict=True)
         ]
-    names = _file_names([each.task or folder.name for each in made])
+    names = _file_names([summary.task or folder.name for summary in summaries])
     return [
-        _section(each.task or folder.name, [runs[place] for place in _folders(each)], each, prefix=name)
-        for each, name in zip(made, names, strict=True)
+        _section(summary.task or folder.name, [runs[place] for place in _folders(summary)], summary, prefix=name)
+        for summary, name in zip(summaries, names, strict=True)
     ]
 
 
@@ -233,14 +233,14 @@ def _section(
     kept = {run.folder: samples(run.folder) for run in runs}
     unread = [f"{name_of(run)}: {visible(wrong)}" for run in runs if (wrong := kept[run.folder].problem)]
     colours = dict(zip(methods, style.METHODS * len(methods), strict=False))
-    said = {} if summary is None else findings(summary)
-    if not said.keys() <= methods.keys():  # an unfinished run has other settings than the finished ones
-        said = {}
-    said = said or {label: story(of_label, label) for label, of_label in methods.items()}
+    sentences = {} if summary is None else findings(summary)
+    if not sentences.keys() <= methods.keys():  # an unfinished run has other settings than the finished ones
+        sentences = {}
+    sentences = sentences or {label: story(of_label, label) for label, of_label in methods.items()}
     return Section(
         name=name,
         task=(summary and summary.task) or _task(runs),
-        findings=[MethodSentence(*sentence, colours[label].name) for label, sentence in said.items()],
+        findings=[MethodSentence(*sentence, colours[label].name) for label, sentence in sentences.items()],
         caveats=[
             *([why] if why else ()),
             *graded(summary),

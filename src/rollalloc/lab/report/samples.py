@@ -57,19 +57,19 @@ def _of_each_fate(lines: list[Mapping[str, Any]]) -> list[ShownRollout]:
         if "reward" in line:
             rewards.setdefault(line.get("group"), []).append(line["reward"])
     grouped = any(len(of_group) > 1 for of_group in rewards.values())
-    found: dict[str, list[ShownRollout]] = {}
+    examples: dict[str, list[ShownRollout]] = {}
     for line in reversed(lines):
         fate = _fate(line, rewards.get(line.get("group"), []), grouped)
-        if fate not in found and len(found) == _FATES:
+        if fate not in examples and len(examples) == _FATES:
             continue
-        shown = found.setdefault(fate, [])
+        shown = examples.setdefault(fate, [])
         text = visible(shortened(line.get("text", "")))
         if len(shown) < _EACH and text not in (example.text for example in shown):
             key = line.get("key", line.get("prompt"))
             shown.append(
                 ShownRollout(fate, "" if key is None else str(key), text, line.get("reward"), line.get("tokens"))
             )
-    return [example for fate in sorted(found) for example in found[fate]]
+    return [example for fate in sorted(examples) for example in examples[fate]]
 
 
 def _fate(line: Mapping[str, Any], rewards: Sequence[float], grouped: bool) -> str:

@@ -146,13 +146,13 @@ def selection_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
 
 
 def _selected(line: Line) -> dict[str, float] | None:
-    found = line.get("selection") or {}
-    if not found.get("tokens_sampled") or "tokens_trained" not in found:
+    selection = line.get("selection") or {}
+    if not selection.get("tokens_sampled") or "tokens_trained" not in selection:
         return None
-    said = {"tokens": 100 * (found["tokens_trained"] / found["tokens_sampled"] - 1)}
-    if "difficulty_sampled" in found and "difficulty_trained" in found:
-        said["difficulty"] = 100 * (found["difficulty_trained"] - found["difficulty_sampled"])
-    return said
+    shares = {"tokens": 100 * (selection["tokens_trained"] / selection["tokens_sampled"] - 1)}
+    if "difficulty_sampled" in selection and "difficulty_trained" in selection:
+        shares["difficulty"] = 100 * (selection["difficulty_trained"] - selection["difficulty_sampled"])
+    return shares
 
 
 def ages(runs: Sequence[RecordedRun]) -> dict[int, float]:
@@ -190,9 +190,9 @@ def _over_time(
     """
     known = [
         [
-            (line["rollouts_paid"], said)
+            (line["rollouts_paid"], by_name)
             for line in run.metrics
-            if (line["kind"] != "eval" if kind is None else line["kind"] == kind) and (said := value(line))
+            if (line["kind"] != "eval" if kind is None else line["kind"] == kind) and (by_name := value(line))
         ]
         for run in runs
     ]
@@ -203,10 +203,13 @@ def _over_time(
     if end <= start:
         return None
     x_X = np.linspace(start, end, points)
-    names = dict.fromkeys(name for lines in known for _, said in lines for name in said)
+    names = dict.fromkeys(name for lines in known for _, by_name in lines for name in by_name)
     values = {
         name: np.mean(
-            [np.interp(x_X, [at for at, _ in lines], [said.get(name, 0) for _, said in lines]) for lines in known],
+            [
+                np.interp(x_X, [at for at, _ in lines], [by_name.get(name, 0) for _, by_name in lines])
+                for lines in known
+            ],
             axis=0,
         )
         for name in names

@@ -38,10 +38,10 @@ def inline_svg(figure: Figure, name: str, description: str) -> str:
             parent.remove(child)
     used = set(re.findall(rb"#(\w+)[\")]", drawn.getvalue()))
     for element in root.iter():
-        if (own := element.get("id")) and own.encode() not in used:
+        if (element_id := element.get("id")) and element_id.encode() not in used:
             del element.attrib["id"]
         if style := element.get("style"):
-            element.set("style", _HEX.sub(lambda found: _VARIABLES.get(found[0], found[0]), style))
+            element.set("style", _HEX.sub(lambda match: _VARIABLES.get(match[0], match[0]), style))
     for attribute in ("width", "height", "version"):
         root.attrib.pop(attribute, None)
     root.set("role", "img")

@@ -29,8 +29,8 @@ def view(runs: Sequence[RecordedRun]) -> RenderableType:
     """One run in full, or one line for each of several runs; below, whatever could not be read."""
     if len(runs) == 1:
         return _shown(_run, runs[0])[0]
-    rows, found = zip(*(_shown(_line, run) for run in runs), strict=True)
-    return Group(_table(rows), *(Text(each, style="yellow") for each in damage(found)))
+    rows, damages = zip(*(_shown(_line, run) for run in runs), strict=True)
+    return Group(_table(rows), *(Text(warning, style="yellow") for warning in damage(damages)))
 
 
 def _shown(draw: Callable[[RecordedRun], _Drawn], run: RecordedRun) -> tuple[_Drawn, RecordedRun]:
@@ -77,14 +77,14 @@ def _parts(run: RecordedRun) -> Iterator[tuple[str, RenderableType]]:
         yield "prompts", _states(prompts)
         if any(batch.get(name) for name in ("evicted", "revived", "quarantined")):
             words = {"evicted": "evicted", "revived": "visits to evicted", "quarantined": "quarantined"}
-            yield "", Text(" · ".join(f"{said} {batch.get(name) or 0:,}" for name, said in words.items()))
+            yield "", Text(" · ".join(f"{text} {batch.get(name) or 0:,}" for name, text in words.items()))
     if lengths := batch.get("lengths"):
         least, p10, _, median, _, p90, most = lengths["quantiles"]
         cut = lengths["truncated"] / max(1, lengths["count"])
-        said = (
+        text = (
             f"{median:,.0f} tokens, four fifths {p10:,.0f}–{p90:,.0f}, all {least:,.0f}–{most:,.0f}; {cut:.0%} cut off"
         )
-        yield "length", Text(said)
+        yield "length", Text(text)
     if None not in (batch.get("staleness_mean"), batch.get("staleness_max")):
         yield "staleness", Text(f"{batch['staleness_mean']:.2f} updates, at most {batch['staleness_max']}")
     for reason, count in run.unscored.items():

@@ -16,7 +16,7 @@ Sentence = tuple[str, str]  # the main point, and the rest
 def findings(summary: Summary) -> dict[str, Sentence]:
     """A sentence for each method, by label, the baseline first."""
     aim = f"held-out {summary.measure} {summary.target}"
-    return {each.label: _finding(each, summary.recipes[0], summary.target, aim) for each in summary.recipes}
+    return {recipe.label: _finding(recipe, summary.recipes[0], summary.target, aim) for recipe in summary.recipes}
 
 
 def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | None, aim: str) -> Sentence:
@@ -54,8 +54,8 @@ def _certainty(ratio: Interval) -> str:
     """The interval of the method's cost relative to the baseline, from that of the ratio baseline / method."""
     if ratio.low is None or ratio.high is None:
         return f"{_counted(len(ratio.values), 'seed')}, too few for an interval"
-    said = f"95% interval: {_more(1 / ratio.high)} to {_more(1 / ratio.low)}"
-    return f"{said}, so no clear difference" if ratio.low <= 1 <= ratio.high else said
+    interval = f"95% interval: {_more(1 / ratio.high)} to {_more(1 / ratio.low)}"
+    return f"{interval}, so no clear difference" if ratio.low <= 1 <= ratio.high else interval
 
 
 def _bound(ratio: Interval | None, baseline: str) -> str:
@@ -91,8 +91,8 @@ def _share(method: RecipeSummary) -> str:
     return f"{method.accounts.get('trained', 0) / max(1, method.rollouts_paid):.0%}"
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def story(runs: Sequence[RecordedRun], label: str) -> Sentence:
@@ -100,7 +100,7 @@ def story(runs: Sequence[RecordedRun], label: str) -> Sentence:
     paid, name = fmean(run.paid for run in runs), one_line(label)
     if not paid:
         return f"{name} has not paid a rollout yet", "."
-    each = f" a run, mean of {len(runs)} seeds" if len(runs) > 1 else ""
+    per_run = f" a run, mean of {len(runs)} seeds" if len(runs) > 1 else ""
     trained = fmean(run.accounts.get("trained", 0) for run in runs)
     described = runs[0].description
     grouped = any(run.grouped for run in runs)
@@ -112,7 +112,7 @@ def story(runs: Sequence[RecordedRun], label: str) -> Sentence:
         learned = f" Its held-out accuracy went from {first:.3f} to {last:.3f}."
     unit = runs[0].unit.removesuffix(" paid")
     verb = "made" if unit != "rollouts" else "paid"
-    lead = f"{name} {verb if all(run.why for run in runs) else f'has so far {verb}'} {paid:,.0f} {unit}{each}"
+    lead = f"{name} {verb if all(run.why for run in runs) else f'has so far {verb}'} {paid:,.0f} {unit}{per_run}"
     return lead, f"; {taught}.{learned}" if unit == "rollouts" else f".{learned}"
 
 
@@ -131,59 +131,61 @@ def graded(summary: Summary | None) -> list[str]:
 
 def odd_targets(runs: Sequence[RecordedRun]) -> list[str]:
     """Warnings about runs that touched their target without reaching it, or started at or above it."""
-    said: list[str] = []
+    sentences: list[str] = []
     for run in runs:
         if run.target is None or run.cost is None:
             continue
         if run.cost.at == 0:
-            said.append(f"{name_of(run)} was at the target {run.target:g} before any training: set a higher --target.")
+            sentences.append(
+                f"{name_of(run)} was at the target {run.target:g} before any training: set a higher --target."
+            )
         elif run.cost.censored and max(run.curve.accuracy) >= run.target:
-            said.append(
+            sentences.append(
                 f"{name_of(run)} was at the target {run.target:g} in some evaluation, but not in two in a row, which is "
                 "what counts as reached. A longer run, or a finer grid (--eval-every), would tell."
             )
-    return said
+    return sentences
 
 
 def caveats(runs: Sequence[RecordedRun]) -> list[str]:
     """Warnings to read before trusting the figures: runs that are unfinished, damaged, unscored or not evaluated."""
-    said: list[str] = []
+    sentences: list[str] = []
     for run in runs:
         name = name_of(run)
-        said += damage([run])
+        sentences += damage([run])
         if run.note:
-            said.append(f"{name}: {visible(run.note)}.")
+            sentences.append(f"{name}: {visible(run.note)}.")
         if not run.metrics:
-            said.append(f"{name} has written no metrics: it is about to start, or it failed.")
+            sentences.append(f"{name} has written no metrics: it is about to start, or it failed.")
         elif run.failed:
-            said.append(f"{name} failed: {visible(run.why or '')}")
+            sentences.append(f"{name} failed: {visible(run.why or '')}")
         elif run.why is None:
-            said.append(
+            sentences.append(
                 f"{name} has not ended: it is still running, was stopped or failed. Its figures go on from here."
             )
         elif not run.curve.accuracy:
-            said.append(f"{name} was not evaluated on held-out prompts, so its accuracy is not known.")
-        said += odd_targets([run])
+            sentences.append(f"{name} was not evaluated on held-out prompts, so its accuracy is not known.")
+        sentences += odd_targets([run])
         if unscored := sum(run.unscored.values()):
-            said.append(
+            sentences.append(
                 f"{name}: {unscored:,} of {run.paid:,} rollouts have no score; they count as paid, not as wrong. "
                 + "; ".join(f"{one_line(why, 90)} ({count:,})" for why, count in run.unscored.items())
             )
         if run.batches and (quarantined := run.batches[-1].get("quarantined")):
-            said.append(
+            sentences.append(
                 f"{name}: {_counted(quarantined, 'prompt')} set aside, because no rollout of theirs could be scored."
             )
-    return said
+    return sentences
 
 
 def silences(methods: Mapping[str, Sequence[RecordedRun]]) -> list[str]:
     """One line for each method with a run whose latest rollouts taught nothing, in the words of the first such run."""
-    said: list[str] = []
+    sentences: list[str] = []
     for label, runs in methods.items():
         if silent := [run.silence for run in runs if run.silence]:
             among = f" in {len(silent)} of {len(runs)} runs" if len(runs) > 1 else ""
-            said.append(f"{one_line(label)}{among}: {silent[0]}.")
-    return said
+            sentences.append(f"{one_line(label)}{among}: {silent[0]}.")
+    return sentences
 
 
 def name_of(run: RecordedRun) -> str:

@@ -142,14 +142,14 @@ def sentence(finding: Finding) -> str:
 
 def unusable(log: Log) -> list[str]:
     """Sentences on lines and fields of a log that could not be used."""
-    found: list[str] = []
+    sentences: list[str] = []
     if log.bad:
-        found.append(f"{log.bad:,} lines could not be used; the first is {log.first_bad}")
+        sentences.append(f"{log.bad:,} lines could not be used; the first is {log.first_bad}")
     if log.odd:
-        found.append(
+        sentences.append(
             f"{log.odd:,} fields are not what they should be and count as absent; the first is {log.first_odd}"
         )
-    return found
+    return sentences
 
 
 def _warnings(groups: Groups, threshold: float | None, seed: int) -> list[str]:

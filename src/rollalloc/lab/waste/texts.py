@@ -29,8 +29,8 @@ def features_of(text: str) -> array[float]:
     Args:
         text: of the prompt; shares are of its last 8,192 bytes.
     """
-    whole = text.encode("utf-8", "replace")
-    code_T = np.frombuffer(whole[-_MOST:], np.uint8)
+    encoded = text.encode("utf-8", "replace")
+    code_T = np.frombuffer(encoded[-_MOST:], np.uint8)
     kind_K = np.bincount(_KIND_OF[code_T], minlength=len(_COUNTED) + 1)[:-1]
     wide_T = code_T.astype(np.uint32)
     pair_T = wide_T[1:] * 257 + wide_T[:-1]
@@ -38,7 +38,7 @@ def features_of(text: str) -> array[float]:
     mixed_T = np.concatenate([pair_T, triple_T]) * np.uint32(2_654_435_761) >> np.uint32(27)
     gram_G = np.bincount(mixed_T, minlength=_GRAMS)
     size = max(1, len(code_T))
-    return array("f", [np.log1p(len(whole)), np.log1p(whole.count(b"\n")), *(kind_K / size), *(gram_G / size)])
+    return array("f", [np.log1p(len(encoded)), np.log1p(encoded.count(b"\n")), *(kind_K / size), *(gram_G / size)])
 
 
 def answer_hash(text: str) -> int:

@@ -79,12 +79,12 @@ def _files(path: str) -> list[Path]:
     """Files under a path, in natural order: step_10 after step_9."""
     if not path.strip():
         raise ValueError("expected a file, a folder or a glob of rollout logs, got an empty path; . is this folder")
-    found = (
-        [Path(one) for one in glob(path, recursive=True)]
+    paths = (
+        [Path(entry) for entry in glob(path, recursive=True)]
         if has_magic(path) and not Path(path).exists()
         else [Path(path)]
     )
-    files = [file for one in found for file in (one.rglob("*") if one.is_dir() else [one]) if file.is_file()]
+    files = [file for entry in paths for file in (entry.rglob("*") if entry.is_dir() else [entry]) if file.is_file()]
     if not files:
         raise FileNotFoundError(f"{path}: no such file, and no folder or glob with files; give a log of rollouts")
     return sorted(set(files), key=_naturally)

@@ -66,9 +66,9 @@ def _last_accounts(file: Path, log: Log) -> dict[str, int]:
     """Rollouts by cause at the end of a run, from the last line of its metrics."""
     accounts: dict[str, int] = {}
     for where, row in objects(file, log):
-        found = row.get("accounts")
-        if isinstance(found, dict) and all(type(count) is int and count >= 0 for count in found.values()):
-            accounts = found
+        candidate = row.get("accounts")
+        if isinstance(candidate, dict) and all(type(count) is int and count >= 0 for count in candidate.values()):
+            accounts = candidate
         else:
             log.reject(where, "expected the field accounts, rollouts by cause")
     return accounts

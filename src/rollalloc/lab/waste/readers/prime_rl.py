@@ -217,8 +217,8 @@ def _reward(rewards: Fields, log: Log, where: str) -> float | None:
 @lru_cache(256)  # few distinct names, repeated on every line
 def _said(reward: str) -> tuple[str, str]:
     """Names of a reward's score and weight fields."""
-    said = f"reward {names([reward])}"
-    return said, f"weight of {said}"
+    name = f"reward {names([reward])}"
+    return name, f"weight of {name}"
 
 
 def _choose(files: Sequence[Path]) -> list[Path]:

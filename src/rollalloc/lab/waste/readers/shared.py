@@ -51,8 +51,8 @@ class Options:
         if self.reward is not None and not all(self.rewards):
             raise ValueError("--reward: expected the name of a field or column, got an empty one; leave it out")
         if self.weights is not None and (not any(self.weights) or not all(map(math.isfinite, self.weights))):
-            given = ", ".join(f"{weight:g}" for weight in self.weights) or "none"
-            raise ValueError(f"--weights: expected finite numbers that are not all 0, got {given}; e.g. 1,0.2")
+            weights = ", ".join(f"{weight:g}" for weight in self.weights) or "none"
+            raise ValueError(f"--weights: expected finite numbers that are not all 0, got {weights}; e.g. 1,0.2")
         if self.rows not in (None, "training", "all"):
             raise ValueError(f"--rows: expected training or all, got {self.rows!r}")
         if self.group_size is not None and self.group_size < 1:
@@ -132,9 +132,9 @@ def number(value: Any, log: Log, where: str, name: str) -> float | None:
 def whole(value: Any, log: Log, where: str, name: str) -> int | None:
     """An integer, or one as text; None for anything else, counted as a doubt unless it is null."""
     try:
-        found = int(value)
-        if abs(found) < -NO_STEP:
-            return found
+        number = int(value)
+        if abs(number) < -NO_STEP:
+            return number
     except (TypeError, ValueError, OverflowError):
         pass
     if value is not None:
@@ -144,11 +144,11 @@ def whole(value: Any, log: Log, where: str, name: str) -> int | None:
 
 def count(value: Any, log: Log, where: str, name: str) -> int | None:
     """An integer of 0 or more; None for anything else, counted as a doubt unless it is null."""
-    found = whole(value, log, where, name)
-    if found is not None and found < 0:
-        log.doubt(where, f"{name} is {found}, expected 0 or more")
+    number = whole(value, log, where, name)
+    if number is not None and number < 0:
+        log.doubt(where, f"{name} is {number}, expected 0 or more")
         return None
-    return found
+    return number
 
 
 def text(value: Any) -> str:
@@ -163,10 +163,10 @@ def message_text(value: Any, role: str | None = None) -> str:
         value: text, or messages whose content is text or a list of parts.
         role: use only messages of this role; all messages if there are none.
     """
-    if not isinstance(value, list) or not all(isinstance(one, dict) and "content" in one for one in value):
+    if not isinstance(value, list) or not all(isinstance(message, dict) and "content" in message for message in value):
         return text(value)
-    own = [one for one in value if role is not None and one.get("role") == role]
-    return "\n".join(_content(one["content"]) for one in own or value)
+    of_role = [message for message in value if role is not None and message.get("role") == role]
+    return "\n".join(_content(message["content"]) for message in of_role or value)
 
 
 def _content(content: Any) -> str:
@@ -184,12 +184,12 @@ def said(value: Any) -> str | None:
 
 def inside(record: Fields, *keys: str) -> dict[str, Any]:
     """A nested dictionary; empty if there is none."""
-    found: Any = record
+    node: Any = record
     for key in keys:
-        found = found.get(key)
-        if not isinstance(found, dict):
+        node = node.get(key)
+        if not isinstance(node, dict):
             return {}
-    return found
+    return node
 
 
 def shown(file: Path) -> str:
@@ -197,7 +197,7 @@ def shown(file: Path) -> str:
     return "".join(character if character.isprintable() else "?" for character in str(file))
 
 
-def names(found: Iterable[str], joint: str = ", ") -> str:
+def names(texts: Iterable[str], joint: str = ", ") -> str:
     """Names from a file made safe to print: a few, shortened, without control characters."""
-    shown = [re.sub(r"[^\x20-\x7e]", "?", name)[:40] for name in found]
+    shown = [re.sub(r"[^\x20-\x7e]", "?", name)[:40] for name in texts]
     return joint.join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")

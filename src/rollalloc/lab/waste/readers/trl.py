@@ -148,14 +148,14 @@ def _opened(file: Path, log: Log) -> Iterator[Any]:
 
 def _leading(schema: Any) -> tuple[str, ...]:
     """Leading float columns, which may be rewards: TRL writes rewards, as floats, before other logged columns."""
-    found: list[str] = []
+    columns: list[str] = []
     for column in schema:
         if column.name in _OWN:
             continue
         if not _is_score(column.type):
             break
-        found.append(column.name)
-    return tuple(found)
+        columns.append(column.name)
+    return tuple(columns)
 
 
 def _problem(schema: Any, columns: Sequence[str]) -> str:
@@ -167,8 +167,8 @@ def _problem(schema: Any, columns: Sequence[str]) -> str:
     for name in ("prompt", *columns):
         times = schema.names.count(name)
         if times != 1:
-            there = "is there more than once" if times else f"is missing, found {names(schema.names)}"
-            return f"column {names([name])} {there}"
+            problem = "is there more than once" if times else f"is missing, found {names(schema.names)}"
+            return f"column {names([name])} {problem}"
         kind = schema.field(name).type
         if name != "prompt" and not _is_number(kind):
             return f"column {names([name])} holds {names([str(kind)])}, expected numbers"

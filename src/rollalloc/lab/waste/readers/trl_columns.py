@@ -71,13 +71,13 @@ class Columns:
         reward_R = np.full(len(visit_R), np.nan)
         sums: dict[str, None] = {}
         doubts: dict[str, None] = {}
-        disagree = told = 0
+        disagree = compared = 0
         for columns, kind in self._kinds.items():
             some_R = kind_R == kind
             score_RK = np.array(self._scores[kind]).reshape(-1, len(columns))
             best, wrong, of = self._followed(columns, score_RK, advantage_R[some_R], visit_R[some_R], sums)
             reward_R[some_R] = _summed(score_RK, best.weight_K)
-            disagree, told = disagree + wrong, told + of
+            disagree, compared = disagree + wrong, compared + of
             sums[best.words(columns)] = None
             rest = [name for name, weight in zip(columns, best.weight_K, strict=True) if not weight]
             if rest and of and self._weights is None:
@@ -86,13 +86,13 @@ class Columns:
                 doubts[
                     f"the log does not tell which of {names(columns)} are rewards, and all are added; --reward names them"
                 ] = None
-        said = [f"reward: {' and in other files '.join(sums)}", *doubts]
+        notes = [f"reward: {' and in other files '.join(sums)}", *doubts]
         if disagree:
-            said.append(
-                f"in {disagree} of {told} groups the logged advantages do not follow the reward: give the trainer's "
+            notes.append(
+                f"in {disagree} of {compared} groups the logged advantages do not follow the reward: give the trainer's "
                 "reward_weights as --weights, its num_generations as --group-size, or name the columns with --reward"
             )
-        return Chosen(reward_R, said)
+        return Chosen(reward_R, notes)
 
     def _followed(
         self, columns: tuple[str, ...], score_RK: Floats, advantage_R: Floats, visit_R: Visits, before: Container[str]
@@ -102,26 +102,26 @@ class Columns:
         Candidates, in order: the first column, the first two, and so on; each column alone; the same with columns
         normalized within groups, as `multi_objective_aggregation="normalize_then_sum"` does; then the best fitting weights.
         """
-        whole = _Sum(np.ones(len(columns)), sure=len(columns) == 1 or bool(self._named))
+        default = _Sum(np.ones(len(columns)), sure=len(columns) == 1 or bool(self._named))
         if self._weights is not None:
-            whole = _Sum(self._given(columns), sure=True)
-        wrong, told = _disagreeing(_summed(score_RK, whole.weight_K), advantage_R, visit_R)
-        if whole.sure:
-            return whole, wrong, told
+            default = _Sum(self._given(columns), sure=True)
+        wrong, compared = _disagreeing(_summed(score_RK, default.weight_K), advantage_R, visit_R)
+        if default.sure:
+            return default, wrong, compared
         alone_KK, first_KK = np.eye(len(columns)), np.tri(len(columns))
         tried_NK = np.concatenate([first_KK, alone_KK[1:]])
         for scaled_RK in (score_RK, _normalized(score_RK, visit_R)):
-            found = [_disagreeing(_summed(scaled_RK, weight_K), advantage_R, visit_R) for weight_K in tried_NK]
-            most = max(of for _, of in found)
-            for weight_K, (disagree, _) in zip(tried_NK, found, strict=True):
+            results = [_disagreeing(_summed(scaled_RK, weight_K), advantage_R, visit_R) for weight_K in tried_NK]
+            most = max(of for _, of in results)
+            for weight_K, (disagree, _) in zip(tried_NK, results, strict=True):
                 if most and disagree <= _DISAGREE * most:
                     return _Sum(weight_K, sure=True), disagree, most
             if not most:  # no group can tell
-                known = (one for one in map(_Sum, tried_NK) if one.words(columns) in before)
-                return next(known, whole), 0, 0
+                known = (candidate for candidate in map(_Sum, tried_NK) if candidate.words(columns) in before)
+                return next(known, default), 0, 0
         weight_K = _fitted(score_RK, advantage_R, visit_R)
         disagree, of = _disagreeing(_summed(score_RK, weight_K), advantage_R, visit_R)
-        return (_Sum(weight_K, sure=True), disagree, of) if disagree <= _DISAGREE * of else (whole, wrong, told)
+        return (_Sum(weight_K, sure=True), disagree, of) if disagree <= _DISAGREE * of else (default, wrong, compared)
 
     def _given(self, columns: tuple[str, ...]) -> Floats:
         """The user's weights for the first columns; 0 for the others."""

@@ -36,9 +36,9 @@ def states_of(files: Sequence[Path]) -> dict[Path, TrainerState]:
     """The latest trainer state for each log folder that has one."""
     states: dict[Path, TrainerState] = {}
     for folder in {file.parent for file in files}:
-        found = [state for output in (folder, folder.parent) for state in _states_in(output)]
-        if found:
-            states[folder] = max(found, key=lambda state: state.until)
+        states_here = [state for output in (folder, folder.parent) for state in _states_in(output)]
+        if states_here:
+            states[folder] = max(states_here, key=lambda state: state.until)
     return states
 
 
@@ -70,11 +70,11 @@ def evaluated(
     begins = np.searchsorted(file_V, np.arange(len(files) + 1))
     spans = {at: slice(begins[at], begins[at + 1]) for at in range(len(files)) if begins[at] < begins[at + 1]}
     for folder in {file.parent for file in files}:
-        here = [at for at in spans if files[at].parent == folder]
+        in_folder = [at for at in spans if files[at].parent == folder]
         state = states.get(folder)
-        sure = [at for at in here if state is not None and int(groups.step_V[spans[at].start]) in state.evaluated]
-        open_ = [at for at in here if state is None or int(groups.step_V[spans[at].start]) > state.until]
-        prompts = {at: groups.prompt_V[spans[at]].tolist() for at in here}
+        sure = [at for at in in_folder if state is not None and int(groups.step_V[spans[at].start]) in state.evaluated]
+        open_ = [at for at in in_folder if state is None or int(groups.step_V[spans[at].start]) > state.until]
+        prompts = {at: groups.prompt_V[spans[at]].tolist() for at in in_folder}
         for shared in _ends_alike({at: prompts[at] for at in sure}):
             for at, visits in shared.items():
                 found_V[_end(spans[at], visits or len(prompts[at]))] = True
@@ -86,7 +86,9 @@ def evaluated(
                 if visits
             }
             for at, most in shared.items():
-                visits = min((one for one in expected if one <= most), key=expected.__getitem__, default=0)
+                visits = min(
+                    (candidate for candidate in expected if candidate <= most), key=expected.__getitem__, default=0
+                )
                 if visits and expected[visits] < _BY_CHANCE:
                     found_V[_end(spans[at], visits)] = True
     return found_V
@@ -111,13 +113,13 @@ def _ends_alike(prompts: Mapping[int, list[int]]) -> list[dict[int, int]]:
     for at, visits in prompts.items():
         by_tail.setdefault(tuple([*dict.fromkeys(reversed(visits))][:_TAIL]), {})[at] = 0
     for shared in by_tail.values():
-        for one, other in pairwise(shared):
-            common = _common_end(prompts[one], prompts[other])
-            shared |= {at: max(shared[at], common) for at in (one, other)}
+        for first, second in pairwise(shared):
+            common = _common_end(prompts[first], prompts[second])
+            shared |= {at: max(shared[at], common) for at in (first, second)}
     return [*by_tail.values()]
 
 
-def _common_end(one: list[int], other: list[int]) -> int:
+def _common_end(first: list[int], second: list[int]) -> int:
     """Number of visits at the end with the same prompts in the same order."""
-    most = min(len(one), len(other))
-    return next((at for at in range(most) if one[-1 - at] != other[-1 - at]), most)
+    most = min(len(first), len(second))
+    return next((at for at in range(most) if first[-1 - at] != second[-1 - at]), most)
