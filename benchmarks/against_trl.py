@@ -2,7 +2,7 @@
 
     python benchmarks/against_trl.py tune  SIZE OUT             # learning rates, on the tuning seeds
     python benchmarks/against_trl.py final SIZE OUT             # every arm at its best rate, on the final seeds
-    python benchmarks/against_trl.py report OUT DOCS            # against_trl.json, .md and .png, from all that is over
+    python benchmarks/against_trl.py report OUT DOCS            # figure, summary and tables of what is over
     python benchmarks/against_trl.py run SIZE ARM RATE SEED OUT # one run
 
 A run is a process of its own and leaves one file in OUT; what is there is not run again. Two of these commands may share
@@ -695,10 +695,17 @@ def curve(found: Sequence[Run]) -> dict[str, list[float]]:
 def table_of(found: Mapping[str, Any]) -> list[str]:
     """The table of a size, one line for each arm."""
     measured = ("rollouts", "tokens", "cpu seconds", "wall seconds")
-    lines = [
-        f"| arm | rate | seeds | {' | '.join(measured)} | {found['best_stock']} over it, rollouts | seconds | falls | MB |",
-        "|---" * (len(measured) + 7) + "|",
-    ]
+    heading = (
+        "rate",
+        "seeds",
+        *measured,
+        "ms a step",
+        "TRL's rollouts over these",
+        "cpu seconds",
+        "deepest fall",
+        "MB",
+    )
+    lines = [f"| to {TARGET} | {' | '.join(heading)} |", "|---" * (len(heading) + 1) + "|"]
     for arm in found["arms"]:
         costs = [_cost(arm["costs"][name]) for name in measured]
         ratios = [_ratio(arm["over"][name]) for name in ("rollouts", "cpu seconds")]
@@ -708,6 +715,7 @@ def table_of(found: Mapping[str, Any]) -> list[str]:
             f"{arm['rate']:g}",
             str(len(arm["seeds"])),
             *costs,
+            f"{1000 * arm['seconds_per_step']:.0f}",
             *ratios,
             f"{max(falls):.3f}" if falls else "–",
             str(arm["megabytes"]),
