@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rollalloc.lab.bench.compare import is_finished
-from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, Tuned, made, planned_run
+from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, Tuned, planned_run, with_task_files
 from rollalloc.lab.bench.summary import EndedRun, Interval, RecipeSummary, ended, summaries_to
 from rollalloc.train.config import Config
 from rollalloc.train.loading import one_thread
@@ -56,7 +56,7 @@ def run_of(task: str, method: str, rate: float, seed: int, rollouts: int | None 
 
 def carried_out(planned: Config, out: Path, tasks: Path) -> EndedRun:
     """The run, unless it is there; what it found."""
-    run = made(planned, tasks)
+    run = with_task_files(planned, tasks)
     place = folder_of(run, out)
     if not is_finished(run, place):
         train(run, place, resume=is_run_in(run, place))

@@ -76,7 +76,7 @@ def compare(
         check_runs,
     )  # torch takes seconds to import, `--help` should not
     from rollalloc.lab.bench.compare import compare as carry_out
-    from rollalloc.lab.bench.presets import made
+    from rollalloc.lab.bench.presets import with_task_files
     from rollalloc.processes.stopping import Stopped
 
     console, began = Console(stderr=True), time.monotonic()
@@ -99,7 +99,7 @@ def compare(
         runs = [replace(run, **saving) for run in runs]
         check_places(runs, out)  # before tasks are created, which may take minutes
         with staged() as shown:
-            runs = [made(run, options.tasks, shown) for run in runs]
+            runs = [with_task_files(run, options.tasks, shown) for run in runs]
         check_runs(runs, out)
         budgets = {
             budget_said(options if task is None else replace(options, task=run.task), run.max_rollouts) for run in runs

@@ -1,4 +1,4 @@
-"""Options that several commands share, declared once, and how their texts are read."""
+"""Options that several commands share, and the functions that parse them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-_LEAST, _MOST = 1e-30, 2**63  # of numbers: less is 0 to a float32 that divides by it, more is none to an int64
+_LEAST, _MOST = 1e-30, 2**63  # of numbers: a smaller one is 0 as a float32, a larger one does not fit an int64
 _WHAT, _HOW, _STREAM, _OUTPUT = "What to train on", "Training", "Streaming", "Output"
 
 
@@ -23,12 +23,12 @@ def titled(help: str, panel: str, *names: str, **others: Any) -> Any:
 
 
 def output(help: str, *names: str, **others: Any) -> Any:
-    """An option on what is written."""
+    """An option in the panel on output."""
     return titled(help, _OUTPUT, *names, **others)
 
 
 def place(text: str | Path) -> Path:
-    """A folder by its name, whatever is there; a variable of the shell that is not set must not mean the current one.
+    """A folder by its name. An empty name is refused, so that an unset shell variable does not mean the current folder.
 
     Raises:
         typer.BadParameter: it is empty.
@@ -39,10 +39,10 @@ def place(text: str | Path) -> Path:
 
 
 def folder_of_runs(text: str | Path) -> Path:
-    """A folder to look at, which need not be there yet.
+    """A folder to read, which need not exist yet.
 
     Raises:
-        typer.BadParameter: its name is empty, or something else than a folder is there.
+        typer.BadParameter: its name is empty, or it is something other than a folder.
     """
     at = place(text)
     if at.is_symlink() and not at.exists():
@@ -54,7 +54,7 @@ def folder_of_runs(text: str | Path) -> Path:
 
 
 def folder(text: str | Path) -> Path:
-    """A folder to write into, as an option gives it.
+    """A folder to write into.
 
     Raises:
         typer.BadParameter: it is empty, a file, or a link that leads nowhere.
@@ -69,7 +69,7 @@ def folder(text: str | Path) -> Path:
 
 
 def source(text: str | Path) -> Path:
-    """A file to read, as an option gives it; whether it is there its reader says.
+    """A file to read; its reader reports if it does not exist.
 
     Raises:
         typer.BadParameter: its name is empty, or it is a folder, a pipe or a device.
@@ -261,45 +261,48 @@ class RunOptions(SamplingOptions):
 def with_fields(kind: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command, whose first parameter is a dataclass such as `RunOptions`, an option for each of its fields."""
     hints = get_type_hints(kind, include_extras=True)
-    shared = [option(each.name, each.default, hints[each.name]) for each in fields(kind)]
+    shared = [option(field.name, field.default, hints[field.name]) for field in fields(kind)]
     return lambda command: with_options(command, shared, lambda values: kind(**values))
 
 
 def option(name: str, default: Any, hint: Any) -> inspect.Parameter:
-    """A parameter that a command may be called with by its name only."""
+    """A keyword-only parameter of a command."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def with_options(
-    command: Callable[..., None], shared: Sequence[inspect.Parameter], made_of: Callable[[dict[str, Any]], Any]
+    command: Callable[..., None], shared: Sequence[inspect.Parameter], make_argument: Callable[[dict[str, Any]], Any]
 ) -> Callable[..., None]:
-    """A command whose first parameter is made of what these options say, as one that has them beside its own.
+    """Give a command further options, from which its first argument is made.
 
-    Where the command declares an option of the same name itself, that one holds.
+    An option that the command itself declares under the same name takes precedence.
 
     Args:
         command: the command.
         shared: the options, from `option`.
-        made_of: the command's first argument, from what they say by name.
+        make_argument: makes the command's first argument from the values of the options, by name.
     """
     own = list(inspect.signature(command).parameters.values())[1:]
-    shared = [each for each in shared if each.name not in {parameter.name for parameter in own}]
+    own_names = {parameter.name for parameter in own}
+    shared = [parameter for parameter in shared if parameter.name not in own_names]
     hints = get_type_hints(command, include_extras=True)
-    keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[each.name]) for each in own]
+    keyword = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name]) for parameter in own
+    ]
 
     @wraps(command)
     def called(**options: Any) -> None:
-        command(made_of({each.name: options.pop(each.name) for each in shared}), **options)
+        command(make_argument({parameter.name: options.pop(parameter.name) for parameter in shared}), **options)
 
     called.__signature__ = inspect.Signature([*keyword, *shared])  # pyright: ignore[reportAttributeAccessIssue]
-    called.__annotations__ = {each.name: each.annotation for each in (*keyword, *shared)}
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in (*keyword, *shared)}
     return called
 
 
 def with_numbers_checked(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that refuses, before anything else, numbers beyond what PyTorch and NumPy can hold, whichever option's.
+    """Give a command a first check that refuses numbers which PyTorch and NumPy cannot hold, in any option.
 
-    What is no number or infinite is left to the option's own range, which says what it should be.
+    NaN and infinity are left to the check of the option's own range.
     """
 
     @wraps(command)
@@ -316,9 +319,9 @@ def with_numbers_checked(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def parameters_of(pairs: list[str] | None) -> dict[str, Any]:
-    """`key=value` pairs as a dictionary; a value that is JSON or a number is read as such, another one is text.
+    """`key=value` pairs as a dictionary; a value that is not JSON or a number is text.
 
-    Of a key that is given again the last value counts, so that a command line may be gone on with.
+    The last value of a repeated key counts, so that a command line can be extended.
 
     Raises:
         ValueError: a pair without "=".
@@ -380,7 +383,7 @@ def named_recipes(recipes: Sequence[str]) -> dict[str, str]:
 def parameters_by_label(
     pairs: list[str] | None, matched: str | None, named: Mapping[str, str], *, lenient: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Label → parameters: the shape that `groups=G,n=N` gives its recipe, where it has one, and `label.key=value` over it.
+    """Label → parameters: the recipe's shape for `groups=G,n=N`, if it has one, updated by `label.key=value`.
 
     Raises:
         ValueError: not of these forms, no such label, or a recipe without that shape, unless `lenient`.
@@ -388,15 +391,15 @@ def parameters_by_label(
     from rollalloc.named import RECIPES
 
     shaped = {label: name for label, name in named.items() if not lenient or name in RECIPES}
-    found = {label: _matched_shape(matched, shaped[label]) if label in shaped else {} for label in named}
+    parameters = {label: _matched_shape(matched, shaped[label]) if label in shaped else {} for label in named}
     for path, value in parameters_of(pairs).items():
         label, _, key = path.rpartition(".")
-        if label not in found:
+        if label not in parameters:
             raise ValueError(
                 f"--set {path}: expected LABEL.key with one of {', '.join(named)}; e.g. {next(iter(named))}.groups=8"
             )
-        found[label][key] = value
-    return found
+        parameters[label][key] = value
+    return parameters
 
 
 def _matched_shape(text: str | None, recipe: str) -> dict[str, Any]:

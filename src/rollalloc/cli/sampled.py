@@ -104,7 +104,7 @@ class Asked(Reading, SamplingOptions, Exported):
         from rollalloc.cli.sources import run_of
         from rollalloc.lab.advise.sampling import sample_profile
         from rollalloc.lab.advise.served import sample_served
-        from rollalloc.lab.bench.presets import made
+        from rollalloc.lab.bench.presets import with_task_files
         from rollalloc.train.loading import one_thread
 
         console = Console(stderr=True)
@@ -124,7 +124,7 @@ class Asked(Reading, SamplingOptions, Exported):
                     how |= {"prices": self._prices(), "say": lambda text: say(console, text)}
                     how |= {"overwrite": self.overwrite, "progress": shown}
                     return sample_served(run, self._server(), place, seed=seed, **how)
-                run = made(run, self.tasks, shown)
+                run = with_task_files(run, self.tasks, shown)
                 return sample_profile(run, place, seed=seed, overwrite=self.overwrite, progress=shown, **how)
         except KeyboardInterrupt:
             since = "the last whole wave" if self.endpoint is None else "the answers"

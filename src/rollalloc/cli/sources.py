@@ -152,20 +152,20 @@ def config_fields(options: RunOptions) -> dict[str, Any]:
 
 
 def usual_parameters(recipe: str) -> dict[str, Any]:
-    """The default parameters of a recipe, by its name or an older one; empty for a recipe that is not of this package."""
+    """The default parameters of a recipe, by its name or a former name; empty for a recipe of another package."""
     name = standard(recipe)
     return default_parameters(name) if name in RECIPES else {}
 
 
 @lru_cache
 def prompts_in(files: tuple[str, ...]) -> int:
-    """Prompts in files, those that repeat another left out."""
+    """Number of different prompts in files."""
     rows = (row for file in files for _, row in read_rows(Path(file)) if isinstance(row, dict))
     return len({repr([row.get(name) for name in ("data_source", "prompt", "reward_model")]) for row in rows})
 
 
 def budget_said(options: RunOptions, rollouts: int | None) -> str:
-    """What a run pays at most, and where nobody said so, why that."""
+    """The budget in words, and how the default came about."""
     if rollouts is None:
         return "rollouts without a limit"
     if options.max_rollouts is not None or options.task is not None:
@@ -184,13 +184,13 @@ def _lora(options: RunOptions) -> Lora | None:
 
 
 def _canonical(arguments: str | None) -> str | None:
-    """A JSON object in one spelling, so that a run is the same however it was written; None for an empty one."""
+    """A JSON object with sorted keys, so that the same run has the same description; None for an empty object."""
     with _named("--chat-template-args"):
         return json.dumps(template_arguments(arguments), sort_keys=True) if template_arguments(arguments) else None
 
 
 def model_name(text: str) -> str:
-    """The name or folder of a model, as an option gives it.
+    """The name or folder of a model.
 
     Raises:
         ValueError: it is empty.
@@ -202,7 +202,7 @@ def model_name(text: str) -> str:
 
 @contextmanager
 def _named(options: str) -> Iterator[None]:
-    """Say which options a value is of, where what refuses it has other names for them."""
+    """Name the options in an error that uses other names for them."""
     try:
         yield
     except ValueError as error:

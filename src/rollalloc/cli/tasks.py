@@ -8,15 +8,22 @@ from typing import Any
 
 from rollalloc.cli.options import RunOptions
 from rollalloc.cli.sources import changed_options, config_fields, usual_parameters
-from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, PRESETS, Tuned, planned_run, preset_of, tuned_of
-from rollalloc.lab.bench.presets import made as with_task_files
+from rollalloc.lab.bench.presets import (
+    DEFAULT_OPTIMIZER,
+    PRESETS,
+    Tuned,
+    planned_run,
+    preset_of,
+    tuned_of,
+    with_task_files,
+)
 from rollalloc.named import standard
 from rollalloc.train.config import Config
 from rollalloc.train.defaults import default_grid
 
 __all__ = ["PRESETS", "task_run", "with_task_files"]
 
-# Options that a task decides itself; given beside one they would be ignored.
+# Options that a task decides itself, so that they would be ignored beside --task.
 _OF_OWN_RUNS = (
     *("prompts", "heldout", "reward", "single_answer", "drop_overlong", "max_new_tokens", "temperature", "kv_tokens"),
     *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device", "features"),

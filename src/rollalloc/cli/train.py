@@ -90,7 +90,7 @@ def train(
     if at is not None:
         run = _as_begun(run, options, read_config(out))
     if at is None:
-        with RunFolder(out) as place:  # said before a task is made, which may take minutes
+        with RunFolder(out) as place:  # refused before a task is made, which may take minutes
             place.check(overwrite=overwrite or resume)
     if options.task:
         from rollalloc.cli.tasks import with_task_files
@@ -131,7 +131,7 @@ def train(
     except NoScores:
         results.print(paid_for(read_run(out)))
         raise
-    run_made = read_run(out)  # as the page, the board and a comparison read it; of a resumed run, from its beginning
+    run_made = read_run(out)  # the whole run, also what was trained before it was resumed
     say(console, f"finished: {why}")
     results.print(paid_for(run_made))
     if learned := held_out(run_made):
@@ -142,7 +142,7 @@ def train(
 
 
 def _as_begun(run: Config, options: RunOptions, begun: Config) -> Config:
-    """A run that is resumed, with the budget and the grid of evaluations that it began with, where none is given."""
+    """A resumed run with the budget and the grid of evaluations that it began with, unless the options give others."""
     if options.max_rollouts is None:
         run = replace(run, max_rollouts=begun.max_rollouts)
     if options.eval_every is None:

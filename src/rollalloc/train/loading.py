@@ -34,21 +34,21 @@ log = logging.getLogger(__name__)
 
 _NO_FEATURES = "none"
 
-Loaded = tuple[PromptSet, PromptSet | None]  # those to train on, and those held out
+Loaded = tuple[PromptSet, PromptSet | None]  # training prompts and held-out prompts
 
 
 def check(config: Config, loaded: Loaded | None = None) -> Loaded:
-    """Refuse a run that cannot be, as far as that can be told without its model; its prompts.
+    """Refuse an impossible run, as far as can be told without its model; returns its prompts.
 
     Args:
         config: of the run.
-        loaded: its prompts, where they were loaded and its reward tried before.
+        loaded: its prompts, if they were loaded and its reward was tried before.
 
     Raises:
         ValueError: a device that cannot be used; a recipe that cannot be made, or with too few prompts or rollouts for it;
-            files that nobody would read; rollouts longer than the model's context; too many held-out prompts that are in
-            the training set.
-        OSError: a file that is not there.
+            features that the recipe does not read; rollouts longer than the model's context; too many held-out prompts that
+            are in the training set.
+        OSError: a file that cannot be read.
         ImportError: what is needed is not installed, or the reward function cannot be imported.
     """
     usable_device(config.device)
@@ -68,7 +68,7 @@ def check(config: Config, loaded: Loaded | None = None) -> Loaded:
 
 
 def _refuse_less_than_a_batch(recipe: Recipe, prompts: int, seed: int) -> None:
-    """Refuse a budget that does not pay the first batch: such a run would train nothing, and end as if all were well."""
+    """Refuse a budget below the first batch: such a run would end without an error and without training."""
     begun = Allocator(recipe, prompts, seed).ask(capacity=0)
     if begun.finished is not None:
         raise ValueError(f"max_rollouts: not one group fits, {begun.finished}; give more, or smaller groups (--set)")
@@ -85,7 +85,7 @@ def _refuse_less_than_a_batch(recipe: Recipe, prompts: int, seed: int) -> None:
 
 
 def try_reward(config: Config) -> None:
-    """Refuse a reward that cannot be imported, and rollouts that no prompt fits beside; no model is loaded.
+    """Refuse a reward that cannot be imported, and rollouts as long as the model's context; no model is loaded.
 
     Raises:
         ValueError, TypeError, OSError, ImportError, AttributeError: says which.
@@ -97,7 +97,7 @@ def try_reward(config: Config) -> None:
 
 
 def _check_repeated(train: PromptSet) -> None:
-    """Say how many prompts to train on have the text of another one."""
+    """Warn of training prompts that have the text of another one."""
     again = repeated([normalised(prompt) for prompt in train.prompts])
     if not again:
         return
@@ -111,7 +111,7 @@ def _check_repeated(train: PromptSet) -> None:
 
 
 def _check_overlap(train: PromptSet, held: PromptSet, *, accepted: bool) -> None:
-    """Say how many held-out prompts are in the training set, and refuse more than `MOST_SHARED` unless accepted."""
+    """Warn of held-out prompts that are in the training set; refuse more than `MOST_SHARED` unless accepted."""
     shared = same_text(map(normalised, held.prompts), map(normalised, train.prompts))
     if not shared:
         return
@@ -129,7 +129,7 @@ def _check_overlap(train: PromptSet, held: PromptSet, *, accepted: bool) -> None
 
 
 def _check_features(config: Config, recipe: Recipe) -> None:
-    """Refuse features that nobody would read, or that are not there, before a model is loaded."""
+    """Refuse features that the recipe does not read or that do not exist, before a model is loaded."""
     if config.features is None:
         return
     if not recipe.reads_features:
@@ -145,7 +145,7 @@ def _check_features(config: Config, recipe: Recipe) -> None:
 def features_for(
     config: Config, recipe: Recipe, policy: Policy, train: EncodedPrompts, resumed: Path | None
 ) -> Features | None:
-    """Features for a recipe that predicts: those that a resumed run began with, those of a file, or the initial model's."""
+    """Features for a recipe that predicts: those that a resumed run began with, those of a file, or new ones."""
     if not recipe.reads_features:
         return None
     keys = train.prompt_set.keys
@@ -163,13 +163,13 @@ def features_for(
 
 
 def one_thread() -> None:
-    """For a tiny model, or a run a core: more threads than cores would make each other wait."""
+    """Use one thread: for a tiny model, or when as many runs as cores share the machine."""
     torch.set_num_threads(1)
     disable_progress_bar()  # of transformers, which would write into ours
 
 
 def scorer_of(config: Config) -> Scorer:
-    """What scores a run's rollouts, in processes that may be killed unless its source says otherwise."""
+    """The scorer of a run, with worker processes that can be killed unless `reward_workers` is 0."""
     scorer: Scorer = InlineScorer(loaded_reward(config.reward))  # a wrong path fails now, not with the first rollouts
     if config.reward_workers > 0:
         workers, limit_s = config.reward_workers, config.reward_limit_s
@@ -196,7 +196,7 @@ def encoded(config: Config, policy: Policy, prompts: PromptSet) -> EncodedPrompt
     Raises:
         ValueError: as `encode_prompts`; a tokenizer that is another model's.
     """
-    made = encode_prompts(
+    encoded_prompts = encode_prompts(
         prompts,
         policy.tokenizer,
         context=policy.context,
@@ -204,9 +204,9 @@ def encoded(config: Config, policy: Policy, prompts: PromptSet) -> EncodedPrompt
         overlong="drop" if config.drop_overlong else "error",
         template_args=template_arguments(config.chat_template_args),
     )
-    for key, tokens in zip(made.prompt_set.keys, made.tokens, strict=True):
+    for key, tokens in zip(encoded_prompts.prompt_set.keys, encoded_prompts.tokens, strict=True):
         policy.refuse_unknown(tokens, f"prompt {key!r}")
-    return made
+    return encoded_prompts
 
 
 def held_out_of(config: Config, policy: Policy, heldout: PromptSet) -> HeldOut:

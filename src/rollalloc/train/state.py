@@ -1,4 +1,4 @@
-"""The state of a run: what a checkpoint holds, and whether one belongs to this run."""
+"""The state of a run: what a checkpoint contains, and whether a checkpoint belongs to this run."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _MEAN_NORM = "gradient:mean_norm"  # beside the optimizer's moments
 
 @dataclass
 class Counters:
-    """What the trainer itself counts.
+    """Counts of the trainer itself.
 
     Attributes:
-        batches: trained.
-        seconds: spent on anything but evaluation.
+        batches: trained so far.
+        seconds: spent so far, without evaluation.
         next_at: the next grid point to evaluate at, in rollouts paid.
-        made: what had been paid when the weights were made, as fields of a line of the metrics.
-        accuracies: of versions evaluated on the grid, where they have one.
-        barren_groups: trained since one had an advantage.
-        watched: what evaluations found of the policy's breadth, see `evaluation.narrowed`.
+        made: what had been paid at the newest update, as fields of a line of the metrics.
+        accuracies: (version, accuracy) of the versions evaluated on the grid.
+        barren_groups: groups trained since the last one with an advantage.
+        watched: values with which the next evaluation is compared, see `evaluation.narrowed`.
     """
 
     batches: int = 0
@@ -60,7 +60,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class ChangedPrompts:
-    """Prompts that are gone, that are new, and that are still there, since a checkpoint was saved."""
+    """Numbers of prompts that are gone, new and still there since a checkpoint was saved."""
 
     lost: int
     new: int
@@ -72,11 +72,11 @@ class ChangedPrompts:
 
 @dataclass(frozen=True, slots=True)
 class ChangedData:
-    """How the data differ from those that a checkpoint was saved with.
+    """How the data differ from the data that a checkpoint was saved with.
 
     Attributes:
-        prompts: to train on; None: they are the same.
-        others: what else differs, of `_OTHER_DATA`.
+        prompts: changes of the training prompts; None: none.
+        others: names of the other data that differ, of `_OTHER_DATA`.
     """
 
     prompts: ChangedPrompts | None
@@ -87,7 +87,7 @@ class ChangedData:
         return "; ".join([*of_prompts, *(f"run.{name}: {_OTHER_DATA[name]}" for name in self.others)])
 
 
-# Entries of the identity that are of the data, besides the prompts.
+# Entries of the identity that describe the data, besides the prompts.
 _OTHER_DATA = {
     "heldout": "the held-out prompts differ, so that accuracies before and after cannot be compared",
     "template": "the chat template or its arguments differ, so that the same prompts have other tokens",
@@ -95,7 +95,7 @@ _OTHER_DATA = {
 
 
 class Updates(Protocol):
-    """Trains; `steps` of the optimizer were taken so far."""
+    """Trains on batches; `steps` counts the optimizer steps so far."""
 
     steps: int
 
@@ -108,12 +108,12 @@ class Updates(Protocol):
         measure_kl: bool = False,
         between_passes: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """Train on a batch, before which a share of the budget was spent; figures, with "approx_kl" if asked for."""
+        """Train on a batch; returns its figures. The arguments are those of `Updater.update`."""
         ...
 
 
 class RunState(ABC):
-    """Everything of a run that outlives its process; where the weights are, its kind knows.
+    """Everything of a run that outlives its process. A subclass knows where the weights are.
 
     Attributes:
         counters: the trainer's own.
@@ -126,19 +126,19 @@ class RunState(ABC):
     @cached_property
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """What must be the same, besides the recipe, for a checkpoint to belong to this run; "prompts" is a digest."""
+        """What must agree, besides the recipe, for a checkpoint to belong to this run; "prompts" is a digest."""
 
     @abstractmethod
     def weights(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-        """Where the weights are, as further entries of the state, or the weights, as tensors by file and name."""
+        """Further entries of the state, such as where a service keeps the weights, and the weights by file and name."""
 
     @abstractmethod
     def load_weights(self, saved: Checkpoint) -> None:
-        """Have the weights that a checkpoint names or holds."""
+        """Load the weights that a checkpoint contains or names."""
 
     @abstractmethod
     def check(self, saved: Checkpoint, place: Path) -> None:
-        """Refuse, by a `ValueError`, a checkpoint that holds something other than the state of this kind of trainer."""
+        """Raise a `ValueError` if a checkpoint does not hold the state of this kind of trainer."""
 
     def packed(self, written: Mapping[str, Stamp]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         """The state for `checkpoint.save`: plain data, and tensors by file and name.
@@ -160,7 +160,7 @@ class RunState(ABC):
         return state, {**weights, "payloads": payloads}
 
     def refuse_another(self, saved: Checkpoint, place: Path, *, accept_data: bool) -> ChangedData | None:
-        """Refuse a checkpoint of another run; returns how its data differ, where that is accepted.
+        """Refuse a checkpoint of another run; returns how its data differ if that is accepted.
 
         Raises:
             ValueError: names each difference.
@@ -181,7 +181,7 @@ class RunState(ABC):
         return changed
 
     def load(self, saved: Checkpoint, *, accept_recipe: bool, remap: bool) -> None:
-        """Go on from a checkpoint; warns where that is under another recipe.
+        """Load a checkpoint; warns if it was saved under another recipe.
 
         Raises:
             ValueError: it was saved under another recipe, and that is not accepted. Nothing was changed.
@@ -204,7 +204,7 @@ class RunState(ABC):
         self.updater.steps = state["optimizer_steps"]
 
     def _changed_data(self, state: Mapping[str, Any]) -> ChangedData | None:
-        """How the data differ from a checkpoint's; None where they do not."""
+        """How the data differ from a checkpoint's; None: they do not."""
         before, now = state["identity"], self.identity
         others = tuple(name for name in _OTHER_DATA if name in now and before.get(name, now[name]) != now[name])
         prompts = None if before["prompts"] == now["prompts"] else self._changed_prompts(state)
@@ -219,7 +219,7 @@ class RunState(ABC):
 
 
 class NativeState(RunState):
-    """Of a run whose model is in this process."""
+    """The state of a run whose model is in this process."""
 
     def __init__(
         self,
@@ -278,18 +278,18 @@ class NativeState(RunState):
 
 
 def _but_data(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """All but the data."""
+    """The entries that do not describe the data."""
     return {name: value for name, value in identity.items() if name not in ("prompts", *_OTHER_DATA)}
 
 
 def digest(prompts: EncodedPrompts) -> str:
-    """A digest of what the data say, whatever tokens a chat template makes of it: that may depend on the date."""
-    given = prompts.prompt_set
-    return sha([given.keys, given.prompts, given.sources, given.ground_truths, given.extra_infos])
+    """A digest of the data before the chat template is applied: a template may insert the date."""
+    texts = prompts.prompt_set
+    return sha([texts.keys, texts.prompts, texts.sources, texts.ground_truths, texts.extra_infos])
 
 
 def template_digest(prompts: EncodedPrompts, tokenizer: Any) -> str | None:
-    """A digest of the chat template's text and its arguments; None where no prompt goes through it."""
+    """A digest of the chat template's text and its arguments; None: no prompt uses the template."""
     if all(isinstance(prompt, str) for prompt in prompts.prompt_set.prompts):
         return None
     return sha([getattr(tokenizer, "chat_template", None), sorted(prompts.template_args.items())])

@@ -168,11 +168,11 @@ def task_run(task: str, recipe: str, seed: int, folder: Path, *, tuned: Tuned | 
     Raises:
         ValueError: as `planned_run`.
     """
-    return made(planned_run(task, recipe, seed, tuned=tuned, **changes), folder)
+    return with_task_files(planned_run(task, recipe, seed, tuned=tuned, **changes), folder)
 
 
 def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None, **changes: Any) -> Config:
-    """As `task_run`, but nothing is created yet: `made` adds the model and prompts to the run.
+    """As `task_run`, but nothing is created yet: `with_task_files` adds the model and prompts to the run.
 
     Raises:
         ValueError: an unknown task, or a recipe without tuned settings for it when none are given.
@@ -205,7 +205,7 @@ def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None
     )
 
 
-def made(run: Config, folder: Path, shown: Shown = unseen) -> Config:
+def with_task_files(run: Config, folder: Path, shown: Shown = unseen) -> Config:
     """A planned run with its task's files, created in the folder if missing; runs on other data are returned unchanged.
 
     Raises:
