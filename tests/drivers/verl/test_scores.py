@@ -5,6 +5,8 @@ import pytest
 
 from rollalloc.drivers.verl.scores import read_score
 from rollalloc.rewards import frameworks
+from rollalloc.rewards.answers import exact
+from rollalloc.rewards.extract import boxed
 from rollalloc.rewards.function import Scored, Unscored
 from rollalloc.rewards.scorers import InlineScorer
 
@@ -44,3 +46,15 @@ def test_selection_may_look_at_another_field_which_must_be_there():
     assert read_score(1.0, {"acc": 0.0, "half": 0.5}, "half") == Scored(1.0, 0.5)
     missing = read_score(1.0, {"acc": 0.0}, "half")
     assert missing == Unscored("trainer.v1.rollalloc.metric=half, but the reward function returned acc")
+
+
+def test_verl_makes_mean_best_and_majority_of_the_samples_of_a_question():
+    """Of a validation file with the column `__rollout_n__`: a row's samples have one uid, and the reward's `pred` votes."""
+    metrics = pytest.importorskip("verl.trainer.ppo.metric_utils", reason="verl's environment: make verl-test")
+    reward = frameworks.Reward(InlineScorer(exact), answer=boxed)
+    texts = ["\\boxed{7}", "\\boxed{3}", "\\boxed{7}", "cut off in \\boxed{7"]
+    given = [reward(data_source="aime", solution_str=text, ground_truth="7", extra_info={}) for text in texts]
+    infos = {name: [each[name] for each in given] for name in given[0]}
+    of_acc = metrics.process_validation_metrics(["aime"] * 4, ["question 1"] * 4, infos)["aime"]["acc"]
+    assert of_acc["mean@4"] == 0.5
+    assert 0.5 < of_acc["maj@4/mean"] < of_acc["best@4/mean"] <= 1

@@ -14,18 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollalloc.data._files import read_rows, write_rows
 from rollalloc.data.feature_file import write_features
 from rollalloc.data.features import own_features
 from rollalloc.data.prompts import load_prompts
-from rollalloc.data.public import SAMPLES
 
 pytest.importorskip("verl")
 
 pytestmark = pytest.mark.verl
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[2] / "examples" / "verl" / "cpu.sh"
-ROWS = HERE.parents[2] / "recipes" / "verl"
 STEPS = 5
 LIMIT = 600  # seconds, against a run that hangs
 GROUPS = 8  # of the example
@@ -244,48 +241,6 @@ def test_what_is_old_is_corrected_for(run_of):
     metrics = run_of("pilot_commit").metrics()
     assert max(step["rollalloc/staleness_max"] for step in metrics) > 0
     assert all("rollout_corr/rollout_is_mean" in step for step in metrics)
-
-
-def test_a_row_of_the_papers_trains_a_tiny_model_and_validates_by_each_files_own_samples(tmp_path):
-    """recipes/verl's Pilot-Commit run in small. One validation file has verl's column of samples, the other has none."""
-    run = Run(tmp_path / "run")
-    subprocess.run([sys.executable, EXAMPLE.parent / "make_tiny.py", run.folder], check=True)
-    once, often = run.folder / "test.parquet", run.folder / "often.parquet"
-    rows = [row | {"data_source": "often", SAMPLES: 4} for _, row in read_rows(once)]
-    write_rows(often, rows[:3])
-    small = ["row.pilot=4", "row.commit=4", "row.candidates=16", "row.most=160", "actor_rollout_ref.rollout.n=8"]
-    small += [
-        f"data.val_files=[{once},{often}]",
-        "trainer.val_before_train=True",
-        "trainer.nnodes=1",
-        "trainer.test_freq=3",
-    ]
-    small += [
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=128",
-        "reward.reward_kwargs.overlong_buffer_cfg.len=16",
-    ]
-    small += [
-        f"reward.custom_reward_function.path={HERE / 'voted.py'}",
-        "reward.custom_reward_function.name=compute_score",
-    ]
-    small += ["actor_rollout_ref.rollout.max_num_seqs=64", "actor_rollout_ref.actor.optim.lr_warmup_steps=0"]
-    steps = ["trainer.total_training_steps=3", "trainer.save_freq=-1", "trainer.resume_mode=disable"]
-    row = [
-        "method=pilot_commit",
-        f"--config-path={ROWS}",
-        "--config-name=deepmath_1.5b",
-    ]
-    assert run.start(*small, *steps, *row) == 0, run.log[-3000:]
-    lines = {line["step"]: line["data"] for line in run.recorded("metrics")}
-    first, last = lines[0], lines[3]
-    for line in (first, last):
-        assert 0 <= line["val-core/often/acc/maj@4/mean"] <= line["val-core/often/acc/best@4/mean"] <= 1
-        assert {"val-core/often/acc/mean@4", "val-core/sums/acc/mean@1"} <= line.keys()
-        assert "val-core/sums/acc/mean@4" not in line
-    assert len(run.recorded("updates")) == 3
-    for update in run.recorded("updates"):
-        assert set(Counter(update["uids"]).values()) == {8}
-    assert "rollout_corr/rollout_is_mean" in lines[1], "the same loss under every method"
 
 
 def test_a_killed_run_goes_on_with_the_same_prompts(tmp_path):
