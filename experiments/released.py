@@ -46,6 +46,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import exp, inf, log, nan, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -66,7 +67,7 @@ from rollalloc.lab.bench.tasks.skills import LONGEST, Skills, SkillsConfig
 from rollalloc.lab.bench.tasks.tiny import SEPARATOR, WarmUp, save_warm_model, spell, word_tokenizer
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
-from rollalloc.runs.reader import lines_in, read_metrics
+from rollalloc.runs.reader import lines_in
 from rollalloc.train.config import Config
 from rollalloc.train.loading import one_thread
 from rollalloc.train.run_json import folder_of, is_run_in
@@ -143,7 +144,13 @@ class Planned:
 
     def run(self, tasks: Path) -> Config:
         arm = ARMS[self.arm]
-        settings = Config(
+        return Config(
+            **pool_files(tasks, self.pool),
+            recipe=arm.recipe,
+            parameters=arm.parameters,
+            max_rollouts=self.rollouts,
+            label=f"{self.arm}@{self.rate:g}",
+            task=self.pool,
             seed=self.seed,
             sampling=Sampling(LONGEST + 1),
             learning_rate=self.rate,
@@ -152,15 +159,6 @@ class Planned:
             stop_when_barren=False,
             checkpoint_minutes=1.0,
             **TUNED_WITH,
-        )
-        return Config(
-            source=pool_source(tasks, self.pool),
-            recipe=arm.recipe,
-            parameters=arm.parameters,
-            settings=settings,
-            max_rollouts=self.rollouts,
-            label=f"{self.arm}@{self.rate:g}",
-            task=self.pool,
         )
 
 
@@ -231,10 +229,11 @@ def carry_out(out: Path, tasks: Path, *, one: bool) -> int:
 
 @dataclass(frozen=True)
 class Progress:
-    """Smoothed accuracy of a run, and what it had spent by then; entry by entry."""
+    """Smoothed accuracy of a run, and what it had spent by then, entry by entry; prompts that were evicted at the end."""
 
     accuracy: NDArray[np.float64]
     spent: Mapping[str, NDArray[np.float64]]
+    evicted: int = 0
 
     def until(self, accuracy: float, cost: str) -> float:
         """What was spent when the smoothed accuracy first came to this; infinite if it never did."""
@@ -248,17 +247,23 @@ class Progress:
         return float(spent[at - 1] + share * (spent[at] - spent[at - 1]))
 
 
+@cache
 def curve_of(each: Planned, out: Path, tasks: Path) -> Progress | None:
     """The progress of a run; None if it has not ended."""
     run = each.run(tasks)
     place = folder_of(run, out)
     if not is_finished(run, place):
         return None
-    lines = [line for line in lines_in(place / "metrics.jsonl") if line["kind"] == "eval" and line["at"] is not None]
+    lines, evicted = list[dict[str, Any]](), 0
+    for line in lines_in(place / "metrics.jsonl"):
+        if line["kind"] == "batch":
+            evicted = line["evicted"]
+        elif line["kind"] == "eval" and line["at"] is not None:
+            lines.append(line)
     columns = {"rollouts": "at", "batches": "version", "steps": "optimizer_steps"}
     whole = {name: np.array([float(line[key]) for line in lines]) for name, key in columns.items()}
     smooth = np.convolve([line["accuracy"] for line in lines], np.full(WINDOW, 1 / WINDOW), "valid")
-    return Progress(smooth, {name: column[WINDOW - 1 :] for name, column in whole.items()})
+    return Progress(smooth, {name: column[WINDOW - 1 :] for name, column in whole.items()}, evicted)
 
 
 @dataclass(frozen=True)
@@ -281,7 +286,10 @@ class Ratio:
 
     def __str__(self) -> str:
         low, high = map(exp, self.ends())
-        return f"< {self.point:.2f}" if self.bound else f"{self.point:.2f} [{low:.2f}–{high:.2f}]"
+        values = ", ".join(f"{value:.2f}" for value in self.values)
+        if self.bound:
+            return f"< {self.point:.2f} ({values})"
+        return f"{self.point:.2f} ({values})" if len(self.values) < 3 else f"{self.point:.2f} [{low:.2f}–{high:.2f}]"
 
 
 def pairs_of(pool: str, arm: str, out: Path, tasks: Path) -> list[tuple[Progress, Progress, int]]:
@@ -327,13 +335,8 @@ def show(out: Path, tasks: Path) -> None:
         curve = None if each is None else curve_of(each, out, tasks)
         if each is None or curve is None:
             continue
-        evicted = next(
-            line.get("evicted", 0)
-            for line in reversed(read_metrics(folder_of(each.run(tasks), out)))
-            if line["kind"] != "eval"
-        )
         spent = " | ".join(f"{curve.spent[cost][-1]:,.0f}" for cost in COSTS)
-        figures = f"{curve.accuracy.max():.4f} | {curve.accuracy[-1]:.4f} | {evicted}"
+        figures = f"{curve.accuracy.max():.4f} | {curve.accuracy[-1]:.4f} | {curve.evicted}"
         print(f"| {each.pool} | {each.arm}@{each.rate:g} | {each.seed} | {spent} | {figures} |")
     for share in (1.0, 0.99):
         print(f"\nTo {share:g} of GRPO's smoothed peak: GRPO's cost over the method's\n")
@@ -344,30 +347,30 @@ def show(out: Path, tasks: Path) -> None:
 
 
 def draw(out: Path, to: Path, tasks: Path) -> None:
-    """GRPO's rollouts over each method's, at every accuracy that all runs of the pair came to; a panel a pool."""
+    """GRPO's rollouts over each method's, at every accuracy that both came to; a panel a pool, a line a seed."""
     by_pool: dict[str, list[tuple[str, list[tuple[Progress, Progress, int]]]]] = {}
     for pool, arm, pairs in compared(out, tasks):
         by_pool.setdefault(pool, []).append((arm, pairs))
     figure, panels = plt.subplots(
-        1, len(by_pool), figsize=(3.3 * len(by_pool), 3.4), sharey=True, layout="constrained", squeeze=False
+        1, len(by_pool), figsize=(4 * len(by_pool), 3.2), sharey=True, layout="constrained", squeeze=False
     )
     for axes, (pool, arms) in zip(panels[0], by_pool.items(), strict=True):
-        for arm, pairs in arms:
-            low = max(float(curve.accuracy[0]) for pair in pairs for curve in pair[:2])
-            high = min(float(curve.accuracy.max()) for pair in pairs for curve in pair[:2])
-            levels = np.linspace(low, high, 60)[1:]
-            of_level = [
-                Ratio(tuple(g.until(x, "rollouts") / o.until(x, "rollouts") for g, o, _ in pairs)) for x in levels
-            ]
-            line = axes.plot(levels, [each.point for each in of_level], label=f"{arm} ({len(pairs)} seeds)")[0]
-            spread = np.exp([each.ends() for each in of_level])
-            axes.fill_between(levels, spread[:, 0], spread[:, 1], color=line.get_color(), alpha=0.12, linewidth=0)
+        for color, (arm, pairs) in enumerate(arms):
+            for grpo, other, seed in pairs:
+                high = min(float(grpo.accuracy.max()), float(other.accuracy.max()))
+                levels = np.linspace(max(float(grpo.accuracy[0]), float(other.accuracy[0])), high, 80)[1:]
+                ratios = [grpo.until(level, "rollouts") / other.until(level, "rollouts") for level in levels]
+                label = arm if seed == pairs[0][2] else None
+                axes.plot(levels, ratios, color=f"C{color}", label=label, linewidth=1.2)
         axes.axhline(1, color="0.5", linewidth=0.8)
-        axes.set(title=pool, xlabel="held-out accuracy", yscale="log", ylim=(0.25, 3))
+        axes.set(
+            title=f"{pool} (hopeless-middle-solved, prompts)", xlabel="held-out accuracy", yscale="log", ylim=(0.25, 3)
+        )
+        axes.title.set_fontsize(9)
         axes.set_yticks((0.25, 0.5, 0.7, 1, 1.5, 2, 3), ("0.25", "0.5", "0.7", "1", "1.5", "2", "3"))
         axes.yaxis.set_minor_locator(plt.NullLocator())
-        axes.legend(fontsize=7, frameon=False, loc="lower left")
-    panels[0, 0].set_ylabel("GRPO's rollouts over the method's")
+        axes.legend(fontsize=8, frameon=False, loc="upper right")
+    panels[0, 0].set_ylabel("GRPO's rollouts over the method's\n(above 1: the method is cheaper)")
     figure.savefig(to, dpi=110)
 
 
@@ -400,8 +403,8 @@ def _sharp(config: SharpConfig) -> Skills:
     return skills
 
 
-def pool_source(tasks: Path, name: str) -> Config:
-    """The model and a pool `SHARES-PROMPTS`, made in the folder if missing."""
+def pool_files(tasks: Path, name: str) -> dict[str, Any]:
+    """The fields of a `Config` for the model and a pool `SHARES-PROMPTS`, made in the folder if missing."""
     config = SharpConfig()
     skills = _sharp(config)
     rng = np.random.default_rng([config.seed, 0])
@@ -413,15 +416,15 @@ def pool_source(tasks: Path, name: str) -> Config:
     )
     pool = PoolConfig(name)
     made = make_once(tasks / "sharp" / name, pool, lambda to: _make_pool(to, skills, model, pool))
-    return Config(
-        model=str(model),
-        prompts=(str(made / "train.parquet"),),
-        heldout=str(made / "heldout.parquet"),
-        reward="rollalloc.lab.bench.tasks.skills:compute_score",
-        single_answer=True,
-        reward_workers=0,
-        device="cpu",
-    )
+    return {
+        "model": str(model),
+        "prompts": (str(made / "train.parquet"),),
+        "heldout": str(made / "heldout.parquet"),
+        "reward": "rollalloc.lab.bench.tasks.skills:compute_score",
+        "single_answer": True,
+        "reward_workers": 0,
+        "device": "cpu",
+    }
 
 
 def _make_pool(to: Path, skills: Skills, model: Path, pool: PoolConfig) -> None:

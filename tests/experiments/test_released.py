@@ -36,7 +36,7 @@ def test_ratios_are_grpos_cost_over_the_methods_and_bounds_are_marked():
     assert not same.bound
     never = ratio([(grpo, progress(0.2, 0.3, 0.5), 1)], 1.0, "rollouts")
     assert never.bound
-    assert str(never) == "< 1.00"
+    assert str(never) == "< 1.00 (1.00)"
 
 
 def test_intervals_are_students_on_logarithms():
