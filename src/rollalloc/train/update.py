@@ -31,21 +31,21 @@ from rollalloc.train.loss import divergences, shares, token_losses
 
 log = logging.getLogger(__name__)
 
-MEASURED = 16  # rows by which the way of the weights is measured
+MEASURED = 16  # rows with which the change of the policy is measured
 
 
 @dataclass(slots=True, eq=False)
 class Example:
-    """A row with what its loss needs; each tensor has one entry a token of the completion, where the model is.
+    """A row with what its loss needs. Each tensor has one entry per token of the completion, on the model's device.
 
     Attributes:
         row: of the batch.
         prompt: token ids.
         tokens: of the completion.
         behaviour_T: log-probabilities when it was sampled.
-        proximal_T: those under the weights before the batch's first step; None until a forward pass gave them.
-        reference_T: those under the initial policy; None without a KL term.
-        share: of the row's summed losses in its mini-batch's loss.
+        proximal_T: log-probabilities under the weights before the batch's first step; None: not computed yet.
+        reference_T: log-probabilities under the initial policy; None without a KL term.
+        share: weight of the row's summed token losses in the loss of its mini-batch.
     """
 
     row: Row
@@ -67,13 +67,13 @@ class Updater:
         config: of the trainer.
 
     Raises:
-        ValueError: the model's layers cannot be computed again, and the configuration says so.
+        ValueError: gradient checkpointing is on, and the model's layers cannot be computed again.
 
     Attributes:
-        model: what is trained: the policy's, whose weights are the mean of this one's where they are averaged.
+        model: the model that is trained: the policy's own, or, if weights are averaged, one whose mean the policy has.
         optimizer: AdamW.
         steps: taken so far.
-        limit: what the next gradient's norm is clipped to.
+        limit: the norm to which the next gradient is clipped.
         reference: a frozen copy of the initial policy's model; None without a KL term.
     """
 
@@ -88,7 +88,7 @@ class Updater:
         self.limit = NormLimit(most=config.max_grad_norm, factor=config.adaptive_clip)
         self._between_passes: Callable[[], None] | None = None
         self.reference = deepcopy(policy.model).requires_grad_(False) if config.loss.kl else None
-        with self._recomputing():  # one that cannot be is refused now
+        with self._recomputing():  # a model that does not allow it is refused now
             pass
 
     def update(
@@ -134,7 +134,7 @@ class Updater:
         }
 
     def _before(self, examples: Sequence[Example]) -> dict[int, Tensor]:
-        """Log-probabilities of a few rows under averaged weights, before the batch's steps, by rollout."""
+        """Log-probabilities of a few rows under the averaged weights before the batch's steps, by rollout."""
         return {example.row.rollout: now_T for example, now_T in self._judged(self.policy.model, _measured(examples))}
 
     def _moved(self, examples: Sequence[Example], before: Mapping[int, Tensor]) -> float:
@@ -153,7 +153,7 @@ class Updater:
         return sum(torch.stack(sums).tolist()) / tokens
 
     def reference_digest(self) -> str | None:
-        """Names the reference's weights; None without a KL term."""
+        """A digest of the reference's weights; None without a KL term."""
         return None if self.reference is None else digest_of(self.reference)[:16]
 
     def _examples(
@@ -195,10 +195,10 @@ class Updater:
         return in_bf16(self.policy.model.device, config.precision) or config.sampling_dtype != "float32"
 
     def _judge(self, examples: Sequence[Example]) -> None:
-        """Find the proximal log-probabilities of those rows that have none.
+        """Compute the proximal log-probabilities of the rows that have none.
 
-        A row of the batch's first step needs no pass for that: the weights that its loss is computed with are the proximal
-        ones still, so that `_loss` has them anyway.
+        A row of the batch's first step needs no extra pass: its loss is still computed with the proximal weights, so `_loss`
+        takes them from its own pass.
         """
         for example, logprobs_T in self._judged(self.model, [e for e in examples if e.proximal_T is None]):
             example.proximal_T = logprobs_T
@@ -212,11 +212,11 @@ class Updater:
         """One optimizer step on the loss of a mini-batch."""
         names, figures = self._backward(examples)
         norms = torch.nn.utils.clip_grad_norm_(self._parameters, self.limit.value)
-        *found, norm = torch.cat([figures, norms.double()[None]]).tolist()  # all that the host waits for in a step
+        *found, norm = torch.cat([figures, norms.double()[None]]).tolist()  # the only wait for the device in a step
         if not isfinite(norm):
             what = f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged"
             raise FloatingPointError(f"{what}; try a smaller learning rate")
-        if any(example.row.advantage for example in examples):  # of a KL term alone it may be what rounding makes
+        if any(example.row.advantage for example in examples):  # with only a KL term the norm may be rounding noise
             self.limit.saw(norm)
         self.steps += 1
         for group in self.optimizer.param_groups:
@@ -244,7 +244,7 @@ class Updater:
         return names, figures
 
     def _weigh(self, examples: Sequence[Example]) -> None:
-        """Set the share that each row has in the loss of its mini-batch."""
+        """Set the weight of each row in the loss of its mini-batch."""
         config, lengths_B = self.config, torch.tensor([len(example.tokens) for example in examples])
         of_rows = shares(lengths_B, config.loss.aggregation, config.sampling.max_new_tokens)
         for example, share in zip(examples, of_rows.tolist(), strict=True):
@@ -254,13 +254,13 @@ class Updater:
         return bool(example.row.advantage) or self.reference is not None
 
     def _add_up(self, examples: Sequence[Example]) -> Tensor:
-        """Add up the gradient of some rows; returns their loss, and the sums over their tokens of what is reported."""
+        """Add the gradient of some rows; returns their loss and the sums over their tokens of the reported figures."""
         loss, sums = self._loss(examples)
         loss.backward()
         return torch.stack([loss.detach().double(), *(of_tokens.double() for of_tokens in sums.values())])
 
     def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, dict[str, Tensor]]:
-        """What some rows add to their mini-batch's loss, and the sums over their tokens of what is reported."""
+        """The part of some rows in their mini-batch's loss, and the sums over their tokens of the reported figures."""
         loss = self.config.loss
         with self._recomputing():
             logprobs_BT, mask_BT = self._logprobs(self.model, examples)
@@ -290,7 +290,7 @@ class Updater:
         return (losses_BT * mask_BT).sum(dim=1) @ shares_B, sums
 
     def _judged(self, model: PreTrainedModel, examples: Sequence[Example]) -> Iterator[tuple[Example, Tensor]]:
-        """Log-probabilities of each row under a model, without gradient; kept where the model is."""
+        """Log-probabilities of each row under a model, without gradient, on the model's device."""
         for part in passes(examples, self.config.tokens_per_forward):
             with torch.no_grad():
                 logprobs_BT, _ = self._logprobs(model, part)
@@ -318,12 +318,12 @@ class Updater:
 
 
 def _measured(examples: Sequence[Example]) -> list[Example]:
-    """The rows by which the way of the weights is measured."""
+    """The rows with which the change of the policy is measured."""
     return [example for example in examples if not example.row.replays][:MEASURED] or list(examples[:MEASURED])
 
 
 def mini_batches(rows: Sequence[Row], parts: int, seed: int, version: int) -> Iterator[list[int]]:
-    """Indices of a batch's rows, in as many parts as there are optimizer steps: by groups, or rows where these are few."""
+    """Indices of a batch's rows, in one part per optimizer step; groups stay together unless there are fewer than parts."""
     by_group: dict[int, list[int]] = {}
     for index, row in enumerate(rows):
         by_group.setdefault(row.group, []).append(index)
@@ -336,7 +336,7 @@ def mini_batches(rows: Sequence[Row], parts: int, seed: int, version: int) -> It
 
 
 def passes(examples: Iterable[Example], tokens_per_forward: int) -> Iterator[list[Example]]:
-    """Rows that share a forward pass: of like length, and with padding no more than so many tokens, or a row alone."""
+    """Rows of similar length that share a forward pass: at most this many tokens with padding, or a single row."""
     part: list[Example] = []
     longest_prompt = 0
     for example in sorted(examples, key=lambda example: (len(example.tokens), len(example.prompt))):
@@ -351,5 +351,5 @@ def passes(examples: Iterable[Example], tokens_per_forward: int) -> Iterator[lis
 
 
 def _beside(rows: Sequence[Tensor], like_BT: Tensor) -> Tensor:
-    """A row's entries a row of a matrix, 0 beyond its end."""
+    """The rows as a matrix, padded with 0."""
     return pad_sequence(list(rows), batch_first=True).to(like_BT.dtype)
