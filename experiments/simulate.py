@@ -24,10 +24,9 @@ from typing import Any
 from rollalloc import Allocator, recipes
 from rollalloc.cli.compare import said
 from rollalloc.core.recipe import Recipe
-from rollalloc.generate.stream.async_engine import measured_curve
 from rollalloc.lab.bench.summary import interval
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
-from rollalloc.lab.simulate.cost import Costs, Latency
+from rollalloc.lab.simulate.cost import Costs, Latency, measured_curve
 from rollalloc.lab.simulate.hardware import Hardware
 from rollalloc.lab.simulate.simulation import Simulation, simulate
 from rollalloc.lab.simulate.workload import Fitted, Lengths, Logged, SimulatedOutcome, Workload, read_rollouts

@@ -29,8 +29,8 @@ from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.generate.sampling import Sampling, Streaming
-from rollalloc.generate.stream.async_engine import measured_curve
 from rollalloc.lab.bench.presets import task_files
+from rollalloc.lab.simulate.cost import measured_curve
 from rollalloc.models.features import features_of
 from rollalloc.models.policy import Policy
 from rollalloc.recipes.streaming import streamed
@@ -65,7 +65,6 @@ def lines(latency: tuple[tuple[int, float], ...]) -> dict[str, Line]:
     priced = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="sampled", latency=latency)
     whole = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="sampled", latency=latency, solved=0.9)
     short = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="none")
-    measured = recipes.darts(GROUPS, SHORTEST, LONGEST, tail="none", latency="measured")
     pilots = recipes.pilot_commit(GROUPS, 4, 4, 2 * GROUPS)
     streams, beside = {"engine": "async", "streaming": Streaming(overlap=False)}, {"engine": "async"}
     single = {"raft": recipes.raft(GROUPS * ROWS), "foresight": recipes.foresight(64, replay=64)}
@@ -97,9 +96,7 @@ def lines(latency: tuple[tuple[int, float], ...]) -> dict[str, Line]:
         "darts: + overlap": Line(whole, 1, beside),
         "darts, shortest only": Line(short, 0, streams),
         "darts, shortest only: a process": Line(short, 0, beside),
-        "darts, shortest only: measured": Line(measured, 0, beside),
         "darts, shortest only: + overlap": Line(short, 1, beside),
-        "darts, shortest only: + overlap, measured": Line(measured, 1, beside),
         "darts, synchronous": Line(darts),
     }
 

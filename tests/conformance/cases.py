@@ -63,7 +63,6 @@ RECIPES = {
     "darts_exact": recipes.darts(4, 3, 1),
     "darts_sampled": recipes.darts(4, 3, 1, tail="sampled"),
     "darts_whole": recipes.darts(4, 3, 1, tail="sampled", latency=((1, 1.0), (64, 3.0)), solved=0.5, share=0.5),
-    "darts_measured": recipes.darts(4, 3, 1, tail="none", latency="measured"),
     "darts_none": recipes.darts(4, 3, 1, tail="none"),
     "darts_floor": recipes.darts(4, 3, 1, tail="sampled", least=5, normalise=True),
     "darts_longest_by_size": recipes.darts(4, 3, 2, tail="sampled", longest_by="size"),

@@ -6,10 +6,8 @@ from dataclasses import replace
 import pytest
 
 from rollalloc import Allocator, recipes
-from rollalloc.core.errors import EventError, RuleError
+from rollalloc.core.errors import RuleError
 from rollalloc.core.events import Done, Updated
-from rollalloc.core.recipe import refuse_unmeasured
-from rollalloc.lab.simulate.cluster import Cluster, Scenario
 from rollalloc.recipes.darts import LongestByRecord, LongestBySize, SampledTail, ShortestAndLongest, ShortestOnly
 from rollalloc.rules.sizes import Fixed
 
@@ -162,69 +160,3 @@ def test_which_rules_a_recipe_has():
     sampled = recipes.darts(4, 3, 1, tail="sampled", solved=0.9, longest_by="record")
     assert (sampled.rows, sampled.stages[0].stop) == (record.rows, SampledTail())
     assert recipes.darts(4, 3, 1).stages[0].stop is None
-
-
-def measured(tail="none"):
-    return recipes.darts(2, 3, 1, tail=tail, latency="measured")
-
-
-def ordered(allocator, latency, lengths=(10, 40, 90, 160, 250, 360, 490, 640)):
-    """A batch of two groups is trained, what was measured is told, and so many rollouts are ordered next."""
-    for order in allocator.ask().generate:
-        allocator.tell([Done(each, 1.0, 1.0, lengths[at], allocator.version) for at, each in enumerate(order.rollouts)])
-    assert allocator.ask().batch
-    allocator.tell([Updated(allocator.version + 1, None, latency)])
-    return allocator
-
-
-def sizes_of(allocator):
-    return [len(order.rollouts) for order in allocator.ask().generate]
-
-
-FLAT, STEEP = ((1, 1.0), (99, 1.0)), ((1, 0.01), (99, 100.0))
-
-
-def test_what_the_engine_measures_prices_the_total():
-    made = {name: sizes_of(ordered(Allocator(measured(), 2, 0), curve)) for name, curve in
-            (("nothing", None), ("flat", FLAT), ("steep", STEEP))}  # fmt: skip
-    given = {name: sizes_of(ordered(Allocator(recipes.darts(2, 3, 1, tail="none", latency=curve), 2, 0), None))
-             for name, curve in (("flat", FLAT), ("steep", STEEP))}  # fmt: skip
-    assert made == {"nothing": [6, 6], **given}
-    assert sum(made["flat"]) > 12 > sum(made["steep"])
-
-
-def test_what_was_measured_is_saved_with_the_run_and_holds_until_another_is():
-    allocator = ordered(Allocator(measured(), 2, 0), STEEP)
-    state = json.loads(json.dumps(allocator.state_dict()))
-    again = Allocator(measured(), 2, 0)
-    again.load_state_dict(state)
-    assert sizes_of(again) == sizes_of(allocator) != [6, 6]
-    assert again._run.view().latency == STEEP
-    allocator = ordered(ordered(Allocator(measured(), 2, 0), STEEP), None)
-    assert allocator._run.view().latency == STEEP
-    for wrong in ([[1, 0.2], [8, 0.1]], [[0, 1.0]], "fast", 3):
-        with pytest.raises(ValueError, match="allocator state: latency: latency "):
-            Allocator(measured(), 2, 0).load_state_dict(state | {"latency": wrong})
-
-
-@pytest.mark.parametrize("curve", [((1, 0.2), (8, 0.1)), ((8, 0.1), (1, 0.2)), ((1, -1.0),)])
-def test_a_curve_that_cannot_be_is_refused_when_it_is_told(curve):
-    allocator = Allocator(measured(), 2, 0)
-    for order in allocator.ask().generate:
-        allocator.tell([Done(each, 1.0, 1.0, 9, 0) for each in order.rollouts])
-    assert allocator.ask().batch
-    with pytest.raises(EventError, match=r"Updated\(1\): latency "):
-        allocator.tell([Updated(1, None, curve)])
-    assert allocator.version == 0
-
-
-def test_who_measures_nothing_refuses_a_recipe_that_wants_it():
-    assert measured().reads_latency
-    assert not recipes.darts(2, 3, 1, latency=FLAT).reads_latency
-    with pytest.raises(
-        ValueError, match=r"Priced\(.*which verl does not measure; give the curve itself, such as latency="
-    ):
-        refuse_unmeasured(measured(), "verl")
-    refuse_unmeasured(recipes.darts(2, 3, 1, latency=FLAT), "verl")
-    with pytest.raises(ValueError, match="the simulator does not measure"):
-        Scenario(cluster=Cluster(gpus=8)).fitting(measured())

@@ -14,8 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rollalloc.core.latency import Curve
-
 LARGEST = 1e30  # largest reward or metric; advantages computed from such rewards still fit into float32
 LARGEST_WHOLE = 2**31 - 1  # largest length or version; their sums still fit into the per-prompt statistics
 FARTHEST = 1e3  # nats per token; a larger KL divergence of one update is counted as this value
@@ -88,14 +86,10 @@ class Updated:
         version: version of the new weights; larger than every version told before, at most `LARGEST_WHOLE`.
         approx_kl: KL divergence of the policy before this update from the policy after it, in nats per token; 0 or
             more. Values above `FARTHEST` count as `FARTHEST`. None if it was not measured.
-        latency: decoding speed of the engine, as points (rollouts decoded at once, seconds per token of each). Rollouts
-            must increase and seconds must not decrease. It stays in force until another curve is told; None changes
-            nothing.
     """
 
     version: int
     approx_kl: float | None = None
-    latency: Curve | None = None
 
 
 @dataclass(frozen=True, slots=True)

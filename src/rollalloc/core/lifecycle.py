@@ -8,7 +8,6 @@ from operator import attrgetter, index
 from rollalloc.core.errors import EventError, MetricError, RuleError
 from rollalloc.core.events import FARTHEST, LARGEST, LARGEST_WHOLE, Cancelled, Done, Failed, Offered, Row, Updated
 from rollalloc.core.group import Group
-from rollalloc.core.latency import Curve, checked_curve
 from rollalloc.core.phase import OVER, Phase
 from rollalloc.core.prompt_pool import NOW, Until
 from rollalloc.core.rule import Act, SampledStops, StopRule
@@ -84,9 +83,7 @@ def on_updated(run: Run, event: Updated) -> None:
     version = whole(event.version, "Updated: version")
     if version <= run.version:
         raise EventError(f"Updated({version}): the version must grow, the weights are at {run.version}")
-    latency = _told(event)
     run.kl_sum += _moved(event)
-    run.latency = latency or run.latency
     run.version = version
     run.selection.begin()
     run.changed()
@@ -99,14 +96,6 @@ def on_updated(run: Run, event: Updated) -> None:
     run.pool.on_version(version)
     for group in [group for group in run.flight.groups.values() if run.stale(group)]:
         drop(run, group, "stale", NOW)
-
-
-def _told(event: Updated) -> Curve | None:
-    """The decoding speed of the engine, or None if the event does not have one."""
-    try:
-        return None if event.latency is None else checked_curve(event.latency)
-    except ValueError as error:
-        raise EventError(f"Updated({event.version}): {error}") from None
 
 
 def _moved(event: Updated) -> float:

@@ -278,11 +278,6 @@ class Recipe:
         return any("uncertainties_G" in (rule.traits.reads or ()) for rule in self.rules)
 
     @property
-    def reads_latency(self) -> bool:
-        """Whether a size rule needs `Updated.latency`."""
-        return any(rule.traits.reads_latency for rule in self.rules)
-
-    @property
     def stopping(self) -> tuple[int, ...]:
         """Indices of the stages whose rollouts may be stopped before they end."""
         return tuple(at for at, stage in enumerate(self.stages) if stage.stop is not None)
@@ -302,20 +297,6 @@ def refuse_other(recipe: Any) -> None:
         f"recipe must be a rollalloc Recipe, such as rollalloc.recipes.pilot_commit(), got {recipe!r:.80} of type "
         f"{type(recipe).__name__}{call}{named}"
     )
-
-
-def refuse_unmeasured(recipe: Recipe, engine: str) -> None:
-    """Refuse a recipe that needs the decoding speed, for an engine that does not measure it.
-
-    Raises:
-        ValueError: names the rule, and says what to give instead.
-    """
-    for rule in recipe.rules:
-        if rule.traits.reads_latency:
-            raise ValueError(
-                f"{rule!r} is to be told how fast rollouts are decoded, which {engine} does not measure; give the curve "
-                "itself, such as latency=((1, 0.002), (64, 0.004))"
-            )
 
 
 def _refuse_other(rule: Rule, kind: type[Rule], where: str) -> None:

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.latency import Curve
 from rollalloc.core.packing import follow
 from rollalloc.core.prompt_pool import NEXT_EPOCH, Until
 from rollalloc.core.statistics import PromptStatistics
@@ -88,7 +87,6 @@ class View(NamedTuple):
         left: rollouts that the budgets still allow; None without a limit.
         statistics: the record of every prompt; read only.
         table: the data set, with its features.
-        latency: decoding speed of the engine, from the last `Updated` that told one; None if none did.
         kl_sum: sum of the `approx_kl` of all updates so far, in nats per token; 0 if none was told.
         groups: groups in a full batch.
         max_staleness: the recipe's `max_staleness`.
@@ -112,7 +110,6 @@ class View(NamedTuple):
     statistics: PromptStatistics
     table: PromptTable
     kl_sum: float
-    latency: Curve | None
     groups: int
     max_staleness: int
     rows: int | None
@@ -131,7 +128,7 @@ class View(NamedTuple):
         table = PromptTable.of(table)
         given: dict[str, Any] = {
             "version": 0, "epoch": 0, "need": 0, "held_S": (0,), "running_S": (0,), "in_flight": 0, "paid": 0, "left": None,
-            "statistics": PromptStatistics(len(table)), "kl_sum": 0.0, "latency": None, "groups": 1, "max_staleness": 0,
+            "statistics": PromptStatistics(len(table)), "kl_sum": 0.0, "groups": 1, "max_staleness": 0,
             "rows": None, "longest": 0, "row_rule": None, "memory": {},
         }  # fmt: skip
         return View(table=table, **(given | known))
@@ -210,13 +207,11 @@ class Traits:
             `MetricError`.
         reads_rows: a size rule, stop rule or judge that reads `view.rows`. The recipe's row rule must then declare its
             `rows`.
-        reads_latency: a size rule that needs the decoding speed from `Updated.latency`.
     """
 
     reads: tuple[str, ...] | None = None
     reads_rate: bool = False
     reads_rows: bool = False
-    reads_latency: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

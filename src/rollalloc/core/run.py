@@ -11,7 +11,6 @@ from rollalloc.core.budget_tracker import BudgetTracker
 from rollalloc.core.events import Batch, Row
 from rollalloc.core.flight import Flight
 from rollalloc.core.group import Group
-from rollalloc.core.latency import Curve
 from rollalloc.core.prompt_pool import PromptPool
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import CAUSES, Drawn, Memory, OfferedPromptRule, StopRule, View
@@ -33,7 +32,6 @@ class Run:
             without one.
         drawn: prompts that were drawn, with their epochs, and that no budget had room for yet.
         kl_sum: sum of `Updated.approx_kl` so far.
-        latency: the decoding speed that `Updated` told last.
         kept: trained rows that may be replayed, by rollout. Rows of the outstanding batch are added after its
             `Updated`.
         replayed: number of rows that were trained on again.
@@ -64,7 +62,6 @@ class Run:
         self.flight = Flight(len(recipe.stages))
         self.drawn: list[tuple[Drawn, int]] = []
         self.kl_sum = 0.0
-        self.latency: Curve | None = None
         self.kept: dict[int, Row] = {}
         self.replayed = 0
         self.cancel: list[int] = []
@@ -106,7 +103,6 @@ class Run:
                 statistics=self.statistics,
                 table=self.table,
                 kl_sum=self.kl_sum,
-                latency=self.latency,
                 groups=self.recipe.groups,
                 max_staleness=self.recipe.max_staleness,
                 rows=self.recipe.group_rows,

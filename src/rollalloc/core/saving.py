@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.events import Batch, Row
 from rollalloc.core.group import Group
-from rollalloc.core.latency import checked_curve
 from rollalloc.core.packing import (
     amount,
     differences,
@@ -30,11 +29,11 @@ from rollalloc.core.rule import CAUSES, Drawn, PromptRule
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable, place
 
-SCHEMA = 14
+SCHEMA = 15
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
 _KEYS = (
-    "schema", "recipe", "seed", "prompts", *_COUNTS, "kl_sum", "latency", "finished", "cancel", "release", "accounts",
+    "schema", "recipe", "seed", "prompts", *_COUNTS, "kl_sum", "finished", "cancel", "release", "accounts",
     "budgets", "statistics", "pool", "memory", "drawn", "groups", "touched", "stopped", "trailing", "batch", "kept",
     "teaching", "selection",
 )  # fmt: skip
@@ -49,7 +48,6 @@ def dump(run: Run) -> dict[str, Any]:
         "seed": run.seed,
         "prompts": run.table.state_dict(),
         "kl_sum": run.kl_sum,
-        "latency": None if run.latency is None else [list(point) for point in run.latency],
         "finished": run.finished,
         "cancel": [int(rollout) for rollout in run.cancel],
         "release": [int(rollout) for rollout in run.release],
@@ -132,8 +130,6 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
     for name in _COUNTS:
         setattr(run, name, natural(state[name], name))
     run.kl_sum = _whole_way(state["kl_sum"])
-    with reading("latency"):
-        run.latency = None if state["latency"] is None else checked_curve(state["latency"])
     run.cancel, run.release = naturals(state["cancel"], "cancel"), naturals(state["release"], "release")
     if not isinstance(state["finished"], str | None):
         raise ValueError(f"finished: expected a reason or null, got {state['finished']!r}")

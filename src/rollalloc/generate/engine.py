@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rollalloc.core.events import Order
-from rollalloc.core.latency import Curve
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.generate.outcomes import SCORE_AND_ACC, Outcomes, RolloutLog, RolloutResult, stopped, uncertainty_of
 from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
@@ -96,10 +95,6 @@ class RolloutEngine(Protocol):
     def drain(self) -> list[RolloutResult]:
         """Wait for the running rollouts and return them, where generating them again would cost money."""
         return []
-
-    def latency(self) -> Curve | None:
-        """The measured seconds per decoding step by rows; None where the engine does not measure them."""
-        return None
 
     def figures(self) -> dict[str, Any]:
         """The metrics of the rollouts scored since the last call."""

@@ -21,15 +21,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heapify, heapreplace
+from itertools import pairwise
 from math import inf
 from statistics import NormalDist
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.latency import Curve, checked_curve
 from rollalloc.core.recipe import Recipe, at_least, one_of
 from rollalloc.core.rule import (
     Memory,
@@ -49,6 +49,7 @@ from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages
 from rollalloc.rules.rows import Chosen
 
+Curve = tuple[tuple[int, float], ...]  # points (rollouts decoded at once, seconds per token of each)
 MOST_FACTOR = 1024  # largest ratio of rollouts to rows: beyond any use, and sizes are still computed within seconds
 
 
@@ -60,7 +61,7 @@ def darts(
     max_redundancy: float = 2.0,
     tail: Literal["exact", "sampled", "none"] = "exact",
     deviation: advantages.Deviation | None = None,
-    latency: tuple[tuple[int, float], ...] | Literal["measured"] | None = None,
+    latency: Curve | None = None,
     solved: float | None = None,
     share: float = 0.1,
     least: int | None = None,
@@ -90,8 +91,7 @@ def darts(
         deviation: as for `grpo`.
         latency: decoding speed, as points (rollouts decoded at once, seconds per token): (1, 0.002), (64, 0.004), ...
             Seconds must not decrease. The total number of rollouts is then the one that makes generation shortest, see
-            `Priced`. "measured": use the speed that the engine measures, which only the native trainer's asynchronous
-            engine does; until then, and with None, the average ratio of `max_redundancy` holds.
+            `Priced`. None: the average ratio of `max_redundancy` holds.
         solved: success rate in (0, 1] from which a prompt is treated as solved. With tail="sampled", a solved prompt
             keeps no late rollouts in most of its visits; in the share `share` of its visits it keeps them, with weights
             that make up for the others. The rate is that of the prompt's earlier visits or, before the first, the
@@ -140,8 +140,7 @@ def darts(
     floor = 1 if least is None else least
     size = Redundant((1 + max_redundancy) / 2, max_redundancy, floor, normalise)
     if latency is not None:
-        curve = None if latency == "measured" else latency
-        size = Priced(max_redundancy, curve, price, floor, normalise)
+        size = Priced(max_redundancy, latency, price, floor, normalise)
     if tail == "none":
         shortest, longest = shortest + longest, 0
     base = grpo(groups, shortest + longest)
@@ -302,8 +301,7 @@ class Priced(SizeRule):
     shortest have ended, L of the others continue, evenly spaced in length, and the rest are stopped.
 
     All totals are tried, each with three floors of a group's size: `least`, the mean, and half way between. Until a
-    prompt has a record and a latency is known, the average ratio of `Redundant` holds, half way between 1 and
-    `max_factor`.
+    prompt has a record, the average ratio of `Redundant` holds, half way between 1 and `max_factor`.
 
     DARTS, arXiv 2605.30859: T is the paper's sum, and the paper's total is where the derivative of E - λT is 0; λ is
     the price. To use the objective of `Redundant` as E, and to make E and T relative, is ours. Normal quantiles: Blom,
@@ -312,7 +310,7 @@ class Priced(SizeRule):
     Attributes:
         max_factor: largest number of rollouts for each row, in [1, 1024].
         latency: points (rollouts decoded at once, seconds per token of each), at least one. Rollouts must increase,
-            seconds must not decrease. None: the engine's own measurement, told by `Updated`.
+            seconds must not decrease.
         price: λ, above 0. None: only T counts.
         least: as for `Redundant`.
         normalise: as for `Redundant`. E always uses σ in tokens.
@@ -322,7 +320,7 @@ class Priced(SizeRule):
     """
 
     max_factor: float
-    latency: Curve | None
+    latency: Curve
     price: float | None = None
     least: int = 1
     normalise: bool = False
@@ -333,20 +331,19 @@ class Priced(SizeRule):
         if self.price is not None and not 0 < self.price < inf:
             raise ValueError(f"price must be a number above 0, or None, got {self.price!r}")
         at_least("least", self.least, 1)
-        if self.latency is not None:
-            object.__setattr__(self, "latency", checked_curve(self.latency))
+        object.__setattr__(self, "latency", _checked_curve(self.latency))
 
     @property
     def traits(self) -> Traits:
-        return Traits(reads_rows=True, reads_latency=self.latency is None)
+        return Traits(reads_rows=True)
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
         rows = rows_of(view)
         most = _most(rows, self.max_factor)
         prompts = [group.prompt for group in groups]
-        mean_G, curve = view.statistics.length_mean_N[prompts].astype(np.float64), self.latency or view.latency
+        mean_G = view.statistics.length_mean_N[prompts].astype(np.float64)
         known_G = ~np.isnan(mean_G)
-        if not known_G.any() or curve is None:
+        if not known_G.any():
             return self._of((1 + self.max_factor) / 2, self.least)(groups, view, memory)
         mean_G[~known_G] = mean_G[known_G].mean()
         std_G = _deviations(groups, view)
@@ -357,7 +354,10 @@ class Priced(SizeRule):
             for least in sorted({first, (first + mean) // 2, mean})
         ]
         costs = np.array(
-            [seconds(curve, ends(mean_G, std_G, sizes, longest_of(groups, sizes, view), rows)) for sizes in tried]
+            [
+                seconds(self.latency, ends(mean_G, std_G, sizes, longest_of(groups, sizes, view), rows))
+                for sizes in tried
+            ]
         )
         if self.price is not None:
             left = np.array([(std_G / sizes).sum() for sizes in tried])  # the first candidate has the fewest rollouts
@@ -399,6 +399,32 @@ def seconds(curve: Curve, ends_R: NDArray[np.float64]) -> float:
     rollouts, seconds_each = np.array(curve).T
     each_R = np.interp(running_R, rollouts, seconds_each) * np.maximum(1.0, running_R / rollouts[-1])
     return float((np.diff(ends_R, prepend=0.0) * each_R).sum())
+
+
+def _checked_curve(latency: Any) -> Curve:
+    """Return the points of a latency curve in plain numbers.
+
+    Raises:
+        ValueError: they are not points of a curve, or seconds decrease while rollouts increase.
+    """
+    try:
+        points = tuple((int(rollouts), float(seconds)) for rollouts, seconds in latency)
+    except (TypeError, ValueError):
+        points = ()
+    numbers = [rollouts for rollouts, _ in points]
+    whole = all(0 < seconds < inf for _, seconds in points)
+    if not points or numbers != sorted(set(numbers)) or numbers[0] < 1 or not whole:
+        raise ValueError(
+            "latency must be pairs of rollouts, growing from 1 on, and seconds for a token above 0, such as "
+            f"((1, 0.002), (64, 0.004)), got {latency!r}"
+        )
+    for (fewer, before), (more, after) in pairwise(points):
+        if after < before:
+            raise ValueError(
+                f"latency falls from {before:g} s for a token of {fewer} rollouts to {after:g} s of {more}; a step of more "
+                "rollouts is not cheaper: measure again, or give both the mean"
+            )
+    return points
 
 
 @cache

@@ -122,8 +122,7 @@ class AuditedRun:
     def update(self) -> Updated:
         """The next `Updated`. Every third one does not say how far the weights moved."""
         version = self.allocator.version + 1
-        latency = ((1, 1.0), (64, 1.0 + version % 4)) if version % 2 else None
-        return Updated(version, 0.02 * (version % 5) if version % 3 else None, latency)
+        return Updated(version, 0.02 * (version % 5) if version % 3 else None)
 
     def terminal(self, trouble: float) -> Event:
         """End a random running rollout: mostly with a result, sometimes with a failure or a cancellation."""

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.errors import NoScores
 from rollalloc.core.events import Actions, Batch, Updated
-from rollalloc.core.recipe import Recipe, refuse_unmeasured
+from rollalloc.core.recipe import Recipe
 from rollalloc.data.features import Features
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.files.atomic import append_text, write_text
@@ -312,8 +312,7 @@ class Loop(ABC):
         groups = len({row.group for row in batch.rows if not row.replays})
         has_signal = any(row.advantage for row in batch.rows)
         counters.barren_groups = 0 if has_signal else counters.barren_groups + groups
-        latency = self.engine.latency() if recipe.reads_latency else None
-        self.allocator.tell([Updated(batch.version + 1, figures.get("approx_kl"), latency)])
+        self.allocator.tell([Updated(batch.version + 1, figures.get("approx_kl"))])
         self.engine.load_weights(self.allocator.version)
         seconds = time.perf_counter() - started
         counters.seconds += seconds
@@ -538,8 +537,6 @@ class Trainer(Loop):
         listener: Listener | None = None,
     ) -> None:
         self.policy, self.train, self.scorer, self.heldout, self.config = policy, train, scorer, heldout, config
-        if config.engine == "sync":
-            refuse_unmeasured(recipe, "the synchronous engine")
         place = RunFolder(folder) if isinstance(folder, Path) else folder
         table = train.prompt_set.table(None if features is None else features.blocks)
         self.behaviour = Behaviour(policy, config.sampling_dtype, plain=config.engine == "async")

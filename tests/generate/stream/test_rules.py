@@ -150,24 +150,3 @@ def test_an_engine_without_weights_says_so(trainer_of):
     engine = trainer_of(AHEAD, engine="async", streaming=Streaming(overlap=False), sampling=Sampling(4)).engine
     with pytest.raises(RuntimeError, match="call `load_weights` first"):
         engine.capacity()
-
-
-def test_the_asynchronous_engine_tells_what_it_measured_where_the_recipe_wants_it(trainer_of):
-    """Before there are enough steps nothing; then a curve through its own, which the run keeps; no other recipe has it."""
-    priced = recipes.darts(2, 2, 1, tail="none", latency="measured")
-    how = {"engine": "async", "streaming": Streaming(overlap=False), "sampling": Sampling(4)}
-    for recipe in (priced, recipes.darts(2, 2, 1, tail="none")):
-        trainer = trainer_of(replace(recipe, max_staleness=1), max_batches=2, **how)
-        assert trainer.engine.latency() is None
-        trainer.engine.steps += [(1, 0.1)] * 63
-        assert trainer.engine.latency() is None
-        trainer.engine.steps += [(rows, 0.01 * rows) for rows in range(1, 9)] * 8 + [(0, 0.5), *[(3, 0.0)] * 500]
-        assert all(seconds > 0 for _, seconds in trainer.engine.latency())
-        trainer.run()
-        told = trainer.allocator._run.latency
-        assert (told is not None) == (recipe is priced)
-    assert [seconds for _, seconds in told or trainer.engine.latency()] == sorted(
-        s for _, s in trainer.engine.latency()
-    )
-    with pytest.raises(ValueError, match="which the synchronous engine does not measure"):
-        trainer_of(priced)

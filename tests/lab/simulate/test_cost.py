@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 from simulated import FREE
 
-from rollalloc.generate.stream.async_engine import measured_curve
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
-from rollalloc.lab.simulate.cost import Latency, read_latency
+from rollalloc.lab.simulate.cost import Latency, measured_curve, read_latency
 
 
 def test_a_curve_is_linear_between_its_points_and_flat_before_the_first():

@@ -10,7 +10,7 @@ from typing import Any
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Order
 from rollalloc.core.packing import describe
-from rollalloc.core.recipe import Recipe, refuse_unmeasured
+from rollalloc.core.recipe import Recipe
 from rollalloc.data.features import Features
 from rollalloc.drivers.tinker.costs import Prices, Usage, bill
 from rollalloc.drivers.tinker.episodes import Episodes, Wave
@@ -81,7 +81,6 @@ class TinkerTrainer(Loop):
         engine = RemoteEngine(service, train, config.sampling, self.thread, recipe.stopping, logged)
         updater = RemoteUpdater(service, config)
         self.remote = RemoteState(service, train, heldout, config, allocator, engine, updater)
-        refuse_unmeasured(recipe, "the Tinker API")
         _warn_of(recipe)
         super().__init__(
             keys=train.keys,

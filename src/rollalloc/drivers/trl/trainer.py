@@ -13,7 +13,7 @@ from accelerate.utils import gather
 from trl import GRPOConfig, GRPOTrainer
 
 from rollalloc.core.events import Batch
-from rollalloc.core.recipe import Recipe, refuse_other, refuse_unmeasured
+from rollalloc.core.recipe import Recipe, refuse_other
 from rollalloc.drivers.trl import checks
 from rollalloc.drivers.trl.allocation import Allocation, Rollout
 from rollalloc.drivers.trl.averaging import AveragedWeights
@@ -116,7 +116,6 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         recipe = checks.in_shape_of(self.args, recipe)
         checks.check_sizes(self.args, recipe)
         checks.check_settings(self.args, recipe)
-        refuse_unmeasured(recipe, "TRL's trainer")
         rows: Any = self.train_dataset
         checks.warn_of_passes(self.args, recipe, len(rows))
         recipe = checks.in_order(recipe, self.args)

@@ -9,7 +9,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from rollalloc.core.recipe import Recipe, at_least, refuse_unmeasured
+from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.drivers.verl.modes import Overlap
 from rollalloc.drivers.verl.scores import ACC
 from rollalloc.named import in_shape, parameters_of, refuse_unknown
@@ -134,7 +134,6 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Over
         raise ValueError(
             f"{name} trains on {recipe.groups} groups per batch and {_VERL_KEYS['groups']} is {groups}; make them equal"
         )
-    refuse_unmeasured(recipe, "verl")
     settings = VerlSettings(recipe=recipe if overlap is None else overlap.of(recipe), **own)
     recipe = settings.recipe
     if settings.own_advantages:

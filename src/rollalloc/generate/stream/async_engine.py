@@ -14,7 +14,6 @@ import numpy as np
 from torch import Tensor
 
 from rollalloc.core.events import Order
-from rollalloc.core.latency import Curve
 from rollalloc.generate.engine import LocalEngine, Scoring
 from rollalloc.generate.outcomes import RolloutResult
 from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
@@ -26,7 +25,6 @@ from rollalloc.rewards.function import Unscored
 _SOON_S = 0.005  # how long generation is waited for where scores may come first
 _LATER_S = 1.0  # and where nothing else can happen
 _STEPS = 10_000  # newest decoding steps that are kept
-_ENOUGH = 64  # of them for a curve
 
 
 class AsyncEngine(LocalEngine):
@@ -130,11 +128,6 @@ class AsyncEngine(LocalEngine):
         self._order_of.clear()
         self._running.clear()
         self._ended.clear()
-
-    def latency(self) -> Curve | None:
-        """A curve through the newest decoding steps; None before there are enough."""
-        steps = [(rows, seconds) for rows, seconds in self.steps if rows > 0 and seconds > 0]
-        return measured_curve(steps) if len(steps) >= _ENOUGH else None
 
     def figures(self) -> dict[str, Any]:
         """As of every engine, and what streamed since the last call."""
@@ -277,30 +270,3 @@ class _InFlight:
 
 def _partial(rollout: int, sampled: SampledTokens | Ended, *, stopped: bool = False) -> Generation:
     return Generation(rollout, sampled.tokens, sampled.logprobs, False, stopped, sampled.spans)
-
-
-def measured_curve(steps: Sequence[tuple[int, float]], points: int = 8) -> Curve:
-    """How long a decoding step takes, by how many rollouts are in it: a curve through an engine's own steps.
-
-    The steps are sorted by rollouts and cut into groups of equal size. Each group gives a point: its mean number of
-    rollouts, rounded, and its median seconds. Neighbouring points are pooled until seconds increase with rollouts
-    (isotonic regression), since a step of more rollouts is not cheaper.
-
-    Args:
-        steps: (rollouts, seconds) of each step; at least one step, rollouts at least 1.
-        points: the most that the curve may have.
-    """
-    found: dict[int, tuple[float, int]] = {}
-    for part in np.array_split(np.array(sorted(steps), np.float64), min(points, len(steps))):
-        at = max(1, round(float(part[:, 0].mean())))
-        seconds, count = found.get(at, (0.0, 0))
-        both = count + len(part)
-        found[at] = (seconds * count + float(np.median(part[:, 1])) * len(part)) / both, both
-    pooled: list[tuple[list[int], float, int]] = []
-    for at, (seconds, count) in sorted(found.items()):
-        pooled.append(([at], seconds, count))
-        while len(pooled) > 1 and pooled[-2][1] >= pooled[-1][1]:
-            there, more, many = pooled.pop()
-            before, earlier, few = pooled.pop()
-            pooled.append((before + there, (earlier * few + more * many) / (few + many), few + many))
-    return tuple((at, seconds) for places, seconds, _ in pooled for at in places)

@@ -7,7 +7,7 @@ from functools import cached_property
 from math import inf
 from typing import Any, Literal, get_args
 
-from rollalloc.core.recipe import Recipe, at_least, refuse_unmeasured
+from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import OfferedPromptRule
 from rollalloc.lab.simulate.cost import Costs, Latency, Pace, at_most, positive
 from rollalloc.lab.simulate.hardware import Hardware
@@ -193,7 +193,6 @@ class Scenario:
         Raises:
             ValueError: a recipe whose prompts a data loader draws, or a staleness that is negative or below `ahead`.
         """
-        refuse_unmeasured(recipe, "the simulator")
         if isinstance(recipe.prompts, OfferedPromptRule):
             raise ValueError(
                 f"{recipe.prompts!r} gets its prompts from a framework's data loader, which the simulator lacks; "
