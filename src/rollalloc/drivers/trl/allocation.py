@@ -193,7 +193,9 @@ class Allocation:
         prompt_of = {rollout: order.prompt for order in mine for rollout in order.rollouts}
         rows = self._rows(dict.fromkeys(order.prompt for order in mine))
         if (turns := generate.turns) is not None:
-            asked = [rows[prompt] for prompt in prompt_of.values()]
+            asked = [
+                self.dataset[prompt] for prompt in prompt_of.values()
+            ]  # one each: an environment may change its row
             self._take(by_all(lambda: self._score(trainer, prompt_of, rows, *turns(list(prompt_of), asked))))
             return
         asked = {prompt: row["prompt"] for prompt, row in rows.items()}
