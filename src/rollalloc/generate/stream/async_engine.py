@@ -1,4 +1,4 @@
-"""The asynchronous engine: each rollout is started, scored and told on its own, while others run."""
+"""The asynchronous engine: each rollout starts, ends and is scored on its own, while others run."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class AsyncEngine(LocalEngine):
             return results
 
     def load_weights(self, version: int) -> None:
-        """Hand the weights on, under which what runs goes on; at first, begin what generates."""
+        """Hand the weights to the back-end; running rollouts continue with them. The first call starts the back-end."""
         self._version = version
         if self._backend is None:
             self._open(version)
@@ -114,11 +114,11 @@ class AsyncEngine(LocalEngine):
                 self._died = died
 
     def pause(self) -> None:
-        """Where nothing overlaps, pause what runs, so that the run can be saved with it."""
+        """If nothing overlaps, pause the running rollouts, so that a checkpoint can hold them."""
         self._in_flight()
 
     def close(self) -> None:
-        """Let the back-end go; should the run go on, what was in flight is what the allocator calls outstanding."""
+        """Close the back-end. If the run continues, the allocator's `outstanding` names the rollouts that were in flight."""
         if self._backend is not None:
             self._backend.close()
         self._backend = self._died = None

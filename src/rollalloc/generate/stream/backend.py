@@ -1,15 +1,15 @@
-"""What generates: one small interface, so that our own sampler and a serving engine are the same to the asynchronous engine.
+"""The protocol of a back-end: it samples tokens for the asynchronous engine, in this process or in another one.
 
-The engine calls from one thread, and never waits inside any of these but `poll`:
+The engine calls all methods from one thread. Only `poll` waits:
 
-    backend.submit([Row(7, prompt=3, tokens=(5, 9, 2))])
+    backend.submit([RunningRow(7, prompt=3, tokens=(5, 9, 2))])
     for ended in backend.poll(wait_s=0.1): ...       # now and then, until 7 is among them
     backend.load_weights(weights, version=1)         # 7, if it runs, goes on: its tokens from here on are of version 1
-    backend.cancel([7])                             # `poll` still gives 7, once: cancelled, or as it ended before that
+    backend.cancel([7])                             # `poll` still returns 7, once: cancelled, or as it ended before that
     backend.close()
 
-A rollout that was started is given back by `poll` exactly once, whatever happens to it: that is the whole of the contract.
-One that the back-end itself loses is given back as "failed"; where everything is lost, `poll` raises `BackendDied`.
+`poll` returns each submitted rollout exactly once, whatever happens to it. A rollout that the back-end loses is returned as
+"failed". If everything is lost, `poll` raises `BackendDied`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Ended:
         logprobs: float32 log-probability of each under the distribution that it was drawn from, temperature applied.
         spans: versions of the weights under which the tokens were sampled, in order; the counts sum to their number.
         end: "stop": by EOS or another token that ends a rollout; "length": at `max_new_tokens`; "cancelled": as asked;
-            "failed": it has no use.
+            "failed": the back-end lost it.
         reason: why it failed, in words; "" otherwise.
     """
 
@@ -134,48 +134,48 @@ class Decoding:
 
 
 class BackendDied(RuntimeError):
-    """What generates is gone, and cannot be had again; no rollout that was started comes back."""
+    """The back-end is gone and cannot be replaced. None of its rollouts comes back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """All that a back-end holds: the rows that run and wait, in order, and what ended and `poll` did not give back yet."""
+    """The rows of a back-end that run or wait, in order, and the rollouts that ended and that `poll` did not return yet."""
 
     rows: tuple[RunningRow, ...] = ()
     ended: tuple[Ended, ...] = ()
 
 
 class Backend(Protocol):
-    """Samples rollouts, many at a time, each on its own clock. Made with the model, and with how to sample and end."""
+    """Samples many rollouts at a time; each starts and ends independently of the others."""
 
     def capacity(self) -> int:
         """Rows that may be started now, 0 or more; it may fall to 0 and come back."""
         ...
 
     def submit(self, rows: Sequence[RunningRow]) -> None:
-        """Let these run, each from when there is room for it; more than `capacity` are taken too, and wait.
+        """Begin to sample these rows. Rows beyond `capacity` wait until there is room.
 
         Raises:
             ValueError: a row that runs already, is empty, or can never fit.
         """
 
     def cancel(self, rollouts: Sequence[int]) -> None:
-        """Stop these, soon; those that ended meanwhile, or were never started, are passed over."""
+        """Stop these soon. Rollouts that have ended or were never submitted are ignored."""
 
     def poll(self, wait_s: float) -> list[Ended]:
-        """What ended since the last call; in this process, one decoding step, elsewhere what has come in.
+        """Return what ended since the last call. In this process this takes one decoding step.
 
         Args:
-            wait_s: seconds to wait at most where nothing has ended and something runs, 0 or more.
+            wait_s: seconds to wait at most if nothing has ended and something runs, 0 or more.
 
         Raises:
-            BackendDied: see there.
+            BackendDied: the back-end is gone and cannot be replaced.
             FloatingPointError: the model's logits are not numbers.
         """
         ...
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Sample under these weights from now on, or from the next safe point on; what runs goes on.
+        """Sample with these weights from now on, or from the next safe point on. Running rollouts continue.
 
         When this returns the caller may change the tensors; each token says by `Ended.spans` under which version it was
         sampled. Keys and values that are cached of earlier weights may be kept: log-probabilities are those of the
@@ -191,19 +191,19 @@ class Backend(Protocol):
         ...
 
     def figures(self) -> dict[str, Any]:
-        """What it counts of itself, for the metrics, as plain data: how often it had to begin anew, say."""
+        """Return counts for the metrics as plain data, such as how often its process was restarted."""
         ...
 
     def close(self) -> None:
-        """Free everything; what runs is lost. A second call does nothing."""
+        """Free everything. Running rollouts are lost. A second call does nothing."""
 
 
 @runtime_checkable
 class Pausable(Backend, Protocol):
-    """A back-end whose work a checkpoint can hold: a resumed run continues its rollouts instead of repeating them."""
+    """A back-end whose running rollouts can be saved, so that a resumed run continues them."""
 
     def pause(self) -> Paused:
-        """Bring what runs into a state that another back-end can be started with; the next `poll` goes on with it.
+        """Return all rows in a form with which another back-end can start. The next `poll` continues them.
 
         Started with these rows, in this order and under the same weights, that one samples the same tokens.
         """

@@ -1,4 +1,4 @@
-"""Which back-end generates for a run."""
+"""Makes the back-end that a run generates with."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def begin(
     seed: int,
     limit_s: float,
 ) -> Callable[[int], Backend]:
-    """Makes the back-end that the settings name, with the weights that the policy has when it is called.
+    """Return a function that makes the back-end, with the weights that the policy has when it is called.
 
-    It has a model of its own, whose weights change only where it is told.
+    The back-end has its own copy of the model. Its weights change only by `load_weights`.
 
     Args:
         behaviour: gives the policy that samples; without adapters.

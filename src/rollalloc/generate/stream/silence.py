@@ -1,4 +1,4 @@
-"""A process that is waited for and gives no sign of life: said after some seconds, and at last given up."""
+"""Watches a process that others wait for: warns if it is silent, and gives it up after a limit."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BEGINS_S = 120.0  # at least, before one that has never given a sign is given u
 
 
 class Silence:
-    """How long a process that is waited for has given no sign of life.
+    """Measures how long a process has given no sign of life.
 
-    Only time in which this process looks is counted: one that slept for an hour, as in a terminal that was suspended, has
-    not waited for an hour. A sign of life is a token as much as a rollout, so that a long rollout is no silence.
+    Only time during which this process was awake counts: if it was suspended for an hour, it has not waited for an hour.
+    A process that is busy with a long rollout reports that it works, so it is not silent.
 
     Args:
-        who: is waited for, with its process id.
+        who: returns the name of the process, with its id.
         limit_s: seconds of silence after which it is given up, above 0.
         clock: seconds, never set back.
     """
@@ -32,18 +32,18 @@ class Silence:
         self.begin()
 
     def begin(self) -> None:
-        """It is another process now."""
+        """Begin to watch another process."""
         self._signs, self._silent_s, self._say_s, self._looked = 0, 0.0, 0.0, self._clock()
 
     def look(self, signs: int, what: str) -> None:
-        """Look at it; at least once in `LOOK_S` while it is waited for.
+        """Check the process. Call it at least once in `LOOK_S` while something waits.
 
         Args:
-            signs: of life that it has given in all.
-            what: is waited for.
+            signs: number of signs of life so far.
+            what: names what waits, for the message.
 
         Raises:
-            BackendDied: it was silent for too long.
+            BackendDied: the process was silent for too long.
         """
         now = self._clock()
         since, self._looked = min(now - self._looked, 2 * LOOK_S), now
