@@ -345,7 +345,18 @@ def check_inline(words: list[str]) -> None:
 
 
 def test_what_the_makefile_runs_is_there(home: None) -> None:
-    shown = ["make", "--dry-run", "--always-make", "demo", "demo-all", "laptop", "verl-demo", "mutants", "package", "installs"]
+    shown = [
+        "make",
+        "--dry-run",
+        "--always-make",
+        "demo",
+        "demo-all",
+        "laptop",
+        "verl-demo",
+        "mutants",
+        "package",
+        "installs",
+    ]
     recipes = subprocess.run(shown, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     commands = [line for line in recipes.replace("\\\n", " ").splitlines() if ".venv/bin/rollalloc" in line]
     assert len(commands) >= 5
