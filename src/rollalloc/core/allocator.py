@@ -67,14 +67,14 @@ class Allocator:
     # ------------------------------------------------------------------------------------------ what a driver calls
 
     def tell(self, events: Iterable[Event]) -> None:
-        """Take note of what happened.
+        """Record what happened.
 
         Args:
             events: in the order in which they happened.
 
         Raises:
             EventError: an event names a rollout that is unknown or already over, contains a number that is not finite
-                or not possible, or has a version that goes back. The events before it were taken.
+                or not possible, or its version is out of order. The events before it were processed.
             MetricError: a metric is outside [0, 1] and a rule of the recipe reads it as a success rate.
         """
         run, on_done = self._run, lifecycle.on_done
@@ -104,8 +104,8 @@ class Allocator:
         """Return what to do now. Each action is handed out once.
 
         Args:
-            capacity: number of rollouts that can be started now. None: any number. With too little capacity, fewer
-                orders are handed out, or parts of orders; the rest follows later.
+            capacity: number of rollouts that can be started now. None: any number. If it is too small for
+                everything, the call returns fewer orders, or parts of orders, and later calls return the rest.
 
         Raises:
             NoProgress: there is nothing to do, nothing is running, and no event could change that.
@@ -141,7 +141,7 @@ class Allocator:
         return Actions(orders, cancel, release, batch, run.finished)
 
     def _resolve(self, halt: Halt | None) -> Batch | None:
-        """Nothing runs and nothing was decided: make a short batch, begin a new round, end the run, or raise."""
+        """Nothing is running and nothing was decided: make a short batch, begin a new round, end the run, or raise."""
         run = self._run
         if halt is not None and halt.ends is Ends.NOTHING:
             raise NoProgress(halt.why)
@@ -151,7 +151,7 @@ class Allocator:
                 return batch
             raise NoProgress(f"{run.recipe.stages[-1].promote!r} promotes no group although nothing is running")
         if halt is not None and halt.ends is Ends.BATCH:
-            run.budgets.batch_opened = 0  # only the count of candidates restarts; the batch's budget still counts
+            run.budgets.batch_opened = 0  # only the count of candidates restarts; the batch's budget does not
             halt = decisions.decide(run)
             if not run.idle():
                 return None
@@ -163,9 +163,9 @@ class Allocator:
         return None
 
     def outstanding(self) -> Actions:
-        """After a load: return the orders in flight, the cancellations without an end, and the untrained batch.
+        """After a load: return the orders in flight, the cancelled rollouts that have not ended, and the untrained batch.
 
-        A driver that restarts calls it once, to learn what is still to be done.
+        A driver calls this once after a restart, to learn what it still has to do.
         """
         run = self._run
         orders = [
@@ -188,9 +188,10 @@ class Allocator:
         return max(0, groups - len(run.drawn) - rule.waiting(run.memory))
 
     def due_epoch(self) -> int | None:
-        """The first epoch in which a prompt may be drawn; None if there is none until a prompt comes back.
+        """The first epoch in which some prompt may be drawn; None if every prompt is in flight, waits for new weights, or
+        may never be drawn again.
 
-        A loader whose epoch is already later than this did not offer that prompt.
+        If the loader's epoch is already later than this, the loader has not offered that prompt.
         """
         return self._run.pool.due_epoch()
 
@@ -246,7 +247,7 @@ class Allocator:
         return dict(self._run.recipe.prompts.figures(self._run.memory))
 
     def quarantined(self) -> list[int]:
-        """The prompts that are no longer drawn because their rollouts always failed."""
+        """The prompts that are no longer drawn because several visits in a row had no score."""
         return self._run.statistics.with_fate(QUARANTINED)
 
     def away(self) -> dict[str, int]:
@@ -281,7 +282,11 @@ class Allocator:
         return self._run.selection
 
     def scoreless(self) -> bool:
-        """Whether the run ended for lack of scores: most rollouts failed, and none has a score, or has one any more."""
+        """Whether the run ended because scores were missing.
+
+        True if more than half of the rollouts failed, and either no rollout has a score or the run ended because all
+        recent rollouts failed.
+        """
         why, accounts = self._run.finished, self.accounts()
         if why is None or 2 * accounts["failed"] <= self.paid:
             return False
@@ -300,10 +305,10 @@ class Allocator:
         """Continue from a saved state. If an error is raised, this allocator is unchanged.
 
         Args:
-            state: the result of `state_dict`, also after a round trip through JSON.
-            accept_recipe: continue under this allocator's recipe although another recipe saved the state.
-            remap: for a data set that has changed. "keys" finds each prompt by its key. An array of shape (N,) gives
-                for each prompt its index in the saved data set, -1 for a new prompt. Groups in flight whose prompts are
+            state: the result of `state_dict`, directly or after a round trip through JSON.
+            accept_recipe: continue under this allocator's recipe even if another recipe saved the state.
+            remap: for a data set that has changed. "keys" finds each prompt by its key. An array of shape (N,) contains
+                the index of each prompt in the saved data set, or -1 for a new prompt. Groups in flight whose prompts are
                 gone are dropped.
 
         Raises:

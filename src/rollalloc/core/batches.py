@@ -1,4 +1,4 @@
-"""Make batches: when there is one, which groups are in it, and which rows."""
+"""Make batches: decide when a batch is made, and which groups and rows it contains."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def full_batch(run: Run) -> Batch | None:
 
 
 def make_batch(run: Run, short_because: str | None) -> Batch | None:
-    """A batch of the groups that the last promote rule chooses, or None if those are too few."""
+    """A batch of the groups that the last promote rule chooses, or None if it chooses too few."""
     recipe = run.recipe
     chosen = choose(run, len(recipe.stages) - 1, min(recipe.groups, len(run.flight.ready)))
     if not chosen or (short_because is None and len(chosen) < recipe.groups):
@@ -82,7 +82,7 @@ def _choose_rows(run: Run, group: Group) -> _Choice:
 
 
 def _credit_over_batch(run: Run, groups: list[Group], choices: list[_Choice]) -> list[_Choice]:
-    """The same rows, with the advantages that the rule over the whole batch gives them."""
+    """Return the same rows with the advantages that the batch rule computes over the whole batch."""
     rule: Any = run.recipe.over_batch
     chosen = [np.array(choice.chosen, np.int64) for choice in choices]
     made = rule([choice.advantages for choice in choices], [group.view for group in groups], chosen, run.view())

@@ -1,4 +1,4 @@
-"""What was spent, what the budgets still allow, and why no more groups may be opened."""
+"""Count what was spent, and say what the budgets still allow and why no more groups may be opened."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rollalloc.core.recipe import Budget
 
 
 class Ends(Enum):
-    """What a halt ends as soon as nothing is running."""
+    """What ends, once nothing is running, because no more groups can be opened."""
 
-    BATCH = "batch"  # the batch is short; if no group is ready, the count of candidates restarts
-    RUN = "run"  # the batch is short; if no group is ready, the run is over
-    NOTHING = "nothing"  # the driver must tell something first
+    BATCH = "batch"  # a short batch is made; if no group is ready, the count of candidates restarts
+    RUN = "run"  # a short batch is made; if no group is ready, the run is over
+    NOTHING = "nothing"  # nothing ends; the core waits for an event from the driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class BudgetTracker:
         self._paid_before = self._tokens_before = 0  # values at the last batch
 
     def order(self, rollouts: int) -> None:
-        """Decided rollouts are handed out."""
+        """Count decided rollouts as ordered."""
         self.owed -= rollouts
         self.paid += rollouts
 
@@ -57,11 +57,11 @@ class BudgetTracker:
         return self.tokens - self._tokens_before
 
     def next_batch(self) -> None:
-        """Begin to count for the next batch."""
+        """Start the counts of the next batch."""
         self.batch_opened, self._paid_before, self._tokens_before = 0, self.paid, self.tokens
 
     def room(self) -> int | None:
-        """Rollouts that may still be decided, at least 0; None without a limit."""
+        """Number of rollouts that the budgets still allow, at least 0; None without a limit."""
         if not self.limited:
             return None
         limits = [left for left in (self._left_in_run(), self._left_in_batch()) if left is not None]
@@ -76,7 +76,7 @@ class BudgetTracker:
         return tokens or (self._left_in_run() or 0) < 0 or (self._left_in_batch() or 0) < 0
 
     def halt(self) -> Halt:
-        """The budget that has no room for the next group."""
+        """Return a `Halt` that names the budget without room for another group."""
         run, batch = self._left_in_run(), self._left_in_batch()
         if run is not None and (batch is None or run <= batch):
             limits = _limits("run", self.budget.run_rollouts, self.paid, self.budget.run_tokens, self.tokens)
@@ -97,11 +97,11 @@ class BudgetTracker:
     _FIELDS = ("paid", "owed", "tokens", "batch_opened", "batch_paid", "batch_tokens")
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts. The budget itself belongs to the recipe."""
+        """The counts. The budget itself is part of the recipe."""
         return {name: getattr(self, name) for name in self._FIELDS}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over saved counts."""
+        """Restore saved counts."""
         exact_keys(state, self._FIELDS, "budgets")
         saved = {name: natural(state[name], f"budgets, {name}") for name in self._FIELDS}
         if saved["batch_paid"] > saved["paid"] or saved["batch_tokens"] > saved["tokens"]:

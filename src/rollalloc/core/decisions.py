@@ -1,4 +1,4 @@
-"""Decide which groups go on, which prompts are drawn, how many rollouts each gets, and what is handed out now."""
+"""Decide which groups go on, which prompts are drawn, how many rollouts each gets, and what is ordered now."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _promote(run: Run, stage: int) -> Halt | None:
 
 def choose(run: Run, stage: int, k: int) -> list[Group]:
     """Let a stage's promote rule choose at most k of the groups that wait after the stage."""
-    awaited = int(run.batch is not None)  # leave out groups that the expected update will make too old
+    awaited = int(run.batch is not None)  # leave out groups that will be too old after the update that is due
     waiting = run.fresh(run.flight.waiting_S[stage].values(), awaited)
     if not waiting:
         return []
@@ -145,7 +145,7 @@ def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:
 
     if pool.dry or pick():
         return drawn
-    if run.loader is not None:  # the loader says when its next epoch begins
+    if run.loader is not None:  # the loader decides when its next epoch begins
         pool.dry = not pool.any_due()
     elif pool.roll():
         run.changed(settled=run.settled)
@@ -178,7 +178,7 @@ def _pick(run: Run, k: int, already: int) -> list[Drawn]:
 
 
 def _drawn(picked: Any) -> Drawn:
-    """The prompt that a rule picked, in plain numbers. NumPy numbers would otherwise end up in the saved state.
+    """The prompt that a rule picked, converted to plain numbers, because the saved state cannot contain NumPy numbers.
 
     Raises:
         TypeError, ValueError: it is neither a whole number nor a `Drawn` of numbers.
@@ -199,7 +199,7 @@ def _is_possible(drawn: Drawn) -> bool:
 
 
 def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
-    """Make orders of what was decided, later stages first, split where the capacity ends."""
+    """Turn decided rollouts into orders, later stages first. The last order is split if the capacity is too small for it."""
     owed = run.budgets.owed
     room = owed if capacity is None or capacity > owed else capacity
     if not room:
@@ -213,7 +213,7 @@ def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
                 left -= len(ids)
                 owner.update(dict.fromkeys(ids, group))
                 orders.append(Order(group.id, group.prompt, stage, ids))
-            if not group.owed:  # it was handed out in full, or dropped before its turn
+            if not group.owed:  # all its rollouts were ordered already, or it was dropped
                 owing.popleft()
     run.budgets.order(room - left)
     return tuple(orders)

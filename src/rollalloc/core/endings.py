@@ -6,8 +6,8 @@ from rollalloc.core.budget_tracker import Ends, Halt
 from rollalloc.core.run import Run
 from rollalloc.core.statistics import QUARANTINED
 
-_PATIENCE = 256  # a run is given up after this many candidates in a row without a group to train on, at least
-_OUTAGE = 64  # a run is given up after this many candidates in a row whose rollouts all failed
+_PATIENCE = 256  # a run ends after this many candidates in a row without a group to train on, or after more
+_OUTAGE = 64  # a run ends after this many candidates in a row whose rollouts all failed
 
 
 def opening_halt(run: Run) -> Halt | None:
@@ -34,7 +34,7 @@ def opening_halt(run: Run) -> Halt | None:
 
 
 def prompts_halt(run: Run) -> Halt:
-    """Why no prompt can be drawn."""
+    """The reason why no prompt can be drawn."""
     loader = run.loader
     if loader is not None and not run.pool.dry and not run.pool.exhausted():
         if loader.ended(run.memory):
@@ -50,7 +50,7 @@ def prompts_halt(run: Run) -> Halt:
 
 
 def few_prompts(run: Run) -> str:
-    """How few prompts are left to draw, why, and what to change. Every driver logs the same sentence."""
+    """A warning: how few prompts are left to draw, why, and what to change. Every driver logs this sentence."""
     left, prompts, why = run.pool.left, len(run.table), ". ".join(_remedies(run))
     return f"only {left:,} of {prompts:,} prompts can still be drawn in this epoch or the next{why and f'. {why}'}"
 
@@ -74,7 +74,7 @@ def _remedies(run: Run) -> list[str]:
 
 
 def no_progress(run: Run) -> str:
-    """Why nothing is decided although nothing is running."""
+    """The reason why nothing can be decided although nothing is running."""
     if any(run.flight.waiting_S):
         promote = [stage.promote for stage in run.recipe.stages]
         return f"groups wait but no promote rule of {promote} sends one on although nothing is running"

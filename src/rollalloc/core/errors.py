@@ -16,7 +16,7 @@ class RuleError(ValueError):
 
 
 class NoScores(RuntimeError):
-    """The run is over for lack of scores (`Allocator.scoreless`): the reward function or the generation fails.
+    """The run is over because scores are missing (`Allocator.scoreless`): the reward function or the generation fails.
 
     A trainer that raises it saves nothing, so that the last checkpoint can be continued after the cause is fixed.
     """

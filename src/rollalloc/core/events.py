@@ -1,4 +1,4 @@
-"""The messages between a driver and the core: what the driver tells, and what the core answers.
+"""The messages between a driver and the core: events that the driver reports, and actions that the core returns.
 
 A driver *tells* the core `Done`, `Failed`, `Cancelled` and `Updated` (and `Offered`, if a framework's own data loader
 picks the prompts). It *asks* the core for `Actions`. Messages contain only ids and numbers. Texts, tensors and token
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-LARGEST = 1e30  # largest reward or metric; advantages computed from such rewards still fit into float32
+LARGEST = 1e30  # largest reward or metric; advantages computed from it still fit into float32
 LARGEST_WHOLE = 2**31 - 1  # largest length or version; their sums still fit into the per-prompt statistics
 FARTHEST = 1e3  # nats per token; a larger KL divergence of one update is counted as this value
 
@@ -181,4 +181,4 @@ class Actions(NamedTuple):
     finished: str | None = None
 
 
-NOTHING = Actions()  # shared instance: most asks of an asynchronous driver, which tells each completion, get it
+NOTHING = Actions()  # shared instance: the usual answer to an asynchronous driver, which asks after every completion

@@ -1,4 +1,4 @@
-"""The groups that are not over, and their rollouts. Every index is derived from the groups' phases."""
+"""The groups that are not over, and their rollouts. All lookup tables are derived from the groups' phases."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Flight:
 
     Attributes:
         groups: the groups, by id.
-        owner: maps each rollout that was handed out and has not ended to its group.
-        stopped: maps each cancelled rollout without a terminal event to its group, which may be over.
+        owner: maps each rollout that was ordered and has not ended to its group.
+        stopped: maps each cancelled rollout without a terminal event to its group, even if that group is over.
         waiting_S: groups that passed stage s and wait, by id. The last entry has the groups that are ready for a
             batch.
         running_S: number of groups in stage s.
-        owing_S: groups with rollouts of stage s to hand out, in the order in which they entered the stage. A group
-            that was handed out in full, or dropped, is removed when its turn comes.
-        touched: groups that a stop rule must look at.
+        owing_S: groups with decided rollouts of stage s that are not ordered yet, in the order in which they entered the
+            stage. A group without such rollouts is removed when its turn comes.
+        touched: groups about which the stop rule must be asked again.
     """
 
     def __init__(self, stages: int) -> None:
@@ -69,7 +69,7 @@ class Flight:
             self.waiting_S[self._passed(group)][group.id] = group
 
     def _passed(self, group: Group) -> int:
-        """The index in `waiting_S` for this group. A group may become ready before the last stage."""
+        """The index in `waiting_S` for this group. A group may become ready for a batch before the last stage."""
         return -1 if group.phase is Phase.READY else group.stage
 
     def waiting(self) -> list[Group]:
@@ -82,7 +82,7 @@ class Flight:
         return [over[group] for group in sorted(over)]
 
     def restore(self, groups: Iterable[Group]) -> None:
-        """Take over saved groups. All indices except `stopped` and `touched` follow from them."""
+        """Restore saved groups. All tables except `stopped` and `touched` are rebuilt from them."""
         for group in groups:
             self.groups[group.id] = group
             self.owner.update(dict.fromkeys(group.running, group))

@@ -1,6 +1,4 @@
-"""A group is one visit of one prompt: the rollouts ordered for it and their results, and the view that rules have of
-it.
-"""
+"""A group is one visit of one prompt: the rollouts ordered for it and their results. Rules see it through a `GroupView`."""
 
 from __future__ import annotations
 
@@ -47,14 +45,14 @@ class Group:
         self.phase = Phase.DRAWN
         self.stage = 0  # the stage that it is in, or passed last
         self.spans: list[int] = []  # first rollout id ordered by each stage
-        self.owed: list[int] = []  # rollouts that are decided and not handed out yet
-        self.running: dict[int, None] = {}  # handed out, without a terminal event; an ordered set
+        self.owed: list[int] = []  # rollouts that are decided and not ordered yet
+        self.running: dict[int, None] = {}  # ordered, without a terminal event; the keys are an ordered set
         self.done: list[Done] = []
         self.cancelled = self.failed = 0
-        self.kept: dict[int, float] = {}  # rollout that a stop rule kept -> probability with which it was kept
+        self.kept: dict[int, float] = {}  # probability with which a stop rule kept each of these rollouts
         self.longest: int | None = None  # number of its longest rows; None: the recipe's number
         self.awaited = 0  # cancelled rollouts without a terminal event, even after the group is over
-        self.stopped: list[int] = []  # tokens of each cancelled rollout that had begun
+        self.stopped: list[int] = []  # number of tokens of each cancelled rollout that had begun
         self.tokens = 0  # tokens paid for its rollouts
         self.first_version: int | None = None  # the oldest first-token version in `done`
         self.until: Until = NEXT_EPOCH
@@ -66,12 +64,12 @@ class Group:
         return len(self.running) + len(self.owed)
 
     def extend(self, first: int, count: int) -> None:
-        """Decide `count` more rollouts for the group's stage, with ids from `first`."""
+        """Add `count` rollouts, not ordered yet, to the group's stage. Their ids start at `first`."""
         self.spans.append(first)
         self.owed.extend(range(first, first + count))
 
     def hand_out(self, most: int) -> Sequence[tuple[int, tuple[int, ...]]]:
-        """Take the next decided rollouts, at most `most`, by the stage that ordered them. They are running now."""
+        """Return the next decided rollouts, at most `most`, by the stage that ordered them, and mark them as running."""
         now = self.owed[:most]
         del self.owed[:most]
         self.running.update(dict.fromkeys(now))
@@ -83,12 +81,12 @@ class Group:
 
     def by_stage(self, rollouts: list[int]) -> Sequence[tuple[int, tuple[int, ...]]]:
         """Group ascending rollout ids by the stage that ordered them."""
-        if rollouts and rollouts[0] >= self.spans[-1]:  # fast path: all are of the last stage
+        if rollouts and rollouts[0] >= self.spans[-1]:  # fast path: all belong to the last stage
             return ((len(self.spans) - 1, tuple(rollouts)),)
         return [(stage, tuple(ids)) for stage, ids in groupby(rollouts, self.stage_of)]
 
     def cut(self, tokens: int) -> None:
-        """A cancelled rollout ended after this many tokens. With 0 tokens it says nothing about lengths."""
+        """Record the length of a cancelled rollout. A length of 0 is ignored, because the rollout had not begun."""
         if tokens:
             self.stopped.append(tokens)
 
@@ -98,7 +96,7 @@ class Group:
         return [*map(_tokens, self.done), *self.stopped]
 
     def add(self, done: Done) -> None:
-        """Take a scored rollout."""
+        """Add a scored rollout."""
         self.done.append(done)
         if self.first_version is None or done.version < self.first_version:
             self.first_version = done.version
@@ -169,21 +167,20 @@ def last_version(done: Done) -> int:
 class GroupView:
     """What a rule may know about a group. The arrays contain the scored rollouts, sorted by rollout id.
 
-    The arrays do not show in which order rollouts ended. A rule that reads them therefore decides alike in any
-    order.
+    The arrays do not show in which order rollouts ended. Therefore this order cannot change a decision made from the arrays.
 
     Attributes:
         prompt: index of the prompt.
         running: ids of the rollouts still to come.
         unfinished: number of rollouts still to come.
         scored: number of rollouts in the arrays.
-        cancelled: number of rollouts of this group that a stop rule stopped, also before they were handed out.
+        cancelled: number of rollouts of this group that a stop rule stopped, including those not ordered yet.
         kept: for a stop rule that chose at random: maps each rollout that it kept to the probability with which it
             was kept.
         longest: number of rows that are taken because they are the longest, decided together with the group's size.
-            None: the view's number.
+            None: `View.longest`.
         predicted: success rate that the prompt rule predicted when it drew the prompt; None without a prediction.
-        baseline: reward that the prompt rule expected; None without an expectation.
+        baseline: reward that the prompt rule expected when it drew the prompt; None without an expectation.
         sampling_ratio: how much more likely the prompt was drawn than by a uniform draw, see `Drawn`; None if
             unknown.
         record: the prompt's record in the statistics, from its earlier visits.
@@ -320,8 +317,8 @@ class GroupView:
 
     @property
     def kept_G(self) -> NDArray[np.float64]:
-        """Probability with which a stop rule kept each rollout, shape (G,); 1 for rollouts that were not part of a
-        choice.
+        """Probability with which a stop rule kept each rollout, shape (G,); 1 for rollouts among which no stop
+        rule chose at random.
         """
         kept = self._group.kept
         return np.array([kept.get(done.rollout, 1.0) for done in self.in_order], np.float64)

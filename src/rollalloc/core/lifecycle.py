@@ -1,4 +1,4 @@
-"""What happens to a group from its draw to its end: events, verdicts, stops, and how it is closed."""
+"""Take a group from its draw to its end: handle events, ask judges and stop rules, and close the group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _rollout, _metric = map(attrgetter, ("rollout", "metric"))
 
 
 def on_done(run: Run, done: Done) -> None:
-    """Take a rollout that was generated and scored."""
+    """Handle a rollout that was generated and scored."""
     metric, first, last, uncertainty = done.metric, done.version, done.last_version, done.uncertainty
     try:
         possible = (
@@ -63,7 +63,7 @@ def on_done(run: Run, done: Done) -> None:
 
 
 def on_lost(run: Run, event: Failed | Cancelled) -> None:
-    """Take a rollout that ended without a score."""
+    """Handle a rollout that ended without a score."""
     group = _end(run, event.rollout, event.tokens)
     failed = isinstance(event, Failed)
     run.accounts["failed" if failed else "cancelled"] += 1
@@ -79,7 +79,7 @@ def on_lost(run: Run, event: Failed | Cancelled) -> None:
 
 
 def on_updated(run: Run, event: Updated) -> None:
-    """Take new weights: release or keep the rows of the batch, and drop groups that are now too old."""
+    """Handle an update of the weights: release or keep the rows of the batch, and drop groups that are now too old."""
     version = whole(event.version, "Updated: version")
     if version <= run.version:
         raise EventError(f"Updated({version}): the version must grow, the weights are at {run.version}")
@@ -99,7 +99,7 @@ def on_updated(run: Run, event: Updated) -> None:
 
 
 def _moved(event: Updated) -> float:
-    """How far the update moved the policy, as a plain number; 0 if that was not measured."""
+    """The KL divergence of the update as a plain number; 0 if it was not measured."""
     try:
         moved = 0.0 if event.approx_kl is None else min(float(event.approx_kl), FARTHEST)
     except _NO_NUMBER:
@@ -112,7 +112,7 @@ def _moved(event: Updated) -> float:
 
 
 def may_replay(run: Run, row: Row) -> bool:
-    """Whether a row that was trained may be trained on again (law 12)."""
+    """Whether the run may train again on this row (law 12)."""
     replay = run.recipe.replay
     return replay is not None and row.prompt != GONE and run.finished is None and replay.takes(row, run.version)
 
@@ -133,14 +133,14 @@ def go_on(run: Run, *, same_recipe: bool, same_prompts: bool) -> None:
 
 
 def forget(run: Run, rows: Sequence[Row]) -> None:
-    """Release rows that were kept for replay and are no longer replayed."""
+    """Release rows that were kept for replay and may no longer be replayed."""
     for row in rows:
         del run.kept[row.rollout]
         run.release.append(row.rollout)
 
 
 def on_offered(run: Run, event: Offered) -> None:
-    """Take the prompts that a framework's own data loader hands over."""
+    """Handle the prompts that a framework's own data loader offers."""
     rule, pool = run.loader, run.pool
     if rule is None:
         raise EventError(
@@ -160,7 +160,7 @@ def on_offered(run: Run, event: Offered) -> None:
     if useful or not event.prompts:
         rule.offer(run.memory, useful)
     elif rule.ended(run.memory):
-        rule.offer(run.memory, event.prompts)  # tells the rule that the loader goes on; the draw skips barred prompts
+        rule.offer(run.memory, event.prompts)  # shows that the loader has not ended; the draw skips barred prompts
 
 
 def _refuse(run: Run, done: Done) -> None:
@@ -211,7 +211,7 @@ def _end(run: Run, rollout: int, tokens: int) -> Group | None:
 
 
 def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
-    """Account for the terminal event of a cancelled rollout, and learn from it about the prompt's lengths."""
+    """Account for the terminal event of a cancelled rollout, and update the prompt's length statistics."""
     group = run.flight.stopped.pop(event.rollout)
     group.awaited -= 1
     tokens = index(event.tokens)
@@ -237,7 +237,7 @@ def _unknown(run: Run, rollout: int) -> str:
 
 
 def whole(number: int, name: str) -> int:
-    """Return the number as a plain int. A NumPy number from a driver would otherwise end up in the saved state.
+    """Return the number as a plain int, because the saved state cannot contain a NumPy number from a driver.
 
     Raises:
         EventError: it is not a whole number in [0, `LARGEST_WHOLE`].
@@ -258,7 +258,7 @@ def judge(run: Run, group: Group) -> None:
     """A rollout of the group ended: ask the judge of its stage what happens to the group."""
     if group.phase is not _RUNNING:  # the rollout ended after the verdict
         run.changed()
-        if run.stale(group):  # and it is older than the others, too old to train on
+        if run.stale(group):  # this rollout is so old that the group is now too old to train on
             drop(run, group, "stale", NOW)
         return
     stage = run.recipe.stages[group.stage]
@@ -328,7 +328,7 @@ def discard_waiting(run: Run) -> None:
 
 
 def _fail(run: Run, prompt: int) -> bool:
-    """Count a visit that gave no score because rollouts failed. Return whether its prompt must be quarantined."""
+    """Count a visit without a score because rollouts failed. Return whether its prompt must be quarantined."""
     run.failing += 1
     failures, limit = run.statistics.fail(prompt), run.recipe.quarantine_after
     return limit is not None and failures >= limit
@@ -338,7 +338,7 @@ def _fail(run: Run, prompt: int) -> bool:
 
 
 def stop(run: Run, group: Group, rollouts: Sequence[int]) -> None:
-    """Cancel rollouts of a group. Rollouts that were not handed out yet are just not ordered."""
+    """Cancel rollouts of a group. Rollouts that were not ordered yet are removed without an event."""
     owed = set(rollouts).intersection(group.owed) if group.owed else set[int]()
     if owed:
         group.owed = [rollout for rollout in group.owed if rollout not in owed]
@@ -356,7 +356,7 @@ def stop(run: Run, group: Group, rollouts: Sequence[int]) -> None:
 
 
 def stop_early(run: Run) -> None:
-    """Ask the stop rules about the groups in which something happened."""
+    """Ask the stop rules about the groups that changed."""
     touched, run.flight.touched = list(run.flight.touched.values()), {}
     for group in touched:
         rule = run.recipe.stages[group.stage].stop
@@ -370,7 +370,7 @@ def stop_early(run: Run) -> None:
         if rollouts:
             owed = len(group.owed)
             stop(run, group, rollouts)
-            group.cancelled += owed - len(group.owed)  # rollouts that the rule stopped before they were handed out
+            group.cancelled += owed - len(group.owed)  # rollouts that the rule stopped before they were ordered
             judge(run, group)
 
 
@@ -390,7 +390,7 @@ def _keep(group: Group, rule: StopRule, sample: SampledStops) -> None:
 
 
 def withhold(run: Run) -> None:
-    """The budget is spent: do not order rollouts that were decided and not handed out yet."""
+    """The budget is spent: remove rollouts that were decided and not ordered yet."""
     for group in {group.id: group for owing in run.flight.owing_S for group in owing if group.owed}.values():
         stop(run, group, list(group.owed))
         if not group.unfinished and not group.done:

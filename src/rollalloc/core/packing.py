@@ -1,4 +1,4 @@
-"""State as JSON data: arrays, exact keys on loading, and recipes as nested values that can be compared."""
+"""Convert state to JSON data, check it on loading, and describe recipes as nested values that can be compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
-_LARGEST = 1 << 53  # largest whole number that every JSON reader keeps exact; no count of a run comes near
+_LARGEST = 1 << 53  # largest whole number that every JSON reader keeps exact; the counts of a run are far smaller
 
 
 class Packed(TypedDict):
@@ -102,7 +102,7 @@ def follow(memory: dict[str, Any], saved: Mapping[str, Any], source_N: NDArray[n
 
 @contextmanager
 def reading(where: str) -> Generator[None]:
-    """Turn any exception while a part of a saved state is read into one error that says where.
+    """Turn any exception raised while a part of a saved state is read into one error that names the part.
 
     Raises:
         ValueError: begins with `where`.
@@ -227,7 +227,7 @@ def describe(value: Any) -> Any:
     A dataclass becomes {"is": its type, field: ...}, a function becomes its import path.
 
     Raises:
-        TypeError: a lambda, a closure or another object without a stable description.
+        TypeError: the value contains a lambda, a closure or another object without a stable description.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         strict = not isinstance(value, float) or isfinite(value)
@@ -251,7 +251,7 @@ def describe(value: Any) -> Any:
 
 
 def differences(saved: Any, given: Any, path: str = "recipe") -> Iterator[str]:
-    """Each place where two described values differ, one line for each."""
+    """List the places where two described values differ, one line for each."""
     if isinstance(saved, dict) and isinstance(given, dict):
         left, right = cast("dict[str, Any]", saved), cast("dict[str, Any]", given)
         for key in dict.fromkeys([*left, *right]):

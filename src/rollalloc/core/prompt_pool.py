@@ -51,10 +51,10 @@ class PromptPool:
         self.away = 0  # prompts that do not wait for an epoch: in flight, waiting for a version, or barred
         self.barred = 0  # prompts that may never be drawn again
         self.revived = 0  # visits of prompts that had been evicted
-        self.dry = False  # no prompt can be drawn until one comes back; saves a search at every ask
+        self.dry = False  # no prompt can be drawn until a prompt is freed; saves a search at every ask
         self.out = 0  # prompts that do not come back in this epoch or the next
         self.speaks = False  # whether drivers should log after this batch how few prompts are left
-        self._said = 0  # at the last warning: how often the share had halved below `LEAST_SHARE`, counted from 1
+        self._said = 0  # at the last warning: 1 + number of times that the share had halved below `LEAST_SHARE`
         self._by_version: list[tuple[int, int]] = []
 
     def take(self, prompt: int) -> None:
@@ -105,7 +105,7 @@ class PromptPool:
             self.dry = False
 
     def roll(self) -> bool:
-        """Begin the next epoch in which a prompt may be drawn. False if there is none until a prompt comes back."""
+        """Begin the next epoch in which a prompt may be drawn. False if no prompt can be drawn until one is freed."""
         due = self.due_epoch()
         self.dry = due is None
         if due is not None:
@@ -113,11 +113,11 @@ class PromptPool:
         return due is not None
 
     def any_due(self) -> bool:
-        """Whether a prompt may be drawn in this or a later epoch, without another one coming back first."""
+        """Whether a prompt may be drawn in this or a later epoch without waiting for another prompt to be freed."""
         return self.away < len(self.due_N)
 
     def due_epoch(self) -> int | None:
-        """The first epoch in which a prompt may be drawn; None if there is none until a prompt comes back."""
+        """The first epoch in which a prompt may be drawn; None if no prompt can be drawn until one is freed."""
         return int(self.due_N.min()) if self.any_due() else None
 
     def begin(self, epoch: int) -> None:
@@ -141,7 +141,7 @@ class PromptPool:
         """A batch was made: set `speaks` to whether drivers should warn that few prompts are left.
 
         It is set once when the share of prompts left falls below `LEAST_SHARE`, and again each time that the share
-        halves. It starts anew after the share was at least 2 · `LEAST_SHARE`.
+        halves. The warnings start over once the share has risen to 2 · `LEAST_SHARE`.
         """
         share = self.left / len(self.due_N)
         halved = 0 if share >= LEAST_SHARE else 1 + int(log2(LEAST_SHARE / max(share, 0.5 / len(self.due_N))))
@@ -169,7 +169,7 @@ class PromptPool:
         }
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
-        """Take over a saved pool; `source_N` as in `PromptStatistics.load_state_dict`."""
+        """Restore a saved pool; `source_N` as in `PromptStatistics.load_state_dict`."""
         exact_keys(state, self._SAVED, "pool")
         move_in(self.due_N, state["due_N"], source_N, "pool, due_N")
         self.barred = int(np.count_nonzero(self.due_N == _NEVER))

@@ -33,8 +33,8 @@ class Replay:
     """Train again on rows of earlier batches, in addition to the new rows.
 
     Attributes:
-        rows: replayed rows in a batch, at most; at least 1.
-        times: how often a rollout is replayed, at most; at least 1. Counting its first batch, it is trained on at most
+        rows: maximum number of replayed rows in a batch; at least 1.
+        times: maximum number of replays of a rollout; at least 1. Its first batch included, it is trained on at most
             1 + `times` times. None: only `max_staleness` limits it.
         max_staleness: a rollout is replayed while `version - its first-token version` is at most this number; at least
             1.
@@ -57,7 +57,7 @@ class Replay:
             raise ValueError("above must be a number, got nan")
 
     def takes(self, row: Row, version: int) -> bool:
-        """Return whether a row that was trained may be trained again under the weights of that version.
+        """Return whether a row that was trained on may be replayed in a batch of that version.
 
         Args:
             row: the row as it was last trained.
@@ -77,8 +77,8 @@ class Budget:
     Attributes:
         run_rollouts: rollouts ordered in the whole run.
         run_tokens: tokens generated in the whole run.
-        batch_rollouts: rollouts ordered between two batches. If they do not fill the batch, it is short; if not even
-            one group can be trained on, the run is finished.
+        batch_rollouts: rollouts ordered between two batches. If they do not fill the batch, a short batch is made; if not
+            even one group can be trained on, the run is finished.
         batch_tokens: tokens generated between two batches, with the same consequences.
 
     Raises:
@@ -140,18 +140,18 @@ class Recipe:
         advantage: the advantages of these rows.
         max_staleness: a rollout is trained on while `version - its first-token version` is at most this number, 0 or
             more.
-        max_candidates: groups opened for one batch, at most. After that the batch is short; if no group at all is
-            ready, the count starts again. None: no limit.
+        max_candidates: maximum number of groups opened for one batch. When it is reached, a short batch is made; if no
+            group is ready, the count starts again. None: no limit.
         budget: limits on rollouts and tokens.
         quarantine_after: a prompt is no longer drawn after this many visits in a row without any score because rollouts
             failed, in [1, 255]. None: it is always tried again.
-        over_batch: a change of the advantages over the whole batch. None: no change.
-        replay: training again on rows of earlier batches. None: no replay.
+        over_batch: a rule that changes the advantages over the whole batch. None: no change.
+        replay: whether and how rows of earlier batches are trained on again. None: no replay.
 
     Raises:
         TypeError: a slot holds something that is not a rule of that slot, or a rule that a checkpoint cannot name.
-        ValueError: a number is out of its range, also one in a row rule's traits; or a rule reads how many rows a group
-            has and the row rule does not declare it.
+        ValueError: a number is out of its range, including those in a row rule's traits; or a rule reads the number of
+            rows per group, which the row rule does not declare.
     """
 
     groups: int
@@ -186,7 +186,7 @@ class Recipe:
         if self.over_batch is not None:
             _refuse_other(self.over_batch, BatchRule, "over_batch")
         self._check_rows()
-        _ = self.description  # raises now, and not at the first checkpoint, if a rule cannot be described
+        _ = self.description  # raises now instead of at the first checkpoint if a rule cannot be described
 
     def _check_rows(self) -> None:
         """Check the traits of the row rule, and that it declares the numbers that other rules read.
@@ -207,7 +207,7 @@ class Recipe:
             )
 
     def replace(self, *, stage: str | None = None, **changes: Any) -> Recipe:
-        """Return the recipe with other rules or numbers, also those of its stage: `size`, `judge`, `stop`, `promote`.
+        """Return the recipe with other rules or numbers, including those of its stage: `size`, `judge`, `stop`, `promote`.
 
         Args:
             stage: name of the stage to change; required if the recipe has several stages.
@@ -257,8 +257,8 @@ class Recipe:
 
     @cached_property
     def group_rows(self) -> int | None:
-        """Rows of each group that are trained on, at most, from the row rule's traits; None if it does not declare a
-        number.
+        """The maximum number of rows per group that are trained on, from the row rule's traits; None if they do not
+        declare it.
         """
         return self.rows.traits.rows
 

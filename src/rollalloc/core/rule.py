@@ -2,7 +2,7 @@
 
 A rule is a frozen dataclass derived from the base class of its slot, so that recipes can be compared, printed and named
 in a checkpoint. A rule decides only from the arguments of its call: the groups (`GroupView`), the run (`View`) and the
-prompt rule's memory. What the core must know about a rule before it calls it is in the rule's `traits`. A rule that
+prompt rule's memory. A rule's `traits` contain what the core must know before it calls the rule. A rule that
 wraps another rule must forward the inner rule's traits.
 """
 
@@ -31,11 +31,11 @@ class Act(Enum):
 
     NEXT = "next"  # the group waits for the next stage; its running rollouts continue
     TRAIN = "train"  # the group waits for a batch; its running rollouts are cancelled
-    DROP = "drop"  # the group is over; its running rollouts are cancelled
+    DROP = "drop"  # the group ends; its running rollouts are cancelled
 
 
 CAUSES = ("trained", "zero_variance", "out_of_band", "stale", "surplus", "unselected", "cancelled", "failed", "open")
-ALIKE = "zero_variance/alike"  # reason to drop a group whose metrics differ by less than a judge's least spread
+ALIKE = "zero_variance/alike"  # reason to drop a group whose metrics differ by less than the judge's `min_spread`
 _DROPS = tuple(cause for cause in CAUSES if cause not in ("trained", "open"))
 
 
@@ -78,21 +78,21 @@ class View(NamedTuple):
     Attributes:
         version: version of the weights, from the last `Updated`.
         epoch: number of the current pass over the prompts, from 0.
-        need: groups that the next batch still lacks. Groups that are still running do not count as present.
+        need: groups that the next batch still lacks. Groups that are still running do not reduce it.
         held_S: groups that passed stage s and wait, shape (S,). The last entry counts the groups that are ready for a
             batch.
         running_S: groups in stage s that still have rollouts to come, shape (S,).
-        in_flight: rollouts that were handed out and have no terminal event yet.
-        paid: rollouts ordered since the run began, including those that are decided but not handed out yet.
+        in_flight: rollouts that were ordered and have no terminal event yet.
+        paid: rollouts ordered since the run began, plus those that are decided but not ordered yet.
         left: rollouts that the budgets still allow; None without a limit.
         statistics: the record of every prompt; read only.
         table: the data set, with its features.
-        kl_sum: sum of the `approx_kl` of all updates so far, in nats per token; 0 if none was told.
+        kl_sum: sum of the `approx_kl` of all updates so far, in nats per token; 0 if none was reported.
         groups: groups in a full batch.
         max_staleness: the recipe's `max_staleness`.
-        rows: rows of each group that are trained on, at most, from the row rule's traits. None: all scored rollouts.
-        longest: how many of those rows are taken because they are the longest, at most, from the row rule's traits; 0
-            if the row rule does not choose by length. For the number of a single group see `longest_of`, and
+        rows: maximum number of rows per group, from the row rule's traits. None: all scored rollouts.
+        longest: maximum number of those rows that are taken because they are the longest, from the row rule's traits;
+            0 if the row rule does not choose by length. For the number of a single group see `longest_of`, and
             `group.longest` once the group's rollouts are decided.
         row_rule: the recipe's row rule, which may give each group its own number of longest rows. None: `longest` for
             every group.
@@ -143,7 +143,7 @@ def rows_of(view: View) -> int:
     """Return how many rows of a group the recipe trains on. For rules whose traits set `reads_rows`.
 
     Raises:
-        ValueError: the view does not have the number. This happens only for a view made by hand.
+        ValueError: the view does not contain the number. This happens only for a view made by hand.
     """
     if view.rows is None:
         raise ValueError("the view does not say how many rows of a group are trained on; give View.of(rows=...)")
@@ -151,7 +151,7 @@ def rows_of(view: View) -> int:
 
 
 def longest_of(groups: Sequence[GroupView], sizes: Sequence[int], view: View) -> Sequence[int]:
-    """Return, for each group, how many of its longest rollouts would be rows if these sizes were ordered for it now."""
+    """Return how many of its longest rollouts each group would train on if it got these numbers of rollouts now."""
     own = None if view.row_rule is None else view.row_rule.longest_of(groups, sizes, view)
     return [view.longest] * len(groups) if own is None else own
 
@@ -162,7 +162,9 @@ def longest_in(group: GroupView, view: View) -> int:
 
 
 class Drawn(NamedTuple):
-    """A prompt that a prompt rule drew, with the rule's expectations. All of it is stored and saved with the group.
+    """A prompt that a prompt rule drew, with the rule's expectations.
+
+    The group stores all of these values, and a checkpoint contains them.
 
     Attributes:
         prompt: index of the prompt.
@@ -183,9 +185,9 @@ class SampledStops(NamedTuple):
 
     Attributes:
         cancel: rollouts to stop.
-        kept: maps each other rollout of the choice to the probability with which it was kept, in (0, 1]. Use 1 if there
-            was no choice, and the product of the probabilities for a rollout that was already kept once. The group
-            stores it, and row rules read it as `group.kept` and `group.kept_G`.
+        kept: maps every other rollout that the rule considered to the probability with which it was kept, in (0, 1]. Use
+            1 for a rollout that was certain to be kept. If an earlier choice kept the rollout too, use the product of
+            both probabilities. The group stores the mapping; row rules read `group.kept` and `group.kept_G`.
     """
 
     cancel: Sequence[int]
@@ -203,8 +205,8 @@ class Traits:
         reads: the columns of a group's results that the rule uses, out of "rewards_G", "metrics_G", "tokens_G",
             "truncated_G" and "uncertainties_G"; for a prompt rule, the columns that it learns from. The conformance kit
             changes all other columns and expects the same decision. None: undeclared.
-        reads_rate: the rule reads the metric as a success rate. The core then refuses metrics outside [0, 1] with a
-            `MetricError`.
+        reads_rate: the rule reads the metric as a success rate. The core then raises a `MetricError` for metrics outside
+            [0, 1].
         reads_rows: a size rule, stop rule or judge that reads `view.rows`. The recipe's row rule must then declare its
             `rows`.
     """
@@ -220,7 +222,7 @@ class PromptTraits(Traits):
 
     Attributes:
         reads_features: the rule uses the table's features.
-        reads_kl: the rule needs `Updated.approx_kl`, the distance that the weights moved.
+        reads_kl: the rule needs `Updated.approx_kl`, the KL divergence of each update.
         predicts: the rule predicts a success rate for each prompt, from more than the prompt's last visit.
     """
 
@@ -235,8 +237,8 @@ class IntakeTraits(Traits):
 
     Attributes:
         looks_ahead: if the recipe allows staleness, the rule also opens groups for the batch after the current one.
-        until_stale: the rule opens groups no matter how many are waiting. Only staleness then bounds the number of
-            waiting groups: at most `max_staleness` rounds.
+        until_stale: the rule opens groups no matter how many are waiting. Then only the staleness limit bounds the number
+            of waiting groups, to `max_staleness` rounds.
     """
 
     looks_ahead: bool = False
@@ -277,8 +279,8 @@ class RowTraits(Traits):
     """What a row rule declares about itself. Size rules and stop rules read both numbers from the view.
 
     Attributes:
-        rows: rollouts of a group that the rule takes, at most; 1 or more. None: every scored rollout.
-        longest: how many of these it takes because they are the longest, at most.
+        rows: maximum number of rollouts of a group that the rule takes; 1 or more. None: every scored rollout.
+        longest: maximum number of these that it takes because they are the longest.
     """
 
     rows: int | None = None
@@ -299,7 +301,7 @@ class Rule(ABC):  # noqa: B024
         return Traits()
 
     def promises(self, *args: Any, **kwargs: Any) -> Mapping[str, bool]:
-        """Check a decision of this rule by another computation than the rule's own. The conformance kit calls it.
+        """Check a decision of this rule with a second, independent computation. The conformance kit calls it.
 
         Args:
             args: the decision, then the arguments of the call without the random generator. For a prompt rule: the
@@ -307,7 +309,7 @@ class Rule(ABC):  # noqa: B024
             kwargs: none. They are in the signature so that each rule may name its own arguments.
 
         Returns:
-            For each promise, in plain words, whether the decision keeps it.
+            Maps each promise, in plain words, to whether the decision keeps it.
         """
         return {}
 
@@ -333,13 +335,15 @@ class PromptRule(Rule):
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
     ) -> Sequence[int | Drawn]:
-        """Return at most k different prompts that are free. Fewer than k mean that this epoch has no more prompts."""
+        """Return at most k different prompts that are free. Fewer than k: this epoch has no more prompts."""
 
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:
         """Learn from a visit that has ended, by changing `memory`."""
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
-        """Return the memory for another data set. Arrays named `…N` follow their prompts; everything else starts anew.
+        """Return the memory for another data set. The entries of arrays named `…N` move with their
+        prompts; everything else is initialised again.
+
 
         Args:
             memory: the saved memory.
@@ -352,8 +356,8 @@ class PromptRule(Rule):
         return fresh
 
     def check(self, memory: Memory, table: PromptTable) -> None:
-        """Raise any exception if the rule cannot have written this saved memory. The shapes of its arrays are already
-        checked.
+        """Raise an exception if this rule cannot have written this saved memory. The shapes of the arrays were checked
+        before.
         """
 
     def figures(self, memory: Memory) -> Mapping[str, float]:
@@ -368,7 +372,7 @@ class OfferedPromptRule(PromptRule):
 
     @abstractmethod
     def offer(self, memory: Memory, prompts: Sequence[int]) -> None:
-        """Take the prompts that the loader hands over, in this order."""
+        """Store the prompts that the loader offers, in this order."""
 
     @abstractmethod
     def waiting(self, memory: Memory) -> int:
@@ -376,7 +380,7 @@ class OfferedPromptRule(PromptRule):
 
     @abstractmethod
     def ended(self, memory: Memory) -> bool:
-        """Return whether the loader said, by an empty offer, that it has no more prompts."""
+        """Return whether the loader has reported, by an empty offer, that it has no more prompts."""
 
 
 class IntakeRule(Rule):
@@ -471,7 +475,7 @@ class RowRule(Rule):
             view: the run.
 
         Returns:
-            One number for each group, or None if the trait `longest` holds for all.
+            One number for each group, or None if the trait `longest` applies to all.
         """
         return None
 

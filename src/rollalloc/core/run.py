@@ -28,23 +28,23 @@ class Run:
         reads_rate: whether a rule reads the metric as a success rate.
         patient_S: whether the judge of stage s is asked only when a group is complete.
         longest: the row rule's trait `longest`.
-        stops_from_S: number of scored rollouts of a group from which the stop rule of stage s is asked; infinite
-            without one.
-        drawn: prompts that were drawn, with their epochs, and that no budget had room for yet.
+        stops_from_S: smallest number of scored rollouts of a group at which the stop rule of stage s is asked; infinite
+            if there is no stop rule.
+        drawn: prompts, with their epochs, that were drawn but for which the budgets have had no room yet.
         kl_sum: sum of `Updated.approx_kl` so far.
         kept: trained rows that may be replayed, by rollout. Rows of the outstanding batch are added after its
             `Updated`.
-        replayed: number of rows that were trained on again.
-        cancel: rollouts to stop that were not handed out yet.
-        release: payloads that may be freed and were not handed out yet.
-        batch: the batch that was handed out and is not followed by `Updated` yet.
+        replayed: number of rows trained on again, summed over all batches.
+        cancel: rollouts to stop, not yet listed in any `Actions`.
+        release: rollouts whose payload may be freed, not yet listed in any `Actions`.
+        batch: the batch that was handed out and for which `Updated` has not arrived yet.
         finished: why the run is over, or None.
         accounts: number of rollouts that are over, by cause.
         teaching: whether recent rollouts still gave a learning signal.
         selection: compares the rows trained on with all rollouts sampled since the last update.
         barren: candidates dropped since a group last became ready.
         failing: groups that ended without a score because rollouts failed, since a rollout last had a score.
-        settled: nothing changed since the last decision, so it still holds.
+        settled: True if nothing changed since the last decision, so that it still holds.
     """
 
     def __init__(self, recipe: Recipe, table: PromptTable, seed: int) -> None:
@@ -80,7 +80,7 @@ class Run:
         self.changed()
 
     def changed(self, *, settled: bool = False) -> None:
-        """Something changed that rules can see or that a decision depends on: invalidate the caches.
+        """Invalidate the caches after a change that rules can see or that a decision depends on.
 
         Args:
             settled: whether the last decision still holds.
@@ -88,7 +88,7 @@ class Run:
         self._view, self.settled = None, settled
 
     def view(self) -> View:
-        """What rules may know about the run. Built again only after a change."""
+        """What rules may know about the run. It is rebuilt only after a change."""
         view = self._view
         if view is None:
             view = self._view = View(
@@ -121,7 +121,7 @@ class Run:
         return self.batch is not None and self.recipe.max_staleness == 0
 
     def idle(self) -> bool:
-        """Whether nothing is running, nothing is owed to the driver and nothing is expected from it."""
+        """Whether nothing is running, no action is left to hand out, and no event is expected from the driver."""
         return not (self.flight.owner or self.flight.stopped or self.budgets.owed or self.batch)
 
     def fresh(self, groups: Iterable[Group], updates: int = 0) -> list[Group]:
@@ -139,7 +139,7 @@ _id = attrgetter("id")
 
 
 def _least_scored(rule: StopRule, view: View) -> int:
-    """Number of scored rollouts of a group from which a stop rule is asked.
+    """Smallest number of scored rollouts of a group at which a stop rule is asked.
 
     Raises:
         ValueError: the rule does not answer with a whole number of 0 or more.

@@ -98,12 +98,12 @@ def load(
 
 
 def another(differences: Sequence[str]) -> str:
-    """What differs between two recipes, in words: "another budget" if only the budgets differ."""
+    """Describe the difference of two recipes: "another budget" if only the budgets differ."""
     return "another budget" if all(line.startswith("recipe.budget.") for line in differences) else "another recipe"
 
 
 def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
-    """Refuse a state of another schema, seed or recipe."""
+    """Raise an error if the state has another schema, seed or recipe."""
     if isinstance(state, Mapping) and state.get("schema", SCHEMA) != SCHEMA:  # pyright: ignore
         raise ValueError(
             f"expected schema {SCHEMA}, got {state['schema']!r}; resume with the version of rollalloc that saved it"
@@ -149,7 +149,7 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
 
 
 def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, rule: Any) -> None:
-    """Load the prompt rule's memory. It begins anew if another rule with another memory was accepted."""
+    """Load the prompt rule's memory. Another rule with other arrays starts with its initial memory."""
     memory, own = run.memory, run.recipe.prompts
     same = rule == run.recipe.description["prompts"]
     if source_N is not None:
@@ -165,7 +165,7 @@ def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None
     """Load groups, rollouts and the batch."""
     stages = len(
         state["recipe"]["stages"]
-    )  # groups in flight are of this recipe's stages; if only trailing rollouts are left, they may be of another recipe
+    )  # groups in flight belong to this recipe's stages; groups that only wait for cancelled rollouts need not
     groups: list[Group] = []
     for at, saved in enumerate(state["groups"]):
         with reading(f"groups[{at}]"):
@@ -242,7 +242,7 @@ def _check_group(run: Run, group: Group, stages: int, phases: frozenset[Phase]) 
 
 
 def _check_sums(run: Run) -> None:
-    """Check law 8 on what was loaded: each paid rollout is over or in flight, and none occurs twice."""
+    """Check law 8 on what was loaded: each rollout paid for is over or in flight, and none occurs twice."""
     flight = run.flight
     rollouts = [done.rollout for group in flight.groups.values() for done in group.done]
     rollouts += [rollout for group in flight.groups.values() for rollout in group.running]

@@ -1,4 +1,4 @@
-"""Random generators keyed by their purpose, so that no draw depends on what was drawn before."""
+"""Random generators keyed by their purpose, so that no draw depends on earlier draws."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
 
 
 class _WhenUsed:
-    """Stands for a generator, which is built at the first draw."""
+    """A placeholder that builds the generator at the first draw."""
 
     def __init__(self, seed: int, purpose: str, ids: tuple[int, ...]) -> None:
         self._key = (seed, purpose, *ids)

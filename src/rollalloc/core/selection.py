@@ -1,6 +1,6 @@
 """Compare the rows trained on with all rollouts sampled: mean length and mean expected difficulty.
 
-The difference shows whether a filter, a stop, an abort or staleness leaves out long or hard rollouts.
+The difference shows whether a filter, a stop rule, aborts or the staleness limit leave out long or hard rollouts.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Selection:
         self._sampled, self._trained = _Sums(), _Sums()
 
     def end(self, group: Group) -> None:
-        """A group is over. Stopped rollouts count with the tokens that they had."""
+        """Add a group that is over. A stopped rollout counts with the tokens that it had generated."""
         self._sampled.add(group.lengths, expected_difficulty(group))
 
     def end_late(self, group: Group, tokens: int) -> None:
-        """A stopped rollout ended after its group was over. It counts only if it had begun."""
+        """Add a stopped rollout that ended after its group. It counts only if it had generated tokens."""
         if tokens:
             self._sampled.add([tokens], expected_difficulty(group))
 
     def train(self, group: Group, lengths: Sequence[int]) -> None:
-        """Rows of a group go into the batch."""
+        """Add the rows of a group that go into the batch."""
         self._trained.add(lengths, expected_difficulty(group))
 
     def figures(self) -> dict[str, float | None]:
@@ -85,7 +85,7 @@ class Selection:
 
 
 def expected_difficulty(group: Group) -> float | None:
-    """1 - the predicted pass rate, or without a prediction 1 - the group's own mean metric; None without either."""
+    """1 - the predicted pass rate; without a prediction, 1 - the group's mean metric; None if both are unknown."""
     if group.predicted is not None:
         return 1 - group.predicted
     done = group.done

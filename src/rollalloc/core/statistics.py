@@ -30,7 +30,7 @@ class Record:
         version: version of the weights at its last visit, -1 before the first.
         fate: how its last visit ended, such as "trained" or "out_of_band/solved"; "new" before the first.
         length_mean: running mean of the lengths of its rollouts, in tokens. A stopped rollout counts with the tokens
-            it had. NaN before the first visit with two rollouts.
+            it had generated. NaN before the first visit with two rollouts.
         length_std: running standard deviation of the lengths within a visit, in tokens; NaN as above.
         failures: visits in a row without any score because rollouts failed, counted up to 255.
         recent_attempts: like `attempts`, but each one counts half after `HALF_LIFE` later attempts on the prompt, a
@@ -52,7 +52,7 @@ class Record:
 
 
 def aged(counted: float, newer: int) -> float:
-    """A recent count after `newer` more attempts on the prompt: counted · 2^(-newer / HALF_LIFE)."""
+    """The value of a recent count after `newer` more attempts on the prompt: counted · 2^(-newer / HALF_LIFE)."""
     return counted * 0.5 ** (newer / HALF_LIFE)
 
 
@@ -176,7 +176,7 @@ class PromptStatistics:
         }
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
-        """Take over saved statistics.
+        """Restore saved statistics.
 
         Args:
             state: the result of `state_dict`.
@@ -184,7 +184,7 @@ class PromptStatistics:
                 the same.
 
         Raises:
-            ValueError: keys, arrays or fates are not those of statistics. The message names them.
+            ValueError: keys, arrays or fates are not those of prompt statistics. The message names them.
         """
         exact_keys(state, ("fates", "recent_2N", *self._ARRAYS), "statistics")
         self.fates = [str(fate) for fate in state["fates"]]
@@ -199,6 +199,6 @@ class PromptStatistics:
 
 
 def _deviation(lengths: Sequence[int]) -> float:
-    """Population standard deviation. It sums integers: NumPy would cost more than the rest of closing a visit."""
+    """Population standard deviation. Plain sums of integers are faster here than NumPy."""
     count, total = len(lengths), sum(lengths)
     return sqrt(count * sum(map(mul, lengths, lengths)) - total * total) / count

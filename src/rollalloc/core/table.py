@@ -38,7 +38,7 @@ class PromptTable:
 
     Args:
         keys: one key for each prompt, unique, compared as text. Keys stay valid if the data set is reordered. An int
-            stands for that many prompts that are known only by their index.
+            means that many prompts, known only by their index.
         source_N: source of each prompt, an integer in [0, number of sources), to mix sources by weight. Default: one
             source.
         prior_N: prior success rate of each prompt, before its first rollout, in [0, 1]; NaN if unknown.

@@ -19,13 +19,13 @@ FIRST = 64  # if all outcomes since the start are the same, warn after this many
 OUTCOMES = ("all_wrong", "all_right", "all_alike", "mixed", "wrong", "right", "between")
 _SILENT = OUTCOMES[:3]  # outcomes of groups whose rewards were equal
 _ALONE = OUTCOMES[4:]  # outcomes of rollouts that were not compared within a group
-_AGAIN = 16 * WINDOW  # repeat a warning after this many rollouts although nothing got worse
+_AGAIN = 16 * WINDOW  # repeat a warning after this many rollouts even if nothing got worse
 _reward, _metric = map(attrgetter, ("reward", "metric"))
 _ROUNDING = 1e-6  # tolerance for means of float32 scores near 0 or 1
 
 
 class Limits(NamedTuple):
-    """Shares for a warning: warn from `begin` on, it is over below `end`, and warn again if it grew by `worse`."""
+    """Thresholds for a share: warn at `begin` or above, warn again after a rise by `worse`, start over below `end`."""
 
     begin: float
     end: float
@@ -36,15 +36,15 @@ _OF_GROUPS, _OF_ALONE = Limits(0.5, 0.4, 0.15), Limits(0.95, 0.9, 0.03)
 
 
 def are_alone(shares: Mapping[str, float]) -> bool:
-    """Whether most rollouts were compared with an expectation, and not with others of their group."""
+    """Whether most rollouts were compared with an expected reward instead of with other rollouts of their group."""
     return sum(shares.get(name, 0) for name in _ALONE) > 0.5
 
 
 def silent(shares: Mapping[str, float]) -> tuple[float, Limits]:
-    """The share of rollouts without a learning signal, and the limits for it.
+    """The share of rollouts without a learning signal, and its thresholds.
 
-    It is the share of rollouts in groups with equal rewards. If most rollouts are alone, it is the share of the more
-    frequent outcome, right or wrong.
+    It is the share of rollouts in groups with equal rewards. If most rollouts are the only one of their group, it is
+    the share of the more frequent outcome, right or wrong.
     """
     if are_alone(shares):
         return max(shares.get("right", 0), shares.get("wrong", 0)), _OF_ALONE
@@ -64,7 +64,8 @@ def never_differed(shares: Mapping[str, float]) -> str | None:
 def outcomes(group: Group, fate: str) -> Mapping[str, int]:
     """Number of a group's scored rollouts by outcome.
 
-    `fate` is "trained" if one of them had a nonzero advantage, and `ALIKE` if a judge took differences for none.
+    `fate` is "trained" if one of them had a nonzero advantage, and `ALIKE` if a judge dropped the
+    group because its metrics differ too little.
     """
     done = group.done
     if len(done) == 1:  # fast path for one rollout per prompt
@@ -93,7 +94,7 @@ class Teaching:
         self.speaks = False
         self._now = Counter[str]()  # outcomes since the last batch
         self._before = deque[Counter[str]]()  # one counter for each earlier batch
-        self._said: float | None = None  # the share at the last warning; None if there is none or it is over
+        self._said: float | None = None  # share at the last warning; None if the share was below `end` since then
         self._since = 0  # rollouts since the last warning
 
     def add(self, ended: Mapping[str, int]) -> None:
@@ -118,10 +119,10 @@ class Teaching:
         return shares if count >= WINDOW or (count >= FIRST and never_differed(shares)) else {}
 
     def look(self) -> None:
-        """A batch was made: move the window on, and set `speaks`.
+        """Move the window forward after a batch, and set `speaks`.
 
-        It is set when the share crosses its limit, and later only if the share got clearly worse or after a long
-        time.
+        It is set when the share reaches `Limits.begin`, and later only if the share rose by `Limits.worse` or after
+        `_AGAIN` rollouts.
         """
         self._since += self._now.total()
         self._before.append(self._now)
