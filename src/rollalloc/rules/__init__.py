@@ -1,1 +1,1 @@
-"""Rules that several recipes share: frozen values, one slot of a recipe in each file."""
+"""Rules that several recipes share. Each rule is a frozen value; each file holds the rules of one slot."""

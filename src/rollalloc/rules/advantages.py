@@ -1,9 +1,9 @@
 """Advantages: how much better or worse each trained rollout did than its baseline.
 
-The kernels are plain functions of rewards. `OverGroup` and `OverChosen` turn a kernel into a rule: it is applied to
-the whole group before the choice of rows, or to the chosen rows alone. Kernels subtract the first reward before
-anything else, so that equal rewards give advantages of exactly 0. The kernel `grpo` leaves the kind of standard
-deviation to the framework that trains (see `settled`); `GRPO` states it.
+The kernels are plain functions of rewards. `OverGroup` and `OverChosen` turn a kernel into a rule: the first applies it
+to the whole group before rows are chosen, the second to the chosen rows alone. Kernels subtract the first reward before
+anything else, so that equal rewards give advantages of exactly 0. The kernel `grpo` does not fix the kind of standard
+deviation: the framework that trains decides it (see `settled`). The kernel `GRPO` fixes it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _K = TypeVar("_K", bound=Callable[..., NDArray[np.float64]])
 
 @runtime_checkable
 class _Promising(Protocol):
-    """A kernel that promises more than every kernel does (see `_OfKernel`)."""
+    """A kernel with promises of its own, beyond those of every kernel (see `_OfKernel`)."""
 
     def promises(self, rewards_G: NDArray[np.float64], advantages_G: NDArray[np.float64], /) -> dict[str, bool]:
-        """For a whole group: each promise in plain words, and whether it is kept."""
+        """Map each promise about a whole group, in plain words, to whether it is kept."""
         ...
 
 
@@ -82,7 +82,7 @@ def grpo(rewards_G: ArrayLike, *, eps: float = 1e-6, ddof: int = 0) -> NDArray[n
 
     Args:
         rewards_G: shape (G,), finite.
-        eps: avoids a division by a very small std; above 0.
+        eps: avoids division by a very small std; above 0.
         ddof: 0 for the population's std, 1 for the sample's.
 
     Returns:
@@ -102,7 +102,7 @@ def grpo(rewards_G: ArrayLike, *, eps: float = 1e-6, ddof: int = 0) -> NDArray[n
 
 @promising(_centred)
 def dr_grpo(rewards_G: ArrayLike) -> NDArray[np.float64]:
-    """Dr. GRPO's advantage: A_i = r_i - mean. GRPO's division by std would favour groups with little variance.
+    """Dr. GRPO's advantage: A_i = r_i - mean. GRPO's division by std favours groups with little variance.
 
     Liu et al., Dr. GRPO, arXiv 2503.20783.
 
@@ -162,7 +162,7 @@ Deviation = Literal["population", "sample"]
 
 @dataclass(frozen=True, slots=True)
 class GRPO:
-    """The kernel `grpo` with a stated standard deviation, whatever framework trains: A_i = (r_i - mean) / (std + eps).
+    """The kernel `grpo` with a fixed kind of standard deviation, in every framework: A_i = (r_i - mean) / (std + eps).
 
     Attributes:
         ddof: 0 for the population's std, 1 for the sample's. For rewards (1, 0, 0, 0) the first advantage is 1.732
@@ -190,7 +190,7 @@ class GRPO:
 
 
 def kernel_of(deviation: Deviation | None) -> Kernel:
-    """The kernel for a recipe's parameter `deviation`. None: plain `grpo`, whose deviation the training framework sets.
+    """The kernel for a recipe's parameter `deviation`. None: plain `grpo`, whose deviation the framework chooses.
 
     Raises:
         ValueError: the name is unknown.
@@ -215,7 +215,7 @@ class _OfKernel(AdvantageRule):
     def kept(
         self, rewards_G: NDArray[np.float64], made_M: NDArray[np.float64], of_M: NDArray[np.float64]
     ) -> dict[str, bool]:
-        """Check the promises of every group-relative kernel, and those of this one.
+        """Check the promises that hold for every group-relative kernel, and those of this kernel.
 
         Args:
             rewards_G: the rewards from which the statistics are computed.
@@ -345,8 +345,8 @@ def variance_ratio(over_R: NDArray[np.float64], uncertainty_R: NDArray[np.float6
 
         neg = min(1, mean of u over rows with A > 0  /  mean of u over rows with A < 0)        u: `Done.uncertainty`
 
-    Successes and failures estimate the same gradient, because p · E[∇ log π | right] = -(1 - p) · E[∇ log π | wrong]
-    = ∇p. Two estimates of one quantity are best weighted by the inverse of their variances. With a baseline of p,
+    Successes and failures estimate the same gradient, because p · E[∇ log π | right] = -(1 - p) · E[∇ log π | wrong] =
+    ∇p. Two estimates of the same quantity are best weighted by the inverses of their variances. With a baseline of p,
     the ratio of these weights is the ratio of E|∇ log π|² of successes to that of failures, and u is proportional to
     |∇ log π|².
 
@@ -359,7 +359,7 @@ def variance_ratio(over_R: NDArray[np.float64], uncertainty_R: NDArray[np.float6
         uncertainty_R: `Done.uncertainty` of each row, shape (R,); NaN if unknown.
 
     Returns:
-        In [0, 1]; `USUAL_NEG` if no row with A > 0, or no row with A < 0, has a known uncertainty.
+        A weight in [0, 1]; `USUAL_NEG` if no row with A > 0, or no row with A < 0, has a known uncertainty.
     """
     known_R = ~np.isnan(uncertainty_R)
     right_R, wrong_R = (over_R > _ROUNDING) & known_R, (over_R < -_ROUNDING) & known_R
@@ -377,9 +377,8 @@ class BatchMean(BatchRule):
         A_i ← A_i - mean of A_j over j ≠ i         otherwise, over all other rows of the batch
 
     With `Rewards` and no expectations this is REINFORCE with a leave-one-out baseline over the whole batch, which is
-    unbiased. The advantage of a single row is 0. For binary rewards and b = p̂, the expected update is ∇p · (1 - p̂
-    + neg · p̂). So neg changes how much each prompt counts, and the variance, but not the direction of a prompt's
-    update.
+    unbiased. The advantage of a single row is 0. For binary rewards and b = p̂, the expected update is ∇p · (1 - p̂ +
+    neg · p̂). So neg changes the weight of each prompt and the variance, but not the direction of a prompt's update.
 
     Attributes:
         neg: weight of negative advantages, 0 or more. None: `variance_ratio` of each batch.
@@ -488,11 +487,10 @@ def _split_as(like: Batchwise, made_R: NDArray[np.float64]) -> Batchwise:
 
 
 def settled(rule: Any, kernel: GRPO) -> Any:
-    """Return an advantage rule whose standard deviation is the training framework's, if the rule leaves it open.
+    """Return the rule with the training framework's standard deviation, if the rule does not fix one itself.
 
     Args:
-        rule: any advantage rule. A rule with plain `grpo` leaves it open; without this call it uses the
-            population's.
+        rule: any advantage rule. A rule with plain `grpo` does not fix it; without this call it uses the population's.
         kernel: the framework's kernel.
     """
     return replace(rule, kernel=kernel) if isinstance(rule, _OfKernel) and rule.kernel is grpo else rule

@@ -1,4 +1,4 @@
-"""Intake rules: how many groups to open now. They bound the number of groups that are held and running."""
+"""Intake rules: how many groups to open now. They limit the number of groups that wait or run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Fill(IntakeRule):
 
 @dataclass(frozen=True, slots=True)
 class KeepInFlight(IntakeRule):
-    """Keep `groups` groups running in the first stage, as long as those in later stages do not fill the batch.
+    """Keep `groups` groups running in the first stage, unless the groups in later stages already fill the batch.
 
     Opens groups - running[0] if (held + running in later stages) < need + extra. `extra` is one batch if the rule
     looks ahead, otherwise 0. At most need + extra + groups groups are held at any time.
@@ -73,10 +73,10 @@ class KeepInFlight(IntakeRule):
 
 @dataclass(frozen=True, slots=True)
 class Ahead(IntakeRule):
-    """Open what another rule would open if a batch had `groups` more groups. Only if the recipe allows staleness.
+    """Open as many groups as another rule would open if a batch had `groups` more groups.
 
-    For trainers that take a batch while rollouts are running. With `Fill`, a batch then consists of the first groups
-    that end, and the others belong to the next batch.
+    Without staleness, this is the other rule unchanged. For trainers that take a batch while rollouts are running: with
+    `Fill`, a batch then consists of the groups that end first, and the others belong to the next batch.
 
     Attributes:
         of: the other rule.
@@ -103,7 +103,7 @@ class Ahead(IntakeRule):
         """The view that the other rule gets."""
         if not view.max_staleness:
             return view
-        # Count the groups that are ready beyond this batch. If the trainer is slow, no more are opened to grow stale.
+        # Count the groups that are ready beyond this batch: if the trainer is slow, more groups would only become stale.
         return view._replace(need=max(0, view.groups + self.groups - view.held_S[-1]))
 
     def promises(self, opened: int, view: View, memory: Memory) -> Mapping[str, bool]:

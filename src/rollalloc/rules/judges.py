@@ -1,4 +1,4 @@
-"""Judges: what happens to a group when its results are in."""
+"""Judges: what happens to a group when its results have arrived."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def mixed(group: GroupView, min_spread: float = 0.0) -> bool:
 
 
 def refuse_spread(min_spread: float) -> None:
-    """Raise a ValueError unless this is a least spread: 0 or more, and finite."""
+    """Raise a ValueError unless `min_spread` is a finite number of 0 or more."""
     if not 0 <= min_spread < inf:
         raise ValueError(f"min_spread must be a difference of metrics, 0 or more and finite; got {min_spread!r}")
 
@@ -54,11 +54,11 @@ class NonzeroVariance(JudgeRule):
         kept if  max m_i - min m_i ≥ min_spread,  and above 0        m_i: the group's metrics
 
     Attributes:
-        act: what keeping means: TRAIN in the last stage, NEXT in an earlier one.
-        early: keep a group as soon as two metrics differ, although rollouts are still to come.
+        act: the verdict for a group that is kept: TRAIN in the last stage, NEXT in an earlier one.
+        early: keep a group as soon as two metrics differ, without waiting for its other rollouts.
         until: when the prompt may be drawn again.
-        min_spread: for graded metrics, which are rarely equal: metrics that differ by less than this count as equal. 0
-            or more. 0 drops only groups whose metrics are equal.
+        min_spread: metrics that differ by less than this count as equal; 0 or more. For graded metrics, which are
+            rarely equal. 0 drops only groups whose metrics are equal.
 
     Raises:
         ValueError: `min_spread` is negative or not finite.

@@ -71,13 +71,13 @@ class RandomOrder(PromoteRule):
 class TopVariance(PromoteRule):
     """Groups whose metrics have the highest variance first; among equals, those drawn last.
 
-    This differs from Pilot-Commit's published order in two ways. Groups that would be too old after the next update
-    go first; otherwise they would wait until their paid rollouts expire. And the rule waits while groups are running
-    in its stage, because the highest variance is known only when all have ended. The wait ends, because intake rules
-    open no groups while enough are held.
+    This differs from Pilot-Commit's published order in two ways. Groups that would be too old after the next update go
+    first; otherwise they could wait until the rollouts paid for them are too old to train on. And the rule waits while
+    groups are running in its stage, because the highest variance is known only when all have ended. This wait ends,
+    because intake rules open no new groups while enough are waiting.
 
     Attributes:
-        always: True: use the rule also if rollouts stream, and accept the wait. None: `Oldest` replaces it there.
+        always: True: use the rule even if rollouts stream, and accept the wait. None: `Oldest` replaces it if they do.
     """
 
     always: bool | None = None
@@ -93,7 +93,7 @@ class TopVariance(PromoteRule):
 
     def _rank(self, group: GroupView, view: View) -> tuple[bool, float, int]:
         lasts = view.version - group.first_version < view.max_staleness
-        # With staleness 0 this is the last chance of every group, so none has priority.
+        # With staleness 0, every group would be too old after the next update, so none has priority.
         variance = round(float(np.var(group.metrics_G)), 12)
         return (lasts if view.max_staleness else True, -variance, -group.group)
 

@@ -1,4 +1,4 @@
-"""Prompt rules: which prompts are drawn next, before any of their rollouts."""
+"""Prompt rules: which prompts are drawn next, before any rollout of them exists."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Shuffled(PromptRule):
     """Draw each prompt once an epoch, in random order; several sources are mixed by weight.
 
     Attributes:
-        weights: share of the draws for each source of the table, by its index. A source that is used up before the
-            others starts over with the next epoch, while the others continue. None: one random order over all
+        weights: share of the draws for each source of the table, by its index. If a source has no more prompts, the
+            next epoch begins: this source starts over, while the others continue. None: one random order over all
             prompts.
 
     Raises:
-        ValueError: a weight is not above 0, or their number is not the number of sources.
+        ValueError: a weight is not above 0, or the number of weights is not the number of sources.
     """
 
     weights: tuple[float, ...] | None = None
@@ -86,10 +86,10 @@ class Shuffled(PromptRule):
         self, memory: Memory, source: int, count: int, free_N: NDArray[np.bool_], picked: list[int],
         rng: np.random.Generator,
     ) -> int:  # fmt: skip
-        """Append the next `count` free prompts of one source to `picked`. Returns how many there were.
+        """Append the next free prompts of one source, at most `count`, to `picked`. Returns how many were appended.
 
-        First come prompts whose turn is still to come in this pass. Then, in a new order, come prompts that became
-        free after their turn.
+        Prompts whose turn is still to come in this pass are appended first. Prompts that became free after their turn
+        follow, in a new order.
         """
         before = len(picked)
         order, end = memory["order"], int(memory["ends"][source])
@@ -117,13 +117,13 @@ class Shuffled(PromptRule):
 
 
 def _free(block: NDArray[np.int32], free_N: NDArray[np.bool_], picked: list[int]) -> NDArray[np.bool_]:
-    """The prompts of a block that may be drawn. Prompts picked earlier in this call are still free in `free_N`."""
+    """The prompts of a block that may be drawn. `free_N` still counts those picked earlier in this call as free."""
     return free_N[block] & ~np.isin(block, picked) if picked else free_N[block]
 
 
 @dataclass(frozen=True, slots=True)
 class InOrder(PromptRule):
-    """Draw each prompt once an epoch, in the order of the data set: a curriculum laid out by the user."""
+    """Draw each prompt once an epoch, in the order of the data set, such as a curriculum made by the user."""
 
     def init(self, table: PromptTable) -> Memory:
         return {"next": 0}
@@ -133,14 +133,14 @@ class InOrder(PromptRule):
     ) -> Sequence[int]:
         begin, end = memory["next"], free_N.size
         picked = self._free(free_N, begin, end, k)
-        if len(picked) < k:  # prompts that became free after their turn
+        if len(picked) < k:  # look for prompts that became free after their turn
             picked += self._free(free_N, 0, begin, k - len(picked))
         memory["next"] = picked[-1] + 1 if len(picked) == k else 0
         return picked
 
     @staticmethod
     def _free(free_N: NDArray[np.bool_], begin: int, end: int, count: int) -> list[int]:
-        """The first `count` free prompts from `begin` on. It searches in blocks of growing size."""
+        """The first `count` free prompts from `begin` on. They are searched for in blocks of growing size."""
         found: list[int] = []
         block = 4 * count + 64
         while len(found) < count and begin < end:
@@ -204,7 +204,7 @@ def some_free(free_N: NDArray[np.bool_], count: int, rng: np.random.Generator) -
 
 
 def prior_rate(table: PromptTable, prompt: int) -> float:
-    """The prior rate of one prompt, see `prior_rates`."""
+    """The prior success rate of one prompt, see `prior_rates`."""
     prior = float("nan") if table.prior_N is None else float(np.asarray(table.prior_N)[prompt])
     return 0.5 if isnan(prior) else prior
 
@@ -230,14 +230,15 @@ def prior_counts(table: PromptTable, weight: float) -> tuple[NDArray[np.float64]
 
 
 def rises(picked: Sequence[Drawn], score_K: Sequence[float]) -> bool:
-    """Whether, among prompts drawn together, a higher score never has a smaller sampling_ratio."""
+    """Whether no prompt has a smaller `sampling_ratio` than a prompt with a lower score that was drawn with it."""
     chance_K = np.array([each.sampling_ratio or 0.0 for each in picked])[np.argsort(score_K, kind="stable")]
     return bool((np.diff(chance_K) >= -1e-6).all() and (chance_K > 0).all())
 
 
 def without_replacement(chance_K: NDArray[np.float64], k: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw at most k different indices, each in proportion to its chance among those left, by Gumbel's trick. In draw
-    order.
+    """Draw at most k different indices, each in proportion to its chance among those left, by Gumbel's trick.
+
+    Returns them in the order in which they were drawn.
     """
     key_K = np.log(chance_K) + rng.gumbel(size=chance_K.size)
     return np.argsort(-key_K, kind="stable")[:k]

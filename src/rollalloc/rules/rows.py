@@ -18,10 +18,10 @@ Chosen = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 def max_variance_subset(rewards_G: ArrayLike, m: int) -> NDArray[np.int64]:
-    """The m rewards with the largest variance. For some i, these are the i highest and the m - i lowest.
+    """The m rewards with the largest variance. For some i, these are the i highest and the m - i lowest rewards.
 
-    The variance of every such subset follows from prefix sums of r and r², so the cost is that of sorting, O(G log
-    G). PODS, Xu et al., arXiv 2504.13818.
+    The variance of every such subset follows from prefix sums of r and r². Sorting dominates the cost, O(G log G).
+    PODS, Xu et al., arXiv 2504.13818.
 
     Args:
         rewards_G: shape (G,), finite.
@@ -39,8 +39,8 @@ def max_variance_subset(rewards_G: ArrayLike, m: int) -> NDArray[np.int64]:
         raise ValueError(f"m must be at most the number of rewards, {reward_G.size}, got {m}")
     order_G = np.argsort(reward_G, kind="stable")
     sorted_G = reward_G[order_G]
-    # Centre on the middle of the range and divide by its width. Otherwise r² could hide the differences or overflow.
-    # This is exact for binary rewards.
+    # Centre on the middle of the range and divide by its width. Otherwise squares of large rewards could
+    # overflow, or lose the differences. This is exact for binary rewards.
     sorted_G = sorted_G - (sorted_G[0] / 2 + sorted_G[-1] / 2)
     sorted_G = sorted_G / (np.abs(sorted_G).max() or 1.0)
     lowest, highest = sorted_G[:m][::-1], sorted_G[sorted_G.size - m :][::-1]
@@ -50,7 +50,7 @@ def max_variance_subset(rewards_G: ArrayLike, m: int) -> NDArray[np.int64]:
 
 
 def _sums(lowest_M: NDArray[np.float64], highest_M: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The sum of the i highest and the m - i lowest for i = 0 ... m. Both arguments are in descending order."""
+    """For each i from 0 to m, the sum of the i highest and the m - i lowest values. Both arguments are descending."""
     of_lowest = np.concatenate([np.cumsum(lowest_M[::-1])[::-1], [0.0]])
     of_highest = np.concatenate([[0.0], np.cumsum(highest_M)])
     return of_lowest + of_highest
@@ -88,7 +88,7 @@ class Everything(RowRule):
 
 @dataclass(frozen=True, slots=True)
 class _Some(RowRule):
-    """Base class of the rules that take m rollouts. They take all if failures left m or fewer."""
+    """Base class of the rules that take m rollouts. They take all rollouts if only m or fewer have a score."""
 
     m: int
 
@@ -116,7 +116,7 @@ class _Some(RowRule):
         } | (self.best(kept_M, left_L) if left_L.size else {})
 
     def best(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
-        """The promises about the chosen rewards and those left out, if some are left out."""
+        """The promises about the chosen rewards and those left out; not called if none is left out."""
         return {}
 
 
@@ -180,10 +180,10 @@ class Percentile(_Some):
 
 @dataclass(frozen=True, slots=True)
 class Balanced(_Some):
-    """m rows, half of them successes and half failures, those ordered first. If one kind is short, take more of the
-    other.
+    """m rollouts, half of them successes and half failures, in the order of their ids. If one kind has too few, take
+    more of the other.
 
-    If m is odd, there is one more failure than successes. Reinforce-Ada, arXiv 2510.04996.
+    If m is odd, one more failure than successes is taken. Reinforce-Ada, arXiv 2510.04996.
 
     Attributes:
         above: a metric above this is a success.
@@ -192,7 +192,7 @@ class Balanced(_Some):
     above: float = SUCCESS_ABOVE
 
     def __post_init__(self) -> None:
-        # Not by `super()`: a dataclass with slots is a new class, which `super()` does not know.
+        # `super()` does not work here, because a dataclass with slots is a new class.
         at_least("m", self.m, 1)
         if not 0 <= self.above < 1:
             raise ValueError(f"above must be in [0, 1), got {self.above!r}")
