@@ -1,6 +1,6 @@
-"""Each method as a function that returns a `Recipe`. One file has one method, and the rules that only it uses.
+"""Each method is a function that returns a `Recipe`. Each file has one method and the rules that only it uses.
 
-`mix` composes two methods. `streamed` adapts a recipe to an engine that trains while rollouts are running.
+`mix` composes two methods. `streamed` adapts a recipe to training that goes on while rollouts are running.
 
 A recipe function fills every field of the recipe; change one with `dataclasses.replace`. No field copies another
 one, so `replace(pilot_commit(...), max_staleness=0)` equals `pilot_commit(..., max_staleness=0)`. Every function

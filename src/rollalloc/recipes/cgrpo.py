@@ -1,11 +1,11 @@
 """C-GRPO: generate more rollouts, stage by stage, until a success comes as early as a conformal bound expects.
 
-For runs in which hard prompts need many rollouts and easy ones few. Source: Fayyazi,
+For runs in which hard prompts need many rollouts and easy prompts need few. Source: Fayyazi,
 https://openreview.net/forum?id=TrdqzzvFCs, and the package trl-cgrpo 0.2.0.
 
 How this differs from the package: only its score "first_success" is here; thresholds are calibrated on the last 200
-visits of training prompts, which costs no rollouts, and not on held-out prompts. These visits are not exchangeable
-with the next one, so no coverage is claimed. See PAPERS.md.
+visits of training prompts instead of on held-out prompts, which costs no rollouts. These visits are not exchangeable
+with the next one, so the method does not claim the coverage of conformal prediction. See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def cgrpo(
 
     1. Generate `sizes_S[0]` rollouts of each prompt.
     2. If the prompt has a success that is early enough, by the inequality, stop. Otherwise go on to the next size.
-    3. Train on all rollouts of the prompt as GRPO does, also after the last size without a success.
+    3. Train on all rollouts of the prompt as GRPO does, even if there is no success after the last size.
 
     Args:
         groups: prompts in a batch, at least 1.
         sizes_S: total rollouts of a prompt after each stage, increasing; at least two stages.
         delta: share of prompts whose first success may come later than the bound, in (0, 1). None: the share of
             visits without a success, plus 0.05.
-        visits: the last visits that calibrate the bound (n), at most; at least 1.
+        visits: maximum number of last visits that calibrate the bound (n); at least 1.
         deviation: as for `grpo`.
     """
     more = increments(sizes_S)
@@ -88,7 +88,7 @@ def first_success(metrics_G: NDArray[np.float64]) -> int:
 
 
 def conformal_place(places: Sequence[int], delta: float | None) -> float:
-    """The place up to which the first success comes, except for a share `delta` of visits like these.
+    """The place by which the first success has come, except in a share `delta` of visits like these.
 
     Split conformal prediction: of n visits, the ⌈(n + 1)(1 - delta)⌉-th smallest place (at most the n-th), where a
     visit without a success has an infinite place. C-GRPO has one threshold on place / k for each k; this place gives
@@ -112,16 +112,16 @@ def conformal_place(places: Sequence[int], delta: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Resolved(JudgeRule):
-    """Train on a complete group whose first success is as early as expected; until then it goes on.
+    """Train on a complete group whose first success is as early as expected; otherwise continue with the next stage.
 
         j ≤ q,  j: place of its first success,  q: `conformal_place` of the last visits
 
-    The prompt rule `FirstSuccesses` keeps these visits; with another prompt rule any success is enough. This is
-    C-GRPO's stop under its score "first_success"; see PAPERS.md.
+    The prompt rule `FirstSuccesses` keeps these visits; with another prompt rule any success is enough. This is the
+    stopping rule of C-GRPO with the score "first_success"; see PAPERS.md.
 
     Attributes:
-        delta: share of prompts whose first success may come later, in (0, 1). None: from the share without a
-            success.
+        delta: share of prompts whose first success may come later, in (0, 1). None: the share of visits without a
+            success, plus 0.05.
 
     Raises:
         ValueError: delta is outside (0, 1).
@@ -144,7 +144,7 @@ class Resolved(JudgeRule):
         return Verdict(Act.TRAIN if 0 < place <= expected else Act.NEXT)
 
     def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
-        """Checked by the scores j / k: 1 for visits without a success among their first k rollouts."""
+        """Check with the scores j / k, which are 1 for visits without a success among their first k rollouts."""
         places, k = view.memory.get("places", []), max(1, group.scored)
         scores = sorted([place / k if 0 < place <= k else 1.0 for place in places])
         delta = self.delta
@@ -165,8 +165,8 @@ class Resolved(JudgeRule):
 class FirstSuccesses(PromptRule):
     """Draw every prompt once an epoch, in random order, and remember the place of the first success in the last visits.
 
-    `Resolved` is calibrated by these places. A visit that was stopped after its first success counts fully, because
-    the place of the first success is known.
+    These places calibrate `Resolved`. A visit that was stopped after its first success counts like any other, because
+    the place of its first success is known.
 
     Attributes:
         visits: number of visits to remember, at least 1.
@@ -199,11 +199,11 @@ class FirstSuccesses(PromptRule):
             memory["places"] = [*memory["places"], first_success(group.metrics_G)][-self.visits :]
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
-        """Return the memory for another data set: a new order, and the same visits."""
+        """Return the memory for another data set: a new order of the prompts, and the same visits."""
         return self.init(table) | {"places": memory["places"]}
 
     def check(self, memory: Memory, table: PromptTable) -> None:
-        """Refuse a saved memory that this rule cannot have written."""
+        """Raise an error if this rule cannot have written the saved memory."""
         naturals(memory["places"], "places")
 
     def promises(

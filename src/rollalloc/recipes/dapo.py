@@ -1,11 +1,11 @@
 """DAPO's dynamic sampling, arXiv 2503.14476: generate until enough groups have rewards that differ.
 
-For runs in which many groups are all right or all wrong: every batch is full of groups that give a learning signal, at
-the price of the rollouts that are thrown away.
+For runs in which many groups are all right or all wrong: every group of a batch gives a learning signal, at the price
+of the rollouts that are thrown away.
 
 Only the choice of groups is here. The paper's asymmetric clipping and its average over tokens are settings of the
-trainer. Unlike the paper, surplus groups may be carried into the next batch, and a batch that runs out of candidates is
-short and says why.
+trainer. Unlike in the paper, surplus groups may be carried into the next batch, and a batch that runs out of candidates
+is trained on with fewer groups and states the reason.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ def dapo(
 
     1. Keep `gen_groups` prompts in generation, with n rollouts each.
     2. When all rollouts of a group have ended, keep the group if its metrics differ, and drop it otherwise.
-    3. When `groups` groups are kept, train on them with GRPO's advantages. `surplus` says what happens to more.
+    3. When `groups` groups are kept, train on them with GRPO's advantages. `surplus` decides what happens to further
+       groups.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
-        gen_groups: prompts that are generated at a time, at least 1. None: three times `groups`.
+        gen_groups: number of prompts in generation at a time, at least 1. None: three times `groups`.
         surplus: what happens to groups that are kept beyond the batch: "discard" them, as published, or "carry" them
             into the next batch.
-        max_candidates: prompts that are tried for one batch, at most; after that the batch is short. None: no limit.
+        max_candidates: maximum number of prompts tried for one batch; after that the batch is short. None: no limit.
         deviation: as for `grpo`.
-        min_spread: keep a group only if its largest metric exceeds its smallest by this much, 0 or more. For graded
+        min_spread: keep a group only if its largest metric exceeds its smallest by at least this, 0 or more. For graded
             metrics, which are rarely equal. 0 keeps every group whose metrics differ, as published.
     """
     at_least("n", n, 2, "the rewards of one rollout cannot differ")

@@ -7,8 +7,8 @@ How this differs from the paper and its released code:
 
 - The longest rollouts are those with the most tokens; the released code takes those that finish last.
 - Any running rollout may still become the longest, so with L ≥ 1 nothing can be stopped without a change of the method.
-  `tail` chooses: let all end ("exact"), train on a weighted random sample of the late ones ("sampled"), or train on the
-  shortest only ("none").
+  `tail` chooses between three answers: let all rollouts end ("exact"), train on a weighted random sample of the late
+  ones ("sampled"), or train on the shortest only ("none").
 - Truncated rollouts become rows only if too few others exist.
 - Some parts of the released code are off by default: `least`, `normalise` and `longest_by="size"`.
 
@@ -50,7 +50,7 @@ from rollalloc.rules import advantages
 from rollalloc.rules.rows import Chosen
 
 Curve = tuple[tuple[int, float], ...]  # points (rollouts decoded at once, seconds per token of each)
-MOST_FACTOR = 1024  # largest ratio of rollouts to rows: beyond any use, and sizes are still computed within seconds
+MOST_FACTOR = 1024  # largest ratio of rollouts to rows: more than needed, and sizes still take only seconds to compute
 
 
 @sized
@@ -73,7 +73,7 @@ def darts(
 
     1. Decide how many rollouts each prompt of the batch gets: more than K + L, and most for prompts whose lengths vary
        most (`max_redundancy`, `least`, `normalise`; with `latency` also the total number).
-    2. Generate. Stop rollouts that are not needed, as `tail` says.
+    2. Generate. Stop rollouts that are not needed, according to `tail`.
     3. Choose the K shortest and the L longest rollouts of each group as its rows.
     4. Compute GRPO's advantages over the chosen rows.
 
@@ -83,31 +83,31 @@ def darts(
         longest: L, 0 or more. K + L rollouts of each group are trained on.
         max_redundancy: the largest ratio of generated to trained rollouts of a prompt, in [1, 1024]. The average ratio
             is half way between 1 and this.
-        tail: what to do with the rollouts that still run when K have ended. "exact" lets all of them end, because any
-            may become the longest. "sampled" keeps L random ones, stops the rest, and weights each of the L by the
-            inverse of its probability to be kept; so it trains on random late rollouts instead of the longest. "none"
-            trains on the K + L shortest and stops the rest as soon as those have ended; use it only for prompts that
-            are nearly solved, because only short answers are learned from.
+        tail: what to do with the rollouts that are still running when K have ended. "exact" lets all of them end,
+            because any may become the longest. "sampled" keeps L random ones, stops the rest, and weights each of the L
+            by the inverse of the probability with which it was kept; it trains on random late rollouts instead of the
+            longest. "none" trains on the K + L shortest and stops the rest as soon as those have ended; use it only for
+            prompts that are nearly solved, because the model then learns only from short answers.
         deviation: as for `grpo`.
         latency: decoding speed, as points (rollouts decoded at once, seconds per token): (1, 0.002), (64, 0.004), ...
-            Seconds must not decrease. The total number of rollouts is then the one that makes generation shortest, see
-            `Priced`. None: the average ratio of `max_redundancy` holds.
+            Seconds must not decrease. The total number of rollouts is then chosen so that generation takes the least
+            time, see `Priced`. None: the average ratio of `max_redundancy` applies.
         solved: success rate in (0, 1] from which a prompt is treated as solved. With tail="sampled", a solved prompt
             keeps no late rollouts in most of its visits; in the share `share` of its visits it keeps them, with weights
-            that make up for the others. The rate is that of the prompt's earlier visits or, before the first, the
-            prediction of the method that this one is mixed with. With longest_by="record", solved prompts may have no
-            longest rows, whatever the tail. None: no prompt is treated as solved.
+            that make up for the others. The rate comes from the prompt's earlier visits or, before the first visit,
+            from the prediction of the method that this one is mixed with. With longest_by="record", solved prompts may
+            have no longest rows, whatever the tail. None: no prompt is treated as solved.
         share: share of the visits of solved prompts that keep late rollouts, in (0, 1].
-        least: rollouts of each group, at least; in [K + L, (1 + max_redundancy) / 2 · (K + L)]. The released code has
-            10 for 8 rows. None: K + L.
+        least: minimum number of rollouts of each group, in [K + L, (1 + max_redundancy) / 2 · (K + L)]. The released
+            code has 10 for 8 rows. None: K + L.
         normalise: True: compare how much lengths vary by (σ - min) / (max - min) over the groups ordered together, as
             the released code does. False: compare σ in tokens.
         longest_by: how many of a prompt's rows are its longest rollouts. "all": L for every prompt. "size": fewer, and
             as many more of the shortest, for prompts with more rollouts, as the released code does (`LongestBySize`).
             "record": none for prompts that are `solved` and whose lengths vary more than average (`LongestByRecord`). A
             group without longest rows is stopped once it has its rows, also under tail="exact".
-        price: only with latency: how much a batch's seconds count against the benefit of more rollouts to choose from;
-            above 0, λ of `Priced`. None: only seconds count.
+        price: only with latency: weight of a batch's seconds against the benefit of more rollouts to choose from; above
+            0. It is λ of `Priced`. None: only seconds count.
 
     Raises:
         ValueError: a value is out of its range, or two values contradict each other.
@@ -161,7 +161,7 @@ def _stop(tail: str, solved: float | None, share: float, same_longest: bool) -> 
 
 
 def _ends(shortest: int, longest: int, longest_by: str, solved: float | None) -> RowRule:
-    """The row rule: the shortest and the longest, with L longest rows for all groups or a number for each."""
+    """The row rule, with L longest rows for every group or another number for each group."""
     if longest_by == "size":
         return LongestBySize(shortest, longest)
     if longest_by == "record" and solved is not None:
@@ -181,22 +181,22 @@ def _check_floor(least: int, rows: int, mean_factor: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Redundant(SizeRule):
-    """Give each group more rollouts than it trains on, and most to groups whose lengths vary most.
+    """Give each group more rollouts than it trains on, and give the most to groups whose lengths vary most.
 
         minimise Σ σ_i / M_i   subject to  Σ M_i = mean_factor · rows · groups  and  least ≤ M_i ≤ max_factor · rows
 
     M_i is the size of group i, σ_i the running standard deviation of its prompt's lengths, and rows the number of
     rollouts of a group that the recipe trains on. A prompt without a record gets the mean σ. The objective is separable
-    and convex. Therefore it is optimal to give one rollout at a time to the group that gains most, which is the one
+    and convex. Therefore it is optimal to give rollouts one at a time to the group that gains most, which is the one
     with the largest σ / (M (M + 1)).
 
-    DARTS, arXiv 2605.30859. The released code has least = 10 for 8 rows, and normalises.
+    DARTS, arXiv 2605.30859. The released code uses least = 10 for 8 rows, and normalises.
 
     Attributes:
         mean_factor: average number of rollouts for each row, in [1, max_factor].
         max_factor: largest number of rollouts for each row, up to 1024.
-        least: rollouts of a group, at least. It counts only between the number of rows and `max_factor` times that
-            number.
+        least: minimum number of rollouts of a group. It is clipped to between the number of rows and `max_factor` times
+            that number.
         normalise: True: use (σ - min) / (max - min) over the groups that are ordered together, so that the prompt whose
             lengths vary least gets no more than `least`. False: use σ in tokens.
     """
@@ -270,7 +270,7 @@ class Redundant(SizeRule):
 
 
 def _most(rows: int, factor: float) -> int:
-    """The largest size of a group. Floating point puts 1.15 * 100 below 115; the small addend makes it count as 115."""
+    """The largest size of a group. In floating point 1.15 * 100 is below 115; adding a small number corrects this."""
     return int(factor * rows + 1e-9)
 
 
@@ -284,8 +284,8 @@ def _deviations(groups: Sequence[GroupView], view: View) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class Priced(SizeRule):
-    """Like `Redundant`, but also choose the total number of rollouts: the one that makes generation shortest, or pays
-    best.
+    """Like `Redundant`, but also choose the total number of rollouts: for the shortest generation, or for the best
+    balance of benefit and time.
 
         T = Σ_j (e_(j) - e_(j-1)) · t(R - j + 1)            seconds that the batch takes
         E = 1 - Σ (σ_i / M_i) / Σ (σ_i / least)             benefit of having more rollouts to choose from
@@ -295,17 +295,17 @@ class Priced(SizeRule):
     while c rollouts are decoded: linear between the points of `latency`, and proportional to c beyond the last point,
     where rollouts wait for a slot. T_0 is T with the fewest rollouts, where E is 0.
 
-    Lengths are predicted from each prompt's record. The M_i rollouts of group i are taken to have the lengths μ_i + σ_i
-    z_m, where z_m is the normal quantile of (m - 3/8) / (M_i + 1/4), and μ_i and σ_i are the running mean and standard
-    deviation of the prompt's lengths. A prompt without a record gets the mean of the other prompts. After the K
-    shortest have ended, L of the others continue, evenly spaced in length, and the rest are stopped.
+    Lengths are predicted from each prompt's record. The M_i rollouts of group i are assumed to have the lengths μ_i +
+    σ_i z_m, where z_m is the normal quantile of (m - 3/8) / (M_i + 1/4), and μ_i and σ_i are the running mean and
+    standard deviation of the prompt's lengths. A prompt without a record gets the mean of the other prompts. After the
+    K shortest have ended, L of the others continue, evenly spaced in length, and the rest are stopped.
 
     All totals are tried, each with three floors of a group's size: `least`, the mean, and half way between. Until a
-    prompt has a record, the average ratio of `Redundant` holds, half way between 1 and `max_factor`.
+    prompt has a record, the average ratio of `Redundant` applies, half way between 1 and `max_factor`.
 
     DARTS, arXiv 2605.30859: T is the paper's sum, and the paper's total is where the derivative of E - λT is 0; λ is
-    the price. To use the objective of `Redundant` as E, and to make E and T relative, is ours. Normal quantiles: Blom,
-    Statistical Estimates and Transformed Beta-Variables, 1958.
+    the price. The paper does not use the objective of `Redundant` as E or make E and T relative; these choices are
+    ours. Normal quantiles: Blom, Statistical Estimates and Transformed Beta-Variables, 1958.
 
     Attributes:
         max_factor: largest number of rollouts for each row, in [1, 1024].
@@ -380,7 +380,7 @@ class Priced(SizeRule):
 def ends(
     mean_G: NDArray[np.float64], std_G: NDArray[np.float64], sizes: Sequence[int], longest: Sequence[int], rows: int
 ) -> NDArray[np.float64]:
-    """The tokens after which each rollout of a batch ends, ascending; see `Priced`. `longest` is L of each group."""
+    """The number of tokens after which each rollout of a batch ends, ascending; see `Priced`. `longest`: L per group."""
     all_ends: list[NDArray[np.float64]] = []
     for mean, std, size, tail in zip(mean_G, std_G, sizes, longest, strict=True):
         lengths_M = np.maximum(mean + std * _normal_scores(size), 0.0)
@@ -394,7 +394,7 @@ def ends(
 
 
 def seconds(curve: Curve, ends_R: NDArray[np.float64]) -> float:
-    """T of `Priced`: seconds that a batch takes whose rollouts end after these numbers of tokens, ascending."""
+    """T of `Priced`: the seconds of a batch whose rollouts end after these numbers of tokens, in ascending order."""
     running_R = np.arange(ends_R.size, 0, -1)
     rollouts, seconds_each = np.array(curve).T
     each_R = np.interp(running_R, rollouts, seconds_each) * np.maximum(1.0, running_R / rollouts[-1])
@@ -405,7 +405,7 @@ def _checked_curve(latency: Any) -> Curve:
     """Return the points of a latency curve in plain numbers.
 
     Raises:
-        ValueError: they are not points of a curve, or seconds decrease while rollouts increase.
+        ValueError: the values are not points of a curve, or seconds decrease while rollouts increase.
     """
     try:
         points = tuple((int(rollouts), float(seconds)) for rollouts, seconds in latency)
@@ -435,7 +435,8 @@ def _normal_scores(count: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class ShortestAndLongest(RowRule):
-    """Take the K shortest and the L longest rollouts by number of tokens; truncated ones only for lack of others.
+    """Take the K shortest and the L longest rollouts by number of tokens; truncated ones only if there are too few
+    others.
 
     If a stop rule sampled the late rollouts (`SampledTail`), there are no longest rollouts to choose. The rows are
     then:
@@ -447,12 +448,12 @@ class ShortestAndLongest(RowRule):
 
         E[Σ_kept f_i / q_i] = Σ_late f_i
 
-    A kept rollout that fails or is truncated is left out, without a substitute and without passing on its weight, so
+    A kept rollout that fails or is truncated is left out. It is not replaced and the other weights do not change, so
     the group has fewer rows; the sum is then over the late rollouts that would neither fail nor be truncated. If no
-    more than L rollouts were running, q is 1 and nothing was stopped. If the rule stopped all that ran, only the K
-    shortest remain. If all rollouts ended before the rule was asked, the L longest are taken, with weight 1.
+    more than L rollouts were running, q is 1 and nothing was stopped. If the rule stopped all running rollouts, only
+    the K shortest remain. If all rollouts ended before the rule was asked, the L longest are taken, with weight 1.
 
-    DARTS, arXiv 2605.30859; its released code takes those that finish last for the longest. Weights: Horvitz and
+    DARTS, arXiv 2605.30859; its released code takes the rollouts that finish last as the longest. Weights: Horvitz and
     Thompson, Journal of the American Statistical Association 47, 1952.
 
     Attributes:
@@ -549,7 +550,7 @@ class LongestBySize(ShortestAndLongest):
     ) -> dict[str, bool]:
         size_G = np.array([size + group.scored for group, size in zip(groups, sizes, strict=True)])
         longest_G = np.asarray(made)
-        free_G = 2 * self.rows - size_G  # every two rollouts below twice the rows allow one longest row
+        free_G = 2 * self.rows - size_G  # one longest row for every two rollouts below twice the rows
         return {
             "two rollouts fewer than twice the rows for each longest": bool(
                 ((longest_G == 0) | (2 * longest_G <= free_G)).all()
@@ -567,11 +568,11 @@ class LongestByRecord(ShortestAndLongest):
         L_i = 0 if s_i ≥ solved and σ_i ≥ mean σ, otherwise L;   K_i = K + L - L_i
 
     s_i is the prompt's success rate over its visits so far, and σ_i the running standard deviation of its lengths. The
-    mean is over the groups that are ordered together and have a σ. For a group that is ordered alone, only its success
+    mean is over the groups that are ordered together and have a σ. For a group that is ordered alone, only the success
     rate decides.
 
-    In the paper, DARTS trains on the shortest alone for saturated prompts. Which prompts are saturated is defined by
-    us.
+    In the paper, DARTS trains on the shortest alone for saturated prompts. The definition of saturated prompts here is
+    ours.
 
     Attributes:
         solved: success rate from which a prompt is solved, in (0, 1].
@@ -630,9 +631,10 @@ class SampledTail(StopRule):
     random sample of late rollouts takes the place of the longest ones, because no rollout is known to be the longest
     while others run.
 
-    A solved prompt keeps late rollouts only in a random share `share` of its visits. There each running rollout is kept
-    with probability `share` · L / r, so that these visits stand for all. A prompt is solved if its earlier visits had a
-    success rate of at least `solved` or, without earlier visits, if `group.predicted` is at least `solved`.
+    A solved prompt keeps late rollouts only in a random share `share` of its visits. In such a visit each running
+    rollout is kept with probability `share` · L / r, so that the weights of these visits also represent the other
+    visits. A prompt is solved if its earlier visits had a success rate of at least `solved` or, without earlier visits,
+    if `group.predicted` is at least `solved`.
 
     Attributes:
         solved: in (0, 1]. None: no prompt is treated as solved.
@@ -654,7 +656,7 @@ class SampledTail(StopRule):
             )
 
     def least_scored(self, view: View) -> int:
-        """K for the largest L: no rollout is stopped before this many have a score."""
+        """K for the largest L. No rollout is stopped before K have a score."""
         return rows_of(view) - view.longest
 
     @property
@@ -662,12 +664,12 @@ class SampledTail(StopRule):
         return Traits(reads=("truncated_G",), reads_rate=self.solved is not None, reads_rows=True)
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int] | SampledStops:
-        # `group.whole` counts only this stage's rollouts. Counting the pilots would stop the stage as it begins.
+        # `group.whole` counts only this stage's rollouts. If pilots counted, the stage would be stopped as it begins.
         tail = longest_in(group, view)
         if not group.unfinished or group.whole < rows_of(view) - tail:
             return ()
         running = sorted(group.running)
-        # The sample of a group is drawn once. Drawing again would thin it out.
+        # The sample of a group is drawn once. A second draw would stop some of the rollouts that were kept.
         if not group.kept.keys().isdisjoint(running):
             return ()
         share = 1.0
@@ -684,7 +686,7 @@ class SampledTail(StopRule):
         )
 
     def _is_solved(self, group: GroupView) -> bool:
-        """Decide by earlier visits or by the prediction: neither changes while the group runs."""
+        """Whether the prompt is solved, by its earlier visits or the prediction. Both are fixed while the group runs."""
         if self.solved is None:
             return False
         record, predicted = group.record, group.predicted
@@ -718,12 +720,12 @@ class SampledTail(StopRule):
 
 @dataclass(frozen=True, slots=True)
 class ShortestOnly(StopRule):
-    """Stop a group that has no longest rows as soon as enough of its rollouts ended without truncation. Leave others
-    alone.
+    """Stop a group that has no longest rows as soon as enough of its rollouts ended without truncation. Other groups
+    are not stopped.
     """
 
     def least_scored(self, view: View) -> int:
-        """The number of rows of a group: no rollout is stopped before this many have a score."""
+        """The number of rows of a group. No rollout is stopped before this many have a score."""
         return rows_of(view)
 
     @property

@@ -1,7 +1,7 @@
-"""Foresight: predict the success rate of each prompt before paying for a rollout of it.
+"""Foresight: predict the success rate of each prompt before any rollout of it is generated.
 
 For runs with many prompts: one rollout of each prompt is compared with a prediction instead of with other rollouts, so
-every rollout teaches, and prompts are drawn where the prediction says that there is much to learn.
+every rollout gives a learning signal, and prompts from which the model can learn much are drawn more often.
 
 This method is ours; docs/foresight.md explains it and has its results.
 """
@@ -58,8 +58,8 @@ def foresight(
         neg: as for `reinforce`.
         floor: share of the draws that is uniform, in [0, 1].
         once: True: draw no prompt twice in an epoch. False: a prompt may be drawn again as soon as its visit has ended.
-        replay: rows of earlier batches to train on again in each batch, at most; 0 or more. Only rollouts that did
-            better than expected are replayed.
+        replay: maximum number of rows of earlier batches to train on again in each batch; 0 or more. Only rollouts that
+            did better than expected are replayed.
         replay_staleness: a rollout is replayed until it is older than this many updates of the weights, at least 1.
     """
     base = grpo(groups, n, replay=replay, replay_staleness=replay_staleness)
@@ -144,7 +144,7 @@ class Foresight(PromptRule):
             return _uniform(belief_K.size)
         rate_K = np.clip(belief_K, _LEAST_RATE, 1 - _LEAST_RATE)
         log_K = np.log(rate_K) + self.exponent * np.log1p(-rate_K)
-        score_K = np.exp(log_K - log_K.max())  # the best candidate scores 1 even if the exponent is large
+        score_K = np.exp(log_K - log_K.max())  # the best candidate has the score 1 even if the exponent is large
         share_K = (1 - self.floor) * score_K / score_K.sum() + self.floor / belief_K.size
         return np.maximum(share_K, np.finfo(np.float64).tiny)
 
@@ -160,7 +160,7 @@ class Foresight(PromptRule):
         memory["line"] = [before + float(more) for before, more in zip(memory["line"], sums, strict=True)]
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
-        """Return the memory for another data set. Features of equal name and width must be computed in the same way."""
+        """Return the memory for another data set. Features of the same name and width must be computed in the same way."""
         return self.predictor.remap(memory, source_N, table.widths, table.prior_N)
 
     def figures(self, memory: Memory) -> dict[str, float]:
@@ -196,7 +196,7 @@ def _score(predicted: float, exponent: float) -> float:
 
 
 def _line(sums: Sequence[float]) -> tuple[float, float]:
-    """Return offset and slope of the regression of reward on metric, which is drawn towards the identity."""
+    """Return offset and slope of the regression of reward on metric, with a penalty that pulls it towards the identity."""
     count, of_m, of_mm, of_d, of_md = sums
     weight = count + 1.0
     slope = (weight * of_md - of_m * of_d) / (weight * (of_mm + 1.0) - of_m * of_m)

@@ -1,9 +1,9 @@
 """GRESO, arXiv 2506.02177: skip prompts that gave no learning signal at their last visits, before any rollout.
 
-For runs with several epochs in which many groups are all right or all wrong: DAPO pays for such groups, GRESO mostly
-does not.
+For runs with several epochs in which many groups are all right or all wrong: DAPO pays for the rollouts of such groups,
+GRESO avoids most of them.
 
-How this differs from the released code: a prompt is solved or failed if all its metrics are alike, and not by
+How this differs from the released code: a prompt counts as solved or failed if all its metrics are alike, without
 thresholds on the mean reward; the share of groups without variance is counted since the last update; and a pass that
 would draw no prompt draws one. See PAPERS.md.
 """
@@ -44,15 +44,15 @@ def greso(
 
     1. Go through the prompts in random order, once an epoch. Draw each one with the probability above. p starts at
        0.5 and adapts, separately for solved and failed prompts.
-    2. Generate n rollouts of each. The number of prompts at a time is estimated from the share of useful ones, to
-       fill the batch with 25% to spare.
+    2. Generate n rollouts of each. The number of prompts at a time is estimated from the share of useful groups, so
+       that they fill the batch with 25% to spare.
     3. Keep groups whose metrics differ, until there are `groups` of them, and train as GRPO does.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
-        gen_groups: prompts that are generated at a time, at most; at least 1. None: three times `groups`.
-        zero_share: share of groups without variance to aim at, by adapting p, in (0, 1).
+        gen_groups: maximum number of prompts in generation at a time, at least 1. None: three times `groups`.
+        zero_share: target share of groups without variance, reached by adapting p; in (0, 1).
         max_candidates: as for `dapo`.
         deviation: as for `grpo`.
     """
@@ -67,7 +67,7 @@ def greso(
 _WITHIN = (0.05, 0.95)  # range of p
 
 
-_LONGEST_RUN = 100  # z is counted up to here: for any p, p^z is below the floor of 0.01 by then
+_LONGEST_RUN = 100  # largest z: for any p, p^z is below the floor of 0.01 at this value
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class Selective(PromptRule):
         drawn at its turn with probability max(p^z, least);  z: last visits in a row whose metrics were all alike
         p: one value for prompts that were solved, another one for prompts that failed
 
-    A visit with another outcome than the one before starts a new z. A visit with fewer than two scores changes
-    nothing. A skipped prompt has its next turn in the next epoch. If a whole pass over the prompts would draw none,
-    one is drawn, in proportion to these probabilities.
+    If a visit has another outcome than the one before, z starts again. A visit with fewer than two scores changes
+    nothing. A skipped prompt has its next turn in the next epoch. If a whole pass over the prompts would draw none, one
+    is drawn, in proportion to these probabilities.
 
     p adapts after each batch, from the second epoch on. If at least `zero_share` / 3 of the batch's groups were
     solved, p of the solved becomes p - step, otherwise p + step. For the failed the threshold is 2/3 `zero_share`.
@@ -87,8 +87,8 @@ class Selective(PromptRule):
     GRESO, arXiv 2506.02177; see PAPERS.md.
 
     Attributes:
-        zero_share: share of groups without variance to aim at, in (0, 1).
-        start: initial value of both p, in [0.05, 0.95]; they stay in this range.
+        zero_share: target share of groups without variance, in (0, 1).
+        start: initial value of p for solved and for failed prompts, in [0.05, 0.95]; both stay in this range.
         step: 0 or more.
         least: smallest probability to draw a prompt, in (0, 1].
 
@@ -155,7 +155,7 @@ class Selective(PromptRule):
         return [int(rng.choice(free, p=chance_K / chance_K.sum()))]
 
     def _count_from(self, memory: Memory, view: View) -> None:
-        """If the weights are new: adapt both p to the groups since the last update, and reset the counts."""
+        """After an update of the weights, adapt both values of p to the groups since the last one, and reset the counts."""
         if view.version == memory["version"]:
             return
         count = memory["solved"] + memory["failed"] + memory["mixed"]
@@ -182,7 +182,7 @@ class Selective(PromptRule):
         memory[fate] += 1
 
     def check(self, memory: Memory, table: PromptTable) -> None:
-        """Refuse a saved memory that this rule cannot have written."""
+        """Raise an error if this rule cannot have written the saved memory."""
         for name in ("cursor", "version", "solved", "failed", "mixed"):
             natural(memory[name], name)
         natural(memory["pass"] + 1, "pass")
@@ -223,8 +223,8 @@ class Estimated(IntakeRule):
 
         spare · need / (1 - share);  share: groups without variance among those that ended since the last update
 
-    If no group had variance yet, or if the prompt rule does not count them as `Selective` does, the number is
-    `groups`. No group is opened while enough are in later stages.
+    If no group had variance yet, or if the prompt rule does not count them as `Selective` does, the number is `groups`.
+    No group is opened while later stages have enough groups.
 
     Attributes:
         groups: at least 1.

@@ -2,9 +2,9 @@
 
 These are the baselines. Every other recipe starts from `grpo` and replaces some of its rules.
 
-GRPO is of arXiv 2402.03300, Dr. GRPO of 2503.20783, RLOO of 2402.14740. The recipes contain the choice of rollouts and
-the advantages. How the loss is averaged and the KL term are settings of the trainer. PAPERS.md says by which standard
-deviation each trainer divides.
+Sources: GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783; RLOO, arXiv 2402.14740. The recipes contain the choice of
+rollouts and the advantages. How the loss is averaged and the KL term are settings of the trainer. PAPERS.md lists the
+kind of standard deviation that each trainer uses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rollalloc.core.recipe import Budget, Recipe, Replay, Stage, at_least
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes
 
-QUARANTINE_AFTER = 3  # one visit without any score may be an outage; after three the prompt itself is the cause
+QUARANTINE_AFTER = 3  # one visit without any score may be an outage; after three, the prompt is probably the cause
 
 
 @sized
@@ -38,10 +38,9 @@ def grpo(
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
         deviation: which standard deviation of the group's rewards divides the advantages: "population" or "sample".
-            None: the one of the framework that trains: "population" in rollalloc's own trainer, "sample" in TRL and
-            verl.
-        replay: rows of earlier batches to train on again in each batch, at most; 0 or more. Only rollouts that did
-            better than their group are replayed.
+            None: as the training framework does it, "population" in rollalloc's own trainer, "sample" in TRL and verl.
+        replay: maximum number of rows of earlier batches to train on again in each batch; 0 or more. Only rollouts that
+            did better than their group are replayed.
         replay_staleness: a rollout is replayed until it is older than this many updates of the weights, at least 1.
     """
     return Recipe(
@@ -104,7 +103,7 @@ def batches_ahead(groups: int, gen_groups: int | None) -> int:
 
 
 def replay_of(rows: int, staleness: int) -> Replay | None:
-    """Replay of rows that did better than expected, until they are too old; None if `rows` is 0."""
+    """Return a `Replay` of rows that did better than expected, until they are too old; None if `rows` is 0."""
     at_least("replay", rows, 0)
     at_least("replay_staleness", staleness, 1)
     return Replay(rows=rows, max_staleness=staleness) if rows else None

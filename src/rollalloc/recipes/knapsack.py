@@ -1,9 +1,9 @@
 """Knapsack RL, arXiv 2509.25849: divide a fixed number of rollouts among the prompts of a batch by their value.
 
-For runs in which prompts differ much in difficulty: hard prompts get more rollouts, solved ones few.
+For runs in which prompts differ much in difficulty: hard prompts get more rollouts, solved prompts get few.
 
 How this differs from the released code: rollouts are given one at a time, which has the same optimum as its dynamic
-program; and surplus rollouts go to failed prompts only if there are some. See PAPERS.md.
+program; and surplus rollouts go only to failed prompts, if there are any. See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def knapsack(
         maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²    N: rollouts of a prompt;  p: its success rate at the last visit
 
     1. Draw `groups` prompts, in random order and each once an epoch.
-    2. Divide n · groups rollouts among them by the formula. Its first factor is the probability to see both
-       outcomes, the second one the value of a prompt. New prompts get n, solved ones `least`; failed ones get what
-       the others do not need.
+    2. Divide n · groups rollouts among them by the formula. Its first factor is the probability of seeing both
+       outcomes; the second is the value of a prompt. New prompts get n, solved ones `least`; failed ones get what the
+       others do not need.
     3. Generate them, and train on all as GRPO does.
 
     In a mixture with `foresight` or `spo`, p is the success rate that this method predicts.
@@ -57,8 +57,8 @@ def knapsack(
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt on average, at least `least`. A prompt at its first visit gets exactly n.
-        least: rollouts per prompt, at least; 1 or more. Solved prompts get this number.
-        most: rollouts per prompt, at most; at least n.
+        least: minimum number of rollouts per prompt, 1 or more. Solved prompts get this number.
+        most: maximum number of rollouts per prompt, at least n.
         deviation: as for `grpo`.
     """
     size = Knapsack(n, least, most)
@@ -73,10 +73,10 @@ class Knapsack(SizeRule):
         maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²  over whole N in [least, most], for the prompts with 0 < p < 1
 
     p is the success rate that the prompt rule predicts (`group.predicted`). The first factor is the probability that
-    both outcomes occur. The value is concave in N, so it is optimal to give one rollout at a time to the group that
+    both outcomes occur. The value is concave in N, so it is optimal to give rollouts one at a time to the group that
     gains most.
 
-    Other prompts: without a prediction a prompt gets `mean_n`, with p = 0 or p = 1 it gets `least`. A contested
+    Other prompts: a prompt without a prediction gets `mean_n`; a prompt with p = 0 or p = 1 gets `least`. A contested
     prompt, with 0 < p < 1, needs min(most, log(1 - sure) / log max(p, 1 - p)) rollouts to show both outcomes with
     probability `sure`. Rollouts beyond the sum of these needs are divided evenly among the prompts with p = 0.
 
@@ -84,8 +84,8 @@ class Knapsack(SizeRule):
 
     Attributes:
         mean_n: rollouts per group on average, in [least, most].
-        least: rollouts per group, at least; 1 or more.
-        most: rollouts per group, at most.
+        least: minimum number of rollouts per group, 1 or more.
+        most: maximum number of rollouts per group.
         sure: in (0, 1).
 
     Raises:
@@ -200,7 +200,7 @@ _UNKNOWN = -1.0  # stands for the rate of a prompt without a record
 
 @dataclass(frozen=True, slots=True)
 class LastVisit(PromptRule):
-    """Draw every prompt once an epoch, in random order, and predict its mean metric of the last visit.
+    """Draw every prompt once an epoch, in random order. The prediction is its mean metric of the last visit.
 
     Before the first visit the prediction is the table's prior rate, if it has one. A visit without a score changes
     nothing. Knapsack RL sizes groups by this prediction, arXiv 2509.25849.

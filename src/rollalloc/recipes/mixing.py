@@ -14,7 +14,7 @@ from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, 
 
 Side = Literal["first", "second"]
 
-# The slots that `mix` joins, each with its plain value; for `_PLAIN_STAGE`, slots of the last stage.
+# The slots that `mix` combines, each with its plain value. `_PLAIN_STAGE` has the slots of the last stage.
 _PLAIN: Mapping[str, Any] = {
     "prompts": prompts.Shuffled(),
     "intake": intake.Fill(),
@@ -31,7 +31,7 @@ SLOTS = (*_PLAIN, "advantage", "size", *_PLAIN_STAGE)
 
 
 def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -> Recipe:
-    """Compose two methods: each slot comes from the recipe whose value there is not the plain one.
+    """Compose two methods: each slot comes from the recipe whose value differs from the plain value.
 
     | slot | plain value |
     |---|---|
@@ -42,19 +42,20 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
     | `quarantine_after` | 3 |
     | `advantage` | GRPO's kernel; a rule over the chosen rows is combined with any other kernel |
     | `size` | a fixed number, beside a method that computes sizes or has several stages |
-    | `judge` | train on every group; its prompt comes back in the next epoch |
+    | `judge` | train on every group; its prompt may be drawn again in the next epoch |
     | `stop`, `promote` | no stop; oldest first |
 
     For example, `mix(pilot_commit(...), pods(...))` has the stages of Pilot-Commit and the rows *and* the advantage
     of PODS. `mix(dapo(...), darts(...))` has the judge and the intake of DAPO and the sizes, stops and rows of
     DARTS.
 
-    If one recipe has several stages, the single stage of the other one is merged into its last stage, and the judges
-    of its stages say when a prompt comes back. So `mix(pilot_commit(...), foresight(...))` draws each prompt once an
-    epoch, by foresight's prediction. An advantage that does not compare rollouts of one prompt, such as foresight's,
-    is kept beside PODS and DARTS: only their rows, sizes and stops are used then.
+    If one recipe has several stages, the single stage of the other one is merged into its last stage, and the judges of
+    the recipe with several stages decide when a prompt may be drawn again. So `mix(pilot_commit(...), foresight(...))`
+    draws each prompt once an epoch, by foresight's prediction. An advantage that does not compare rollouts of one
+    prompt, such as foresight's, is kept in a mixture with PODS or DARTS, of which only the rows, sizes and stops are
+    used then.
 
-    If both recipes have their own value in a slot, `take` must choose: `mix(pilot_commit(...), darts(...),
+    If both recipes have their own value in a slot, `take` must name one: `mix(pilot_commit(...), darts(...),
     take={"size": "first"})` has Pilot-Commit's numbers of rollouts and DARTS's rows.
 
     Args:
@@ -98,7 +99,7 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
 
 
 def _mix_intakes(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
-    # They may differ only in `ahead`, which matters for several stages; the first recipe has those.
+    # They may differ only in `ahead`, which matters only with several stages, and only the first recipe has several.
     both = isinstance(first, intake.KeepInFlight) and isinstance(second, intake.KeepInFlight)
     if both and first.groups == second.groups and "intake" not in take:
         return first
@@ -110,7 +111,7 @@ def _checked_take(take: Mapping[str, Side] | None) -> Mapping[str, Side]:
         if slot not in SLOTS:
             raise ValueError(f"take names the slot {slot!r}; there are {', '.join(SLOTS)}")
         one_of(f"take[{slot!r}]", side, ("first", "second"))
-    # A baseline over the batch was made for the advantages of its own recipe, so it comes along with them.
+    # A baseline over the batch belongs to the advantages of its own recipe, so both come from the same recipe.
     return {"over_batch": take["advantage"], **take} if take and "advantage" in take else take or {}
 
 
@@ -118,15 +119,15 @@ def _mix_stages(first: Stage, second: Stage, take: Mapping[str, Side], *, staged
     made: dict[str, Any] = {
         slot: _either(slot, getattr(first, slot), getattr(second, slot), plain, take)
         for slot, plain in _PLAIN_STAGE.items()
-        # `Complete` only says when a prompt comes back. With several stages, the first recipe's judges say that.
+        # `Complete` only decides when a prompt may be drawn again. With several stages, the first recipe's judges do.
         if slot in take or not (staged and slot == "judge" and isinstance(second.judge, judges.Complete))
     }
     return replace(first, size=_mix_sizes(first.size, second.size, take, staged), **made)
 
 
 def _mix_sizes(first: SizeRule, second: SizeRule, take: Mapping[str, Side], staged: bool) -> SizeRule:
-    # A rule that computes sizes replaces a fixed number, but not the number of a last stage,
-    # which belongs together with the numbers of the earlier stages.
+    # A rule that computes sizes replaces a fixed number, but not the number of the last of several stages,
+    # because that number was chosen together with those of the earlier stages.
     if "size" not in take and isinstance(second, sizes.Fixed):
         return first
     if "size" not in take and isinstance(first, sizes.Fixed) and not staged:
@@ -143,10 +144,10 @@ def _mix_prompts(first: PromptRule, second: PromptRule, take: Mapping[str, Side]
 
 
 def _mix_advantages(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
-    """If one recipe computes advantages over the chosen rows, so does the mixture, with the kernel that is not plain.
+    """Compute advantages over the chosen rows if one recipe does, with the kernel that is not the plain one.
 
-    A rule that does not compare rollouts of one prompt wins over the default kernels of PODS and DARTS, but not over
-    a kernel that the user chose.
+    A rule that does not compare rollouts of one prompt replaces the default kernels of PODS and DARTS, but not a kernel
+    that the user chose.
     """
     plain = advantages.OverGroup(advantages.grpo)
     along = (advantages.OverChosen(advantages.grpo), advantages.OverChosen(advantages.pods))
@@ -161,7 +162,7 @@ def _mix_advantages(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
 
 
 def _either(slot: str, first: Any, second: Any, plain: Any, take: Mapping[str, Side]) -> Any:
-    """The value of a slot: the one that the user takes, or else the one that is not plain."""
+    """The value of a slot: the one that `take` names, or else the one that is not plain."""
     if slot in take:
         return first if take[slot] == "first" else second
     if first == second or second == plain:

@@ -1,10 +1,10 @@
 """MoPPS, arXiv 2507.04632: draw prompts whose success rate is near one half, by a posterior of each prompt's rate.
 
-For runs in which many prompts are too easy or too hard: no rollout is needed to find those out.
+For runs in which many prompts are too easy or too hard: the method avoids them without generating rollouts of them.
 
-How this differs from the released code: candidates are drawn at random from all free prompts, and not from a data
-loader; the prior comes from the table's prior rates if it has some; and the formula for one rollout per prompt is
-the paper's. See PAPERS.md.
+How this differs from the released code: candidates are drawn at random from all free prompts instead of from a data
+loader; the prior comes from the table's prior rates if it has any; and with one rollout per prompt, the formula is the
+paper's. See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def mopps(groups: int = 16, n: int = 4, target: float = 0.5, decay: float = 0.5,
     )
 
 
-# `promises` tests with counts that are scaled up so that the posterior is sharp, on data sets up to the second size.
+# `promises` multiplies counts by the first number to make posteriors sharp, on data sets up to the second number.
 _SURE, _MOST_SURE = 1e7, 10_000
 
 
@@ -88,7 +88,7 @@ class Posterior(PromptRule):
 
     def init(self, table: PromptTable) -> Memory:
         hits_N, misses_N = prior_counts(table, self.prior_weight)
-        # No prior may be exactly 0 or 1, because no evidence could change it.
+        # A prior of exactly 0 or 1 is not allowed, because no evidence could change it.
         least_N = 0.02 * (hits_N + misses_N)
         return {
             "hits_N": (least_N + 0.96 * hits_N).astype(np.float32),
@@ -96,7 +96,7 @@ class Posterior(PromptRule):
         }
 
     def _prior_hits(self, prior: Any) -> Any:
-        """α₀ for these prior rates. It is never 0 or everything, because no evidence could change that."""
+        """α₀ for these prior rates. It is never 0 or `prior_weight`, because no evidence could change such a prior."""
         return (0.02 + 0.96 * prior) * self.prior_weight
 
     def pick(

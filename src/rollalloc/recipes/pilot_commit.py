@@ -1,17 +1,17 @@
 """Pilot-Commit, arXiv 2605.26606: a few pilot rollouts estimate each prompt; useful prompts get the remaining rollouts.
 
-For runs in which many prompts are too easy or too hard. A group whose rewards are all alike teaches nothing; the pilots
-find such prompts at a fraction of a full group's cost.
+For runs in which many prompts are too easy or too hard. A group whose rewards are all alike gives no learning signal;
+the pilots find such prompts at a fraction of a full group's cost.
 
 How this differs from the paper and its released code:
 
-- A prompt is evicted as solved only if all its visits together show it with a given confidence, and it is tried again
-  after some epochs. In the paper one visit decides, for ever.
+- A prompt is evicted as solved only if all its visits together show this with a given confidence, and it is tried again
+  after some epochs. In the paper one visit decides, and the eviction is permanent.
 - No new pilots are generated while enough prompts wait for this batch and the next. `pilots="every_round"` is the
   published schedule.
 - Groups that would be too old after the next update go first. If rollouts stream, the oldest groups go first, because
   the highest variance is known only when all pilots have ended.
-- Selection reads the metric and training reads the reward, and commits update a prompt's record too.
+- Selection reads the metric and training reads the reward, and committed rollouts update a prompt's record too.
 
 PAPERS.md has the full list.
 """
@@ -100,34 +100,35 @@ def pilot_commit(
         groups: prompts in a batch, at least 1.
         n_pilot: pilot rollouts of each prompt, at least 1.
         n_commit: further rollouts of each prompt that passes, at least 1.
-        gen_groups: prompts that are piloted at a time, at least 1. None: three times `groups`.
+        gen_groups: number of prompts with running pilots at a time, at least 1. None: three times `groups`.
         p_lower: a prompt with a pilot mean below this waits for the next epoch.
         p_upper: a prompt with a pilot mean above 1 - p_upper waits for the next epoch.
-        p_solve: success rate from which a prompt counts as solved and is evicted. Its pilots' mean must reach it, and
-            all its rollouts so far must show it with `confidence`. Above 1 nothing is evicted. Published: 1.0, with
-            confidence=None and reprobe_every=None.
+        p_solve: success rate from which a prompt counts as solved and is evicted. The mean of its pilots must reach
+            this rate, and all its rollouts so far must show it with `confidence`. Above 1 nothing is evicted.
+            Published: 1.0, with confidence=None and reprobe_every=None.
         max_staleness: a rollout is too old to train on after more updates of the weights than this.
         promote: order in which prompts that passed get commits, judged by their pilots: "top_variance", "random",
             "oldest" or "most_recent". With "most_recent", other prompts may wait until their pilots are too old. None:
             "top_variance" if rollouts arrive in waves; "oldest" if they stream, because the highest variance is known
             only when all pilots have ended.
-        pilots: "as_needed": no new pilots while the prompts that passed suffice for this batch and the next.
-            "every_round": as published, gen_groups new prompts beside the commits of each round; the next round begins
-            when all rollouts of this one have ended.
+        pilots: "as_needed": no new pilots while enough prompts have passed for this batch and the next. "every_round":
+            as published, gen_groups new prompts in each round, beside the commits; the next round begins when all
+            rollouts of this one have ended.
         n_effective: pilots of each prompt to train on, in [1, n_pilot]. Advantages are then computed over the rows that
             are trained on. None: all pilots.
         effective: which pilots n_effective takes: those of the subset whose metrics have the largest variance, or the
             first.
-        max_candidates: prompts that are piloted for one batch, at most; after that the batch is short. None: no limit.
+        max_candidates: maximum number of prompts that are piloted for one batch; after that the batch is short. None:
+            no limit.
         reprobe_every: epochs after which an evicted prompt is piloted again, at least 1. None: never.
         confidence: confidence with which `surely_at_least` must show that the success rate is p_solve or more, in (0,
-            1). For p_solve=0.9 and confidence 0.95 it takes 29 rollouts that are all right. A rollout counts half after
-            64 later ones of the same prompt. None: the pilots of one visit decide. Two pilots out of two are then all
-            right for every fourth prompt with a success rate of 0.5.
+            1). With p_solve=0.9 and confidence=0.95 this needs 29 rollouts that are all right. The weight of a rollout
+            halves with every 64 later rollouts of the same prompt. None: the pilots of one visit decide. With two
+            pilots, one in four prompts with a success rate of 0.5 then counts as solved.
         deviation: as for `grpo`.
-        min_spread: a prompt passes only if the largest metric of its pilots exceeds the smallest by this much, 0 or more.
-            For graded metrics, whose mean may lie in the window although they are alike. 0 looks at the mean alone, as
-            published.
+        min_spread: a prompt passes only if the largest metric of its pilots exceeds the smallest by at least this, 0 or
+            more. For graded metrics, which may be alike although their mean is in the window. 0: only the mean decides,
+            as published.
 
     Raises:
         ValueError: a number is out of its range, or the window is empty.
@@ -174,7 +175,7 @@ def surely_at_least(rate: float, attempts: float, failures: float, confidence: f
     least `rate`. Without a failure the condition is rate^n ≤ 1 - confidence, so a rate of 0.9 takes 29 attempts at
     0.95.
 
-    Graded metrics and weighted attempts give fractional counts. Attempts are then rounded down and failures up.
+    If graded metrics or weighted attempts give fractional counts, attempts are rounded down and failures up.
 
     Args:
         rate: above 0. No number of attempts can show a rate of 1 or more.
@@ -197,14 +198,15 @@ def surely_at_least(rate: float, attempts: float, failures: float, confidence: f
 class Band(JudgeRule):
     """The judge of the pilot stage: a complete group passes if its mean metric lies in a window. arXiv 2605.26606.
 
-    1. If the prompt is solved, drop the group and evict the prompt for `reprobe_every` epochs, or for ever.
-    2. Otherwise, if mean > 1 - p_upper or mean < p_lower, drop the group; its prompt comes back in the next epoch.
+    1. If the prompt is solved, drop the group and evict the prompt for `reprobe_every` epochs, or permanently.
+    2. Otherwise, if mean > 1 - p_upper or mean < p_lower, drop the group; its prompt may be drawn again in the next
+       epoch.
     3. Otherwise, if max - min < min_spread, drop the group in the same way.
     4. Otherwise the group goes on to the next stage.
 
     A prompt is solved if the mean of this visit is at least p_solve and, with a `confidence`, all its visits together
-    show that its success rate is (`surely_at_least`). In that count an attempt weighs half after every `HALF_LIFE`
-    later attempts. So failures of the untrained policy do not count against a prompt for ever. A prompt is tested again
+    show that its success rate is at least p_solve (`surely_at_least`). There the weight of an attempt halves with every
+    `HALF_LIFE` later attempts, so that failures of the untrained policy lose their influence. A prompt is tested again
     at each visit, and the confidence is that of a single test.
 
     Attributes:
@@ -299,7 +301,7 @@ class Band(JudgeRule):
         }
 
     def _solved_promised(self, group: GroupView, mean: float) -> bool | None:
-        """Whether the prompt is solved, by integrating the density of Beta(s, n - s + 1); None if too close to call."""
+        """Whether the prompt is solved, from the density of Beta(s, n - s + 1); None if numerical errors could decide."""
         if mean < self.p_solve - TINY or self.confidence is None or self.p_solve > 1:
             return mean >= self.p_solve - TINY
         attempts, failures = _recent(group)
@@ -325,7 +327,7 @@ class EveryRound(IntakeRule):
     """Open `groups` new groups in every round, however many wait: Pilot-Commit's published schedule, arXiv 2605.26606.
 
     A round begins when all rollouts that were handed out have ended, even if the engine could stream them. Waiting
-    groups are thrown away when they are too old, and this alone bounds their number.
+    groups are dropped when they are too old, and nothing else limits their number.
 
     Attributes:
         groups: new groups in a round, at least 1.
@@ -354,10 +356,10 @@ class SubsampledPilots(RowRule):
     """Take n of the pilots, and every rollout of later stages, all with weight 1.
 
     This is Pilot-Commit's `n_effective`, arXiv 2605.26606. All pilots, which are the rollouts of the first stage, still
-    count for the estimate of the prompt's success rate.
+    count in the estimate of the prompt's success rate.
 
     Attributes:
-        n: pilots to take, at least 1. All pilots are taken if failures left n or fewer.
+        n: pilots to take, at least 1. All pilots are taken if only n or fewer have a score.
         first: True: the pilots that were ordered first. False: the n pilots whose metrics have the largest variance.
     """
 

@@ -2,8 +2,8 @@
 
 For runs in which an update costs more than generation: the update sees m rows of a prompt instead of n.
 
-The best subset is found exactly, in O(n log n), from the variances of all splits into lowest and highest rewards. The
-paper's runs are in recipes/verl.
+The best subset is found exactly, in O(n log n): it consists of some of the highest and some of the lowest rewards. The
+runs of the paper are in recipes/verl.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def pods(
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt. None: four times m, or 16 if m is None too.
         m: rollouts of each prompt to train on, in [1, n]. None: a quarter of n.
-        rule: which m: "max_variance", or one that the paper compares it with: "max_reward", "random" or "percentile".
-            With "max_reward" a prompt with m or more right answers gives no learning signal.
+        rule: which m rollouts: "max_variance", or one that the paper compares it with: "max_reward", "random" or
+            "percentile". With "max_reward" a prompt with m or more right answers gives no learning signal.
 
     Raises:
         ValueError: m is out of its range, or the rule is unknown.

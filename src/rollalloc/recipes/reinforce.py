@@ -2,9 +2,10 @@
 
 For runs with many prompts: no rollout is spent on a baseline for its own prompt.
 
-REINFORCE is of Williams (1992), whose baseline is a running mean of rewards; our default is the mean of the batch's
-other rollouts. A weight `neg` below 1 for failures is ours. RAFT is of arXiv 2304.06767, in the form of 2504.11343: the
-papers sample several rollouts of a prompt and keep the right ones, ours weights each rollout by its reward.
+REINFORCE was published by Williams (1992) with a running mean of rewards as the baseline; our default is the mean of
+the batch's other rollouts. A weight `neg` below 1 for failures is ours. RAFT is arXiv 2304.06767, here in the form of
+arXiv 2504.11343: the papers sample several rollouts of a prompt and keep the right ones; here each rollout is weighted
+by its reward.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def reinforce(
         baseline: "batch": the mean reward of the batch's other rollouts. "running": a running mean of all rewards so
             far, in which new rewards weigh most; prompts that were drawn before the first reward use "batch".
         neg: weight of rollouts that did worse than the baseline, 0 or more. None: the weight that minimises the
-            variance of the update, from the uncertainty of successes and failures (`advantages.variance_ratio`). At 1,
-            runs ended below the pass rate at which they began.
+            variance of the update, from the uncertainty of successes and failures (`advantages.variance_ratio`). With
+            1, our runs ended at a lower pass rate than they began with.
         replay: as for `foresight`.
         replay_staleness: as for `foresight`.
     """
@@ -83,7 +84,7 @@ class RunningMean(PromptRule):
     This is REINFORCE's oldest baseline (Williams 1992). Prompts drawn before the first reward get no baseline.
 
     Attributes:
-        half_life: number of rollouts after which a reward weighs half, above 0.
+        half_life: number of rollouts after which the weight of a reward has halved, above 0.
         order: the rule that draws the prompts.
 
     Raises:

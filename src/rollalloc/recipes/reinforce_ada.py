@@ -3,8 +3,8 @@
 For runs in which many groups of a fixed size are all right or all wrong: hard and easy prompts get more rollouts.
 
 This is the sequential method of the paper's first two versions and of the released code. The baseline is the mean
-reward of the prompt; the code computes it from counts of successes, which is the same for rewards of 0 and 1. The
-estimation-based variant of the third version is not here.
+reward of the prompt; the released code computes it from counts of successes, which is the same for rewards of 0 and 1.
+The estimation-based variant of the third version is not included.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, promote, rows, sizes
 from rollalloc.rules.judges import SUCCESS_ABOVE
 
-_MOST_ROUNDS = 1000  # each round is a stage of the recipe; more would exhaust the memory
+_MOST_ROUNDS = 1000  # each round is a stage of the recipe; more stages would exhaust the memory
 
 
 @sized
@@ -33,7 +33,7 @@ def reinforce_ada(
 ) -> Recipe:
     """Reinforce-Ada: generate in rounds until a prompt has successes and failures, train on n. arXiv 2510.04996.
 
-        A_i = r_i - mean reward of all rollouts of the prompt, also of those that are not trained on
+        A_i = r_i - mean reward of all rollouts of the prompt, including those that are not trained on
 
     1. Generate `round_n` rollouts of each prompt.
     2. If the prompt has enough successes and failures (`stop`), it is complete. Otherwise repeat step 1, up to
@@ -45,7 +45,7 @@ def reinforce_ada(
         groups: prompts in a batch, at least 1.
         n: rollouts of each prompt to train on, at least 2.
         round_n: rollouts per round, at least 1.
-        rounds: rounds, at most; in [1, 1000]. All rounds together must have at least n rollouts.
+        rounds: maximum number of rounds, in [1, 1000]. All rounds together must have at least n rollouts.
         stop: when a prompt is complete. "balanced": with n / 2 successes and the rest of n failures. "positive":
             with one success.
 
@@ -73,11 +73,11 @@ def reinforce_ada(
 
 @dataclass(frozen=True, slots=True)
 class Collected(JudgeRule):
-    """Train on a group as soon as it has enough successes and failures for its rows; until then it goes on.
+    """Train on a group as soon as it has enough successes and failures for its rows; otherwise continue with the next stage.
 
     For m rows (from the recipe's row rule) it needs m // 2 successes and m - m // 2 failures, or just one success if
-    `half` is False. It decides only after all rollouts of a round have ended. These are the exits "balanced" and
-    "positive-focused" of Reinforce-Ada, arXiv 2510.04996.
+    `half` is False. It decides only after all rollouts of a round have ended. These are the exit conditions "balanced"
+    and "positive-focused" of Reinforce-Ada, arXiv 2510.04996.
 
     Attributes:
         half: True: half of the rows must be successes. False: one success is enough.

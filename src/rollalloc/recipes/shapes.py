@@ -11,7 +11,7 @@ from typing import Any, ParamSpec
 from rollalloc.core.recipe import Recipe
 
 _P = ParamSpec("_P")
-_CALL = "_call"  # not a field, so `dataclasses.replace` drops it: the sizes of a changed recipe must stay as they are
+_CALL = "_call"  # not a field, so `dataclasses.replace` drops it, because a changed recipe keeps its sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Call:
 
     Attributes:
         function: a recipe function of `rollalloc.recipes`.
-        given: its arguments by name, without those that were left to their defaults.
+        given: the arguments that were passed, by name.
     """
 
     function: Callable[..., Recipe]
@@ -28,7 +28,7 @@ class Call:
 
 
 def sized(function: Callable[_P, Recipe]) -> Callable[_P, Recipe]:
-    """Decorate a recipe function so that `call_of` returns the call that made a recipe."""
+    """Decorate a recipe function so that `call_of` can return the call that made a recipe."""
     signature = inspect.signature(function)
 
     @wraps(function)

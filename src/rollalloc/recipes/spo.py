@@ -2,9 +2,9 @@
 
 For runs with one rollout per prompt: the record of earlier visits replaces the group.
 
-How this differs from the paper: the first value is the table's prior rate or 1/2, and not measured by rollouts; the
-distance that the weights moved is the sum over updates; prompts are drawn from a random pool of candidates; and the
-tracker learns from the metric. See PAPERS.md.
+How this differs from the paper: the first value is the table's prior rate or 1/2 instead of being measured by rollouts;
+the distance that the weights moved is the sum of the KL divergences of the updates; prompts are drawn from a random
+pool of candidates; and the tracker learns from the metric. See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def spo(groups: int = 32, n: int = 1, half_way: float = 0.06, spread: float = 0.
     1. Draw `groups` prompts with probability ∝ √(v(1 - v)) + spread, and generate n rollouts of each.
     2. Subtract v, as it was before these rollouts, from each reward.
     3. Normalise the advantages over the batch, and train on all rollouts.
-    4. Update v of these prompts, after forgetting part of the past: the more the weights moved since the last visit,
-       the more is forgotten.
+    4. Update v of these prompts. Before that, earlier rollouts lose weight: the further the policy moved since the
+       last visit, the more.
 
     Args:
         groups: prompts in a batch, at least 1.
@@ -64,11 +64,11 @@ class Tracker(PromptRule):
         ρ = 2^(-D / half_way), clipped to [least, most];  D: how far the weights moved since the prompt's last visit
         drawn with probability ∝ √(v(1 - v)) + spread
 
-    This is the "KL-adaptive value tracker" with prioritised sampling of SPO, arXiv 2509.13232. Before the first
-    visit α + β is 1 / (1 - least), and v comes from the table's prior (`prior_counts`) or is 1/2; the paper
-    generates rollouts of every prompt first. If `Updated` never told how far the weights moved, ρ is `least`. The
-    weights do not move between the rollouts of a visit, so ρ is `most` from the second rollout on. v is the
-    prediction of both the metric and the reward; in the paper these are one number.
+    This is the "KL-adaptive value tracker" with prioritised sampling of SPO, arXiv 2509.13232. Before the first visit α
+    + β is 1 / (1 - least), and v comes from the table's prior (`prior_counts`) or is 1/2; the paper generates rollouts
+    of every prompt first. If no `Updated` contained a KL divergence, ρ is `least`. The weights do not move between the
+    rollouts of a visit, so ρ is `most` from the second rollout on. v is the prediction of both the metric and the
+    reward; in the paper they are the same number.
 
     Attributes:
         half_way: KL divergence in nats per token at which half is forgotten, above 0.
@@ -120,7 +120,7 @@ class Tracker(PromptRule):
         return (hits_K / (hits_K + misses_K)).astype(np.float64)
 
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:
-        if not group.scored:  # leave `kl_N` unchanged, so that the next visit forgets for this distance too
+        if not group.scored:  # leave `kl_N` unchanged, so that the next visit takes this distance into account too
             return
         prompt, hits_N, misses_N = group.prompt, memory["hits_N"], memory["misses_N"]
         moved = max(0.0, view.kl_sum - float(memory["kl_N"][prompt]))  # `kl_N` is float32 and may be rounded up

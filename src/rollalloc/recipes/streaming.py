@@ -12,16 +12,16 @@ from rollalloc.rules.promote import Oldest
 
 
 def streamed(recipe: Recipe, *, staleness: int | None = None, ahead: int | None = None) -> Recipe:
-    """Return the recipe adapted to rollouts that stream: it opens groups earlier and does not wait for a whole stage.
+    """Return the recipe adapted to streaming rollouts: it opens groups earlier and does not wait for a whole stage.
 
-    If staleness is allowed, a promote rule that suits only waves, and that the user did not choose (trait
-    `in_waves`), is replaced by `Oldest`. Highest variance first would make every pilot wait for the last one.
+    If staleness is allowed, a promote rule with the trait `in_waves`, which suits only waves and was not chosen by the
+    user, is replaced by `Oldest`. With the order "highest variance first", every pilot would wait for the last one.
 
     Args:
         recipe: any recipe. Without staleness nothing can overlap, and the recipe is returned unchanged.
-        staleness: replaces the recipe's `max_staleness`. None: the recipe's own value, or what `ahead` needs if that
-            is more: 1 for one batch, 2 · ahead for several. A batch consists of the groups that ended first; with
-            less staleness, groups with long rollouts would be too old, and dropped, when their turn comes.
+        staleness: replaces the recipe's `max_staleness`. None: the recipe's own value, or what `ahead` needs if that is
+            more: 1 for one batch, 2 · ahead for several. A batch consists of the groups that ended first; with less
+            staleness, groups with long rollouts would be too old for their batch and would be dropped.
         ahead: batches that are generated while one is trained, at least 1. If staleness is allowed, most recipes
             generate 1 and Pilot-Commit 2. None: as many as the recipe itself opens.
 
@@ -48,7 +48,7 @@ def streamed(recipe: Recipe, *, staleness: int | None = None, ahead: int | None 
 
 
 def streaming_notes(recipe: Recipe, made: Recipe) -> list[str]:
-    """Return what to tell the user about a recipe and what `streamed` made of it: sentences without a full stop."""
+    """Return notes for the user about the changes that `streamed` made to a recipe, as sentences without a full stop."""
     if made.max_staleness == 0:
         return ["the recipe trains on the newest weights only, so nothing overlaps; staleness 1 allows it"]
     notes: list[str] = []

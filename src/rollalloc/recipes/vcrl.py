@@ -2,9 +2,9 @@
 
 For runs in which many groups are nearly all right or all wrong.
 
-How this differs from the paper, which was read in summary and released no code: replacements must reach kappa too,
-so that batches are full; if the bank is empty, new prompts replace the dropped ones; the bank holds 1,024 prompts
-and its priority is a running mean of the relative variance. See PAPERS.md.
+How this differs from the paper, which was read in summary and released no code: replacements must reach kappa too, so
+that batches are full; if the bank is empty, new prompts replace the dropped ones; the bank holds 1,024 prompts and the
+priority of each is a running mean of its relative variance. See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def vcrl(
         kappa: smallest relative variance to train on, in (0, 1].
         kappa_first: the same for the first `first` updates of the weights, in (0, 1].
         first: updates of the weights under `kappa_first`, 0 or more.
-        replays: how often a prompt may be drawn from the bank, at least 1.
+        replays: maximum number of draws of a prompt from the bank, at least 1.
         max_candidates: as for `dapo`.
         deviation: as for `grpo`.
     """
@@ -154,7 +154,7 @@ class Banked(PromptRule):
 
     1. After each update of the weights, the first draws are new prompts, as many as a batch has groups, in random
        order and each once an epoch.
-    2. Further draws take the prompts with the highest priority from the bank. If the bank has none, they are new
+    2. Further draws take the prompts with the highest priority from the bank. If the bank is empty, they are new
        prompts too.
     3. A prompt whose group was trained on enters the bank; its priority P is the relative variance of its metrics.
        After a later visit, P ← momentum · P + (1 - momentum) · relative variance.
@@ -227,13 +227,13 @@ class Banked(PromptRule):
                 bank.remove(min(bank, key=lambda entry: (entry[1], -entry[0])))
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
-        """Return the memory for another data set: a new order, and a bank with the prompts that still exist."""
+        """Return the memory for another data set: a new order of the prompts, and a bank of the prompts that still exist."""
         target = {int(old): new for new, old in enumerate(source_N.tolist()) if old >= 0}
         bank = [[target[prompt], priority, left] for prompt, priority, left in memory["bank"] if prompt in target]
         return self.init(table) | {"bank": bank} | {name: memory[name] for name in ("version", "new")}
 
     def check(self, memory: Memory, table: PromptTable) -> None:
-        """Refuse a saved memory that this rule cannot have written."""
+        """Raise an error if this rule cannot have written the saved memory."""
         bank = memory["bank"]
         naturals([memory["version"], memory["new"], *(left for _, _, left in bank)], "bank")
         prompts = naturals([prompt for prompt, _, _ in bank], "bank")
@@ -268,6 +268,6 @@ class Banked(PromptRule):
 
 
 def _is_trained(view: View, prompt: int) -> bool:
-    """Whether the prompt's last visit was good enough to train on."""
+    """Whether the group of the prompt's last visit passed the judge, even if it was not trained on."""
     statistics = view.statistics
     return statistics.fates[int(statistics.fate_N[prompt])] in ("trained", "surplus", "stale")
