@@ -1,4 +1,4 @@
-"""The conformance kit: tests a recipe, or an allocator, against the laws of docs/design.md.
+"""The conformance kit: it tests a recipe, or an allocator, against the laws of docs/design.md.
 
     from rollalloc.testing import check_recipe
 
@@ -7,8 +7,8 @@
 A simulated world answers every order (`world`, `feeder`). Its prompts have all difficulties, and its rewards differ
 from the metrics. Rollouts fail, are cancelled, end in random order, and end after their cancellation. The trainer is
 slow, the data loader has epochs of its own, and the capacity may be a single rollout. An auditor that shares no code
-with the core keeps its own books of all events and answers (`audit`). Every decision of every rule is checked
-against the rule's promises (`promises`). The work of a decision is counted on data sets of two sizes (`scale`).
+with the core keeps its own records of all events and answers (`audit`). Every decision of every rule is checked against
+the rule's promises (`promises`). The work of a decision is counted on data sets of two sizes (`scale`).
 """
 
 from rollalloc.testing.audit import ConformanceError

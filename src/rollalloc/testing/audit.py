@@ -1,4 +1,4 @@
-"""The auditor keeps books of all events and answers, without using the core's own state."""
+"""The auditor records all events and answers and checks them, without using the core's own state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ConformanceError(AssertionError):
 
 
 def expect(law: int, kept: bool, otherwise: str) -> None:
-    """Raise unless a law was kept.
+    """Raise an error if a law was broken.
 
     Raises:
         ConformanceError: the law was broken.
@@ -27,7 +27,7 @@ def expect(law: int, kept: bool, otherwise: str) -> None:
 
 @dataclass
 class Auditor:
-    """Books of everything that was told and answered in one run.
+    """Records of all events and answers of one run.
 
     Attributes:
         recipe: the recipe of the run.
@@ -48,8 +48,8 @@ class Auditor:
     replayed: int = 0
     trained_groups: set[int] = field(default_factory=set[int])
     in_batch: set[int] = field(default_factory=set[int])
-    too_old: set[int] = field(default_factory=set[int])  # groups that an update ended
-    due: set[int] = field(default_factory=set[int])  # rows whose update was told: to be released by the next answer
+    too_old: set[int] = field(default_factory=set[int])  # groups that became too old with an update
+    due: set[int] = field(default_factory=set[int])  # rows whose batch was trained; the next answer must release them
     tokens: int = 0
     version: int = 0
     causes: Counter[str] = field(default_factory=Counter[str])
@@ -57,7 +57,7 @@ class Auditor:
     visits: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))  # groups by prompt
 
     def told(self, event: Event) -> None:
-        """Record an event. Must be called before the allocator is told."""
+        """Record an event. Must be called before the allocator receives the event."""
         match event:
             case Done() | Failed() | Cancelled():
                 self.live.discard(event.rollout)
@@ -114,14 +114,14 @@ class Auditor:
             expect(2, not held or actions.batch is not None, f"the run is finished but {len(held)} rollouts are lost")
 
     def _may_return(self, rollout: int) -> bool:
-        """Whether a row that was trained may be kept for replay."""
+        """Whether a row that was trained on may be kept for replay."""
         replay, row = self.recipe.replay, self.row_of[rollout]
         if replay is None or self.version - row.version > replay.max_staleness:
             return False
         return (replay.times is None or row.replays < replay.times) and row.advantage > replay.above
 
     def _replay(self, row: Row, version: int) -> None:
-        """Law 12: a replayed row was trained before, is unchanged, not replayed too often and not too old."""
+        """Check law 12: a replayed row was trained on before, is unchanged, is not replayed too often and is not too old."""
         replay, last = self.recipe.replay, self.row_of.get(row.rollout)
         if replay is None or last is None:
             raise ConformanceError(f"law 12: rollout {row.rollout} is replayed, {last} was trained, replay is {replay}")
@@ -137,7 +137,7 @@ class Auditor:
         expect(12, row.rollout not in self.released, f"rollout {row.rollout} was released before its replay")
 
     def _why_not_trained(self, rollout: int, round_ends: bool) -> str:
-        """The cause for which a result may stay untrained. There is no other."""
+        """The reason why a result was not trained on. It is an error if none of the allowed reasons holds."""
         group = self.order_of[rollout].group
         verdict = self.verdicts.get(group)
         if group in self.trained_groups:
@@ -197,10 +197,10 @@ class Auditor:
         self.in_batch = {row.rollout for row in batch.rows}
 
     def accounts(self, accounts: Mapping[str, int]) -> None:
-        """Compare the allocator's accounts with these books."""
+        """Compare the allocator's accounts with these records."""
         expect(8, sum(accounts.values()) == len(self.order_of), f"{accounts} do not sum to {len(self.order_of)}")
         told, booked = Counter(accounts), self.causes.copy()
-        # The group's own late result made it too old; the core counts that result as cancelled, here it looks stale.
+        # If a group's own late result made it too old, the core counts that result as cancelled, this class as stale.
         for books in (told, booked):
             books["stale or cancelled"] = books.pop("stale", 0) + books.pop("cancelled", 0)
         for cause in told.keys() - {"open"}:
@@ -208,8 +208,8 @@ class Auditor:
         expect(8, accounts["open"] >= len(self.live), "open rollouts are missing")
 
     def always_failed(self, prompt: int) -> bool:
-        """Whether the prompt had as many visits in a row without a score, because rollouts failed, as the recipe
-        allows.
+        """Whether the prompt has reached the recipe's number of visits in a row without a score because rollouts
+        failed.
         """
         limit, visits = self.recipe.quarantine_after, self.visits[prompt]
         if limit is None or len(visits) < limit:

@@ -1,4 +1,4 @@
-"""`check_recipe` tests a recipe against every law in simulated runs."""
+"""`check_recipe`, which tests a recipe against every law in simulated runs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def check_recipe(
 
     Args:
         recipe: the recipe.
-        prompts: size of the simulated data set. Default: eight times the number of groups that the first ask opens.
+        prompts: size of the simulated data set. Default: eight times the number of groups that the first `ask` opens.
         seeds: seeds of the runs, each 0 or more.
         batches: batches to train in each run, at least 2.
-        allocator: the class to test: a driver's own subclass, or a broken one.
-        like: the recipe whose promises the decisions must keep, with as many stages. Default: the recipe itself.
-        rewards: the lowest and the highest reward that occurs, for rules that do not accept every number.
-        table: makes a data set of a given number of prompts, with the keys, sources, priors and features that rules
-            need. It is called for several sizes. Default: prompts that are known only by their index.
+        allocator: the allocator class to test, such as a driver's own subclass.
+        like: the recipe whose promises the decisions must keep, with the same number of stages. Default: `recipe`.
+        rewards: the lowest and the highest simulated reward, for rules that do not accept every number.
+        table: returns a data set of a given number of prompts, with the keys, sources, priors and features that the
+            rules need. It is called for several sizes. Default: prompts that are known only by their index.
 
     Raises:
         ConformanceError: names the law, the seed and the mode.
@@ -65,7 +65,7 @@ def _sized(table: Callable[[int], PromptTable]) -> Callable[[int], PromptTable]:
 
 
 def trace(recipe: Recipe, prompts: int | PromptTable, seed: int, batches: int = 4) -> str:
-    """Digest of all actions of an asynchronous run with trouble. It is the same in every process."""
+    """A digest of all actions of an asynchronous run with failures. It is the same in every process."""
     digest = blake2b(digest_size=16)
     for actions in AuditedRun(recipe, prompts, World(seed), seed=0).asynchronous(batches, trouble=0.05):
         digest.update(repr(actions).encode())
@@ -81,7 +81,7 @@ class _Check:
     allocator: type[Allocator]
     like: Recipe
     rewards: tuple[float, float]
-    first: int  # number of groups that the first ask opens
+    first: int  # number of groups that the first `ask` opens
     table: Callable[[int], PromptTable]
 
     def _run(
@@ -99,7 +99,7 @@ class _Check:
         )
 
     def runs(self) -> int:
-        """Audit whole runs. Returns the largest number of rollouts paid per batch."""
+        """Audit whole runs. Return the largest number of rollouts paid for per batch."""
         paid: list[int] = []
         for seed in self.seeds:
             for mode, batches, trouble, reload, slots in (
@@ -119,7 +119,7 @@ class _Check:
         return max(paid)
 
     def back_pressure(self) -> None:
-        """Law 3 if every group survives: what is alive stays within a few batches and a few intakes."""
+        """Check law 3 where no group is dropped: open groups stay within the size of a few batches and a few intakes."""
         run = self._run(self.seeds[0], hard=True)
         intakes = 2 + self.recipe.max_staleness * self.recipe.intake.traits.until_stale
         bound = 3 * self.recipe.groups + intakes * self.first
@@ -133,7 +133,7 @@ class _Check:
             )
 
     def budgets(self, paid_a_batch: int) -> None:
-        """Law 7, and law 2 at the end of a run: a budget ends the run, is never exceeded, and nothing is lost."""
+        """Check laws 7 and 2: a budget ends the run and is never exceeded, and no rollout is lost at the end."""
         for budget in (
             Budget(run_rollouts=3 * paid_a_batch + 1),
             Budget(run_tokens=100 * paid_a_batch),
@@ -156,7 +156,7 @@ class _Check:
             expect(8, open_rollouts == 0, f"{open_rollouts} rollouts are open after the end of the run")
 
     def quarantine(self) -> None:
-        """Law 10 if every third prompt always fails: it is drawn as often as the recipe allows, the others go on."""
+        """Check law 10: if a third of the prompts always fail, exactly those that failed often enough are quarantined."""
         recipe = self.recipe
         if isinstance(recipe.prompts, OfferedPromptRule):
             return  # with so few prompts, the loader soon offers only prompts that are in flight

@@ -27,9 +27,8 @@ class AuditedRun:
         seed: of the allocator and of the order in which rollouts end.
         allocator: the class that decides.
         like: the recipe whose promises the decisions must keep. None: no promises are checked.
-        reload: probability, at each ask, that a second allocator is saved and loaded. It must answer as the first
-            one does, although it is told events in lists and the first one is told them singly. 0: there is no
-            second one.
+        reload: probability that a second allocator is saved and loaded at an `ask`. Its answers must equal those of the
+            first, although it gets events in lists and the first gets them one by one. 0: no second allocator.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class AuditedRun:
         self.offered_epoch = max(recipe.groups, len(self.allocator.table) // 4) + 1
 
     def synchronous(self, batches: int) -> Iterator[Actions]:
-        """Run in waves: everything ordered ends before the next ask. No trouble."""
+        """Run in waves: all ordered rollouts end before the next `ask`. None fails."""
         while batches and not self.finished:
             actions = self.ask(None)
             yield actions
@@ -66,7 +65,7 @@ class AuditedRun:
             self.tell(events + [self.update()] * (actions.batch is not None))
 
     def asynchronous(self, batches: int, trouble: float, slots: int = 24) -> Iterator[Actions]:
-        """Tell one or a few completions at a time, in random order, with failures, cancellations and a slow trainer."""
+        """Report one or a few completions at a time, in random order, with failures, cancellations and a slow trainer."""
         training = False
         while batches and not self.finished:
             room = slots - len(self.running)
@@ -112,7 +111,7 @@ class AuditedRun:
             self.tell([Offered(prompts, epoch)])
 
     def tell(self, events: list[Event]) -> None:
-        """Tell the auditor, then the allocator."""
+        """Pass the events to the auditor, then to the allocator."""
         for event in events:
             self.audit.told(event)
             self.allocator.tell([event])
@@ -120,7 +119,7 @@ class AuditedRun:
             self.twin.tell(events)
 
     def update(self) -> Updated:
-        """The next `Updated`. Every third one does not say how far the weights moved."""
+        """The next `Updated`. Every third one has no KL divergence."""
         version = self.allocator.version + 1
         return Updated(version, 0.02 * (version % 5) if version % 3 else None)
 
@@ -135,7 +134,7 @@ class AuditedRun:
         return self.end(rollout)
 
     def end(self, rollout: int) -> Event:
-        """The result of a running rollout."""
+        """End a running rollout and return its result."""
         prompt, version = self.running.pop(rollout)
         return self.world.end(rollout, prompt, version, self.allocator.version)
 
@@ -144,13 +143,13 @@ class AuditedRun:
         return list(self.running)[int(self.rng.integers(len(self.running)))]
 
     def _copy(self, allocator: Allocator) -> Allocator:
-        """The allocator after a round trip through JSON."""
+        """A copy of the allocator, made by a round trip through JSON."""
         copy = type(allocator)(allocator.recipe, allocator.table, allocator.seed)
         copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())))
         return copy
 
     def _check_outstanding(self, actions: Actions) -> None:
-        """After a load, everything that was handed out and is not over must be repeated."""
+        """Check that `outstanding`, after a load, repeats everything that was handed out and is not over."""
         repeated = self._copy(self.allocator).outstanding()
         ordered = {rollout for order in repeated.generate for rollout in order.rollouts}
         now = {rollout for order in actions.generate for rollout in order.rollouts}

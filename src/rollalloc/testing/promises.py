@@ -1,8 +1,8 @@
 """Check every decision of a recipe's rules against what the rules promise.
 
-A rule states its promises in `promises` and in its trait `reads` (`rollalloc.core.rule`). The kit knows no
-particular rule. It wraps each rule of a recipe, asks the rule for its promises, and asks it again about the same
-groups after changing every column that the rule does not read.
+A rule states its promises in `promises` and in its trait `reads` (`rollalloc.core.rule`). The kit has no code for
+particular rules. It wraps each rule of a recipe, checks each decision against the rule's promises, and calls the rule
+again after changing every column that the rule does not read: the decision must stay the same.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def watched(recipe: Recipe, like: Recipe | None) -> tuple[Recipe, dict[int, Verd
     """Return the recipe with every rule watched, and a dictionary of the last verdict on each group, by its id.
 
     Args:
-        recipe: its rules decide.
-        like: its rules promise; it has as many stages. None: no promises are checked.
+        recipe: the recipe whose rules decide.
+        like: the recipe whose promises are checked, with the same number of stages. None: no promises are checked.
     """
     log: dict[int, Verdict] = {}
     kept: dict[int, dict[int, float]] = {}  # by group id: rollouts that stop rules kept, with their probabilities
@@ -122,7 +122,7 @@ class _Called(_Watch):
     def __call__(self, *seen: Any) -> Any:
         drawn, reads = self.draws, self._reads
         said = seen[:-1] if drawn else seen
-        # A second call must draw the same numbers, and must not move the core's generator any further.
+        # The second call must draw the same numbers, and must not advance the core's generator.
         rng = (deepcopy(seen[-1].bit_generator),) if drawn and reads is not None else ()
         made = self.rule(*seen)
         self._keep(made, *said)
@@ -155,7 +155,7 @@ class WatchedJudge(_Called, JudgeRule):
     log: InitVar[dict[int, Verdict]]
 
     def __post_init__(self, log: dict[int, Verdict]) -> None:
-        vars(self)["log"] = log  # not a field, so that decisions do not make two equal recipes different
+        vars(self)["log"] = log  # not a field, so that recorded verdicts do not make equal recipes unequal
 
     def __call__(self, *seen: Any) -> Any:
         made = super().__call__(*seen)
@@ -166,7 +166,7 @@ class WatchedJudge(_Called, JudgeRule):
 
 @dataclass(frozen=True, repr=False)
 class _Shown(_Called):
-    """Wraps a rule that sees earlier decisions about a group: what stop rules kept at random, and its L."""
+    """Wraps a rule that reads earlier decisions about a group: rollouts kept at random, and its number of longest rows."""
 
     draws: ClassVar = True
     kept: InitVar[dict[int, dict[int, float]]]
@@ -267,7 +267,7 @@ class WatchedOffered(WatchedPrompts, OfferedPromptRule):
 
 
 def _changed(value: Any, reads: tuple[str, ...]) -> Any:
-    """An argument of a rule, with other values in the columns that the rule does not read."""
+    """Return an argument of a rule with other values in the columns that the rule does not read."""
     if isinstance(value, GroupView):
         group = copy(value._group)
         draws = Random(group.id)

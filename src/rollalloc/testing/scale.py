@@ -16,7 +16,7 @@ from rollalloc.testing.audit import expect
 from rollalloc.testing.feeder import AuditedRun
 from rollalloc.testing.world import World
 
-_LARGE = 1 << 17  # prompts in the large data set, at least; enough to make a scan of all of them obvious
+_LARGE = 1 << 17  # minimum number of prompts in the large data set; enough to make a scan of all prompts obvious
 _LARGEST = 1 << 20
 _DECISIONS = 4  # number of decisions to measure, after the first one
 
@@ -24,7 +24,7 @@ _DECISIONS = 4  # number of decisions to measure, after the first one
 def check_work(
     recipe: Recipe, allocator: type[Allocator], world: World, few: int, table: Callable[[int], PromptTable]
 ) -> None:
-    """Law 11: with many prompts, a decision reads no more entries and takes no more memory than with few.
+    """Check law 11: with many prompts, a decision reads no more entries and takes no more memory than with few.
 
     The first decision of a run is not counted, because it may sort or shuffle all prompts once. Bytes are measured
     too, to find work that the count of entries misses, such as a Python list of all prompts.
@@ -69,7 +69,7 @@ class Counted(np.ndarray):
         made = getattr(ufunc, method)(*map(_bare, inputs), **kwargs)
         return (
             made.view(Counted) if isinstance(made, np.ndarray) else made
-        )  # what is computed of all prompts is counted on
+        )  # arrays computed from counted arrays are counted too
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         Counted.entries += self.size
@@ -103,7 +103,7 @@ for _name in (
 
 
 def _count_from_now(value: Any, prompts: int) -> None:
-    """Replace every array of the allocator that has one entry for each prompt by one that counts."""
+    """Replace every array of the allocator with one entry per prompt by an array that counts its accesses."""
     seen, todo = set[int](), [value]
     while todo:
         holder: Any = todo.pop()

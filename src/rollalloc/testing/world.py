@@ -1,4 +1,4 @@
-"""The simulated world: decides the results of rollouts."""
+"""The simulated world, which decides the results of rollouts."""
 
 from __future__ import annotations
 
