@@ -1,1 +1,1 @@
-"""The sampler and the engines; `engine` has the protocol that the training loop uses."""
+"""The sampler and the engines. `engine` contains the protocol that the training loop uses."""

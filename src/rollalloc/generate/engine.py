@@ -1,4 +1,4 @@
-"""The protocol between a training loop and what generates, and what the engines of this process share."""
+"""The protocol between a training loop and a rollout engine, and the code that the local engines share."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rollalloc.models.behaviour import Behaviour
 from rollalloc.rewards.function import Outcome, Sample, Unscored
 from rollalloc.rewards.scorers import Scorer
 
-Scoring = tuple[list[Generation], Future[list[Outcome]]]  # rollouts that ended, and their scores to come
+Scoring = tuple[list[Generation], Future[list[Outcome]]]  # rollouts that ended, and their future scores
 
 
 class RolloutEngine(Protocol):
     """Generates and scores the rollouts that an allocator orders, and keeps them until they are released.
 
-    A training loop needs nothing else of an engine:
+    This is how a training loop uses an engine:
 
         engine.load_weights(allocator.version)           # at the start, and after each update
         actions = allocator.ask(engine.capacity())
@@ -33,14 +33,16 @@ class RolloutEngine(Protocol):
         engine.submit(actions.generate)
         tell(allocator, engine.poll(), outcomes=engine.outcomes, remedy=engine.remedy)
 
-    `poll` returns each submitted rollout exactly once: scored, failed or cancelled. All methods are called from one thread.
-    `SyncEngine` and `AsyncEngine` generate in this process or beside it; `drivers.tinker` has one that samples at a service.
+    `poll` returns each submitted rollout exactly once: scored, failed or cancelled. All methods are called from one
+    thread. `SyncEngine` and `AsyncEngine` generate on this machine; `drivers.tinker` has an engine that uses a remote
+    service.
 
     Attributes:
-        generations: by rollout, the data that the update needs of rollouts that are scored and not released.
-        outcomes: counts and figures of all rollouts.
-        remedy: what an error about a metric tells the user to do.
-        streams: rollouts go on while a batch is trained, so that the loop submits and polls in the meantime too.
+        generations: by rollout id, the data that an update needs, for rollouts that are scored and not released.
+        outcomes: counts and metrics of all rollouts.
+        remedy: advice to the user, added to an error about a metric.
+        streams: whether rollouts continue while a batch is trained, so that the loop also submits and polls during
+            training.
     """
 
     generations: Any
@@ -50,50 +52,50 @@ class RolloutEngine(Protocol):
 
     @property
     def can_update(self) -> bool:
-        """Whether the weights may change now. False in the middle of a synchronous engine's wave: poll until it is over."""
+        """Whether the weights may change now. False during a wave of a synchronous engine: poll until it ends."""
         return True
 
     def capacity(self) -> int | None:
-        """How many rollouts may be submitted now; None: any number."""
+        """Number of rollouts that may be submitted now; None: any number."""
         ...
 
     def submit(self, orders: Sequence[Order]) -> None:
-        """Begin these rollouts. One that came with a checkpoint, in `load_state`, goes on where it was."""
+        """Start these rollouts. A rollout that `load_state` restored from a checkpoint continues where it stopped."""
         ...
 
     def poll(self, *, wait: bool = True) -> list[RolloutResult]:
-        """Return what ended since the last call, in the order in which the allocator should be told.
+        """Return the rollouts that ended since the last call, in the order in which the allocator should be told.
 
         Args:
-            wait: if nothing has ended, wait a moment. False: return at once, after at most one decoding step.
+            wait: True: if no rollout has ended, wait for a short time. False: return after at most one decoding step.
 
         Raises:
-            BackendDied: what generates is gone, or gave no sign of life for too long.
+            BackendDied: the generating process has died, or has not responded for too long.
         """
         ...
 
     def cancel(self, rollouts: Sequence[int]) -> None:
-        """Stop these soon. `poll` still returns each once: cancelled, or as it ended before that."""
+        """Stop these rollouts soon. `poll` still returns each of them once: cancelled, or complete if it ended before."""
         ...
 
     def release(self, rollouts: Sequence[int]) -> None:
         """Forget the data of these rollouts."""
         for rollout in rollouts:
-            self.generations.pop(rollout, None)  # a rollout without a score has none
+            self.generations.pop(rollout, None)  # a rollout without a score has no data
 
     def load_weights(self, version: int) -> None:
-        """Sample with the policy's newest weights from now on; what runs goes on with them.
+        """Sample with the policy's newest weights from now on, including the rollouts that are running.
 
         Args:
-            version: of these weights, as the allocator counts.
+            version: the allocator's version number of these weights.
         """
         ...
 
     def pause(self) -> None:
-        """Called before an evaluation, during which the run may be saved."""
+        """Prepare for an evaluation, during which the run may be saved."""
 
     def drain(self) -> list[RolloutResult]:
-        """Wait for the running rollouts and return them, where generating them again would cost money."""
+        """Wait for the running rollouts and return them, if generating them again would cost money."""
         return []
 
     def figures(self) -> dict[str, Any]:
@@ -101,20 +103,20 @@ class RolloutEngine(Protocol):
         return self.outcomes.figures()
 
     def close(self) -> None:
-        """Free what generates; what runs is lost, and the allocator's `outstanding` names it. The run may go on later."""
+        """Free the generator. Running rollouts are lost; a resumed run gets them from the allocator's `outstanding`."""
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Everything, as plain data and tensors."""
+        """The complete state, as plain data and tensors."""
         ...
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
+        """Continue from a state that `state` returned."""
 
 
 class LocalEngine(RolloutEngine):
     """The part that `SyncEngine` and `AsyncEngine` share: scoring, logging and keeping rollouts.
 
-    `behaviour` gives the policy that generates; the file `log` gets one line of JSON per rollout.
+    `behaviour` provides the policy that generates. One line of JSON per rollout is written to the file `log`.
     """
 
     def __init__(
@@ -132,21 +134,21 @@ class LocalEngine(RolloutEngine):
         self.generations: dict[int, Generation] = {}
         self.outcomes = Outcomes()
         self._version = 0
-        self._order_of: dict[int, Order] = {}  # of each rollout that was submitted and not returned by `poll`
-        self._ended: list[RolloutResult] = []  # for the next `poll`
+        self._order_of: dict[int, Order] = {}  # for each rollout submitted and not yet returned by `poll`
+        self._ended: list[RolloutResult] = []  # results to return at the next `poll`
 
     def cancel(self, rollouts: Sequence[int]) -> None:
         self._cancel_running([rollout for rollout in rollouts if rollout in self._order_of])
         self._ended += [stopped(rollout, self._version) for rollout in rollouts if rollout not in self._order_of]
 
     def _cancel_running(self, rollouts: Sequence[int]) -> None:
-        """Stop rollouts that were submitted."""
+        """Stop rollouts that were submitted and have not been returned."""
         raise NotImplementedError
 
     def score_samples(
         self, prompts: EncodedPrompts, generations: Sequence[tuple[int, Generation]]
     ) -> Future[list[Outcome]]:
-        """Begin to score generations, each given beside the index of its prompt."""
+        """Start scoring pairs of a prompt index and a generation."""
         texts = prompts.prompt_set
         return self.scorer.submit(
             [
@@ -174,8 +176,8 @@ class LocalEngine(RolloutEngine):
         self.generations = {generation.rollout: generation for generation in generations}
 
     def _score(self, ended: Sequence[Generation]) -> Future[list[Outcome]]:
-        """Begin to score rollouts that ended; those that were stopped have no score."""
-        if any(generation.cancelled for generation in ended):  # stopped rollouts never come together with others
+        """Start scoring rollouts that ended. Stopped rollouts get no score."""
+        if any(generation.cancelled for generation in ended):  # stopped rollouts are never in one list with others
             no_scores: Future[list[Outcome]] = Future()
             no_scores.set_result([Unscored("stopped")] * len(ended))
             return no_scores
@@ -184,7 +186,7 @@ class LocalEngine(RolloutEngine):
         )
 
     def _finish(self, ended: Sequence[Generation], outcomes: Sequence[Outcome]) -> list[RolloutResult]:
-        """Log rollouts, keep those that have a score, and return what `poll` says of them."""
+        """Log rollouts, keep those that have a score, and return their results for `poll`."""
         self._write(ended, outcomes)
         results: list[RolloutResult] = []
         for generation, outcome in zip(ended, outcomes, strict=True):

@@ -1,4 +1,4 @@
-"""How rollouts ended: the event that the core is told, metrics and counts, and the lines of the rollout log."""
+"""How rollouts ended: the events for the core, metrics and counts, and the lines of the rollout log."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ SCORE_AND_ACC = (
     'Let the reward function return {"score": reward, "acc": 1.0 if right else 0.0}: the metric is `acc`, or `score` where '
     "there is no `acc`, and the score may be any finite number. Then resume"
 )
-_ROUNDING = 1e-3  # that a log-probability may lie above 0, and a metric outside [0, 1]
-_REASONS = 20  # told apart in the metrics: an exception may quote the completion, so that each is another
+_ROUNDING = 1e-3  # tolerance for log-probabilities above 0 and for metrics outside [0, 1]
+_REASONS = 20  # reasons counted separately; exceptions that quote the completion would give one reason per rollout
 _OTHER_REASONS = "other reasons"
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 class Outcomes:
-    """What came of rollouts.
+    """Counts and metrics of rollouts that ended.
 
     Attributes:
         unscored: rollouts without a score since the run began, by reason.
-        ended: rollouts that ended by themselves in this process.
-        truncated: of them, those that the length limit cut off.
-        no_rate: the first metric outside [0, 1] in this process, which is no success rate; None: there was none.
+        ended: number of rollouts in this process that ended without being cancelled.
+        truncated: number of these that the length limit cut off.
+        no_rate: the first metric outside [0, 1] in this process, which cannot be a success rate; None: there was none.
     """
 
     def __init__(self) -> None:
         self.unscored: dict[str, int] = {}
         self.ended, self.truncated = 0, 0
         self.no_rate: float | None = None
-        # Reward, metric, truncated and tokens of each rollout scored since the last batch:
+        # (reward, metric, truncated, tokens) of each rollout scored since the last call of `figures`:
         self._waves: list[tuple[float, float, bool, int]] = []
 
     def add(self, outcome: Outcome, *, truncated: bool, tokens: int) -> None:
-        """Count a rollout that ended by itself."""
+        """Count a rollout that ended without being cancelled."""
         self.ended += 1
         self.truncated += truncated
         if isinstance(outcome, Scored):
@@ -60,7 +60,7 @@ class Outcomes:
         self.unscored[reason] = self.unscored.get(reason, 0) + 1
 
     def figures(self) -> dict[str, Any]:
-        """What was scored since the last call, trained on or not: a filtered mean would mislead."""
+        """Metrics of all rollouts scored since the last call, including those not trained on, to avoid a biased mean."""
         waves, self._waves = self._waves, []
         if not waves:
             return {"reward_mean": None, "metric_mean": None, "truncated": None, "lengths": None}
@@ -77,32 +77,32 @@ class Outcomes:
         }
 
     def commonest_failure(self) -> str | None:
-        """Why most of the rollouts without a score have none; None where all have one."""
+        """The most frequent reason for a missing score; None if no rollout lacks a score."""
         told_apart = {reason: count for reason, count in self.unscored.items() if reason != _OTHER_REASONS}
         return max(told_apart, key=told_apart.__getitem__, default=None)
 
     def state(self) -> dict[str, Any]:
-        """Everything, as plain data."""
+        """The complete state, as plain data."""
         return {"waves": self._waves, "unscored": dict(self.unscored)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Continue from a state that `state` returned."""
         exact_keys(state, ("waves", "unscored"), "rollouts")
         self._waves, self.unscored = list(state["waves"]), dict(state["unscored"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutResult:
-    """A rollout that was scored, failed or was stopped, as every engine and driver tells it.
+    """The result of a rollout that was scored, failed or was stopped. All engines and drivers use it.
 
     Args:
         rollout: its id.
-        outcome: its score, or why it has none. Ignored if the rollout was cancelled.
-        tokens: how many the model generated.
-        version: of the weights at its first token.
-        last_version: of the weights at its last token; None: the same version.
-        truncated: it hit the length limit.
-        cancelled: it was stopped because the core said so.
+        outcome: its score, or the reason why it has none. Ignored if the rollout was cancelled.
+        tokens: number of tokens that the model generated.
+        version: version of the weights at its first token.
+        last_version: version of the weights at its last token; None: the same version.
+        truncated: whether it reached the length limit.
+        cancelled: whether it was stopped because the core asked for it.
         uncertainty: see `uncertainty_of`; None if the engine returned no log-probabilities.
     """
 
@@ -117,17 +117,17 @@ class RolloutResult:
 
     @property
     def is_scored(self) -> bool:
-        """It ended by itself and has a score, so that it may be trained on."""
+        """Whether the rollout was not cancelled and has a score, so that it may be trained on."""
         return not self.cancelled and isinstance(self.outcome, Scored)
 
 
 def stopped(rollout: int, version: int) -> RolloutResult:
-    """The result of a rollout that was stopped before it had any token."""
+    """Return the result of a rollout that was stopped before its first token."""
     return RolloutResult(rollout=rollout, outcome=Unscored("stopped"), tokens=0, version=version, cancelled=True)
 
 
 def event_of(result: RolloutResult) -> Cancelled | Done | Failed:
-    """The event that tells the core of this rollout."""
+    """Return the event that reports this result to the core."""
     if result.cancelled:
         return Cancelled(result.rollout, result.tokens)
     if isinstance(result.outcome, Scored):
@@ -145,13 +145,13 @@ def event_of(result: RolloutResult) -> Cancelled | Done | Failed:
 
 
 def uncertainty_of(logprobs_T: ArrayLike) -> float | None:
-    """Σ (1 - π)² over a rollout's tokens, π the probability with which each was sampled (see `Done`).
+    """Return Σ (1 - π)² over a rollout's tokens, where π is the probability of the sampled token (see `Done`).
 
     Args:
-        logprobs_T: of the sampled tokens; those of tools' answers left out.
+        logprobs_T: log-probabilities of the sampled tokens, without the tokens of tool answers.
 
     Returns:
-        None where one is unknown (not finite, or above 0 by more than rounding).
+        The sum; None if a log-probability is unknown (not finite, or above 0 by more than rounding).
     """
     logprob_T = np.asarray(logprobs_T, np.float64)
     if not np.isfinite(logprob_T).all() or (logprob_T > _ROUNDING).any():
@@ -169,13 +169,14 @@ def tell(
     """Tell the allocator how rollouts ended.
 
     Args:
-        allocator: is told one event per result.
-        results: in the order in which they are told.
-        outcomes: counts the results of rollouts that were not cancelled; None: they are counted elsewhere.
-        remedy: what to do if the metric is no success rate.
+        allocator: receives one event per result.
+        results: the results, in the order of the events.
+        outcomes: counts the results of rollouts that were not cancelled. None: they are counted elsewhere.
+        remedy: advice to the user if the metric is not a success rate.
 
     Raises:
-        MetricError: a metric outside [0, 1] where the recipe takes it for a success rate; with the remedy.
+        MetricError: a metric is outside [0, 1], and the recipe reads it as a success rate. The message ends with the
+            remedy.
     """
     if outcomes is not None:
         for result in results:
@@ -188,17 +189,17 @@ def tell(
 
 
 def mostly_unscored(why: str, reason: str | None) -> str:
-    """Why a run is over in which most rollouts have no score, with their commonest reason."""
+    """Return the reason why a run ended in which most rollouts have no score, with their most frequent reason."""
     return f"{why}. Most rollouts have no score, mostly because: {reason}"
 
 
 def no_scores(why: str) -> NoScores:
-    """The error of a run that is over for want of scores."""
+    """Return the error for a run that ended because scores were missing."""
     return NoScores(f"{why}. Nothing after the newest checkpoint is saved; repair the reward, then resume")
 
 
 class RolloutLog:
-    """`rollouts.jsonl`: a line of JSON a rollout; without a path nothing is written."""
+    """The file `rollouts.jsonl`, with one line of JSON per rollout. Without a path nothing is written."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -206,7 +207,7 @@ class RolloutLog:
 
     @property
     def wanted(self) -> bool:
-        """Whether anything is written; spares making texts that nobody reads."""
+        """Whether anything is written. If not, callers need not decode texts for the log."""
         return self._path is not None
 
     def add(
@@ -222,7 +223,7 @@ class RolloutLog:
         text: str,
         versions: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Take down a rollout; `flush` writes it. `versions`: (version, tokens) of one that an update found running."""
+        """Add a rollout; `flush` writes it. `versions`: its (version, tokens) spans if weights changed while it ran."""
         scored, reason = (outcome, None) if isinstance(outcome, Scored) else (None, outcome.reason)
         line = {
             "rollout": rollout,
@@ -242,7 +243,7 @@ class RolloutLog:
         self._lines.append(json.dumps(line) + "\n")
 
     def flush(self) -> None:
-        """Write what was taken down."""
+        """Write the lines that were added."""
         if self._path is not None and self._lines:
             append_text(self._path, "".join(self._lines))
         self._lines = []

@@ -1,15 +1,15 @@
-"""A layer's keys and values in tensors with room, so that appending a token copies only that one."""
+"""A key-value cache layer with spare columns, so that appending a token copies only that token."""
 
 from __future__ import annotations
 
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-ROOM = 32  # columns, a token each, by which tensors grow
+ROOM = 32  # number of spare columns, one per token, added whenever the tensors grow
 
 
 class RoomyLayer(DynamicLayer):
-    """One layer's keys and values; what transformers sees of them are the first rows and the filled columns."""
+    """The keys and values of one layer. Transformers sees only the first rows and the filled columns of the tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,13 +36,13 @@ class RoomyLayer(DynamicLayer):
         self.show(len(indices), self._filled)
 
     def begin(self, like: tuple[Tensor, Tensor]) -> None:
-        """Have no rows yet, of this shape otherwise; one that has begun stays as it is."""
+        """Initialise with no rows and otherwise this shape. Does nothing if the layer is initialised already."""
         if not self._held:
             self._held = [each[:0, :, :0] for each in like]
             self.dtype, self.device, self.is_initialized = like[0].dtype, like[0].device, True
 
     def grow(self, rows: int, columns: int) -> None:
-        """Larger tensors; what is not written is 0, since what is masked counts with weight 0, and must be a number."""
+        """Enlarge the tensors. New entries are 0, because masked entries have weight 0 but must be finite."""
         for at, held in enumerate(self._held):
             larger = held.new_zeros((rows, held.shape[1], columns, held.shape[3]))
             larger[: held.shape[0], :, : held.shape[2]] = held

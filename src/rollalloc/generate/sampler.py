@@ -1,7 +1,8 @@
 """A batched sampler for Hugging Face causal language models with attention.
 
-A prompt is prefilled once for all its rollouts, what all prompts of a wave begin with once for all of them, and finished
-rollouts leave the batch. Each token's draw is a function of (seed, prompt, rollout, position), whatever its company.
+A prompt is prefilled once for all its rollouts, and a common prefix of all prompts of a wave is prefilled only once.
+Finished rollouts leave the batch. The random draw of each token is a function of (seed, prompt, rollout, position) and
+does not depend on the other rollouts of the batch.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from rollalloc.models.likelihood import cache_argument, evaluating, padded, posi
 
 log = logging.getLogger(__name__)
 
-# Dropping rows copies the cache, so finished rows stay until they are this share of the batch.
+# Dropping rows copies the cache, so finished rows stay until they make up this share of the batch.
 FINISHED_SHARE_TO_DROP = 0.1
-_AHEAD = 32  # tokens whose draws are made, and sent to the device, at a time
+_AHEAD = 32  # number of tokens for which draws are computed and sent to the device at a time
 
 NOT_FINITE = "expected finite logits, got NaN or +inf: the weights diverged or overflow their dtype"
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment
@@ -40,7 +41,7 @@ class Request:
     """Sample these rollouts of one prompt.
 
     Attributes:
-        prompt: index of the prompt; with the rollout's id it keys the random draws.
+        prompt: index of the prompt. Together with the rollout's id it is the key of the random draws.
         tokens: the prompt's token ids, at least one.
         rollouts: ids of the rollouts.
     """
@@ -56,13 +57,15 @@ class Generation:
 
     Attributes:
         rollout: its id.
-        tokens: generated token ids, EOS included where it was sampled.
-        logprobs: float32 log-probability of each token under the distribution it was drawn from, that is after
-            temperature, top-k and top-p.
-        truncated: True where the length limit came before an EOS or another token that ends a rollout.
-        cancelled: True where it was stopped before either; the tokens are those so far, none where it had not begun.
-        spans: versions of the weights under which its tokens were sampled, in order, and how many under each; empty where
-            all were sampled under the newest. A checkpoint does not keep them: they are told when it ends.
+        tokens: generated token ids, including EOS if it was sampled.
+        logprobs: float32 log-probability of each token under the distribution from which it was drawn, which is the one
+            after temperature, top-k and top-p.
+        truncated: True if the rollout reached the length limit before EOS or another token that ends a rollout.
+        cancelled: True if it was stopped before that. Then the tokens are those sampled so far, none if it had not
+            begun.
+        spans: pairs (version, number of tokens), in order: the versions of the weights under which its tokens were
+            sampled. Empty if all were sampled under the newest version. Checkpoints do not contain them, because they
+            are reported when the rollout ends.
     """
 
     rollout: int
@@ -74,7 +77,7 @@ class Generation:
 
 
 def pack_generations(generations: Sequence[Generation]) -> tuple[list[list[int]], dict[str, Tensor]]:
-    """Rollouts as [id, tokens, truncated] each, and their tokens and log-probabilities one after the other."""
+    """Pack rollouts into a list of [id, number of tokens, truncated], and tensors of all tokens and log-probabilities."""
     described = [[made.rollout, len(made.tokens), int(made.truncated)] for made in generations]
     tokens = [token for made in generations for token in made.tokens]
     logprobs = np.concatenate([np.zeros(0, np.float32), *(made.logprobs for made in generations)])
@@ -101,10 +104,10 @@ def generate(
     pad_id: int,
     seed: int,
 ) -> list[Generation]:
-    """Sample every requested rollout to its end: `stream` without stops.
+    """Sample every requested rollout to its end, like `stream` without stopping any.
 
     Returns:
-        One generation a rollout, in the order requested.
+        One generation per rollout, in the order of the requests.
     """
     ended = stream(model, requests, sampling, eos_ids=eos_ids, pad_id=pad_id, seed=seed)
     done = {generation.rollout: generation for generations in ended for generation in generations}
@@ -120,29 +123,29 @@ def stream(
     pad_id: int,
     seed: int,
 ) -> Generator[list[Generation], Iterable[int] | None]:
-    """Sample every requested rollout; yield, after each decoding step in which rollouts ended, those that did.
+    """Sample every requested rollout. After each decoding step in which rollouts ended, yield these rollouts.
 
-    `send` names rollouts to stop. They are yielded next, in a list of their own, `cancelled`. Sending names again then
-    stops more.
+    `send` takes ids of rollouts to stop. The next list that is yielded contains exactly these rollouts, marked as
+    `cancelled`. More rollouts can then be stopped by another `send`.
 
-    The model runs in eval mode without gradients; afterwards its mode is what it was. Where CUDA's memory does not suffice,
-    a wave's unfinished rollouts begin again, to the same tokens, in waves of half the rows.
+    The model runs in eval mode without gradients; its previous mode is restored afterwards. If CUDA runs out of memory,
+    the unfinished rollouts of the wave start again in waves of half the rows, and get the same tokens.
 
-    The same requests in the same waves give the same tokens, bit by bit. In other company a rollout's draws are the same,
-    but a matrix product of another shape may round otherwise, and rarely the neighbouring token comes.
+    The same requests in the same waves give exactly the same tokens. In another batch a rollout has the same random
+    draws, but a matrix product of another shape may round differently, which in rare cases changes a token.
 
     Args:
-        eos_ids: tokens that end a rollout, as `sampling.stop_ids` do, each in the vocabulary.
-        pad_id: any id in the vocabulary; what stands there is masked.
-        seed: of the run.
+        eos_ids: tokens that end a rollout, in addition to `sampling.stop_ids`; each in the vocabulary.
+        pad_id: any id in the vocabulary; padding is masked.
+        seed: seed of the run.
 
     Raises:
-        ValueError: a rollout requested twice, or to be stopped and not requested; an empty prompt, or an EOS outside the
-            vocabulary; `kv_tokens` too few for one rollout.
+        ValueError: a rollout is requested twice, a rollout to stop was not requested, a prompt is empty, an EOS id is
+            outside the vocabulary, or `kv_tokens` is too small for one rollout.
         FloatingPointError: the model's logits are not numbers.
-        torch.cuda.OutOfMemoryError: the memory does not suffice for one rollout.
+        torch.cuda.OutOfMemoryError: the memory is too small for a single rollout.
     """
-    # Prompts of like length share a wave, so that little of its prefill is padding.
+    # Prompts of similar length share a wave, so that the prefill contains little padding.
     by_length = sorted(requests, key=lambda request: len(request.tokens))
     request_R = np.repeat(np.arange(len(requests)), [len(request.rollouts) for request in by_length])
     rollout_R = [rollout for request in by_length for rollout in request.rollouts]
@@ -152,7 +155,7 @@ def stream(
     keys_R = draw_keys(seed, np.array([request.prompt for request in by_length], np.int64)[request_R], rollout_R)
     ends_V = ends_of(model, eos_ids, sampling)
     index_of = {rollout: index for index, rollout in enumerate(rollout_R)}
-    open_R = np.ones(len(rollout_R), bool)  # not handed over yet
+    open_R = np.ones(len(rollout_R), bool)  # not yielded yet
     tokens_R = np.array([len(request.tokens) for request in by_length], np.int64)[request_R] + sampling.max_new_tokens
     width = sampling.max_rows
     while open_R.any():
@@ -179,16 +182,16 @@ def stream(
 
 
 def _rows_that_fit(tokens_B: NDArray[np.int64], sampling: Sampling) -> int:
-    """How many of these rows, in ascending order of length, the cache holds."""
+    """Number of these rows, sorted by ascending length, that fit into the cache."""
     if sampling.kv_tokens is None:
         return len(tokens_B)
     sampling.refuse_small_cache(int(tokens_B[0]))
-    held_B = np.arange(1, len(tokens_B) + 1) * tokens_B  # each row is as long as the longest, which is the last
+    held_B = np.arange(1, len(tokens_B) + 1) * tokens_B  # each row takes the room of the longest, the last one
     return int(np.searchsorted(held_B, sampling.kv_tokens, side="right"))
 
 
 def draw_keys(seed: int, prompts_B: ArrayLike, rollouts_B: ArrayLike) -> NDArray[np.uint64]:
-    """The key of each rollout's random draws, hashed from (seed, prompt, rollout)."""
+    """Return the key of each rollout's random draws, a hash of (seed, prompt, rollout)."""
     key_B = np.array([seed % 2**64], dtype=np.uint64)
     for ids_B in (prompts_B, rollouts_B):
         key_B = _mix(key_B ^ np.asarray(ids_B, dtype=np.int64).astype(np.uint64))
@@ -196,7 +199,7 @@ def draw_keys(seed: int, prompts_B: ArrayLike, rollouts_B: ArrayLike) -> NDArray
 
 
 def uniforms(keys_B: NDArray[np.uint64], position: int | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Draws uniform on [0, 1), multiples of 2⁻⁵³; each the `position`-th value of SplitMix64 started at its key.
+    """Return uniform draws on [0, 1), multiples of 2⁻⁵³: the `position`-th value of SplitMix64 started at each key.
 
     Keys and positions are broadcast.
     """
@@ -215,13 +218,13 @@ def _mix(x_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def next_tokens(
     logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling
 ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float64]]:
-    """Each row's next token, where the logits are and on the host, and its log-probability, in float64.
+    """Return each row's next token, on the logits' device and on the host, and its float64 log-probability on the host.
 
-    On a device, all that comes to the host is one tensor: a decoding step's only synchronisation.
+    Only one tensor is copied from the device to the host, which is the only synchronisation of a decoding step.
 
     Args:
-        logits_BV: of the model, in float32.
-        uniforms_B: the rows' draws, where the logits are.
+        logits_BV: logits of the model, in float32.
+        uniforms_B: uniform draws of the rows, on the same device.
         sampling: temperature, top-k and top-p.
     """
     if sampling.temperature != 1:
@@ -247,32 +250,32 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
         uniforms_B: in [0, 1), float64.
 
     Returns:
-        tokens_B, and their log-probabilities logprobs_B in float64; NaN in rows whose logits are not numbers.
+        tokens_B, and their float64 log-probabilities logprobs_B, which are NaN in rows whose logits are NaN.
     """
     shifted_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
     cumulative_BV = shifted_BV.exp().cumsum(dim=-1, dtype=torch.float64)
     total_B1 = cumulative_BV[:, -1:]
     token_B1 = torch.searchsorted(cumulative_BV, uniforms_B[:, None] * total_B1, right=True)
-    token_B1.clamp_(max=logits_BV.shape[-1] - 1)  # rows of NaN point past the end
+    token_B1.clamp_(max=logits_BV.shape[-1] - 1)  # in rows of NaN the index is past the end
     return token_B1[:, 0], (shifted_BV.gather(-1, token_B1) - total_B1.log())[:, 0]
 
 
 def restrict(logits_BV: Tensor, *, top_k: int, top_p: float) -> Tensor:
-    """Logits with −∞ at every token that `Sampling.top_k`, then `Sampling.top_p`, leave out."""
+    """Return the logits with −∞ for every token that is excluded by `Sampling.top_k` and then by `Sampling.top_p`."""
     if 0 < top_k < logits_BV.shape[-1]:
         least_B1 = logits_BV.topk(top_k, dim=-1).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
     if top_p < 1:
         sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True, stable=True)
         probability_BV = sorted_BV.softmax(dim=-1)
-        # A token stays while those before it fall short of top_p, so the first always does.
+        # A token is kept if the tokens before it sum to less than top_p. So the first is always kept.
         left_out_BV = probability_BV.cumsum(dim=-1) - probability_BV >= top_p
         logits_BV = logits_BV.masked_fill(left_out_BV.scatter(-1, order_BV, left_out_BV), -torch.inf)
     return logits_BV
 
 
 class _Wave:
-    """Rollouts that are sampled together; their rows become fewer as they end."""
+    """Rollouts that are sampled together. Rows are removed as rollouts end."""
 
     def __init__(
         self,
@@ -285,7 +288,7 @@ class _Wave:
         sampling: Sampling,
         ends_V: NDArray[np.bool_],
     ) -> None:
-        # The prefill is the first step's: a step is where memory may run out.
+        # The prefill happens in the first step, because out-of-memory errors are handled only there.
         self._begin = partial(Rows, model, prompts, prompt_B, pad_id)
         self._model, self._rollouts, self._sampling, self._ends_V = model, rollouts, sampling, ends_V
         self._rows: Rows | None = None
@@ -294,26 +297,26 @@ class _Wave:
         self._tokens_BT = np.zeros((len(rollouts), sampling.max_new_tokens), np.int64)
         self._logprobs_BT = np.zeros(self._tokens_BT.shape, np.float32)
         self._length = 0  # tokens drawn so far, the same for every row
-        # Of the rows still in the batch, which are those that run and some that ended:
+        # For each row still in the batch (rollouts that run, and some that ended): its place and its key.
         self._place_B, self._keys_B = np.arange(len(rollouts)), keys_B
-        # And, kept where the model is: their newest tokens, and their draws some steps ahead.
+        # On the model's device: the newest token of each row, and its draws for the next steps.
         self._newest_B = self._draws_BC = torch.empty(0)
 
     @property
     def running(self) -> bool:
-        """Whether any rollout is without an end."""
+        """Whether any rollout has not ended."""
         return bool(self._running_B.any())
 
     def next_ended(self) -> list[Generation]:
-        """Decode until rollouts end, and return those."""
-        # The model's mode and the gradients are the caller's again wherever the caller goes on.
+        """Decode until at least one rollout ends, and return those that ended."""
+        # The caller's model mode and gradient setting are restored before this method returns.
         with evaluating(self._model), decoding_attention(self._model):
             while not (ended := self._step()):
                 pass
         return ended
 
     def _step(self) -> list[Generation]:
-        """Draw each row's next token; returns the rollouts that ended with it."""
+        """Draw each row's next token. Return the rollouts that ended with it."""
         rows, at = self._advance(), self._length
         self._newest_B, tokens_B, logprobs_B = next_tokens(rows.logits_BV, self._draws(rows), self._sampling)
         self._tokens_BT[self._place_B, at] = tokens_B
@@ -325,7 +328,7 @@ class _Wave:
         return self._end(self._place_B[running_B])
 
     def cancel(self, rollouts: Sequence[int]) -> list[Generation]:
-        """Stop rollouts without an end, also such as have not begun."""
+        """Stop rollouts that have not ended, including those that have not begun."""
         begun = [self._place_of[rollout] for rollout in rollouts if rollout in self._place_of]
         nothing = np.zeros(0, np.float32)
         return self._end(begun, cancelled=True) + [
@@ -335,7 +338,7 @@ class _Wave:
         ]
 
     def _advance(self) -> Rows:
-        """Rows whose logits are those of the next token."""
+        """Run the model one step and return the rows with the logits of the next token."""
         if self._rows is None:
             self._rows = self._begin()
             return self._rows
@@ -348,7 +351,7 @@ class _Wave:
         return self._rows
 
     def _draws(self, rows: Rows) -> Tensor:
-        """Each row's draw for the next token."""
+        """Return each row's random draw for the next token."""
         ahead = self._length % _AHEAD
         if ahead == 0:
             last = min(self._length + _AHEAD, self._sampling.max_new_tokens)
@@ -357,7 +360,7 @@ class _Wave:
         return self._draws_BC[:, ahead]
 
     def _end(self, places: Sequence[int] | NDArray[np.int64], cancelled: bool = False) -> list[Generation]:
-        """The rollouts at these places as they are now; they run no more."""
+        """End the rollouts at these places, and return them with the tokens that they have now."""
         self._running_B[places] = False
         tokens_BT, logprobs_BT = self._tokens_BT[places, : self._length], self._logprobs_BT[places, : self._length]
         if np.isnan(logprobs_BT).any():
@@ -375,15 +378,15 @@ class _Wave:
 
 
 class Rows:
-    """What the model needs beside the next tokens, a row per rollout: the cache, the mask, the positions."""
+    """The inputs of the model besides the next tokens, one row per rollout: the cache, the mask and the positions."""
 
     def __init__(
         self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], prompt_B: NDArray[np.int64], pad_id: int
     ) -> None:
-        """Prefill each prompt once, then copy it for its rollouts; `logits_BV` are those of their first new token."""
+        """Prefill each prompt once, then copy it for its rollouts. `logits_BV` are the logits of their first new token."""
         self._model = model
         self._cache = DynamicCache(config=model.config)
-        # Each step would copy the whole cache to append a token. Layers that do more than append are left as they are.
+        # `DynamicLayer` copies the whole cache to append a token. Layers that do more than append are not replaced.
         self._cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in self._cache.layers]
         shared = shared_prefix(model, prompts)
         rest_BP, mask_BP = padded([prompt[shared:] for prompt in prompts], pad_id, side="left", device=model.device)
@@ -398,19 +401,19 @@ class Rows:
 
     @property
     def held(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of each layer, shape (B, heads, columns, width), the last token in the last column."""
+        """Keys and values of each layer, shape (B, heads, columns, width). The last column has the last token."""
         layers: list[Any] = self._cache.layers
         return [(layer.keys, layer.values) for layer in layers]
 
     def _prefill_shared(self, tokens: Sequence[int], rows: int) -> None:
-        """Put what all rows begin with into the cache: computed in one row, then copied."""
+        """Put the common prefix of all rows into the cache: compute it for one row, then copy it."""
         self._padded = False
         ids_1P = sent(np.array([tokens]), self._model.device)
         self._forward(ids_1P, torch.arange(len(tokens), device=self._model.device)[None])
         self._cache.batch_select_indices(torch.zeros(rows, dtype=torch.int64, device=self._model.device))
 
     def select(self, rows_B: NDArray[np.int64]) -> Tensor:
-        """Keep these rows, in this order; a row named several times is copied. Returns them where the model is."""
+        """Keep these rows, in this order; repeated rows are copied. Return the row indices as a tensor on the device."""
         at_B = sent(rows_B, self.logits_BV.device)
         self._cache.batch_select_indices(at_B)
         self._mask_BS = self._mask_BS[at_B]
@@ -419,7 +422,7 @@ class Rows:
         return at_B
 
     def feed(self, tokens_B: Tensor) -> None:
-        """Append a token to each row; `logits_BV` are those of the token after it."""
+        """Append a token to each row. `logits_BV` then are the logits of the token after it."""
         if self._padded:
             self._mask_BS = torch.nn.functional.pad(self._mask_BS, (0, 1), value=True)
         self._position_B = self._position_B + 1
@@ -440,7 +443,7 @@ class Rows:
 
 
 def ends_of(model: PreTrainedModel, eos_ids: Sequence[int], sampling: Sampling) -> NDArray[np.bool_]:
-    """True at each token that ends a rollout, shape (V,); a `ValueError` where one is outside the vocabulary."""
+    """Return a mask of the tokens that end a rollout, shape (V,). A token outside the vocabulary is a `ValueError`."""
     ids, size = (*eos_ids, *sampling.stop_ids), model.config.get_text_config().vocab_size
     for token in ids:
         if not 0 <= token < size:

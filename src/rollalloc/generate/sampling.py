@@ -1,4 +1,4 @@
-"""How rollouts are sampled, and how the asynchronous engine works, as values."""
+"""Settings of sampling and of the asynchronous engine."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample.
+    """Settings of sampling.
 
     Attributes:
-        max_new_tokens: tokens of a rollout, the one that ends it included, at least 1.
+        max_new_tokens: maximum number of tokens of a rollout, including the one that ends it; at least 1.
         temperature: divides the logits, above 0.
         top_p: keep the fewest most likely tokens whose probabilities sum to at least this, in (0, 1]; 1 keeps all.
-        top_k: keep this many most likely tokens (more where the last one ties); 0 keeps all. Applied before `top_p`.
-        max_rows: rollouts in the batch at once, at least 1. The rest wait their turn.
-        kv_tokens: tokens in the key-value cache at once, as if each rollout of a wave had the longest prompt there and
-            `max_new_tokens`; at least 1. The rest wait their turn. None: only `max_rows` bounds the cache.
-        stop_ids: tokens that end a rollout besides EOS, each in the vocabulary; they stay in the text.
+        top_k: keep this many most likely tokens (more if there are ties with the last one); 0 keeps all. Applied before
+            `top_p`.
+        max_rows: maximum number of rollouts in the batch at once, at least 1. The others wait.
+        kv_tokens: maximum number of tokens in the key-value cache at once, where each rollout of a wave counts with the
+            longest prompt of the wave plus `max_new_tokens`; at least 1. The other rollouts wait. None: only `max_rows`
+            limits the cache.
+        stop_ids: tokens other than EOS that end a rollout, each in the vocabulary. They stay in the text.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: a value is out of its range.
     """
 
     max_new_tokens: int
@@ -46,10 +48,10 @@ class Sampling:
                 raise ValueError(f"{name} must be {expected}, got {getattr(self, name)}")
 
     def refuse_small_cache(self, tokens: int) -> None:
-        """Refuse `kv_tokens` too few for one rollout of so many tokens, its prompt included.
+        """Check that `kv_tokens` is large enough for one rollout of this many tokens, including its prompt.
 
         Raises:
-            ValueError: they are.
+            ValueError: it is too small.
         """
         if self.kv_tokens is not None and self.kv_tokens < tokens:
             raise ValueError(
@@ -59,12 +61,12 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Streaming:
-    """How the asynchronous engine works; see docs/streaming.md.
+    """Settings of the asynchronous engine; see docs/streaming.md.
 
     Attributes:
-        overlap: True: generation runs in a process of its own, while rewards are scored and batches trained. False: it runs
-            in this process, with one decoding step after each forward pass of an update. Then a run depends on no clock,
-            and is the same after a kill and a resume.
+        overlap: True: generation runs in its own process while rewards are scored and batches are trained. False:
+            generation runs in this process, with one decoding step after each forward pass of an update. Then a run
+            does not depend on timing, and a run that was killed and resumed gives the same result.
     """
 
     overlap: bool = True

@@ -1,7 +1,7 @@
 """Rollouts from a model behind an OpenAI-compatible server: vLLM, SGLang, llama.cpp, Ollama, or a hosted API.
 
-The server renders and tokenizes prompts; messages are sent as messages. The key comes from `OPENAI_API_KEY` and appears in
-no file and no message.
+The server applies the chat template and tokenizes; chat prompts are sent as messages. The key is read from
+`OPENAI_API_KEY` and never written to a file or a message.
 """
 
 from __future__ import annotations
@@ -24,37 +24,38 @@ from rollalloc.files.text import visible
 from rollalloc.generate.sampling import Sampling
 
 KEY = "OPENAI_API_KEY"
-_CONNECT_S = 10.0  # until a server takes the connection
-_LISTING_S = 20.0  # until it lists its models
-_MALFORMED = 3  # tries of a request whose answer cannot be read
-_SHOWN = 300  # characters of a server's own message
-_MOST_AT_ONCE = 1000  # connections that the client opens
-# Servers take these defaults from the model's generation_config.json or from themselves: llama.cpp keeps 40 tokens, Qwen 20.
+_CONNECT_S = 10.0  # time limit for connecting to a server
+_LISTING_S = 20.0  # time limit for listing its models
+_MALFORMED = 3  # number of attempts if an answer cannot be parsed
+_SHOWN = 300  # maximum number of characters shown of a server's message
+_MOST_AT_ONCE = 1000  # maximum number of connections that the client opens
+# Without these, servers use defaults of their own or of generation_config.json: top_k is 40 in llama.cpp, 20 for Qwen.
 _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-_ANSWERED = ("stop", "length", "eos", "stop_sequence")  # how an answer ends that is whole, or as long as it may be
+_ANSWERED = ("stop", "length", "eos", "stop_sequence")  # reasons of complete answers and of the length limit
 
 
 class ServerFailed(RuntimeError):
-    """The server cannot be reached, refuses, or speaks another protocol. Answers that came before are kept."""
+    """The server cannot be reached, refuses a request, or uses another protocol. Earlier answers are kept."""
 
 
 class _Refused(ServerFailed):
-    """The server refuses one request by its content."""
+    """The server refuses one request because of its content."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A served model, and how its server is used.
+    """The address of a served model, and limits for its use.
 
     Attributes:
         url: the API's base address, e.g. http://localhost:8000/v1.
-        model: the name under which it serves the model.
-        concurrency: requests under way at once, at least 1.
-        limit_s: seconds that a request may take, above 0.
-        retries: further tries of a request that failed (no connection, time-out, 408, 409, 429, 5xx), with growing pauses.
+        model: the name under which the server offers the model.
+        concurrency: maximum number of open requests, at least 1.
+        limit_s: time limit of a request in seconds, above 0.
+        retries: number of retries of a request that failed (no connection, time-out, 408, 409, 429, 5xx), with growing
+            pauses.
 
     Raises:
-        ValueError: a value out of its range, or an address that is not one.
+        ValueError: a value is out of its range, or the address is not valid.
     """
 
     url: str
@@ -85,14 +86,15 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server answered to one request.
+    """A server's answer to one request.
 
     Attributes:
-        text: of the completion.
-        tokens: of the completion, as the server counts them; None: it does not say.
-        prompt_tokens: of the prompt; likewise.
-        truncated: the length limit cut it off.
-        failure: why it is no rollout: the server cut it off for another reason, or refused the prompt; empty: it is one.
+        text: text of the completion.
+        tokens: number of tokens of the completion, as counted by the server; None if the server does not report it.
+        prompt_tokens: number of tokens of the prompt, as counted by the server; None as above.
+        truncated: whether the length limit cut it off.
+        failure: why the answer cannot be used as a rollout: the server cut it off for another reason, or refused the
+            prompt. Empty if it can be used.
     """
 
     text: str
@@ -104,14 +106,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked of a server, the same for every prompt.
+    """The part of a request that is the same for every prompt.
 
     Attributes:
-        model: its name.
-        sampling: maximum tokens, temperature and top_p are sent; top_k, min_p and repetition penalty are switched off where
-            the server knows them.
+        model: name of the model.
+        sampling: its maximum tokens, temperature and top_p are sent. top_k, min_p and the repetition penalty are
+            switched off, if the server knows these parameters.
         template_args: arguments of the server's chat template.
-        skip_refused: a prompt that the server refuses becomes an answer with a failure, instead of an error.
+        skip_refused: True: a prompt that the server refuses gives an answer with a `failure`. False: it raises an
+            error.
     """
 
     model: str
@@ -120,7 +123,7 @@ class Ask:
     skip_refused: bool = False
 
     def digest(self, prompt: Prompt) -> str:
-        """A digest of all that determines the distribution of the answers to a prompt."""
+        """A digest of everything that determines the distribution of the answers to a prompt."""
         sampling = self.sampling
         asked = [self.model, sampling.max_new_tokens, sampling.temperature, sampling.top_p, dict(self.template_args)]
         return blake2b(json.dumps([*asked, prompt], sort_keys=True).encode(), digest_size=12).hexdigest()
@@ -130,11 +133,11 @@ class ServedModel:
     """Asks a server for completions. Use it within one event loop.
 
     Args:
-        endpoint: where, and how.
-        ask: what.
+        endpoint: the server, and limits for its use.
+        ask: the model and the sampling parameters.
 
     Attributes:
-        refused: parameters that the server does not know, so that its own defaults hold.
+        refused: parameters that the server does not know, so that its own defaults apply.
 
     Raises:
         ImportError: the `openai` package is not installed.
@@ -157,10 +160,10 @@ class ServedModel:
         await self._client.close()
 
     async def check(self) -> None:
-        """Check that the server is there, speaks the protocol, takes the key and serves the model; nothing is paid.
+        """Check that the server responds, uses the protocol, accepts the key and serves the model. This costs nothing.
 
         Raises:
-            ServerFailed: says which does not hold, and what to do.
+            ServerFailed: a check failed. The message says which one, and what to do.
         """
         try:
             page = await self._client.with_options(timeout=_LISTING_S, max_retries=1).models.list()
@@ -179,10 +182,10 @@ class ServedModel:
             )
 
     async def answer(self, prompt: Prompt) -> Answer:
-        """One completion of a prompt.
+        """Request one completion of a prompt.
 
         Raises:
-            ServerFailed: it failed again and again, or refused; says why.
+            ServerFailed: all attempts failed, or the server refused. The message says why.
         """
         problem = ""
         for _ in range(_MALFORMED):
@@ -195,12 +198,12 @@ class ServedModel:
                 return Answer("", 0, 0, False, failure=str(error))
             except self._openai.OpenAIError as error:
                 raise ServerFailed(self._why(error)) from None
-            except (AttributeError, TypeError, ValueError, IndexError) as error:  # half of JSON, or another shape
+            except (AttributeError, TypeError, ValueError, IndexError) as error:  # incomplete or unexpected JSON
                 problem = f"{type(error).__name__}: {error}"[:_SHOWN]
         raise ServerFailed(f"{self.endpoint.url} {_NO_PROTOCOL} ({self._hidden(problem)}, {_MALFORMED} times)")
 
     async def _request(self, prompt: Prompt) -> Any:
-        """Send a request. What the server does not know of the optional parameters is left out from then on."""
+        """Send a request. Optional parameters that the server does not know are omitted from then on."""
         while True:
             try:
                 return await self._send(prompt)
@@ -232,7 +235,7 @@ class ServedModel:
         return await self._client.chat.completions.create(messages=list(prompt), extra_body=extra, **common)
 
     def _read(self, reply: Any, *, chat: bool) -> Answer:
-        """An answer out of a reply of the expected shape."""
+        """Convert a reply of the expected shape into an `Answer`."""
         if isinstance(reply, str):
             raise ValueError(f"expected JSON, got {reply[:60]!r}")
         choice = reply.choices[0]
@@ -257,7 +260,7 @@ class ServedModel:
         )
 
     def _why(self, error: Any) -> str:
-        """What an error of the client means, and what to do."""
+        """Explain an error of the client, and say what to do."""
         url, openai = self.endpoint.url, self._openai
         tries = self.endpoint.retries + 1
         if isinstance(error, openai.APITimeoutError):
@@ -282,7 +285,7 @@ class ServedModel:
         return f"{url} {_NO_PROTOCOL} ({self._message(error)})"
 
     def _message(self, error: Any) -> str:
-        """A server's own words about an error."""
+        """The server's own message in an error."""
         body = getattr(error, "body", None)
         words = body.get("message", body) if isinstance(body, Mapping) else body
         code = getattr(error, "status_code", None)
@@ -290,7 +293,7 @@ class ServedModel:
         return self._hidden(text if code is None or str(code) in text else f"{code}: {text}")
 
     def _hidden(self, text: str) -> str:
-        """A server's text, short, harmless to print, and without the key, which some servers repeat."""
+        """Make a server's text short and safe to print, and remove the key, which some servers repeat."""
         key = os.environ.get(KEY)
         return visible(text.replace(key, "[key]") if key else text)[:_SHOWN].strip()
 
@@ -302,16 +305,16 @@ _NO_PROTOCOL = (
 
 
 class Answers:
-    """Answers to requests, asked for in a thread of its own, a limited number at a time and in their order.
+    """Answers to a list of requests. A thread sends them in order, a limited number at a time.
 
-    As a context manager it ends the thread. On an error no further request is sent, and those under way are waited for,
-    since they are paid; on Ctrl-C they are given up.
+    As a context manager it ends the thread. After an error no further request is sent, but open requests are completed,
+    because they are paid for. After Ctrl-C open requests are cancelled.
 
     Args:
-        endpoint: where, and how.
-        ask: what.
-        prompts: one for each request.
-        keep: called in the thread with a request's number and its answer, as soon as it came.
+        endpoint: the server, and limits for its use.
+        ask: the model and the sampling parameters.
+        prompts: one prompt for each request.
+        keep: called in the thread with the number of a request and its answer, as soon as the answer has arrived.
     """
 
     def __init__(
@@ -336,10 +339,10 @@ class Answers:
         self._thread.join()
 
     def __getitem__(self, number: int) -> Answer:
-        """The answer to a request, once it is there.
+        """Wait for the answer to a request and return it.
 
         Raises:
-            ServerFailed: a request failed; those before it may have an answer all the same.
+            ServerFailed: a request failed before this one was answered. Other requests may have answers.
         """
         return self._futures[number].result()
 
@@ -359,7 +362,7 @@ class Answers:
                 waiting = iter(range(len(self._prompts)))
                 await self._work(
                     served, waiting, failed, most=1
-                )  # the first one shows which parameters the server knows
+                )  # the first request shows which parameters the server knows
                 each = (self._work(served, waiting, failed) for _ in range(self._endpoint.concurrency))
                 await asyncio.gather(*each)
             finally:
@@ -372,7 +375,7 @@ class Answers:
                 future.set_exception(ended)
 
     async def _work(self, served: ServedModel, waiting: Any, failed: list[BaseException], most: int = 1 << 62) -> None:
-        """Ask one request after another until none is left, one failed, or this is to stop."""
+        """Send one request after another until none is left, a request failed, or the thread must stop."""
         for number in waiting:
             if failed or self._stopping:
                 return
@@ -389,10 +392,10 @@ class Answers:
 
 
 def check_server(endpoint: Endpoint, ask: Ask) -> None:
-    """Check a server before anything is paid, as `ServedModel.check`.
+    """Check a server before anything is paid for, as `ServedModel.check` does.
 
     Raises:
-        ServerFailed, ImportError: as `ServedModel`.
+        ServerFailed, ImportError: as for `ServedModel`.
     """
 
     async def checked() -> None:
@@ -406,10 +409,10 @@ def check_server(endpoint: Endpoint, ask: Ask) -> None:
 
 
 def openai_module() -> Any:
-    """The `openai` package.
+    """Import and return the `openai` package.
 
     Raises:
-        ImportError: it is not installed; says how.
+        ImportError: it is not installed. The message says how to install it.
     """
     try:
         import openai  # pyright: ignore[reportMissingImports]

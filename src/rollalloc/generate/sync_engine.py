@@ -14,18 +14,19 @@ _Wave = Generator[list[Generation], Iterable[int] | None]
 
 
 class SyncEngine(LocalEngine):
-    """Generates and scores in waves: all that was submitted before a `poll`.
+    """Generates and scores in waves. A wave contains all rollouts that were submitted before a `poll`.
 
-    Rollouts are scored while others are still generated. `poll` returns a wave in the order in which it was submitted, so
-    that what the allocator is told does not depend on how long a score takes. A wave with a stage of `stopping` is returned
-    piece by piece instead, after each decoding step in which rollouts ended, so that others can be cancelled meanwhile.
+    Rollouts are scored while others are still generated. `poll` returns a wave in the order in which it was submitted,
+    so that the allocator's events do not depend on how long scoring takes. A wave with rollouts of a stage in
+    `stopping` is returned in parts instead, after each decoding step in which rollouts ended, so that other rollouts
+    can be cancelled.
 
     Args:
         shared: as for `LocalEngine`.
         stopping: indices of the stages that have a stop rule (`Recipe.stopping`).
 
     Attributes:
-        on_ended: called with the number of rollouts that ended in a decoding step, for progress.
+        on_ended: called with the number of rollouts that ended in a decoding step, to show progress.
     """
 
     def __init__(self, *shared: Any, stopping: Collection[int] = ()) -> None:
@@ -62,7 +63,7 @@ class SyncEngine(LocalEngine):
         if any(order.stage in self._stopping for order in orders):
             self._wave = wave
             return results + self._scored(next(wave))
-        self._to_cancel.clear()  # they end before they could be stopped
+        self._to_cancel.clear()  # these rollouts end before they can be stopped
         return results + self._whole(wave)
 
     def load_weights(self, version: int) -> None:
@@ -84,7 +85,7 @@ class SyncEngine(LocalEngine):
         return results
 
     def _whole(self, wave: _Wave) -> list[RolloutResult]:
-        """Generate a wave to its end, and return it in the order in which it was submitted."""
+        """Generate a wave to its end, and return its results in the order in which it was submitted."""
         place_of = {rollout: place for place, rollout in enumerate(self._order_of)}
         scoring: list[Scoring] = []
         for ended in wave:
