@@ -267,7 +267,7 @@ class Allocator:
         return self._run.replayed
 
     def accounts(self) -> dict[str, int]:
-        """Number of rollouts by what became of them. The values sum to the number of rollouts ordered."""
+        """Number of rollouts by the cause of their end, or "open". The values sum to the number of rollouts ordered."""
         accounts = self._run.accounts
         return accounts | {"open": self.paid - sum(accounts.values())}
 

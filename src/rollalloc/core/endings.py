@@ -56,7 +56,7 @@ def few_prompts(run: Run) -> str:
 
 
 def _remedies(run: Run) -> list[str]:
-    """For each reason why prompts are gone: how many, and what to change."""
+    """For each reason why prompts cannot be drawn: the number of such prompts, and what to change."""
     evicted, quarantined = run.pool.evicted(), len(run.statistics.with_fate(QUARANTINED))
     remedies: list[str] = []
     if evicted:

@@ -40,7 +40,7 @@ class Group:
     ) -> None:
         self.id = group
         self.prompt = prompt
-        self.predicted, self.baseline, self.sampling_ratio = predicted, baseline, sampling_ratio  # as in its `Drawn`
+        self.predicted, self.baseline, self.sampling_ratio = predicted, baseline, sampling_ratio  # from its `Drawn`
         self.epoch = epoch  # epoch in which the prompt was drawn
         self.phase = Phase.DRAWN
         self.stage = 0  # the stage that it is in, or passed last

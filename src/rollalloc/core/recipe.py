@@ -25,7 +25,7 @@ from rollalloc.core.rule import (
     StopRule,
 )
 
-_MOST_FAILURES = 255  # the statistics count up to here, in one byte
+_MOST_FAILURES = 255  # the statistics store this count in one byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

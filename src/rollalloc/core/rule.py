@@ -223,7 +223,7 @@ class PromptTraits(Traits):
     Attributes:
         reads_features: the rule uses the table's features.
         reads_kl: the rule needs `Updated.approx_kl`, the KL divergence of each update.
-        predicts: the rule predicts a success rate for each prompt, from more than the prompt's last visit.
+        predicts: the rule predicts a success rate for each prompt, from more evidence than the prompt's last visit.
     """
 
     reads_features: bool = False
@@ -482,7 +482,7 @@ class RowRule(Rule):
     def longest_promises(
         self, made: Sequence[int], groups: Sequence[GroupView], sizes: Sequence[int], view: View
     ) -> Mapping[str, bool]:
-        """Check the numbers of `longest_of`, as `promises` checks the choice of rows."""
+        """Like `promises`, for the numbers that `longest_of` returned."""
         return {}
 
     @abstractmethod

@@ -38,7 +38,7 @@ class Selection:
         self.begin()
 
     def begin(self) -> None:
-        """The weights were updated: count anew."""
+        """Reset the sums after an update of the weights."""
         self._sampled, self._trained = _Sums(), _Sums()
 
     def end(self, group: Group) -> None:

@@ -105,7 +105,7 @@ class Teaching:
     def shares(self) -> dict[str, float]:
         """The share of each outcome among the rollouts of the window.
 
-        Empty if there are fewer than `WINDOW` rollouts, unless there are `FIRST` and all had the same outcome.
+        Empty if there are fewer than `WINDOW` rollouts or, if all had the same outcome, fewer than `FIRST`.
         """
         return self._shares(sum(self._before, Counter[str]()))
 

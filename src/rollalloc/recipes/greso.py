@@ -81,8 +81,8 @@ class Selective(PromptRule):
     nothing. A skipped prompt has its next turn in the next epoch. If a whole pass over the prompts would draw none, one
     is drawn, in proportion to these probabilities.
 
-    p adapts after each batch, from the second epoch on. If at least `zero_share` / 3 of the batch's groups were
-    solved, p of the solved becomes p - step, otherwise p + step. For the failed the threshold is 2/3 `zero_share`.
+    p adapts after each batch, from the second epoch on. If at least `zero_share` / 3 of the batch's groups were solved,
+    p of solved prompts becomes p - step, otherwise p + step. For failed prompts, the threshold is 2/3 · `zero_share`.
 
     GRESO, arXiv 2506.02177; see PAPERS.md.
 

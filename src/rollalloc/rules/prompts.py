@@ -64,9 +64,7 @@ class Shuffled(PromptRule):
         open_S = np.ones(len(short_S), np.bool_)
         for source, count in enumerate(self._shares(k, open_S, rng)):
             lacking = count - self._take(memory, source, count, free_N, picked, rng)
-            if (
-                lacking and short_S[source]
-            ):  # too few for the second time, even in a new epoch: give its share to others
+            if lacking and short_S[source]:  # too few prompts in the new epoch too: other sources get this share
                 missing += lacking
             if count:
                 short_S[source], open_S[source] = lacking > 0, lacking == 0

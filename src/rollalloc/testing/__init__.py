@@ -4,7 +4,7 @@
 
     check_recipe(my_recipe)   # returns, or raises ConformanceError naming the law, the seed and the mode
 
-A simulated world answers every order (`world`, `feeder`). Its prompts have all difficulties, and its rewards differ
+A simulated world answers every order (`world`, `feeder`). Its prompts range from easy to hard, and its rewards differ
 from the metrics. Rollouts fail, are cancelled, end in random order, and end after their cancellation. The trainer is
 slow, the data loader has epochs of its own, and the capacity may be a single rollout. An auditor that shares no code
 with the core keeps its own records of all events and answers (`audit`). Every decision of every rule is checked against

@@ -58,7 +58,7 @@ def _most_work(run: AuditedRun) -> tuple[int, int]:
 
 
 class Counted(np.ndarray):
-    """An array that counts the entries read or written: the whole array for most operations, one for an index."""
+    """An array that counts entries read or written: all of them for most operations, for an index only those selected."""
 
     entries = 0
 
