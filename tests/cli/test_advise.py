@@ -98,7 +98,7 @@ def test_a_curriculum_is_exported_and_is_a_file_of_prompts(call, own, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "give a log of rollouts, or --model with --prompts and --reward, or --task"),
+        ((), "give a log of rollouts, or --model with --prompts and --reward, or --endpoint with these, or --task"),
         (("log.jsonl", "--model", "model"), "--model: does not apply to a log"),
         (("log.jsonl", "--sample-n", 4), "--sample-n: does not apply to a log"),
         ((*ADVISE[1:], "--format", "trl"), "--format: does not apply when a profile is sampled"),

@@ -36,6 +36,7 @@ BASE = {
     "data prepare": ("gsm8k", "--from-local", "model"),
     "data chat": ("sums",),
     "data ladder": (),
+    "data environment": ("gsm8k", "--out", "made.jsonl"),
     "data convert": ("prompts.jsonl", "--question", "prompt", "--answer", "data_source", "--out", "made.jsonl"),
 }
 BESIDE = {  # what else must be said for an option to mean something
@@ -66,7 +67,7 @@ ANY_TEXT = {  # text that cannot be told to be wrong before a model or a column 
     ("waste", "reward"),
     ("advise", "reward"),
 }
-FILES = ("features", "report", "data convert")  # commands whose --out is no folder
+FILES = ("features", "report", "data convert", "data environment")  # commands whose --out is no folder
 BELOW_ZERO = {("waste", "threshold"), ("advise", "threshold")}  # numbers that may be negative: rewards
 
 

@@ -126,12 +126,12 @@ def sampled(policy, requests):
 def streamed(policy, requests):
     given = {"eos_ids": policy.eos_ids, "pad_id": policy.pad_id, "seed": 3, "longest_prompt": 5}
     running = LocalBackend(policy.model, backend.Decoding(sampling=Sampling(LENGTH, max_rows=7), **given))
-    running.start(
+    running.submit(
         [backend.RunningRow(rollout, each.prompt, each.tokens) for each in requests for rollout in each.rollouts]
     )
     ended = {}
     while len(ended) < 4 * len(requests):
-        ended |= {each.rollout: each for each in running.step(10.0)}
+        ended |= {each.rollout: each for each in running.poll(10.0)}
     steps = len(running.paces())
     running.close()
     tokens = [ended[rollout].tokens for rollout in sorted(ended)]

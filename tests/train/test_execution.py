@@ -17,7 +17,7 @@ from rollalloc.models.policy import Policy
 from rollalloc.runs.files import digest_of
 from rollalloc.runs.reader import read_metrics
 from rollalloc.train.objective import Clip, Loss
-from rollalloc.train.run_json import folder_of, is_described_in, read_config
+from rollalloc.train.run_json import folder_of, read_config
 from rollalloc.train.schedule import Schedule
 from rollalloc.train.train import train
 
@@ -223,16 +223,6 @@ def test_a_description_with_a_value_of_another_type_is_refused_by_field(run_of, 
     (tmp_path / "run.json").write_text(json.dumps(described))
     with pytest.raises(ValueError, match=re.escape(said)):
         read_config(tmp_path)
-
-
-def test_the_two_parts_of_the_schema_before_are_read_as_one(run_of, tmp_path):
-    config = run_of()
-    described = config.description()
-    sampling = {"sampling": described.pop("sampling")}
-    parts = {"schema": 2, "source": {"model": described.pop("model")}, "settings": sampling}
-    (tmp_path / "run.json").write_text(json.dumps(described | parts))
-    assert read_config(tmp_path) == config
-    assert is_described_in(config, tmp_path)
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_with_other_workers(run_of, tmp_path):

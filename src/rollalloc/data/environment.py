@@ -13,6 +13,7 @@ from rollalloc.data.prompts import write_prompts
 from rollalloc.files.claims import claim_files, refuse_foreign_files
 from rollalloc.rewards.environment import CONFIG, NAME, TASK, check_task, load_taskset, prompt_of
 
+_MOST_TASKS = 10**12  # more can only be a typing error
 _ANSWERS = ("answer", "ground_truth", "solution", "target")  # fields of a task that tell its right answer
 
 
@@ -42,8 +43,10 @@ def write_environment(
             or fewer tasks than were asked for.
         ImportError: it, or verifiers, is not installed.
     """
-    if (tasks is not None and tasks < 1) or skip < 0:
-        raise ValueError(f"--tasks must be at least 1 and --skip at least 0, got {tasks} and {skip}")
+    if (tasks is not None and tasks < 1) or not 0 <= skip < _MOST_TASKS:
+        raise ValueError(
+            f"--tasks must be at least 1 and --skip at least 0 and below {_MOST_TASKS:,}, got {tasks} and {skip}"
+        )
     refuse_foreign_files([path])
     if os.path.lexists(path):
         raise FileExistsError(f"{path} is there already; give another --out, or remove it")

@@ -96,8 +96,6 @@ def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         return {}, {}
     try:
         saved = json.loads(read_text(path))
-        if saved.get("schema") == 2:  # the same fields in two parts
-            saved |= saved.pop("source") | saved.pop("settings") | {"schema": SCHEMA}
         schema, digests = saved.get("schema"), saved.pop("digests", {})
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} does not describe a run ({error}); it is damaged, or another program's") from None

@@ -242,7 +242,9 @@ class Loop(ABC):
 
     def _begin(self) -> None:
         """Count what the features cost, unless the run is resumed."""
-        if self.features is None or self.checkpoints.newest is not None or self.counters.next_at:
+        if self.features is None or self.checkpoints.newest is not None:
+            return
+        if self.counters.next_at or self.counters.batches:
             return
         self.counters.seconds += self.features.cost.seconds
         cost = {f"features_{name}": value for name, value in asdict(self.features.cost).items()}
@@ -263,7 +265,7 @@ class Loop(ABC):
             goes_on = self.engine.streams and bool(actions.generate or actions.release)
             self._tell(self.engine.poll(wait=not goes_on))
         self.counters.seconds += time.perf_counter() - started
-        if self._is_due(actions) or not self.engine.streams:
+        if self._is_due(actions) or (self.engine.can_update and not self.engine.streams):
             self._notices.rolled_out(self.allocator, self.engine.outcomes)
         if actions.finished is None or self.allocator.batch is not None:
             return None

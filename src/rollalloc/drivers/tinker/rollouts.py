@@ -160,6 +160,9 @@ class RemoteEngine(RolloutEngine):
                 order.stage in self.stopping for order, _ in self._in_flight.values()
             )
             self.thread.wait(wanted, one=one_at_a_time)
+        elif wait and self._in_flight and not results and not self.capacity():
+            # Only stopped rollouts are running and they hold every slot: wait for one, do not ask again at once.
+            self.thread.wait(self._in_flight, one=True)
         return results + self._take_in()
 
     def drain(self) -> list[RolloutResult]:

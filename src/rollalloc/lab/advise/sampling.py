@@ -153,6 +153,7 @@ class _Sampler(SyncEngine):
         results = self.poll()
         for result in results:
             self.outcomes.add(result.outcome, truncated=result.truncated, tokens=result.tokens)
+        self.release([result.rollout for result in results])
         return [result.outcome for result in results]
 
 
