@@ -179,12 +179,12 @@ def test_weights_in_half_precision_are_refused_for_their_mean_would_stand_still(
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (flip_a_bit, "trained.safetensors is not what was written, its digest differs"),
+        (flip_a_bit, "trained.safetensors was changed: its digest differs"),
         (lambda file: file.write_bytes(b"{}"), "trained.safetensors has 2 bytes of"),
         (lambda file: file.unlink(), "trained.safetensors is missing"),
-        (lambda file: flip_a_bit(file.with_name("generations.safetensors")), "generations.safetensors is not what was"),
-        (lambda file: flip_a_bit(file.with_name("allocator.safetensors")), "allocator.safetensors is not what was"),
-        (lambda file: flip_a_bit(file.with_name("state.json")), "state.json is not what was written"),
+        (lambda file: flip_a_bit(file.with_name("generations.safetensors")), "generations.safetensors was changed"),
+        (lambda file: flip_a_bit(file.with_name("allocator.safetensors")), "allocator.safetensors was changed"),
+        (lambda file: flip_a_bit(file.with_name("state.json")), "state.json was changed"),
         (lambda file: file.with_name("manifest.json").write_text("{}"), "manifest.json"),
     ],
 )

@@ -77,7 +77,7 @@ def run(run_of, tmp_path_factory):
     return replace(given, model=str(model))
 
 
-@pytest.fixture(scope="module", params=["transformers", "vllm"])
+@pytest.fixture(scope="module", params=["transformers", pytest.param("vllm", marks=pytest.mark.slow)])
 def server(request, run, tmp_path_factory):
     """The address of a server that serves it."""
     with socket.socket() as free:
@@ -92,7 +92,7 @@ def server(request, run, tmp_path_factory):
         command = [sys.executable, "-c", main, "serve", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
     else:
         vllm = ROOT / ".venv-verl" / "bin" / "python"
-        if not vllm.exists():
+        if not (ROOT / ".venv-verl" / "ready").exists():
             pytest.skip("needs vLLM: make .venv-verl/ready")
         main = tmp_path_factory.mktemp("vllm") / "serve.py"
         main.write_text(SERVE)
