@@ -39,6 +39,7 @@ PAGES += sorted(str(page.relative_to(ROOT)) for page in (ROOT / "recipes").rglob
 # (page, beginning of a block): why it is not run. An entry that fits no block fails, too.
 NOT_RUN = {
     ("docs/design.md", "src/rollalloc/"): "the tree of the package",
+    ("docs/protocol.md", "engine.load_weights(version)"): "the calls of an engine, in order",
     ("docs/trl.md", "- trainer = GRPOTrainer("): "the difference between two lines, not code",
     ("docs/models.md", "from transformers import AutoConfig"): "needs a GGUF file and the package that reads it",
     ("docs/simulate.md", "concurrency,seconds_per_token"): "a table of numbers",
