@@ -53,7 +53,7 @@ def take(entries: Mapping[str, Any], needed: Fields, known: Fields) -> tuple[dic
     """Check the fields of an object. Other fields are left out.
 
     Args:
-        found: the object.
+        entries: the object.
         needed: fields that must be there.
         known: fields that may be missing or null. If one is wrong, it is left out.
 

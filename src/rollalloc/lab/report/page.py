@@ -114,7 +114,7 @@ def sections(runs_in: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> lis
     """The sections for a folder's page: one for each task of a comparison, one for each single run.
 
     Args:
-        found: runs by the folder that holds them, as `rollalloc.runs.discovery.comparisons` returns them.
+        runs_in: runs by the folder that holds them, as `rollalloc.runs.discovery.comparisons` returns them.
         folder: the folder that the page is about.
     """
     runs = {run.folder: run for of_one in runs_in.values() for run in of_one}
