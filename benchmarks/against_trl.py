@@ -67,7 +67,8 @@ import trl
 from datasets import Dataset
 from transformers import TrainerCallback
 from transformers.utils.logging import disable_progress_bar
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
+from trl_driver import config
 
 from rollalloc import recipes
 from rollalloc.data.prompts import load_prompts
@@ -361,24 +362,14 @@ class AveragedStock(GRPOTrainer):
 
 def trainer_of(arm: Arm, task: Task, rate: float, seed: int, reward: Reward, watch: Watch, out: str) -> GRPOTrainer:
     """The script that both sides share."""
-    args = GRPOConfig(
-        out,
-        **{
-            "learning_rate": rate,
-            "lr_scheduler_type": "constant",
-            "max_completion_length": task.tokens,
-            "max_steps": 10**6,
-            "seed": seed,
-            "use_cpu": True,
-            "bf16": False,
-            "gradient_checkpointing": False,
-            "save_strategy": "no",
-            "report_to": "none",
-            "disable_tqdm": True,
-            "logging_steps": 100,
-        }
-        | dict(arm.changes),
-    )
+    shared: dict[str, Any] = {
+        "learning_rate": rate,
+        "max_completion_length": task.tokens,
+        "max_steps": 10**6,
+        "seed": seed,
+        "logging_steps": 100,
+    }
+    args = config(out, **shared | dict(arm.changes))
     model: Any = task.policy.model
     given: dict[str, Any] = {"processing_class": task.policy.tokenizer, "callbacks": [watch]}
     if arm.recipe is not None:
