@@ -26,7 +26,7 @@ from rollalloc.cli.compare import said
 from rollalloc.core.recipe import Recipe
 from rollalloc.lab.bench.summary import interval
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
-from rollalloc.lab.simulate.cost import Costs, Latency, measured_curve
+from rollalloc.lab.simulate.cost import Costs, Latency
 from rollalloc.lab.simulate.hardware import Hardware
 from rollalloc.lab.simulate.simulation import Simulation, simulate
 from rollalloc.lab.simulate.workload import Fitted, Lengths, Logged, SimulatedOutcome, Workload, read_rollouts
@@ -76,7 +76,7 @@ class Exactly:
     def describe(self) -> dict[str, Any]:
         return {"source": "the sampler", "prompts": self.prompts}
 
-    def outcome(self, prompt: int, rollout: int, version: int) -> SimulatedOutcome:
+    def outcome(self, prompt: int, rollout: int) -> SimulatedOutcome:
         return SimulatedOutcome(self.tokens[rollout], self.tokens[rollout] == self.limit, rollout % 2 == 0)
 
 
@@ -128,7 +128,7 @@ def engine(tasks: str, repeats: str = "3", batches: str = "12") -> None:
     processor that the trainer's process took, which is the update and what it does besides: scoring, telling, asking,
     writing. So what is tested is how these come together, not whether one run says what another will cost.
     """
-    from streaming import WARM, Task, lines
+    from streaming import WARM, Task, lines, measured_curve
 
     from rollalloc.train.loading import one_thread
 
@@ -264,7 +264,7 @@ def _rollpacker(shape: Shape, groups: int, seed: int) -> float:
     Which prompts are long is known beforehand, and what is decoded of them in short rounds costs nothing: an upper bound.
     """
     world = Fitted(prompts=1000, lengths=shape.lengths).world(seed)
-    drawn = [[world.outcome(prompt, 32 * prompt + at, 0) for at in range(32)] for prompt in range(world.prompts)]
+    drawn = [[world.outcome(prompt, 32 * prompt + at) for at in range(32)] for prompt in range(world.prompts)]
     drawn.sort(key=lambda of: sum(each.tokens for each in of))
     plain, short, long = (Logged(rollouts=part) for part in (drawn, drawn[:800], drawn[800:]))
     first = _fixed(recipes.darts(groups, 8, 0, tail="none"), 10)
@@ -399,7 +399,7 @@ class Watched(Simulation):
         version = self.allocator.version
         for order in actions.generate:
             self.group_of.update(dict.fromkeys(order.rollouts, len(self.longest)))
-            outcomes = [self.world.outcome(order.prompt, rollout, version) for rollout in order.rollouts]
+            outcomes = [self.world.outcome(order.prompt, rollout) for rollout in order.rollouts]
             self.longest.append(max(each.tokens for each in outcomes))
             self.begun.append(version)
         super()._take(actions)

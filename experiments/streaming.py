@@ -20,17 +20,18 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.prompts import encode_prompts, load_prompts
 from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.lab.bench.presets import task_files
-from rollalloc.lab.simulate.cost import measured_curve
 from rollalloc.models.features import features_of
 from rollalloc.models.policy import Policy
 from rollalloc.recipes.streaming import streamed
@@ -55,6 +56,33 @@ class Line:
     recipe: Recipe
     staleness: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def measured_curve(steps: Sequence[tuple[int, float]], points: int = 8) -> tuple[tuple[int, float], ...]:
+    """How long a decoding step takes, by how many rollouts are in it: a curve through an engine's own steps.
+
+    The steps are sorted by rollouts and cut into groups of equal size. Each group gives a point: its mean number of
+    rollouts, rounded, and its median seconds. Neighbouring points are pooled until seconds increase with rollouts
+    (isotonic regression), since a step of more rollouts is not cheaper.
+
+    Args:
+        steps: (rollouts, seconds) of each step; at least one step, rollouts at least 1.
+        points: the most that the curve may have.
+    """
+    found: dict[int, tuple[float, int]] = {}
+    for part in np.array_split(np.array(sorted(steps), np.float64), min(points, len(steps))):
+        at = max(1, round(float(part[:, 0].mean())))
+        seconds, count = found.get(at, (0.0, 0))
+        both = count + len(part)
+        found[at] = (seconds * count + float(np.median(part[:, 1])) * len(part)) / both, both
+    pooled: list[tuple[list[int], float, int]] = []
+    for at, (seconds, count) in sorted(found.items()):
+        pooled.append(([at], seconds, count))
+        while len(pooled) > 1 and pooled[-2][1] >= pooled[-1][1]:
+            there, more, many = pooled.pop()
+            before, earlier, few = pooled.pop()
+            pooled.append((before + there, (earlier * few + more * many) / (few + many), few + many))
+    return tuple((at, seconds) for places, seconds, _ in pooled for at in places)
 
 
 def lines(latency: tuple[tuple[int, float], ...]) -> dict[str, Line]:

@@ -126,7 +126,7 @@ def simulate(
     latency: Annotated[
         Path | None,
         typer.Option(
-            help="CSV or JSON of seconds per token by concurrency (default: estimated for --model on --gpu).",
+            help="CSV of seconds per token by concurrency (default: estimated for --model on --gpu).",
             parser=source,
         ),
     ] = None,
@@ -134,9 +134,6 @@ def simulate(
         Path | None,
         typer.Option(help="Use the lengths and successes, by prompt, in this rollouts.jsonl of a run.", parser=source),
     ] = None,
-    fit: Annotated[
-        bool, typer.Option("--fit", help="Sample from distributions fitted to --log, not from its rollouts.")
-    ] = False,
     prompts: Annotated[
         int | None, typer.Option(help="Prompts in the data set (default: 8192, or those in --log).")
     ] = None,
@@ -144,7 +141,7 @@ def simulate(
 ) -> None:
     """Estimate by simulation, with the real allocator, what recipes cost on a cluster; docs/simulate.md lists its limits."""
     named = named_recipes(recipes.split(","))
-    workload = _workload(given, log, fit, prompts)
+    workload = _workload(given, log, prompts)
     scenarios = _scenarios(given, _different("--gpus", gpus, 1), latency, workload)
     numbers = _different("--seeds", seeds, 0)
     parameters = parameters_by_label(set_, matched, named, lenient=True)
@@ -171,22 +168,19 @@ def _different(option: str, text: str, least: int) -> list[int]:
     return numbers
 
 
-def _workload(given: Given, log: Path | None, fit: bool, prompts: int | None) -> Workload:
+def _workload(given: Given, log: Path | None, prompts: int | None) -> Workload:
     from rollalloc.lab.simulate.workload import Fitted, read_rollouts
 
     lengths, success = Lengths(**given[Lengths]), Success(**given[Success])
     if log is None:
-        if fit:
-            raise ValueError("--fit fits what --log reads; give --log rollouts.jsonl too, or leave --fit out")
         return Fitted(prompts=8192 if prompts is None else prompts, lengths=lengths, success=success)
     said = {**asdict(lengths), **asdict(success)}
-    plain = {**asdict(Lengths()), **asdict(Success()), "learning": success.learning}
+    plain = {**asdict(Lengths()), **asdict(Success())}
     beside = [f"--{name}" for name, value in said.items() if value != plain[name]]
     beside += [] if prompts is None else ["--prompts"]
     if beside:
         raise ValueError(f"{', '.join(beside)}: --log says that already; leave one of the two out")
-    logged = read_rollouts(log, success.learning)
-    return logged.fitted() if fit else logged
+    return read_rollouts(log)
 
 
 def _scenarios(given: Given, gpus: Sequence[int], latency: Path | None, workload: Workload) -> list[Scenario]:
@@ -291,10 +285,6 @@ def _notes(scenario: Scenario, priced: Sequence[PricedRecipe]) -> list[str]:
         notes.append(
             f"{workload['left_out']:,} logged rollouts were stopped or have no score and were left out: if they were "
             "stopped, lengths come out too short."
-        )
-    if workload.get("learning"):
-        notes.append(
-            f"That success rates rise, by {workload['learning']:g} of their logit an update, is an assumption."
         )
     for each in priced:
         if preempted := each.figures["preempted"].point:

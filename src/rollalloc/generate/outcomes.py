@@ -121,9 +121,9 @@ class RolloutResult:
         return not self.cancelled and isinstance(self.outcome, Scored)
 
 
-def stopped(rollout: int, version: int) -> RolloutResult:
-    """Return the result of a rollout that was stopped before its first token."""
-    return RolloutResult(rollout=rollout, outcome=Unscored("stopped"), tokens=0, version=version, cancelled=True)
+def stopped(rollout: int, version: int, tokens: int = 0) -> RolloutResult:
+    """Return the result of a rollout that was stopped after some tokens."""
+    return RolloutResult(rollout=rollout, outcome=Unscored("stopped"), tokens=tokens, version=version, cancelled=True)
 
 
 def event_of(result: RolloutResult) -> Cancelled | Done | Failed:

@@ -29,5 +29,5 @@ class Given:
     def describe(self) -> dict[str, Any]:
         return {"source": "a test", "prompts": self.prompts}
 
-    def outcome(self, prompt: int, rollout: int, version: int) -> SimulatedOutcome:
+    def outcome(self, prompt: int, rollout: int) -> SimulatedOutcome:
         return SimulatedOutcome(self.tokens[rollout % len(self.tokens)], False, rollout % 2 == 0)

@@ -57,8 +57,6 @@ def test_json_says_what_was_simulated_and_every_seed(call):
         "--schedule",
         "async",
         "--overlap",
-        "--learning",
-        0.1,
         "--train",
         0.5,
         "--staleness",
@@ -69,7 +67,7 @@ def test_json_says_what_was_simulated_and_every_seed(call):
     said = json.loads(out)
     assert said["recipes"]["mine"] == {"recipe": "darts", "groups": 4, "shortest": 3, "longest": 1, "tail": "none"}
     assert (said["cluster"]["schedule"], said["cluster"]["overlap"], said["staleness"]) == ("async", True, 2)
-    assert (said["costs"]["train"], said["workload"]["learning"], said["batches"]) == (0.5, 0.1, 2)
+    assert (said["costs"]["train"], said["batches"]) == (0.5, 2)
     assert [(each["label"], each["gpus"]) for each in said["priced"]] == [
         ("grpo", 2),
         ("mine", 2),
@@ -109,12 +107,9 @@ def test_a_log_and_a_curve_of_ones_own(call, tmp_path):
     said = " ".join(out.split())
     assert "curve.csv; without --kv-tokens any context fits on a replica. Rollouts: " in said
     assert "8 prompts" in said
-    code, out, _ = call(*own, "--fit", "--json")
-    assert code == 0
-    assert json.loads(out)["workload"]["source"].startswith("fitted to ")
 
 
-def test_stopped_rollouts_of_a_log_and_assumptions_are_named(call, tmp_path):
+def test_stopped_rollouts_of_a_log_are_named(call, tmp_path):
     log = tmp_path / "rollouts.jsonl"
     log.write_text("\n".join([*(line(key=str(at)) for at in range(8)), line(metric=None)]))
     options = (
@@ -128,14 +123,11 @@ def test_stopped_rollouts_of_a_log_and_assumptions_are_named(call, tmp_path):
         "grpo",
         "--matched",
         "groups=4,n=4",
-        "--learning",
-        0.2,
     )
     code, out, _ = call(*options)
     assert code == 0
     said = " ".join(out.split())
     assert "1 logged rollouts were stopped or have no score and were left out" in said
-    assert "That success rates rise, by 0.2 of their logit an update, is an assumption." in said
 
 
 @pytest.mark.parametrize(
@@ -159,7 +151,6 @@ def test_stopped_rollouts_of_a_log_and_assumptions_are_named(call, tmp_path):
         ),
         (("--latency", "nothing.csv"), "nothing.csv"),
         (("--log", "nothing.jsonl", "--prompts", "8192"), "--prompts: --log says that already"),
-        (("--fit",), "--fit fits what --log reads"),
         (("--model", "gpt"), "model must be one of qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b,"),
         (("--gpu", "h1"), "gpu must be one of a100, h100, h200, got 'h1'"),
         (("--memory-share", "1.5"), "memory_share must be at most 1"),

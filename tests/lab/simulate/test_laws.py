@@ -75,11 +75,10 @@ def scenarios(draw):
         trainer_share=draw(st.floats(0.05, 0.95)),
         overlap=draw(st.booleans()),
     )
-    costs = Costs(**{name: draw(st.sampled_from([0.0, 0.01, 3.0])) for name in asdict(FREE) if name != "scorers"})
-    costs = replace(costs, scorers=draw(st.sampled_from([0, 1, 3])))
+    costs = Costs(**{name: draw(st.sampled_from([0.0, 0.01, 3.0])) for name in asdict(FREE)})
     seconds = draw(st.lists(st.floats(0.001, 2.0), min_size=2, max_size=2))
     lengths = Lengths(median=20.0, within=draw(st.floats(0.0, 1.5)), runaway=draw(st.floats(0, 0.2)), limit=200)
-    success = Success(hopeless=0.2, solved=0.2, learning=draw(st.sampled_from([0.0, 0.3])), correlation=-0.5)
+    success = Success(hopeless=0.2, solved=0.2)
     return Scenario(
         cluster=cluster,
         costs=costs,
@@ -98,11 +97,10 @@ def test_every_rollout_ends_once_and_time_times_gpus_is_what_was_used(name, scen
     result = simulation.run()
     allocator, fleet = simulation.allocator, simulation.fleet
     running = set(fleet.place)
-    scoring = {done.rollout for _, done in simulation.scoring}
-    assert allocator.ordered == allocator.ended.keys() | running | simulation.queued | scoring
+    assert allocator.ordered == allocator.ended.keys() | running | simulation.queued
     assert not allocator.ended.keys() & (running | simulation.queued)
     if scenario.cluster.schedule == "sync":
-        assert not running | simulation.queued | scoring
+        assert not running | simulation.queued
     assert len(allocator.ordered) == allocator.paid
     assert allocator.tokens_paid == sum(event.tokens for event in allocator.ended.values())
     assert simulation.stopped == sum(isinstance(event, Cancelled) for event in allocator.ended.values())
@@ -222,9 +220,5 @@ def test_no_replica_holds_more_than_it_can(name, scenario, room):
     simulation._next = watched
     result = simulation.run()
     assert sum(result.gpu_seconds.values()) == pytest.approx(result.seconds * result.gpus)
-    assert simulation.allocator.ordered == (
-        simulation.allocator.ended.keys()
-        | simulation.fleet.place.keys()
-        | simulation.queued
-        | {done.rollout for _, done in simulation.scoring}
-    )
+    ended, running = simulation.allocator.ended.keys(), simulation.fleet.place.keys()
+    assert simulation.allocator.ordered == ended | running | simulation.queued

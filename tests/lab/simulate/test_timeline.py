@@ -255,16 +255,6 @@ def test_log_probabilities_of_what_ended_are_there_when_the_rest_ends():
     assert run(two_of_three("exact"), (2, 3, 5), costs=slow).seconds == 12 + 25
 
 
-def test_a_reward_takes_its_time_and_scorers_take_one_after_the_other():
-    recipe = recipes.grpo(1, 3)  # three end after 8, 10 and 12 seconds
-    assert run(recipe, (2, 3, 5), costs=replace(FREE, score=3.0)).seconds == 12 + 3
-    assert run(recipe, (2, 3, 5), costs=replace(FREE, score=3.0, scorers=1)).seconds == 8 + 3 * 3
-    assert run(recipe, (2, 3, 5), costs=replace(FREE, score=3.0, scorers=2)).seconds == 12 + 3
-    # A stop is decided when the second reward is known, at 11: the third has then 4 tokens.
-    stopped = run(two_of_three("none"), (2, 3, 5), costs=replace(FREE, score=1.0))
-    assert (stopped.seconds, stopped.tokens) == (11.0, 9)
-
-
 # ------------------------------------------------------------------------------------------------------- other ways to it
 
 

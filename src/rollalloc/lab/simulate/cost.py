@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from math import inf, isfinite, sqrt
@@ -13,17 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from rollalloc.core.recipe import at_least
 from rollalloc.files.opening import read_text
 
 _FIELDS = ("concurrency", "seconds_per_token")
-_FORMS = (
-    'CSV with the header "concurrency,seconds_per_token", or JSON {"concurrency": [1, 8], "seconds_per_token": '
-    "[0.006, 0.007]}"
-)
-
+_EXPECTED = f'CSV with the header "{",".join(_FIELDS)}"'
 _MOST = 1_000_000_000  # seconds, tokens
-_MOST_SCORERS = 1_000_000
 
 
 def positive(name: str, value: Any, *, zero: bool = False) -> None:
@@ -138,56 +131,30 @@ class Pace:
 
 
 def read_latency(path: Path) -> Latency:
-    """Read a latency curve from a CSV or JSON file.
+    """Read a latency curve from a CSV file.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: not a valid curve; names the line or field.
+        ValueError: not a valid curve; names the line.
     """
     try:
-        text = read_text(path)
+        rows = csv.reader(io.StringIO(read_text(path)))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: expected {_FORMS}, got bytes that are not UTF-8: {error}") from None
-    columns = _columns_of_json(text, path) if path.suffix == ".json" else _columns_of_csv(text, path)
-    return Latency(tuple(columns[0]), tuple(columns[1]), str(path))
-
-
-def _columns_of_json(text: str, path: Path) -> list[Sequence[Any]]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: expected {_FORMS}; {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: expected {_FORMS}, got {type(found).__name__}")
-    for name in _FIELDS:
-        if not isinstance(found.get(name), list):
-            raise ValueError(f"{path}: field {name}: expected a list of numbers, got {found.get(name)!r:.80}")
-    return [found[name] for name in _FIELDS]
-
-
-def _columns_of_csv(text: str, path: Path) -> list[Sequence[Any]]:
-    rows = csv.reader(io.StringIO(text))
+        raise ValueError(f"{path}: expected {_EXPECTED}, got bytes that are not UTF-8: {error}") from None
     header = [name.strip() for name in next(rows, [])]
     if sorted(header) != sorted(_FIELDS):
-        raise ValueError(f"{path}, line 1: expected {_FORMS}, got {','.join(header)!r:.80}")
-    concurrency: list[int] = []
-    seconds: list[float] = []
-    for row in rows:
-        if not row:
-            continue
-        if len(row) != len(header):
-            raise ValueError(f"{path}, line {rows.line_num}: expected {len(header)} fields, got {len(row)}")
-        line = dict(zip(header, row, strict=True))
-        concurrency.append(_read(int, line, "concurrency", "a whole number", f"{path}, line {rows.line_num}"))
-        seconds.append(_read(float, line, "seconds_per_token", "a number", f"{path}, line {rows.line_num}"))
-    return [concurrency, seconds]
-
-
-def _read(kind: Any, line: dict[str, str], name: str, expected: str, where: str) -> Any:
-    try:
-        return kind(line[name])
-    except ValueError:
-        raise ValueError(f"{where}: {name}: expected {expected}, got {line[name]!r:.80}") from None
+        raise ValueError(f"{path}, line 1: expected {_EXPECTED}, got {','.join(header)!r:.80}")
+    points: list[tuple[int, float]] = []
+    for row in filter(None, rows):
+        try:
+            line = dict(zip(header, row, strict=True))
+            points.append((int(line["concurrency"]), float(line["seconds_per_token"])))
+        except ValueError:
+            raise ValueError(
+                f"{path}, line {rows.line_num}: expected a whole number of rollouts and a number of seconds, "
+                f"got {','.join(row)!r:.80}"
+            ) from None
+    return Latency(tuple(at for at, _ in points), tuple(seconds for _, seconds in points), str(path))
 
 
 _ARITHMETIC = " (default: estimated for --model on --gpu)."
@@ -210,8 +177,6 @@ class Costs:
         weight_sync: seconds in which new weights reach the replicas, which do not decode meanwhile.
         train_row: further GPU-seconds per trained row.
         update: seconds of the optimizer step, whatever the number of GPUs.
-        score: seconds from a rollout's end until its reward is known; its slot is free meanwhile.
-        scorers: rollouts scored at once, at most; 0: no limit.
 
     Raises:
         ValueError: a number below 0, or not finite.
@@ -224,38 +189,7 @@ class Costs:
     weight_sync: float = _cost("Seconds in which new weights reach the replicas.", default=2.0)
     train_row: float = _cost("GPU-seconds more for each row trained on.", default=0.0)
     update: float = _cost("Seconds of the optimizer's step.", default=1.0)
-    score: float = _cost("Seconds from a rollout's end until its reward is known.", default=0.0)
-    scorers: int = _cost("Rollouts that are scored at a time at most; 0: all that ended.", default=0)
 
     def __post_init__(self) -> None:
         for each in fields(self):
             positive(each.name, getattr(self, each.name), zero=True)
-        at_least("scorers", self.scorers, 0)
-        at_most("scorers", self.scorers, _MOST_SCORERS)
-
-
-def measured_curve(steps: Sequence[tuple[int, float]], points: int = 8) -> tuple[tuple[int, float], ...]:
-    """How long a decoding step takes, by how many rollouts are in it: a curve through an engine's own steps.
-
-    The steps are sorted by rollouts and cut into groups of equal size. Each group gives a point: its mean number of
-    rollouts, rounded, and its median seconds. Neighbouring points are pooled until seconds increase with rollouts
-    (isotonic regression), since a step of more rollouts is not cheaper.
-
-    Args:
-        steps: (rollouts, seconds) of each step; at least one step, rollouts at least 1.
-        points: the most that the curve may have.
-    """
-    found: dict[int, tuple[float, int]] = {}
-    for part in np.array_split(np.array(sorted(steps), np.float64), min(points, len(steps))):
-        at = max(1, round(float(part[:, 0].mean())))
-        seconds, count = found.get(at, (0.0, 0))
-        both = count + len(part)
-        found[at] = (seconds * count + float(np.median(part[:, 1])) * len(part)) / both, both
-    pooled: list[tuple[list[int], float, int]] = []
-    for at, (seconds, count) in sorted(found.items()):
-        pooled.append(([at], seconds, count))
-        while len(pooled) > 1 and pooled[-2][1] >= pooled[-1][1]:
-            there, more, many = pooled.pop()
-            before, earlier, few = pooled.pop()
-            pooled.append((before + there, (earlier * few + more * many) / (few + many), few + many))
-    return tuple((at, seconds) for places, seconds, _ in pooled for at in places)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import inf
 from operator import attrgetter
 
 from rollalloc.core.allocator import Allocator
-from rollalloc.core.events import NOTHING, Actions, Batch, Cancelled, Done, Event, Order, Updated
+from rollalloc.core.events import NOTHING, Actions, Batch, Event, Order, Updated
 from rollalloc.core.recipe import Recipe
+from rollalloc.generate.outcomes import RolloutResult, event_of, stopped
 from rollalloc.lab.simulate.cluster import Scenario
 from rollalloc.lab.simulate.fleet import Fleet
 from rollalloc.lab.simulate.result import Books, Result
 from rollalloc.lab.simulate.workload import SimulatedOutcome
+from rollalloc.rewards.function import Scored
 
 TAIL = 0.1  # the tail: less than this share of a batch's peak number of rollouts runs, and none waits
 
@@ -65,8 +67,6 @@ class Simulation:
         self.stopping: deque[tuple[float, int]] = (
             deque()
         )  # when the slot becomes free; in order, since all waits are equally long
-        self.scoring: deque[tuple[float, Done]] = deque()  # when the reward is known; in the order in which they ended
-        self.scorers = deque([0.0] * self.costs.scorers)  # when each scorer is free, the earliest first
         self.peak = 0  # most rollouts at once since the last update
         self.tail = self.unused = 0.0
         self.stopped = self.rows = self.row_tokens = 0
@@ -99,7 +99,7 @@ class Simulation:
         self._take(actions)
         at_once = bool(self.allocator.recipe.stopping)
         held: list[Event] = []
-        while self.fleet.place or self.queued or self.scoring:
+        while self.fleet.place or self.queued:
             if at_once:
                 self.allocator.tell(self._next() or ())
                 self._take(self.allocator.ask(capacity=0))
@@ -142,7 +142,7 @@ class Simulation:
         for rollout in actions.cancel:
             if rollout in self.queued:
                 self.queued.discard(rollout)
-                unbegun.append(Cancelled(rollout, 0))
+                unbegun.append(event_of(stopped(rollout, self.allocator.version)))
             else:
                 self.stopping.append((self.fleet.now + self.costs.abort, rollout))
         for order in actions.generate:
@@ -173,7 +173,7 @@ class Simulation:
             if prefill and (order.group, at) not in prefilled:
                 prefilled.add((order.group, at))
                 fleet.pause(at, prefill)
-            outcome = self.world.outcome(order.prompt, rollout, version)
+            outcome = self.world.outcome(order.prompt, rollout)
             self.made[rollout] = (outcome, version)
             fleet.start(rollout, outcome.tokens, at, prompt)
 
@@ -183,17 +183,14 @@ class Simulation:
         """Process the next event; returns what to tell the allocator, or None when the trainer has finished."""
         ends = self.fleet.next_end()
         stops = self.stopping[0][0] if self.stopping else inf
-        scored = self.scoring[0][0] if self.scoring else inf
-        moment = min(ends, stops, scored, self.trainer.until)
+        moment = min(ends, stops, self.trainer.until)
         if moment == inf:
             raise RuntimeError(f"nothing runs and the allocator orders nothing: {self.allocator.accounts()}")
         self._pass_to(moment)
         if moment == ends:
             events: list[Event] = []
             while self.fleet.next_end() <= moment + TOGETHER:  # on any replica
-                events += self._scored(map(self._done, self.fleet.end()))
-        elif moment == scored:
-            events = [self.scoring.popleft()[1]]
+                events += map(self._done, self.fleet.end())
         elif moment == stops:
             events = self._stop()
         else:
@@ -209,24 +206,21 @@ class Simulation:
         self.unused += passed * self.cluster.unused
         self.fleet.pass_to(moment)
 
-    def _done(self, rollout: int) -> Done:
+    def _done(self, rollout: int) -> Event:
         outcome, version = self.made[rollout]
         if self.cluster.overlap:
             self.trainer.look_at(outcome, self.fleet.now)
         right = float(outcome.right)
-        return Done(rollout, right, right, outcome.tokens, version, self.allocator.version, outcome.truncated)
-
-    def _scored(self, ended: Iterable[Done]) -> Iterable[Event]:
-        """Rollouts whose reward is known at once; the others are queued."""
-        if not self.costs.score:
-            return ended
-        for done in ended:
-            begins = max(self.fleet.now, self.scorers.popleft()) if self.scorers else self.fleet.now
-            known = begins + self.costs.score
-            if self.costs.scorers:
-                self.scorers.append(known)
-            self.scoring.append((known, done))
-        return ()
+        return event_of(
+            RolloutResult(
+                rollout=rollout,
+                outcome=Scored(right, right),
+                tokens=outcome.tokens,
+                version=version,
+                last_version=self.allocator.version,
+                truncated=outcome.truncated,
+            )
+        )
 
     def _stop(self) -> list[Event]:
         """Cancellations of rollouts whose slots become free now; a rollout that ended meanwhile was reported as done."""
@@ -234,7 +228,9 @@ class Simulation:
         while self.stopping and self.stopping[0][0] <= self.fleet.now:
             rollout = self.stopping.popleft()[1]
             if rollout in self.fleet.place:
-                events.append(Cancelled(rollout, min(self.fleet.stop(rollout), self.made[rollout][0].tokens)))
+                outcome, version = self.made[rollout]
+                tokens = min(self.fleet.stop(rollout), outcome.tokens)
+                events.append(event_of(stopped(rollout, version, tokens)))
         self.stopped += len(events)
         return events
 
