@@ -145,7 +145,7 @@ def test_every_rung_makes_a_plan(file):
     plan = plan_of_rung(rung)
     assert {each.label for each in plan.contestants} == set(LADDER_METHODS)
     [planned] = plan.tasks
-    assert (planned.rung, len(plan.seeds_of("defaults", planned))) == (rung.digest, rung.run.seeds)
+    assert len(plan.seeds_of("defaults", planned)) == rung.run.seeds
     assert planned.budget % planned.eval_every == 0
 
 

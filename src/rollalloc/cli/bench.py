@@ -107,7 +107,7 @@ def described(plan: Plan, cores: int) -> str:
     tuned = "tuned" in plan.tracks
     what = f"{len(plan.contestants)} methods × {len(plan.tasks)} tasks × {' and '.join(plan.tracks)}"
     lines = [
-        f"tier {plan.tier}, plan {plan.digest[:12]}: {what}, {plan.runs:,} runs, at most {plan.rollouts:,} rollouts",
+        f"tier {plan.tier}: {what}, {plan.runs:,} runs, at most {plan.rollouts:,} rollouts",
         f"methods: {', '.join(each.label for each in plan.contestants)}",
         *(f"seeds, {track}: {', '.join(map(str, seeds))}" for track, seeds in plan.seeds_by_track.items()),
     ]

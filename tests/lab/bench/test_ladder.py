@@ -174,10 +174,6 @@ def test_a_rung_is_what_its_file_says(tmp_path):
         reward="rollalloc.rewards.answers:numeric",
         sets=("gsm8k",),
     )
-    (tmp_path / "mine.toml").write_text(FILE.replace("seeds = 5", "seeds = 6"))
-    assert read_rung(tmp_path / "mine.toml").digest != rung.digest
-    faster = replace(rung, about="in other words", run=replace(rung.run, rollouts_per_second=3.0))
-    assert faster.digest == rung.digest  # neither decides a run
 
 
 @pytest.mark.parametrize(
@@ -228,12 +224,11 @@ def test_the_package_s_rungs(name):
     assert planned_run(rung.task, "grpo", 0).max_rollouts == rung.run.max_rollouts
 
 
-def test_the_plan_of_the_ladder_has_each_rung_s_own_seeds_rate_and_digest(tmp_path):
+def test_the_plan_of_the_ladder_has_each_rung_s_own_seeds_and_rate(tmp_path):
     plan = make_plan("ladder")
     assert plan.tracks == ("defaults",)
     assert [each.label for each in plan.contestants] == list(LADDER_METHODS)
     for task, rung in zip(plan.tasks, RUNGS.values(), strict=True):
-        assert task.rung == rung.digest
         assert len(plan.seeds_of("defaults", task)) == rung.run.seeds
         assert plan.rate_of(task) == rung.run.learning_rate
         assert plan.runs_of(task) == rung.run.seeds * len(LADDER_METHODS)
@@ -252,11 +247,8 @@ def test_all_methods_of_groups_have_as_many_rows_in_a_batch():
         assert parameters["groups"] * each == 64 or parameters == default_parameters(recipe) == DEFAULT_ALONE, label
 
 
-def test_runs_compute_in_their_rung_s_precision_and_one_that_says_none_keeps_its_digest():
+def test_runs_compute_in_their_rung_s_precision():
     assert planned_run("ladder/135m", "grpo", 0).precision == "bf16"
     assert planned_run("ladder/1m", "grpo", 0).precision == "auto"
-    assert RUNGS["1m"].digest == "58d09885e2cd9d73"  # as before rungs could say one
-    rung = RUNGS["8m"]
-    assert replace(rung, run=replace(rung.run, precision="fp32")).digest != rung.digest
     with pytest.raises(ValueError, match="run: precision must be one of auto, fp32, bf16, got 'int8'"):
-        replace(rung.run, precision="int8")
+        replace(RUNGS["8m"].run, precision="int8")

@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
-from hashlib import sha256
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +20,13 @@ from rollalloc.files.opening import read_text
 from rollalloc.files.text import one_line
 from rollalloc.lab.bench.contestants import Contestant, contestants
 from rollalloc.lab.bench.presets import DEFAULT_RATE, Preset, preset_of, preset_of_rung
-from rollalloc.lab.bench.rungs import PREFIX, RUNGS, LadderRung
+from rollalloc.lab.bench.rungs import LadderRung
 from rollalloc.lab.bench.search import Rung, search_rollouts
 from rollalloc.lab.bench.tiers import TIERS, TRACKS, Tier, seconds_of
 
 PLAN, PAGE, TABLE, DIVERGED = "plan.json", "leaderboard.html", "leaderboard.md", "diverged.json"
 KIND = "bench"  # kind of a folder's manifest
-_SCHEMA = 2
-# Parts of this package that can change a run's result; commands and pages cannot.
-_DECIDING = (
-    "core",
-    "rules",
-    "predict",
-    "recipes",
-    "named.py",
-    "data",
-    "rewards",
-    "models",
-    "generate",
-    "train",
-    "runs/cost.py",
-    "lab/bench/tasks",
-    "lab/bench/presets.py",
-    "lab/bench/rungs.py",
-    "lab/bench/methods.py",
-    "lab/bench/search.py",
-)
+_SCHEMA = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +34,7 @@ class TaskPlan:
     """A task of the plan: target, budget in rollouts and evaluation grid, all fixed before the runs.
 
     `eval_samples` is per held-out prompt, where accuracy is sampled. `default_rate` is the learning rate in the defaults
-    track, if it differs from the plan's. `seeds` is how many of the plan's final seeds it uses; None: all. `rung` is the
-    digest of its rung of the ladder, "" for other tasks.
+    track; None: the plan's. `seeds` is how many of the plan's final seeds it uses; None: all.
     """
 
     name: str
@@ -66,7 +44,6 @@ class TaskPlan:
     eval_samples: int
     default_rate: float | None = None
     seeds: int | None = None
-    rung: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +56,7 @@ class Plan:
         default_rate: learning rate of every method on every task in the defaults track.
         seeds: of the tuned track's final runs.
         default_seeds: of the defaults track's final runs.
-        made_with: versions of everything that can change the figures, the processor, and a digest of the code.
-        frozen: the digest in the file that the plan was read from; "" for a new plan.
+        made_with: versions of everything that can change the figures, and the processor.
     """
 
     tier: str
@@ -92,7 +68,6 @@ class Plan:
     seeds: tuple[int, ...]
     default_seeds: tuple[int, ...]
     made_with: Mapping[str, str] = field(default_factory=dict[str, str])
-    frozen: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if shared := {seed for rung in self.search for seed in rung.seeds} & {*self.seeds, *self.default_seeds}:
@@ -102,18 +77,7 @@ class Plan:
 
     def described(self) -> dict[str, Any]:
         """The plan as plain data."""
-        described = asdict(self)
-        del described["frozen"]
-        # Newer fields are left out at their defaults, so that the digests of older plans still match.
-        for task in described["tasks"]:
-            for name in [name for name in ("default_rate", "seeds", "rung") if task[name] in (None, "")]:
-                del task[name]
-        return json.loads(json.dumps(described))
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the plan, as it was frozen."""
-        return self.frozen or _digest(self.described())
+        return json.loads(json.dumps(asdict(self)))
 
     def seeds_of(self, track: str, task: TaskPlan) -> tuple[int, ...]:
         """The seeds of the final runs on a task in a track."""
@@ -207,7 +171,7 @@ def plan_of_rung(rung: LadderRung, *, recipes: Sequence[str] = ()) -> Plan:
     sized = TIERS["ladder"]
     first = sized.default_seeds[0]
     seeds = tuple(range(first, first + max(rung.run.seeds, len(sized.default_seeds))))
-    task = _planned(rung.task, preset_of_rung(rung), rung.run.max_rollouts, rung.run.seeds, rung.digest)
+    task = _planned(rung.task, preset_of_rung(rung), rung.run.max_rollouts, rung.run.seeds)
     return _plan("ladder", sized.tracks, (task,), contestants(recipes, (), sized, sized.tracks), seeds)
 
 
@@ -239,11 +203,10 @@ def _task_plan(name: str, tier: Tier) -> TaskPlan:
             f"{name} has no target, which a leaderboard must fix before its runs; give it a `Preset` with a target"
         )
     preset = replace(preset, eval_every=tier.eval_every or preset.eval_every)
-    rung = RUNGS[name.removeprefix(PREFIX)].digest if name.startswith(PREFIX) else ""
-    return _planned(name, preset, tier.tasks[name], tier.seeds_of.get(name), rung)
+    return _planned(name, preset, tier.tasks[name], tier.seeds_of.get(name))
 
 
-def _planned(name: str, preset: Preset, budget: int, seeds: int | None, rung: str) -> TaskPlan:
+def _planned(name: str, preset: Preset, budget: int, seeds: int | None) -> TaskPlan:
     assert preset.target is not None
     return TaskPlan(
         name=name,
@@ -253,33 +216,20 @@ def _planned(name: str, preset: Preset, budget: int, seeds: int | None, rung: st
         eval_samples=preset.eval_samples,
         default_rate=None if preset.rate == DEFAULT_RATE else preset.rate,
         seeds=seeds,
-        rung=rung,
     )
 
 
 @cache
 def made_with() -> dict[str, str]:
-    """Versions, processor and code: everything besides the plan that can change the figures."""
+    """Versions and the processor, which can change the figures."""
     return {
         "rollalloc": rollalloc.__version__,
-        "code": _code(),
         "torch": version("torch"),
         "transformers": version("transformers"),
         "numpy": version("numpy"),
         "python": platform.python_version(),
         "processor": _processor(),
     }
-
-
-def _code() -> str:
-    """SHA-256 over the sources that can change a run's result."""
-    package = Path(str(files("rollalloc")))
-    places = [package / name for name in _DECIDING]
-    digest = sha256()
-    for place in places:
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            digest.update(file.relative_to(package).as_posix().encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _processor() -> str:
@@ -307,9 +257,8 @@ def freeze(plan: Plan, folder: Path) -> None:
         refuse_another(plan, folder)
         return
     claims.add([PLAN, PAGE, TABLE, DIVERGED, *(settings_file(task.name) for task in plan.tasks)])
-    plan = replace(plan, frozen="")  # a plan read from another file gets its digest anew
-    saved = {"schema": _SCHEMA, "digest": plan.digest, "date": datetime.now(UTC).date().isoformat()}
-    write_text(folder / PLAN, json.dumps(saved | {"plan": plan.described()}, indent=1))
+    saved = {"schema": _SCHEMA, "date": datetime.now(UTC).date().isoformat(), "plan": plan.described()}
+    write_text(folder / PLAN, json.dumps(saved, indent=1))
 
 
 def place_of(track: str, task: TaskPlan, label: str, seed: int) -> str:
@@ -331,8 +280,7 @@ def refuse_another(plan: Plan, folder: Path) -> None:
     if not (folder / PLAN).exists() or PLAN not in Claims(folder, KIND).names():
         return
     frozen, _ = frozen_in(folder)
-    if frozen.digest != plan.digest:
-        others = list(differences(frozen.described(), plan.described(), "plan"))
+    if others := list(differences(frozen.described(), plan.described(), "plan")):
         shown = "; ".join(others[:5]) + (f"; and {len(others) - 5} more" if len(others) > 5 else "")
         raise ValueError(
             f"{folder} was begun with another plan, which is frozen: {shown}. Go on with the options, the version and the "
@@ -345,7 +293,7 @@ def frozen_in(folder: Path) -> tuple[Plan, str]:
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is damaged, was changed, or is of another version.
+        ValueError: it is damaged, or of another version.
     """
     path = folder / PLAN
     if not path.exists():
@@ -354,37 +302,17 @@ def frozen_in(folder: Path) -> tuple[Plan, str]:
         saved = json.loads(read_text(path))
         if saved["schema"] != _SCHEMA:
             raise ValueError(f"schema {saved['schema']!r}, expected {_SCHEMA}")
-        digest, date = str(saved["digest"]), one_line(str(saved["date"]))
-        computed = _digest(saved["plan"])
-        plan = replace(_revived(saved["plan"]), frozen=computed)
+        return _revived(saved["plan"]), one_line(str(saved["date"]))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         shown = one_line(f"{type(error).__name__}: {error}", 300)
         raise ValueError(f"{path} is no plan of this version of rollalloc ({shown})") from None
-    if computed != digest:
-        shown = one_line(digest, 80)
-        raise ValueError(f"{path} was changed since it was frozen: its digest is {computed}, and it says {shown}")
-    return plan, date
 
 
 def _revived(saved: Mapping[str, Any]) -> Plan:
     lists = {
-        "tasks": [TaskPlan(**_known(TaskPlan, entry)) for entry in saved["tasks"]],
-        "contestants": [
-            Contestant(**{**_known(Contestant, entry), "grid": tuple(entry["grid"])}) for entry in saved["contestants"]
-        ],
+        "tasks": [TaskPlan(**entry) for entry in saved["tasks"]],
+        "contestants": [Contestant(**{**entry, "grid": tuple(entry["grid"])}) for entry in saved["contestants"]],
         "search": [Rung(entry["settings"], tuple(entry["seeds"]), entry["share"]) for entry in saved["search"]],
     }
     tuples = {name: tuple(lists.get(name, saved[name])) for name in ("tracks", "seeds", "default_seeds", *lists)}
-    return Plan(**{**_known(Plan, saved), **tuples})
-
-
-_GONE: Mapping[type[Any], tuple[str, ...]] = {Plan: ("shape",), TaskPlan: ("learning_rate",), Contestant: ("matched",)}
-
-
-def _known(kind: type[Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a saved plan that still exist; older plans also have those of a track that was removed."""
-    return {name: value for name, value in saved.items() if name not in _GONE[kind]}
-
-
-def _digest(described: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    return Plan(**{**saved, **tuples})

@@ -5,13 +5,11 @@ Built-in rungs are in `ladder/NAME.toml`; `read_rung` reads any file.
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
-from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType, UnionType
@@ -195,15 +193,6 @@ class LadderRung:
     def task(self) -> str:
         """Its task's name."""
         return f"{PREFIX}{self.name}"
-
-    @property
-    def digest(self) -> str:
-        """First 16 hex digits of the SHA-256 over everything in the rung that affects its runs."""
-        described = asdict(self)
-        del described["about"], described["parameters"], described["run"]["rollouts_per_second"]
-        if self.run.precision == "auto":  # older rungs had no such field; keep their digests
-            del described["run"]["precision"]
-        return sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_rung(path: Path) -> LadderRung:

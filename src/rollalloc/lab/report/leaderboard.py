@@ -188,7 +188,7 @@ def _notes(board: Board) -> list[str]:
 
 def _facts(board: Board) -> list[tuple[str, str]]:
     plan = board.plan
-    facts = [("plan", f"{plan.digest}, frozen {board.date}"), *_seeds(plan)]
+    facts = [("plan", f"frozen {board.date}"), *_seeds(plan)]
     for task in plan.tasks:
         search = f"; {search_rollouts(plan.search, task.budget):,} to search with" if "tuned" in plan.tracks else ""
         facts.append((task.name, f"target {task.target:g}, {task.budget:,} rollouts a run{search}, for each method"))
