@@ -11,21 +11,22 @@ if it gains beyond the noise.
               nothing is left out here: in a trial run of 2,048 rollouts it was GRPO to the digit, since fewer than three
               of eight groups vary.) `four`, `two`: so many of 8 groups.
     again     prompts with no success are tried again, with the earlier attempts merged (open-instruct #1861). Such a group
-              waits for 8 updates and then gets n more rollouts, 2n in all. `again`: all rows are trained on, the earlier
+              waits for 8 updates and then gets n more rollouts, 2n in all. `rows`: all rows are trained on, the earlier
               ones with truncated importance weights. `baseline`: rows sampled before this update count in the group's mean
               and deviation only (prime-rl #2960). `apart`: they count for nothing, which is trying again without merging.
     stale     GRPO in the asynchronous engine, 4 batches ahead, deterministic. `all`: every row of a group that is at most
-              8 updates old is trained on, our default. `first`: rows whose first token is more than 3 updates old (two thirds
-              in a trial run, where `tokens` left out a fifth) serve the baseline only (prime-rl #2960). `tokens`: the same, but a row's age is the mean over its tokens (verl #7569),
-              for which (age of the first token + age of the last token) / 2 stands.
+              8 updates old is trained on, our default. `first`: rows whose first token is more than 3 updates old serve the
+              baseline only (prime-rl #2960). `tokens`: the same, but a row's age is the mean over its tokens (verl #7569),
+              for which (age of the first token + age of the last token) / 2 stands. In a trial run `first` left out two
+              thirds of the rows, and `tokens` a fifth.
     spread    a least difference of the metrics of a group (OpenRLHF #1272), on graded rewards: `dapo` with surplus groups
               carried over, and the same with `min_spread` of .25 and .5. Scores are shares of up to eight positions.
 
 Task: skills/late with groups of 8 x 8, and skills/graded with 16 x 4 for `spread`; 0.15M parameters; 8,192 rollouts; the
 optimizer's defaults of 2026-11-25. Learning rate of each arm: the better of 3e-4 and 6e-4 by the accuracy at the end on
 seed 9700. Seeds 9701 to 9703, then 9704 and 9705 if there is time. Reported: the mean accuracy over the curve (nine
-evaluations, one every 1,024 rollouts, exact except on skills/graded) and the accuracy at the end, less those of GRPO with the
-same seed, with 95% intervals of Student's t. A gain is an interval above 0.
+evaluations, one every 1,024 rollouts, exact except on skills/graded) and the accuracy at the end, less those of GRPO with
+the same seed, with 95% intervals of Student's t. A gain is an interval above 0.
 """
 
 from __future__ import annotations
