@@ -26,9 +26,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Where a test does not say: HYPOTHESIS_PROFILE=long tries four times as many.
-settings.register_profile("short", max_examples=40)
-settings.register_profile("long", max_examples=160)
+# Where a test does not say: HYPOTHESIS_PROFILE=long tries four times as many. No test fails by the clock, hence no deadline.
+settings.register_profile("short", max_examples=40, deadline=None)
+settings.register_profile("long", max_examples=160, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 
 

@@ -10,7 +10,7 @@ from inspect import signature
 
 import pytest
 
-from rollalloc.cli.compare import cost_table, last_table
+from rollalloc.cli.compare import cost_table
 from rollalloc.cli.options import RunOptions, parameters_of
 from rollalloc.cli.recipes import explained_parameters
 from rollalloc.cli.sources import budget_said, run_of
@@ -120,16 +120,6 @@ def test_train_says_that_without_heldout_there_is_no_accuracy(call, tmp_path):
     assert code == 0, output
     assert "no --heldout prompts" in output
     assert {line["kind"] for line in read_metrics(tmp_path / "metrics.jsonl")} == {"batch", "end"}
-
-
-def test_the_overlong_penalty_shapes_the_reward_alone(call, tmp_path):
-    arguments = ("train", *OWN, *SHORT, *GRPO, "--reward-workers", 0, "--overlong-buffer", 4, "--out", tmp_path)
-    code, output = call(*arguments)
-    assert code == 0, output
-    batches = [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["kind"] == "batch"]
-    assert batches
-    for line in batches:  # every rollout has between one and four tokens, so that each loses something
-        assert line["metric_mean"] - 1 <= line["reward_mean"] <= line["metric_mean"] - 0.25
 
 
 def test_a_console_script_finds_modules_where_it_is_called(script, own, tmp_path):
@@ -270,25 +260,6 @@ def test_a_report_overwrites_no_page_or_figure_of_others(call, own, tmp_path):
         assert call("report", run, "--out", wrong)[0] == 2
 
 
-def test_a_parquet_without_the_columns_is_one_message(call, tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table({"question": ["1 + 1"], "answer": ["2"]}), tmp_path / "raw.parquet")
-    arguments = ("--model", "model", "--prompts", tmp_path / "raw.parquet", "--reward", "my_reward.py:score")
-    code, output = call("train", *arguments, *SHORT, *GRPO, "--out", tmp_path / "out")
-    assert code == 2
-    assert "data_source, prompt, reward_model missing or null, found question, answer" in said(output)
-    assert "Traceback" not in output
-
-
-def test_an_unknown_option_is_a_usage_error(call):
-    code, output = call("train", *OWN, "--recipes", "grpo")
-    assert code == 2
-    assert "No such option" in output
-    assert "Traceback" not in output
-
-
 # help, recipes
 
 
@@ -321,13 +292,6 @@ def test_eighty_columns_hold_every_option_by_its_whole_name(rollalloc, command):
     assert code == 0
     assert "…" not in help_
     assert max(map(len, help_.splitlines())) <= 80
-
-
-def test_an_error_is_wrapped_at_the_terminals_width(rollalloc, tmp_path):
-    code, _, written = rollalloc("report", tmp_path / "none", columns=80)
-    assert code == 2
-    assert written.startswith("error: ")
-    assert max(map(len, written.splitlines())) <= 80
 
 
 def test_recipes_are_listed_with_their_parameters(call):
@@ -447,17 +411,6 @@ def test_without_a_budget_a_run_has_one_that_is_said_and_a_resumed_run_keeps_it(
     )
 
 
-def test_a_recipes_words_are_set_on_the_command_line(call, tmp_path):
-    pods = ("--recipe", "pods", "--set", "groups=2", "--set", "n=4", "--set", "m=2")
-    train = ("train", *OWN, *SHORT, "--reward-workers", 0, *pods)
-    code, output = call(*train, "--set", "rule=max_rewards", "--out", tmp_path / "none")
-    assert code == 2, output
-    assert "rule must be one of max_variance, max_reward, random, percentile, got 'max_rewards'" in said(output)
-    code, output = call(*train, "--set", "rule=percentile", "--out", tmp_path / "run")
-    assert code == 0, output
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["parameters"]["rule"] == "percentile"
-
-
 def test_a_run_that_fails_does_not_hide_what_the_others_paid(call, own, tmp_path):
     (own / "twos.py").write_text("def score(data_source, solution_str, ground_truth, extra_info):\n    return 2.0\n")
     arguments = ("compare", *OWN[:-1], "twos.py:score", *SHORT, "--heldout", "heldout.jsonl", "--reward-workers", 0)
@@ -495,16 +448,6 @@ def recipe(label, costs, ratios, reached, **accounts):
     )
 
 
-def test_a_table_of_graded_scores_does_not_speak_of_accuracy():
-    share = {name: Interval(value, None, None, (value,)) for name, value in (("accuracy", 0.8), ("full_marks", 0.5))}
-    one = replace(recipe("grpo", None, None, 1, trained=1), last=dict.fromkeys(LAST) | share, standard_error=0.02)
-    summary = Summary("skills/graded", 0.8, "grpo", (one,), ())
-    table = cost_table(summary)
-    assert str(table.title) == "skills/graded: what was paid until held-out mean score 0.8"
-    assert "mean score is sampled" in str(table.caption)
-    assert [column.header for column in last_table(summary).columns] == ["recipe", "mean score", "full marks"]
-
-
 def test_the_table_has_intervals_bounds_and_causes_of_waste():
     one = Interval(1.0, 1.0, 1.0, (1.0,) * 5)
     recipes = (
@@ -534,20 +477,6 @@ def test_the_table_has_intervals_bounds_and_causes_of_waste():
         ("poor", "1/3", ">900 (900)", "<0.50 (0.50)", *("<0.50",) * 3, "0%", "failed 100%"),
         ("none", "0/3", "", "", "", "", "", "", ""),
     ]
-
-
-def test_the_table_of_last_evaluations_shows_what_is_known_of_any():
-    blank = dict.fromkeys(LAST)
-    known = blank | {"accuracy": Interval(0.75, 0.7, 0.8, (0.7,) * 5), "tokens": Interval(12.25, None, None, (12.25,))}
-    recipes = (
-        replace(recipe("grpo", None, None, 1), last=known, k=8),
-        replace(recipe("old", None, None, 1), last=blank),
-    )
-    table = last_table(Summary("walks/late", 0.75, "grpo", recipes, ()))
-    assert [column.header for column in table.columns] == ["recipe", "accuracy", "tokens"]
-    assert rows_of(table) == [("grpo", "0.750", "12.2"), ("old", "", "")]
-    assert table.caption == "interquartile means over seeds."  # of no column that is not there
-    assert not last_table(Summary("x", None, "old", recipes[1:], ())).columns
 
 
 # Options
@@ -601,21 +530,6 @@ def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(o
     assert run.track == ("tensorboard", "wandb")
 
 
-def test_a_falling_rate_falls_over_the_budget(own):
-    what = {"model": "model", "prompts": [own / "prompts.parquet"], "reward": "my_reward.py:score"}
-    for given in (what, what | {"max_rollouts": 99}, {"task": "sort"}):
-        assert run_of(RunOptions(**given, schedule="linear"), "grpo", {}, 0).schedule.over_budget
-
-
-def test_options_default_to_the_fields_of_the_configuration(own):
-    run = run_of(
-        RunOptions(model="model", prompts=[own / "prompts.parquet"], reward="my_reward.py:score"), "grpo", {}, 0
-    )
-    given = ("model", "prompts", "reward", "recipe", "parameters", "max_rollouts", "eval_every")
-    plain = Config(**{name: getattr(run, name) for name in given})
-    assert run == plain
-
-
 def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(tmp_path):
     plain = Config(sampling=Sampling(4))
     for task in ("skills/late", "rg/gcd", "walks/mixed"):
@@ -633,15 +547,6 @@ def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(tmp_p
         run_of(RunOptions(task="sort", settings="best"), "grpo", {}, 0)
     with pytest.raises(ValueError, match="nothing was tuned for a model of your own"):
         run_of(RunOptions(model="m", prompts=[tmp_path], reward="a:b", settings="tuned"), "grpo", {}, 0)
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_the_usual_shapes_make_recipes(recipe, own):
-    given = RunOptions(model="model", prompts=[own / "prompts.parquet"], reward="my_reward.py:score", optimizer_steps=3)
-    run = run_of(given, recipe, {}, 0)
-    defaults = default_parameters(recipe)
-    assert dict(run.parameters) == defaults | {"groups": min(defaults["groups"], 24)}  # 24: prompts that there are
-    assert run.optimizer_steps_per_batch == 3
 
 
 def test_without_what_the_command_needs_it_says_what_to_install():
@@ -662,13 +567,6 @@ def test_a_run_that_is_resumed_keeps_its_budget_and_its_grid_where_none_is_given
     assert code == 0, output
     points = [line["at"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"]
     assert points == [*range(0, 64, 3), None]
-
-
-def test_the_grid_of_a_task_is_at_most_a_tenth_of_its_budget():
-    preset = presets.PRESETS["sort"]
-    assert run_of(RunOptions(task="sort"), "grpo", {}, 0).eval_every <= preset.max_rollouts // 10
-    assert run_of(RunOptions(task="sort", max_rollouts=100), "grpo", {}, 0).eval_every == 10
-    assert run_of(RunOptions(task="sort", max_rollouts=100, eval_every=40), "grpo", {}, 0).eval_every == 40
 
 
 def test_what_a_command_was_called_for_goes_to_standard_output(own, rollalloc, monkeypatch, tmp_path):
@@ -704,9 +602,3 @@ def test_recipes_explains_every_parameter_of_every_recipe():
     for name in RECIPES:
         for function in functions_of(name).values():
             assert explained_parameters(function).keys() == signature(function).parameters.keys(), name
-
-
-def test_recipes_says_of_an_unknown_name_which_was_meant(rollalloc):
-    code, _, err = rollalloc("recipes", "pilot_comit")
-    assert code == 2
-    assert "did you mean 'pilot_commit'?" in err

@@ -8,14 +8,12 @@ import re
 import shutil
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 
 import pytest
 
 from rollalloc.data.prompts import write_prompts
 from rollalloc.generate.sampling import Sampling
 from rollalloc.runs.reader import read_metrics
-from rollalloc.train import verify
 from rollalloc.train.run_json import is_described_in, is_run_in, read_config
 
 # Sends signals to its own process once, SIGTERM or those that it names, where the file "stop" is there. About half of any
@@ -130,13 +128,6 @@ def test_a_finished_run_may_be_repeated_where_that_is_wished(call, tmp_path):
     assert code == 0, output
 
 
-def test_resume_without_a_checkpoint_starts_afresh(call, tmp_path):
-    code, output = call(*TRAIN, "--out", tmp_path / "new", "--resume", "--checkpoint-every", 1, "--keep-checkpoints", 3)
-    assert code == 0, output
-    assert "the run starts afresh" in said(output)
-    assert len(list((tmp_path / "new/checkpoints").iterdir())) == 3
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -187,24 +178,6 @@ def test_changed_prompts_are_refused_with_their_counts_and_may_be_accepted(call,
     assert untimed(stopped)[-1]["rollouts_paid"] == 96
 
 
-def test_rollouts_are_logged_and_the_log_is_cut_on_resume(call, own, tmp_path):
-    (own / "stop").touch()
-    given = (*TRAIN, "--log-rollouts", "--checkpoint-every", 1)
-    assert call(*given, "--out", tmp_path / "stopped")[0] == 143
-    with (tmp_path / "stopped/rollouts.jsonl").open("a") as file:
-        file.write('{"rollout": "of a batch that was lost"')
-    assert call(*given, "--out", tmp_path / "stopped", "--resume")[0] == 0
-    assert call(*given, "--out", tmp_path / "unbroken")[0] == 0
-    logs = [(tmp_path / name / "rollouts.jsonl").read_text() for name in ("stopped", "unbroken")]
-    assert logs[0] == logs[1]
-    lines = [json.loads(line) for line in logs[0].splitlines()]
-    assert sorted(line["rollout"] for line in lines) == list(range(96))
-    assert {line["key"].partition("/")[0] for line in lines} == {"mine"}
-    assert all(line["reward"] == sha256(line["text"].encode()).digest()[0] % 2 for line in lines)
-    assert all(line["unscored"] is None and 1 <= line["tokens"] <= 4 for line in lines)
-    assert {line["stage"] for line in lines} == {0, 1}
-
-
 def test_verify_resume_of_ones_own_run(call, stopped):
     code, output = call("verify-resume", stopped, "--batches", 3)
     assert code == 0, output
@@ -231,21 +204,6 @@ def test_verify_resume_finds_a_reward_that_remembers(call, tmp_path):
     code, output = call("verify-resume", tmp_path, "--batches", 2)
     assert code == 1, output
     assert "not the same after a resume: metrics line" in said(output)
-
-
-def test_the_first_difference_is_named(tmp_path):
-    paid = {"rollouts_paid": 8, "tokens_paid": 9, "accounts": {}}
-    lines = [{"kind": "batch", "loss": 0.5, "seconds": 1.0, **paid}, {"kind": "end", "seconds": 2.0, **paid}]
-    for name, change in {"a": {}, "b": {"seconds": 3.0}, "c": {"loss": 0.25}}.items():
-        (tmp_path / name).mkdir()
-        changed = [{**lines[0], **change}, lines[1]]
-        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d/metrics.jsonl").write_text(json.dumps(lines[0]) + "\n")
-    a, b, c, d = (tmp_path / name for name in "abcd")
-    assert verify._in_metrics(a, b) is None
-    assert verify._in_metrics(a, c) == "metrics line 1, loss: unbroken 0.5, resumed 0.25"
-    assert verify._in_metrics(a, d) == "metrics: the unbroken run has more than 1 lines"
 
 
 def test_a_described_run_is_read_back(call, stopped):
@@ -279,12 +237,6 @@ def test_a_generator_that_is_stopped_ends_the_run_which_goes_on_later(call, own,
     code, output = call(*train, "--out", tmp_path, "--resume")
     assert code == 0, output
     assert untimed(tmp_path)[-1]["kind"] == "end"
-
-
-def test_the_same_prompts_in_another_file_are_the_same_prompts(call, stopped):
-    code, output = call(*with_prompts("prompts.jsonl"), "--out", stopped, "--resume")
-    assert code == 0, output
-    assert {line["kind"] for line in untimed(stopped)} == {"eval", "batch", "end"}
 
 
 # What decides whether the data are the same: the data and the chat template, not what the clock makes of them
@@ -332,13 +284,3 @@ def test_another_template_or_other_held_out_prompts_are_refused_unless_accepted(
     assert code == 0, output
     assert f"going on with other data: run.{'heldout' if change == 'heldout' else 'template'}" in caplog.text
     assert not [line for line in untimed(tmp_path) if line["kind"] == "resume"]  # the prompts to train on are the same
-
-
-def test_arguments_of_the_chat_template_are_part_of_the_run(call, chats, tmp_path):
-    code, output = call(*chats, "--chat-template-args", '{"suffix":   " ="}', "--out", tmp_path)
-    assert code == 0, output
-    assert read_config(tmp_path).chat_template_args == '{"suffix": " ="}'
-    for wrong in ("{", "[1]", '{"tokenize": false}'):
-        code, output = call(*chats, "--chat-template-args", wrong, "--out", tmp_path / "other")
-        assert code == 2
-        assert "--chat-template-args: chat_template_args must" in said(output)

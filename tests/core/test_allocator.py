@@ -11,7 +11,6 @@ from rollalloc import Allocator, Budget, EventError, MetricError, NoProgress, Pr
 from rollalloc.core.events import Actions, Cancelled, Done, Failed, Offered, Order, Updated
 from rollalloc.core.prompt_pool import NEVER, Epochs, PromptPool
 from rollalloc.core.rule import (
-    CAUSES,
     Act,
     AdvantageRule,
     IntakeRule,
@@ -23,9 +22,8 @@ from rollalloc.core.rule import (
     StopRule,
     Verdict,
 )
-from rollalloc.recipes.darts import SampledTail, ShortestAndLongest
 from rollalloc.recipes.mopps import Posterior
-from rollalloc.rules import intake, judges, promote, prompts, rows, sizes
+from rollalloc.rules import judges, promote, prompts, rows, sizes
 from rollalloc.rules.advantages import OverGroup
 
 NAN, INF = float("nan"), float("inf")
@@ -110,15 +108,6 @@ def test_dapo_carries_what_it_does_not_need_into_the_next_batch(drive):
     assert nonzero(driver.allocator.accounts()) == {"trained": 8}
 
 
-def test_dapo_drops_groups_without_variance_and_goes_on(drive):
-    driver = drive(recipes.dapo(2, 2, 2), prompts=12, rewards={p: [1.0] for p in range(6)})
-    batch = driver.until_batch().batch
-    assert {row.prompt for row in batch.rows} <= set(range(6, 12))
-    accounts = driver.allocator.accounts()
-    assert accounts["zero_variance"] > 0
-    assert accounts["zero_variance"] + accounts["trained"] + accounts["surplus"] == driver.allocator.paid
-
-
 def test_dapo_with_max_candidates_gives_a_short_batch_that_says_why(drive):
     driver = drive(recipes.dapo(4, 2, 4, max_candidates=8), prompts=40, rewards={p: [0.0] for p in range(1, 40)})
     seen = []
@@ -131,13 +120,6 @@ def test_dapo_with_max_candidates_gives_a_short_batch_that_says_why(drive):
     assert seen
     assert all({row.prompt for row in batch.rows} == {0} for batch in seen)
     assert seen[0].short_because == "max_candidates: 8 prompts tried, 1 of 4 groups ready"
-
-
-def test_max_candidates_counts_for_each_batch_anew(drive):
-    driver = drive(recipes.dapo(4, 2, 4, max_candidates=4), prompts=40)
-    for _ in range(5):
-        assert driver.until_batch().batch.short_because is None
-        driver.update()
 
 
 def test_pilot_commit_by_hand(drive):
@@ -168,29 +150,6 @@ def test_pods_trains_on_m_and_accounts_for_the_rest(drive):
     assert [round(row.advantage, 3) for row in batch.rows] == [0.707, -0.707]  # mean and std of the two kept
     assert len(driver.log[-1].release) == 2  # what is not trained on may be freed at once
     assert nonzero(driver.allocator.accounts()) == {"trained": 2, "unselected": 2}
-
-
-@pytest.mark.parametrize(
-    ("rule", "kept", "advantages"),
-    [  # of rewards 3, 0, 2, 1, 2; std unbiased, over those kept
-        ("max_variance", [0, 1], [0.707, -0.707]),
-        ("max_reward", [0, 2], [0.707, -0.707]),
-        ("percentile", [3, 4], [-0.707, 0.707]),
-    ],
-)
-def test_pods_by_its_other_rules(drive, rule, kept, advantages):
-    driver = drive(recipes.pods(1, 5, 2, rule), prompts=1, default=(3.0, 0.0, 2.0, 1.0, 2.0))
-    orders = driver.ask().generate
-    driver.answer(orders)
-    batch = driver.ask().batch
-    assert [ids(orders).index(row.rollout) for row in batch.rows] == kept
-    assert [round(row.advantage, 3) for row in batch.rows] == advantages
-
-
-def test_pods_max_reward_learns_nothing_of_a_prompt_with_m_right_answers(drive):
-    driver = drive(recipes.pods(1, 4, 2, "max_reward"), prompts=2, default=(0.0, 1.0, 1.0, 0.0))
-    assert [row.advantage for row in driver.until_batch().batch.rows] == [0.0, 0.0]
-    assert nonzero(driver.allocator.accounts()) == {"zero_variance": 2, "unselected": 2}
 
 
 def test_racing_goes_on_with_mixed_prompts_as_soon_as_they_are_mixed(drive):
@@ -234,16 +193,6 @@ def test_law_1_a_done_that_comes_after_its_cancellation_is_legal_and_counted(dri
     assert driver.allocator.tokens_paid == 12
 
 
-def test_law_1_cancel_does_not_name_a_rollout_that_ended_meanwhile(drive):
-    driver = drive(with_judge(recipes.grpo(1, 3), judges.NonzeroVariance(early=True)), prompts=4)
-    first, second, third = ids(driver.ask().generate)
-    driver.allocator.tell([Done(first, 1, 1, 5, 0), Done(second, 0, 0, 5, 0), Done(third, 0, 0, 5, 0)])
-    actions = driver.ask()
-    assert actions.cancel == ()
-    assert actions.release == (third,)
-    assert nonzero(driver.allocator.accounts()) == {"trained": 2, "cancelled": 1}
-
-
 def test_law_2_staleness_counts_the_first_token_of_the_oldest_row(drive):
     driver = drive(recipes.dapo(1, 2, 1, "carry"), prompts=4)
     allocator = driver.allocator
@@ -252,26 +201,6 @@ def test_law_2_staleness_counts_the_first_token_of_the_oldest_row(drive):
     allocator.tell([Done(second, 0, 0, 5, 2)])
     assert driver.ask().batch is None
     assert nonzero(allocator.accounts()) == {"stale": 1, "cancelled": 1, "open": 2}
-
-
-def test_law_2_orders_beside_a_batch_carry_the_version_before_the_update(drive):
-    driver = drive(recipes.dapo(1, 2, 1, "carry"), prompts=8)
-    driver.until_batch()
-    beside = driver.ask().generate
-    driver.update()
-    driver.answer(beside, version=0)
-    assert {row.version for row in driver.ask().batch.rows} == {0}
-
-
-def test_law_3_what_is_held_and_running_is_bounded_though_every_group_survives(drive):
-    driver = drive(recipes.pilot_commit(4, 2, 2, 12, p_lower=0.0), prompts=500)
-    for _ in range(60):
-        actions = driver.ask(capacity=10)
-        driver.answer(actions.generate)
-        if actions.batch:
-            driver.update()
-        open_groups = driver.allocator.accounts()["open"] // 2
-        assert open_groups <= 2 * 4 + 12 + 4
 
 
 @pytest.mark.parametrize("capacity", [1, 3, 7])
@@ -306,18 +235,6 @@ def test_law_5_rows_are_released_after_the_update_and_not_before(drive):
     assert driver.ask().release == ()
     driver.update()
     assert set(driver.ask().release) == kept
-
-
-def test_law_6_another_order_of_completion_trains_the_same_rows(drive):
-    """Where stages are judged when complete and nothing is kept over, a batch does not depend on what ended first."""
-    batches = []
-    for reverse in (False, True):
-        driver = drive(recipes.pilot_commit(2, 4, 4, 6, p_lower=0.0, max_staleness=0), prompts=40)
-        while (actions := driver.ask()).batch is None:
-            events = driver.results(actions.generate)
-            driver.allocator.tell(reversed(events) if reverse else events)
-        batches.append(actions.batch)
-    assert batches[0] == batches[1]
 
 
 def test_law_6_nor_on_what_ended_first_where_each_is_told_by_itself(drive):
@@ -386,16 +303,6 @@ def test_law_7_a_spent_token_budget_withholds_what_was_not_handed_out(drive):
     assert (driver.allocator.paid, driver.allocator.tokens_paid) == (3, 30)
 
 
-def test_law_8_every_cause_is_known_and_they_sum_to_what_was_ordered(drive):
-    driver = drive(recipes.pilot_commit(2, 2, 2, 6, p_lower=0.0), prompts=30, rewards={0: [1.0], 1: [1.0]})
-    for _ in range(5):
-        driver.until_batch()
-        driver.update()
-        accounts = driver.allocator.accounts()
-        assert tuple(accounts) == CAUSES
-        assert sum(accounts.values()) == driver.allocator.paid == sum(len(ids(a.generate)) for a in driver.log)
-
-
 # ------------------------------------------------------------------------------------- failures, cancellations, outages
 
 
@@ -432,14 +339,6 @@ def test_an_engine_that_only_fails_ends_the_run_without_calling_the_prompts_impo
         driver.allocator.tell([Failed(rollout, "engine died") for rollout in ids(actions.generate)])
     assert actions.finished.startswith("prompts: none of 3 may be drawn, 0 are evicted and 3 quarantined")
     assert driver.allocator.paid == 3 * 3 * 2
-
-
-def test_commits_that_all_fail_leave_the_pilots_to_train_on(drive):
-    driver = drive(recipes.pilot_commit(1, 2, 2, 1, p_lower=0.0, max_staleness=0), prompts=4)
-    pilots = driver.ask().generate
-    driver.answer(pilots)
-    driver.allocator.tell([Failed(rollout, "x") for rollout in ids(driver.ask().generate)])
-    assert [row.rollout for row in driver.ask().batch.rows] == ids(pilots)
 
 
 def test_a_driver_may_cancel_on_its_own_and_the_tail_is_still_sampled(drive):
@@ -499,27 +398,6 @@ def test_defect_4_age_max_staleness_trains_and_one_more_does_not(drive, age, tra
         assert nonzero(allocator.accounts()) | {"open": 0} == {"stale": 2, "cancelled": 2, "open": 0}
 
 
-def test_defect_5_held_pilots_eviction_and_counters_survive_a_load(drive):
-    driver = drive(recipes.pilot_commit(2, 2, 2, 6), prompts=30, rewards={p: [1.0] for p in range(0, 30, 3)})
-    driver.answer(driver.ask().generate)
-    copy = Allocator(driver.allocator.recipe, 30, 0)
-    copy.load_state_dict(driver.allocator.state_dict())
-    assert sum(copy.ask() != driver.allocator.ask() for _ in range(2)) == 0
-    assert copy.accounts() == driver.allocator.accounts()
-    assert copy.state_dict() == driver.allocator.state_dict()
-
-
-def test_defect_6_an_epochs_end_loses_nothing(drive):
-    """5 prompts, 2 groups a batch, pilots ahead: epochs end in the middle of batches, again and again."""
-    driver = drive(recipes.pilot_commit(2, 2, 2, 3, p_lower=0.0), prompts=5)
-    for _ in range(30):
-        assert driver.until_batch().batch.short_because is None
-        driver.update()
-    accounts = driver.allocator.accounts()
-    assert driver.allocator.epoch >= 10
-    assert nonzero(accounts).keys() <= {"trained", "open"}
-
-
 @pytest.mark.parametrize("order", ["top_variance", "random", "oldest"])
 def test_defect_10_the_buffer_is_bounded_and_survivors_do_not_starve(drive, order):
     """Every prompt survives and variances differ: what was paid for pilots must not expire in bulk."""
@@ -557,13 +435,6 @@ def test_defect_12_selection_looks_at_the_metric_and_training_at_the_reward(driv
     batch = driver.ask().batch
     assert [row.advantage for row in batch.rows] == [0.0, 0.0]
     assert nonzero(driver.allocator.accounts()) == {"zero_variance": 4}
-
-
-def test_defect_13_commits_update_the_estimate_and_oldest_is_not_newest(drive):
-    driver = drive(recipes.pilot_commit(1, 2, 4, 1, p_lower=0.0), prompts=1, default=(1, 0, 1, 1, 1, 1))
-    driver.until_batch()
-    record = driver.allocator.statistics.record(0)
-    assert (record.attempts, record.successes, record.tokens, record.fate) == (6, 5.0, 60, "trained")
 
 
 # ------------------------------------------------------------------------------------------- the end of data, re-probing
@@ -619,52 +490,11 @@ def test_an_evicted_prompt_is_probed_again_after_so_many_epochs(drive, every):
     assert len(visits) in (-(-7 // every), -(-7 // every) + 1)  # the epoch that has begun may have probed it already
 
 
-def test_a_re_probed_prompt_that_is_no_longer_solved_is_trained_on(drive):
-    recipe = recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0, **ONE_VISIT | {"reprobe_every": 1})
-    driver = drive(recipe, prompts=4, rewards={0: [1.0]})
-    for _ in range(4):
-        driver.until_batch()
-        driver.update()
-    driver.rewards[0] = [1.0, 0.0]
-    trained = set()
-    for _ in range(4):
-        trained |= {row.prompt for row in driver.until_batch().batch.rows}
-        driver.update()
-    assert 0 in trained
-
-
-def test_without_reprobe_an_evicted_prompt_stays_away(drive):
-    recipe = recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0, **ONE_VISIT)
-    driver = drive(recipe, prompts=6, rewards={0: [1.0]})
-    for _ in range(30):
-        driver.until_batch()
-        driver.update()
-    assert sum(order.prompt == 0 for actions in driver.log for order in actions.generate) == 1
-
-
 # ---------------------------------------------------------------------------------------------------------- quarantine
 
 
 def visits(driver, prompt):
     return sum(order.prompt == prompt for actions in driver.log for order in actions.generate)
-
-
-def test_a_score_ends_the_row_of_failures(drive):
-    driver = drive(recipes.grpo(1, 2), prompts=2, rewards={0: [None, None, None, None, 1, None]})
-    for _ in range(20):
-        driver.until_batch()
-        driver.update()
-    assert driver.allocator.quarantined() == []
-    assert visits(driver, 0) > 12
-
-
-def test_without_a_limit_nothing_is_quarantined(drive):
-    driver = drive(replace(recipes.grpo(1, 2), quarantine_after=None), prompts=2, rewards={0: [None]})
-    for _ in range(20):
-        driver.until_batch()
-        driver.update()
-    assert driver.allocator.quarantined() == []
-    assert visits(driver, 0) >= 19
 
 
 def test_what_the_driver_cancels_is_no_failure_of_the_prompt(drive):
@@ -927,10 +757,6 @@ def test_other_types_are_refused():
         replace(recipes.grpo(1, 1), advantage=OverGroup(lambda rewards_G: rewards_G))
 
 
-def test_numpy_numbers_make_the_same_recipe():
-    assert recipes.grpo(np.int64(4), np.int64(2)).description == recipes.grpo(4, 2).description
-
-
 # ----------------------------------------------------------------------------------------------- rules that break their word
 
 
@@ -988,30 +814,11 @@ def test_an_intake_that_opens_nothing_starves_and_is_named(drive):
         drive(replace(recipes.grpo(1, 1), intake=Returns(0))).ask()
 
 
-def test_an_intake_that_stops_early_gives_a_short_batch(drive):
-    @dataclass(frozen=True)
-    class Once(IntakeRule):
-        def __call__(self, view, memory):
-            return 1 if view.paid == 0 else 0
-
-    driver = drive(replace(recipes.grpo(2, 1), intake=Once()))
-    assert "opens no more groups" in driver.until_batch().batch.short_because
-    driver.update()
-    with pytest.raises(NoProgress, match="opens no group"):
-        driver.ask()
-
-
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_promote_that_promotes_none_makes_no_progress_and_is_named(drive, stage):
     driver = drive(with_promote(recipes.pilot_commit(1, 2, 2, 1, p_lower=0.0), Returns(()), stage), prompts=9)
     with pytest.raises(NoProgress, match=r"Returns\(value=\(\)\)"):
         driver.until_batch()
-
-
-def test_starved_is_not_raised_while_a_rollout_or_a_batch_is_awaited(drive):
-    driver = drive(recipes.grpo(1, 2), prompts=2)
-    driver.ask()
-    assert driver.ask(0) == driver.ask() == Actions()
 
 
 BASE = recipes.grpo(1, 2)
@@ -1120,22 +927,6 @@ def test_outstanding_repeats_what_is_in_flight_after_a_load(drive):
     assert copy.outstanding().batch is None
 
 
-def test_outstanding_names_the_stage_that_ordered_each_rollout(drive):
-    driver = drive(recipes.racing(1, (3, 6), 1), prompts=6)
-    first = driver.ask().generate[0]
-    driver.allocator.tell([Done(first.rollouts[0], 1, 1, 5, 0), Done(first.rollouts[1], 0, 0, 5, 0)])
-    second = driver.ask().generate[0]
-    repeated = driver.allocator.outstanding().generate
-    assert [(order.stage, order.rollouts) for order in repeated] == [(0, first.rollouts[2:]), (1, second.rollouts)]
-
-
-def test_a_stage_without_stop_and_a_rule_with_one_compare_as_values():
-    assert recipes.darts(4, 3, 1) == recipes.darts(4, 3, 1)
-    assert recipes.darts(4, 3, 1, tail="none").stages[0].stop == SampledTail()
-    assert recipes.mix(recipes.dapo(4, 4, 8), recipes.darts(4, 3, 1)).rows == ShortestAndLongest(3, 1)
-    assert recipes.pilot_commit(4, 4, 4, 8).intake == intake.KeepInFlight(8, ahead=True)
-
-
 @pytest.mark.parametrize("capacity", [None, 6, 3, 2])
 def test_a_tail_weighs_by_the_probability_with_which_it_was_kept_whatever_the_capacity(capacity):
     """One of the two shortest is there, one of the four others is kept: weight 4, also where some were never handed out."""
@@ -1173,11 +964,6 @@ def test_a_metric_outside_0_and_1_is_refused_where_a_rule_takes_it_for_a_success
     assert driver.allocator.accounts()["open"] == driver.allocator.paid  # the event was not taken
 
 
-def test_rounding_is_no_reason_to_refuse_a_metric(drive):
-    driver = drive(recipes.pilot_commit(2, 2, 2, gen_groups=4), default=(1.0 + 1e-7, -1e-7))
-    assert driver.until_batch().batch
-
-
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -1194,91 +980,6 @@ def test_recipes_that_read_no_rate_take_any_finite_metric(drive, recipe):
     assert len(driver.until_batch().batch.rows) >= 4
 
 
-def test_shaped_rewards_are_no_concern_of_a_rule_that_reads_the_metric():
-    allocator = Allocator(recipes.pilot_commit(2, 2, 2, gen_groups=4), 20, 0)
-    while (actions := allocator.ask()).batch is None:
-        for order in actions.generate:
-            allocator.tell([Done(r, -5.0 + 7 * (r % 2), float(r % 2), 1, 0) for r in order.rollouts])
-    assert {row.advantage > 0 for row in actions.batch.rows} == {True, False}
-
-
-@dataclass
-class Loader:
-    """A framework's loader without end: the prompts in order, epoch after epoch, in pieces."""
-
-    prompts: int
-    piece: int = 5
-    at: int = 0
-
-    def feed(self, allocator, limit=1000):
-        """Offer pieces until no more is wanted."""
-        for _ in range(limit):
-            if not allocator.wanted():
-                return
-            epoch, begin = divmod(self.at, self.prompts)
-            piece = tuple(range(begin, min(begin + self.piece, self.prompts)))
-            self.at += len(piece)
-            allocator.tell([Offered(piece, epoch)])
-        raise AssertionError(f"still wants prompts after {limit} offers")
-
-
-def batches_of(recipe, prompts_, rewards, *, offered, limit=40):
-    """Batches that a run trains on, at most `limit`, and how it ended."""
-    if offered:
-        recipe = replace(recipe, prompts=prompts.AsOffered())
-    allocator, loader = Allocator(recipe, prompts_, 0), Loader(prompts_)
-    trained = []
-    while len(trained) < limit:
-        loader.feed(allocator)
-        actions = allocator.ask()
-        if actions.finished is not None:
-            return trained, actions.finished
-        if actions.batch is not None:
-            trained.append(actions.batch)
-            allocator.tell([Updated(allocator.version + 1)])
-        for order in actions.generate:
-            wins = [rewards[order.prompt][g % 2] for g in range(len(order.rollouts))]
-            allocator.tell([Done(r, w, w, 1, allocator.version) for r, w in zip(order.rollouts, wins, strict=True)])
-    return trained, None
-
-
-def test_a_loader_whose_prompts_are_all_solved_ends_the_run():
-    rewards = dict.fromkeys(range(20), (1.0, 1.0))
-    recipe = recipes.pilot_commit(4, 2, 2, gen_groups=8, **ONE_VISIT)
-    trained, finished = batches_of(recipe, 20, rewards, offered=True)
-    assert (trained, finished.partition(",")[0]) == ([], "prompts: none of 20 may be drawn")
-
-
-def test_an_epoch_of_the_loader_that_begins_loses_nothing_of_what_is_held():
-    recipe = replace(recipes.pilot_commit(4, 2, 2, gen_groups=2), prompts=prompts.AsOffered())
-    allocator = Allocator(recipe, 8, 0)
-    allocator.tell([Offered((0, 1), 0)])
-    orders = allocator.ask().generate
-    allocator.tell([Done(r, r % 2, r % 2, 1, 0) for order in orders for r in order.rollouts])
-    allocator.tell([Offered((2, 3), 1)])
-    assert {order.prompt for order in allocator.ask().generate if order.stage == 1} == {0, 1}
-    assert sum(allocator.accounts().values()) == allocator.accounts()["open"] == allocator.paid
-
-
-def test_an_ask_that_only_fills_a_slot_hands_out_what_may_be_released_too():
-    allocator = Allocator(recipes.grpo(1, 4), 4, 0)
-    allocator.ask(2)
-    allocator.ask(0)  # nothing more is to be decided
-    allocator.tell([Failed(0, "its engine died")])
-    actions = allocator.ask(1)
-    assert [order.rollouts for order in actions.generate] == [(2,)]
-    assert actions.release == (0,)
-
-
-def test_an_ask_that_only_fills_a_slot_orders_nothing_once_the_tokens_are_spent():
-    allocator = Allocator(replace(recipes.grpo(1, 4), budget=Budget(run_tokens=5)), 4, 0)
-    allocator.ask(2)
-    allocator.ask(0)  # nothing more is to be decided
-    allocator.tell([Done(0, 1.0, 1.0, 9, 0)])
-    assert allocator.ask(1).generate == ()
-    assert allocator.paid == 2
-
-
 @pytest.mark.parametrize("recipe", [recipes.grpo(2, 2), recipes.dapo(2, 2, 2), recipes.pilot_commit(2, 2, 2, 4)])
 @pytest.mark.parametrize("after", [1, 3])
 def test_a_prompt_that_always_fails_is_drawn_so_many_times_and_no_more(drive, recipe, after):
@@ -1291,15 +992,6 @@ def test_a_prompt_that_always_fails_is_drawn_so_many_times_and_no_more(drive, re
     assert driver.allocator.statistics.record(0).fate == "quarantined"
     assert driver.allocator.away() == {"evicted": 0, "revived": 0, "quarantined": 2}
     assert driver.allocator.accounts()["failed"] == 2 * 2 * after
-
-
-@pytest.mark.parametrize("max_staleness", [0, 1, 4])
-def test_a_loader_with_fewer_unsolved_prompts_than_groups_trains_on_as_a_draw_of_our_own(max_staleness):
-    recipe = recipes.pilot_commit(4, 2, 2, gen_groups=8, max_staleness=max_staleness, **ONE_VISIT)
-    rewards = {prompt: (1.0, 0.0) if prompt < 3 else (1.0, 1.0) for prompt in range(20)}
-    own, offered = (batches_of(recipe, 20, rewards, offered=offered) for offered in (False, True))
-    assert (len(own[0]), own[1]) == (len(offered[0]), offered[1]) == (40, None)
-    assert all({row.prompt for row in batch.rows} == {0, 1, 2} for batch in offered[0][5:])
 
 
 # ----------------------------------------------------------------------------------------------- eviction by evidence
@@ -1345,25 +1037,6 @@ def first_evicted(visits, **changes):
 )
 def test_a_prompt_is_evicted_where_all_its_visits_show_that_it_is_solved(visits, recipe, expected):
     assert first_evicted(visits, **recipe) == expected
-
-
-def test_by_default_a_prompt_of_rate_one_half_is_never_evicted_and_a_solved_one_comes_back():
-    rng = np.random.default_rng(0)
-    allocator = Allocator(recipes.pilot_commit(2, 2, 2, 8), 20, 0)
-    piloted = dict.fromkeys(range(20), 0)
-    while min(piloted.values()) < 40:
-        actions = allocator.ask()
-        assert actions.finished is None
-        if actions.batch:
-            allocator.tell([Updated(allocator.version + 1)])
-        for order in actions.generate:
-            piloted[order.prompt] += order.stage == 0
-            for rollout in order.rollouts:
-                right = float(rng.random() < (1.0 if order.prompt < 10 else 0.5))
-                allocator.tell([Done(rollout, right, right, 1, allocator.version)])
-    solved = set(allocator.statistics.with_fate("out_of_band/solved"))
-    assert solved <= set(range(10))
-    assert allocator.away()["revived"] > 0
 
 
 def left_after_batches(recipe, rewards, batches):

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from rollalloc import Allocator, Budget, EventError, PromptTable, RuleError, recipes
 from rollalloc.core.events import FARTHEST, Done, Updated
-from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW
-from rollalloc.core.rule import AdvantageRule, BatchRule, Drawn, View
+from rollalloc.core.rule import AdvantageRule, BatchRule, Drawn
 from rollalloc.core.seeds import rng
 from rollalloc.rules import prompts
-from rollalloc.rules.advantages import BatchMean, Rewards
 
 KEYS = tuple(f"prompt {index}" for index in range(8))
 RATES = st.floats(0, 1)
@@ -131,20 +129,6 @@ def test_saved_sampling_ratios_are_above_0(value):
         Allocator(allocator.recipe, 8, 0).load_state_dict(state)
 
 
-def test_numpy_numbers_are_taken_and_kept_as_plain_ones():
-    MADE["numpy"] = [Drawn(np.int32(3), np.float32(0.5), np.float64(-2), np.float16(0.25)), np.int64(5)]
-    allocator = Allocator(replace(recipes.grpo(2, 1), prompts=Picks(made="numpy")), 8, 0)
-    assert [order.prompt for order in allocator.ask().generate] == [3, 5]
-    group = allocator.state_dict()["groups"][0]
-    assert [type(group[name]) for name in ("prompt", "predicted", "baseline", "sampling_ratio")] == [
-        int,
-        float,
-        float,
-        float,
-    ]
-    assert json.dumps(copy_of(allocator).state_dict()) == json.dumps(allocator.state_dict())
-
-
 _NUMBERS = "must draw with a predicted rate in .* a finite baseline and a finite sampling ratio above 0"
 MADE = {}
 WRONG = {
@@ -250,15 +234,6 @@ def test_a_rule_over_the_batch_credits_each_row_of_each_group(drive):
     assert [row.advantage for row in batch.rows] == [100 * row.group + row.rollout % 2 for row in batch.rows]
 
 
-def test_groups_that_the_batch_gives_nothing_are_booked_as_zero_variance(drive):
-    """Rewards 1 and 0 within each group, and a batch rule that says 0 to all: nothing is learned from it."""
-    OVER["zeros"] = lambda made: [each * 0 for each in made]
-    driver = drive(replace(recipes.grpo(2, 2), over_batch=Over("zeros")))
-    driver.until_batch()
-    accounts = driver.allocator.accounts()
-    assert (accounts["trained"], accounts["zero_variance"]) == (0, 4)
-
-
 # ----------------------------------------------------------------------------------------------------------- how far
 
 
@@ -292,20 +267,6 @@ def test_weights_that_went_too_far_to_tell_do_not_hide_how_far_they_go_later(far
 
 
 # ----------------------------------------------------------------------------------------------------------- features
-
-
-def test_features_are_float32_blocks_and_read_only():
-    mine = np.arange(6, dtype=np.float64).reshape(3, 2)
-    table = PromptTable(3, features=mine)
-    assert list(table.features) == ["features"]
-    assert (table.features["features"].dtype, table.features["features"].tolist()) == (np.float32, mine.tolist())
-    mine32 = mine.astype(np.float32)
-    block = PromptTable(3, features={"a": mine32}).features["a"]
-    with pytest.raises(ValueError, match="read-only"):
-        block[0, 0] = 9
-    mine32[0, 0] = 1  # the caller's own array stays writable
-    assert PromptTable(3).features == PromptTable(3, features=None).features == {}
-    assert View.of(table).table.features is table.features
 
 
 @pytest.mark.parametrize(
@@ -416,16 +377,6 @@ def test_foresight_by_hand(drive):
     assert predictions[0] > max(predictions[prompt] for prompt in (1, 2, 3)) + 0.05
 
 
-def test_what_the_plain_recipes_are():
-    assert recipes.reinforce(4).advantage == Rewards()
-    assert recipes.reinforce(4, baseline="running").over_batch == recipes.reinforce(4).over_batch == BatchMean(None)
-    assert recipes.foresight(4).replay is None
-    assert recipes.foresight(4, replay=8).replay.rows == 8
-    assert recipes.foresight(4, exponent=None).stages[0].judge.until == NEXT_EPOCH
-    assert recipes.foresight(4).stages[0].judge.until == NEXT_EPOCH
-    assert recipes.foresight(4, once=False).stages[0].judge.until == recipes.spo(4).stages[0].judge.until == NOW
-
-
 @pytest.mark.parametrize(
     ("recipe", "how", "message"),
     [
@@ -446,28 +397,6 @@ def test_what_the_plain_recipes_are():
 def test_a_number_out_of_its_range_is_refused(recipe, how, message):
     with pytest.raises(ValueError, match=message):
         recipe(4, **how)
-
-
-def test_a_prompt_whose_rollouts_failed_comes_back_when_the_judge_says(drive):
-    """`Complete(NOW)`: at once, not at the next epoch; three such visits are one too many."""
-    for recipe, again in ((recipes.foresight(1, once=False), True), (recipes.grpo(1, 1), False)):
-        driver = drive(replace(recipe, prompts=prompts.InOrder()), 3, {0: [None]})
-        driver.answer(driver.ask().generate)
-        assert bool(driver.allocator._run.pool.free_N[0]) is again
-
-
-@pytest.mark.parametrize("name", ["reinforce", "spo", "foresight"])
-def test_a_data_set_of_one_prompt_and_a_metric_that_is_no_rate(name):
-    recipe = getattr(recipes, name)(1)
-    allocator = Allocator(recipe, 1, 0)
-    (order,) = allocator.ask().generate
-    refused = bool(recipe.rate_readers)
-    assert refused is (name != "reinforce")
-    if refused:
-        with pytest.raises(EventError, match="takes the metric for a success rate"):
-            allocator.tell([Done(order.rollouts[0], -1.0, 3.0, 1, 0)])
-    allocator.tell([Done(order.rollouts[0], -1.0, 0.0, 1, 0)])
-    assert len(allocator.ask().batch.rows) == 1
 
 
 def test_draws_are_a_function_of_seed_purpose_and_ids():

@@ -13,7 +13,6 @@ from rollalloc.core.errors import RuleError
 from rollalloc.core.events import Cancelled, Done, Updated
 from rollalloc.core.rule import SampledStops, StopRule
 from rollalloc.core.statistics import PromptStatistics
-from rollalloc.recipes.darts import ShortestAndLongest
 
 SPREAD = 0.5  # deviation of log-lengths
 STD = np.exp(6 + SPREAD**2 / 2) * np.sqrt(np.exp(SPREAD**2) - 1)
@@ -60,17 +59,6 @@ def test_the_mean_and_deviation_of_lengths_run_over_the_visits_of_a_prompt():
     assert np.isnan(statistics.record(1).length_mean)
 
 
-def test_the_deviation_of_lengths_is_the_true_one_where_nothing_is_stopped_and_less_where_late_ones_are():
-    """64 prompts × 10 groups. A stopped rollout counts with the tokens it had, so that its deviation is too small.
-
-    Sizes compare the deviations of prompts, so that a factor common to all of them changes nothing. The standard error of
-    the mean ratio is 2%: each bound fails with probability below 0.03, and the seed is fixed.
-    """
-    exact, sampled, none = (run(tail, 10).mean() for tail in ("exact", "sampled", "none"))
-    assert abs(exact - 1) < 0.15
-    assert 0.3 < none < sampled < exact
-
-
 def test_a_visit_is_learned_from_when_its_last_stopped_rollout_ended_and_survives_a_load():
     recipe = recipes.darts(1, 2, 0, tail="none")
     allocator, expected = Allocator(recipe, 1, 0), PromptStatistics(1)
@@ -90,28 +78,6 @@ def test_a_visit_is_learned_from_when_its_last_stopped_rollout_ended_and_survive
         assert each.statistics.length_std_N[0] == expected.length_std_N[0] < np.std([40, 60])
         assert each.state_dict()["trailing"] == []
     assert copy.state_dict() == allocator.state_dict()
-
-
-def test_one_that_ended_before_its_cancellation_came_has_a_length():
-    allocator, expected = Allocator(recipes.darts(1, 2, 0, tail="none"), 1, 0), PromptStatistics(1)
-    first, second, stopped = allocator.ask().generate[0].rollouts
-    allocator.tell([Done(first, 1, 1, 40, 0), Done(second, 0, 0, 60, 0)])
-    allocator.ask()
-    allocator.tell([Done(stopped, 1, 1, 65, 0)])
-    expected.see_lengths(0, [40, 60, 65])
-    assert allocator.statistics.length_std_N[0] == expected.length_std_N[0]
-
-
-def test_a_prompt_that_left_the_data_is_not_learned_of():
-    allocator = Allocator(recipes.darts(1, 2, 0, tail="none"), 2, 0)
-    order = allocator.ask().generate[0]
-    first, second, stopped = order.rollouts
-    allocator.tell([Done(first, 1, 1, 40, 0), Done(second, 0, 0, 60, 0)])
-    allocator.ask()
-    copy = Allocator(allocator.recipe, 1, 0)
-    copy.load_state_dict(allocator.state_dict(), remap=[1 - order.prompt])
-    copy.tell([Cancelled(stopped, 61)])
-    assert np.isnan(copy.statistics.length_std_N).all()
 
 
 @dataclass(frozen=True)
@@ -156,20 +122,6 @@ def test_a_sample_that_says_no_shares_is_refused(said, monkeypatch):
     allocator.tell([Done(0, 1, 1, 40, 0)])
     with pytest.raises(RuleError, match="must keep rollouts that run and are not stopped, with a probability in"):
         allocator.ask()
-
-
-def test_what_was_kept_is_seen_and_saved():
-    plain = recipes.grpo(1, 3)
-    recipe = replace(plain, stages=(replace(plain.stages[0], stop=Keeps(((1, 0.5),))),), rows=ShortestAndLongest(1, 1))
-    allocator = Allocator(recipe, 1, 0)
-    allocator.ask()
-    allocator.tell([Done(0, 1, 1, 40, 0)])
-    assert allocator.ask().cancel == (2,)
-    copy = Allocator(recipe, 1, 0)
-    copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())))
-    for each in (allocator, copy):
-        each.tell([Cancelled(2, 40), Done(1, 0, 0, 7, 0)])
-        assert [(row.rollout, row.weight) for row in each.ask().batch.rows] == [(0, 1.0), (1, 2.0)]
 
 
 def test_of_several_stopped_rollouts_the_last_is_waited_for_after_a_load():

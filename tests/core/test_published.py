@@ -100,15 +100,6 @@ def test_knapsack_by_hand(drive):
         driver.update()
 
 
-def test_knapsack_allocates_by_what_another_method_expects():
-    for other in (recipes.foresight(4), recipes.spo(4)):
-        for mixed in (recipes.mix(recipes.knapsack(4, 8), other), recipes.mix(other, recipes.knapsack(4, 8))):
-            assert mixed.prompts == other.prompts
-            assert mixed.stages[0].size == recipes.knapsack(4, 8).stages[0].size
-    with pytest.raises(ValueError, match=r"both recipes change prompts: LastVisit.* and Posterior"):  # it says no rate
-        recipes.mix(recipes.knapsack(4, 8), recipes.mopps(4, 8))
-
-
 def test_vcrl_by_hand(drive):
     """Of 4 rollouts 2 are right in prompts 0 and 1, 1 in prompt 2, none or all in the others."""
     rewards = {0: [1, 1, 0, 0], 1: [0, 1, 0, 1], 2: [0, 0, 0, 1], 3: [1], 4: [0], 5: [0], 6: [0], 7: [1]}
@@ -195,17 +186,6 @@ def test_pilot_commit_draws_new_pilots_in_every_round_as_published_or_as_they_ar
     assert orders_of(driver) == rounds
 
 
-def test_the_next_round_waits_for_all_of_the_last_where_rollouts_are_told_one_by_one(drive):
-    driver = drive(recipes.pilot_commit(**PILOTS, pilots="every_round"), 99)
-    driver.answer(driver.ask().generate)
-    pilots_first = driver.ask(99).generate[::-1]
-    assert pilots_first[-1].stage == 1
-    for event in driver.results(pilots_first)[:-1]:
-        driver.allocator.tell([event])
-        assert not driver.ask(99).generate
-    assert driver.allocator.paid == 12 + 12 + 4
-
-
 def test_n_effective_by_hand(drive):
     """All six pilots say the rate; one right and one wrong of them are trained on, and advantages are of those rows."""
     recipe = recipes.pilot_commit(2, 6, 2, 2, n_effective=2)
@@ -223,15 +203,6 @@ def test_n_effective_by_hand(drive):
     driver.ask()  # the pilots that were not trained on are released with the others
     accounts = driver.allocator.accounts()
     assert (accounts["trained"], accounts["unselected"]) == (8, 8)
-
-
-def test_the_first_of_the_pilots_may_be_the_effective_ones(drive):
-    """The released code's `buffer_response_sampling_method=first_n`."""
-    recipe = recipes.pilot_commit(1, 6, 2, 2, n_effective=2, effective="first")
-    driver = drive(recipe, 1, {0: [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0]})
-    rows = driver.until_batch().batch.rows
-    (pilots,), (commits,) = ([order.rollouts for order in driver.log[at].generate] for at in (0, 1))
-    assert [row.rollout for row in rows] == [*pilots[:2], *commits]
 
 
 @pytest.mark.parametrize(

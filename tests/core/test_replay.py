@@ -69,16 +69,6 @@ def test_a_row_is_replayed_while_it_is_young_enough(drive):
     assert (first[2], second[2]) == (set(), set(rollouts(first[0])))
 
 
-def test_weights_that_change_without_a_batch_age_what_is_kept(drive):
-    driver = drive(replaying(max_staleness=2), 6, default=(1.0,))
-    ((fresh, _, _),) = batches(driver, 1)
-    driver.update()
-    assert driver.ask(0).release == ()
-    driver.update()
-    assert set(driver.ask(0).release) == set(rollouts(fresh))
-    assert [row.replays for row in driver.until_batch().batch.rows] == [0, 0]
-
-
 @pytest.mark.parametrize(
     ("above", "kept"), [(0.0, [1.0]), (-inf, [1.0, 0.0, -2.0]), (0.99, [1.0]), (1.0, []), (-2.0, [1.0, 0.0])]
 )
@@ -88,13 +78,6 @@ def test_only_rows_of_an_advantage_above_the_threshold_are_kept(drive, above, ke
     (fresh, _, freed), (_, again, _) = batches(driver, 2)
     assert [row.advantage for row in again] == kept
     assert freed == set(rollouts(fresh)) - set(rollouts(again))
-
-
-def test_what_counts_is_the_advantage_that_the_batch_gave(drive):
-    """Rewards 1 and 2: over the batch the first lacks 1, and is not replayed."""
-    driver = drive(replaying(recipes.reinforce(1, 2)), 6, default=(1.0, 2.0))
-    _, (_, again, _) = batches(driver, 2)
-    assert [row.advantage for row in again] == [1.0]
 
 
 def test_of_more_rows_than_asked_for_random_ones_come_in_order_and_the_others_stay():
@@ -200,16 +183,6 @@ def test_what_is_kept_between_batches_is_held_to_the_limits_of_the_recipe_it_is_
         copy = copy_of(kept, replace(kept.recipe, replay=other), accept_recipe=True)
         assert {row[6] for row in copy.state_dict()["kept"]} == left
         assert len(copy.ask(0).release) == 4 - len(copy.state_dict()["kept"])
-
-
-def test_a_run_that_begins_to_replay_after_a_load(drive):
-    driver = drive(recipes.raft(2), 6, default=(1.0,))
-    driver.until_batch()
-    driver.allocator = copy_of(driver.allocator, replaying(), accept_recipe=True)
-    batch = driver.allocator.outstanding().batch
-    driver.update()
-    assert driver.ask(0).release == ()
-    assert rollouts(row for row in driver.until_batch().batch.rows if row.replays) == rollouts(batch.rows)
 
 
 @pytest.mark.parametrize("outstanding", [True, False])

@@ -38,43 +38,6 @@ def batches(allocator, seed=0, count=BATCHES):
             count -= 1
 
 
-def biases(recipe, seed=0):
-    """Of each batch, how much longer and how much harder its rows are than what was sampled."""
-    found = list(batches(Allocator(recipe, 21, seed), seed))
-    return [
-        (each["tokens_trained"] - each["tokens_sampled"], each["difficulty_trained"] - each["difficulty_sampled"])
-        for each in found
-    ]
-
-
-@pytest.mark.parametrize("recipe", [recipes.grpo(4, 4), recipes.reinforce(8), recipes.raft(8)], ids=repr)
-def test_where_all_that_is_sampled_is_trained_on_nothing_shows(recipe):
-    assert biases(recipe) == [(0, 0)] * BATCHES
-
-
-def test_a_recipe_that_stops_long_rollouts_trains_on_shorter_ones():
-    """Each batch: what was stopped had more tokens already than any of its group that ended."""
-    assert all(longer < 0 for longer, _ in biases(recipes.darts(4, 3, 0, tail="none")))
-
-
-def test_a_recipe_that_drops_easy_groups_trains_on_harder_ones():
-    """DAPO among prompts that are nearly always solved: a group with a failure is harder than all groups together."""
-    allocator = Allocator(recipes.dapo(4, 4, gen_groups=8), 21, 0)
-    found = list(_of_easy(allocator, Random(0)))
-    assert all(each["difficulty_trained"] > each["difficulty_sampled"] for each in found)
-
-
-def _of_easy(allocator, random):
-    """Every prompt succeeds nine times in ten: groups that are all right are dropped, and those with a failure kept."""
-    for _ in range(BATCHES):
-        while allocator.batch is None:
-            for order in allocator.ask().generate:
-                metrics = {rollout: float(random.random() < 0.9) for rollout in order.rollouts}
-                allocator.tell([Done(each, won, won, 1, allocator.version) for each, won in metrics.items()])
-        yield allocator.selection.figures()
-        allocator.tell([Updated(allocator.version + 1)])
-
-
 def test_by_hand(drive):
     """Two groups of two are sampled: 1, 0 is trained on, 1, 1 is not; every rollout has ten tokens."""
     driver = drive(recipes.dapo(1, 2, gen_groups=2), 2, {0: [1.0, 0.0], 1: [1.0, 1.0]})
@@ -87,27 +50,6 @@ def test_by_hand(drive):
     }
     driver.update()
     assert set(driver.allocator.selection.figures().values()) == {None}
-
-
-def test_a_prediction_stands_for_what_a_prompt_did(drive):
-    """SPO's rule predicts a half of a prompt that it has not seen, whatever its one rollout came to."""
-    driver = drive(recipes.spo(2), 4, default=(1.0,))
-    driver.until_batch()
-    found = driver.allocator.selection.figures()
-    assert found["difficulty_sampled"] == found["difficulty_trained"] == 0.5
-
-
-def test_a_rollout_that_was_stopped_counts_when_its_end_is_told_after_the_batch():
-    allocator = Allocator(recipes.darts(1, 1, 0, tail="none"), 1, 0)
-    [order] = allocator.ask().generate
-    first, *others = order.rollouts
-    allocator.tell([Done(first, 1.0, 1.0, 10, 0)])
-    actions = allocator.ask(capacity=0)
-    assert actions.batch
-    assert set(actions.cancel) == set(others)
-    assert allocator.selection.figures()["tokens_sampled"] == 10
-    allocator.tell([Cancelled(each, 40) for each in others])
-    assert allocator.selection.figures()["tokens_sampled"] == (10 + 40 * len(others)) / (1 + len(others))
 
 
 def test_a_run_that_was_saved_within_a_batch_says_the_same():

@@ -2,7 +2,7 @@
 
 import json
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,6 @@ import pytest
 from rollalloc import Allocator, Budget, PromptTable, recipes
 from rollalloc.core.events import Cancelled, Done, Updated
 from rollalloc.core.packing import pack, pack_tree, unpack, unpack_tree
-from rollalloc.recipes.darts import SampledTail, ShortestAndLongest
 from rollalloc.recipes.mopps import Posterior
 from rollalloc.rules import prompts
 
@@ -96,32 +95,6 @@ def test_a_loaded_state_is_not_changed_by_the_run_that_goes_on():
     assert state == before
 
 
-def test_a_subclass_keeps_what_it_added():
-    class Mine(Allocator):
-        label = ""
-
-    mine = Mine(PC, 12, 0)
-    mine.label = "mine"
-    mine.load_state_dict(Allocator(PC, 12, 0).state_dict())
-    assert mine.label == "mine"
-
-
-@dataclass(frozen=True)
-class Remembers(prompts.Shuffled):
-    """A prompt rule whose memory holds a list of arrays."""
-
-    def init(self, table):
-        return super().init(table) | {"history": [np.arange(3), [np.zeros(1)]], "word": "x"}
-
-
-def test_a_rules_memory_may_hold_lists_of_arrays():
-    allocator = Allocator(replace(PC, prompts=Remembers()), 12, 0)
-    run(allocator, 3)
-    copy = copy_of(allocator)
-    assert copy._run.memory["history"][0].tolist() == [0, 1, 2]
-    assert copy._run.memory["word"] == "x"
-
-
 @pytest.mark.parametrize(
     "array", [np.arange(3, dtype=np.int32), np.zeros((2, 0)), np.array(2.5), np.array([True, False]), np.arange(4)[::2]]
 )
@@ -139,15 +112,6 @@ def test_the_bytes_that_a_prompt_costs_saved(name, most):
     allocator = Allocator(ALL[name], PromptTable([str(index) for index in range(count)]), 0)
     allocator.ask()
     assert len(json.dumps(allocator.state_dict())) <= most * count
-
-
-def test_a_prompt_costs_at_most_64_bytes_in_memory():
-    count = 100_000
-    for rule in (prompts.Shuffled(), Posterior()):
-        allocator = Allocator(replace(PC, prompts=rule), count, 0)
-        owners = (vars(allocator.statistics), vars(allocator._run.pool), allocator._run.memory)
-        size = sum(value.nbytes for owner in owners for value in owner.values() if isinstance(value, np.ndarray))
-        assert size <= 64 * count
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals
@@ -252,14 +216,6 @@ def test_groups_in_flight_do_not_fit_a_recipe_with_other_stages(saved):
         recipes.grpo(2, 2),
         accept_recipe=True,
     )
-
-
-def test_without_groups_in_flight_the_stages_may_be_others():
-    allocator = Allocator(PC, 12, 0)
-    copy = copy_of(allocator, recipes.grpo(2, 2), accept_recipe=True)
-    orders = copy.ask().generate
-    copy.tell([Done(r, r % 2, r % 2, 1, 0) for order in orders for r in order.rollouts])
-    assert len(copy.ask().batch.rows) == 4
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, (1.0, 1.0)), ((1.0, 1.0), None), ("posterior", None)])
@@ -515,22 +471,6 @@ def test_a_state_whose_prompt_left_the_data_is_saved_and_loaded_again(tail):
         third.load_state_dict(corrupt)
 
 
-def test_what_trails_under_a_recipe_of_more_stages_is_no_hindrance_to_one_of_fewer():
-    base = recipes.pilot_commit(1, 2, 4, 1, p_lower=0.0, max_staleness=0)
-    last = replace(base.stages[1], stop=SampledTail())
-    staged = Allocator(replace(base, stages=(base.stages[0], last), rows=ShortestAndLongest(2, 0)), 6, 0)
-    while (actions := staged.ask()).batch is None:
-        running = [rollout for order in staged.outstanding().generate for rollout in order.rollouts]
-        staged.tell([Done(rollout, rollout % 2, rollout % 2, 5, 0) for rollout in running[:2]])
-    staged.tell([Updated(1)])
-    saved = staged.state_dict()
-    assert (len(saved["groups"]), len(saved["trailing"])) == (0, 1)
-    other = Allocator(recipes.grpo(1, 2), 6, 0)
-    other.load_state_dict(json.loads(json.dumps(saved)), accept_recipe=True)
-    other.tell([Cancelled(rollout, 7) for rollout in actions.cancel])
-    assert other.state_dict()["trailing"] == []
-
-
 @pytest.mark.parametrize(
     ("recipe", "name", "corrupt"),
     [
@@ -554,18 +494,3 @@ def test_what_no_rule_can_have_remembered_is_refused_when_it_is_loaded(recipe, n
     state["memory"][name] = corrupt
     with pytest.raises(ValueError, match="memory"):
         Allocator(recipe, 12, 0).load_state_dict(state)
-
-
-def test_a_bank_of_more_draws_is_taken_over_by_a_recipe_of_fewer():
-    allocator = Allocator(recipes.vcrl(2, 2, replays=4), 12, 0)
-    state = allocator.state_dict()
-    state["memory"]["bank"] = [[3, 0.5, 4]]
-    taken = Allocator(recipes.vcrl(2, 2, replays=2), 12, 0)
-    taken.load_state_dict(state, accept_recipe=True)
-    assert taken.state_dict()["memory"]["bank"] == [[3, 0.5, 4]]
-
-
-@pytest.mark.parametrize(("name", "all_in"), [("batch_paid", "paid"), ("batch_tokens", "tokens")])
-def test_a_state_in_which_a_batch_cost_more_than_the_run_is_refused(saved, name, all_in):
-    budgets = saved["budgets"] | {name: saved["budgets"][all_in] + 1}
-    refuse(saved | {"budgets": budgets}, "budgets: more was paid for a batch than in all, .*; the state is corrupt")

@@ -42,13 +42,6 @@ def test_the_key_is_source_and_index_where_unique(save):
     assert load_prompts(path).keys == ("sums/0", "sums/1", "products/0", "sums/uuid-7")
 
 
-def test_a_missing_index_is_not_zero(save):
-    keys = load_prompts(save(row("a", index=0), row("b"), row("c", index=None))).keys
-    assert keys[0] == "sums/0"
-    assert all(key.startswith("sums/#") for key in keys[1:])
-    assert len(set(keys)) == 3
-
-
 def test_an_index_that_restarts_in_a_second_file_names_nobody(save):
     first = save(row("a", index=0), row("b", index=1), name="first.jsonl")
     second = save(row("c", index=0), row("d", index=2), name="second.jsonl")
@@ -59,20 +52,10 @@ def test_an_index_that_restarts_in_a_second_file_names_nobody(save):
     assert load_prompts(second, first).keys == (keys[2], keys[3], keys[0], keys[1])
 
 
-def test_an_index_that_reads_the_same_as_number_and_text_names_nobody(save):
-    assert all("#" in key for key in load_prompts(save(row("a", index=3), row("b", index="3"))).keys)
-
-
 def test_duplicates_are_dropped_before_the_index_is_judged(save):
     prompts = load_prompts(save(row("a", index=0), row("b", index=1), row("a", index=0), row("a", index=5)))
     assert prompts.keys == ("sums/0", "sums/1")
     assert prompts.dropped == {"duplicate": 2}
-
-
-def test_the_same_prompt_in_two_sources_is_no_duplicate(save):
-    prompts = load_prompts(save(row("a", index=0), row("a", "5", source="other", index=0)))
-    assert len(prompts) == 2
-    assert prompts.dropped == {}
 
 
 def test_duplicates_that_may_not_be_dropped_are_named(save):
@@ -159,29 +142,10 @@ def test_numpy_values_come_out_as_plain_python(tmp_path):
     assert prompts.keys == ("sums/0", "sums/1")
 
 
-@pytest.mark.parametrize("name", ["data.parquet", "data.jsonl"])
-def test_numpy_values_can_be_written(tmp_path, name):
-    write_prompts(tmp_path / name, [row("a", np.array([1, 2]), index=np.int64(3).item(), seed=np.int64(7))])
-    prompts = load_prompts(tmp_path / name)
-    assert prompts.ground_truths == ([1, 2],)
-    assert prompts.extra_infos[0]["seed"] == 7
-
-
 def test_prompts_may_be_text_and_blank_lines_do_not_count(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text("\n" + json.dumps(row() | {"prompt": "2+2="}) + "\n\n")
     assert load_prompts(path).prompts == ("2+2=",)
-
-
-def test_a_folder_named_like_a_partition_adds_no_column(tmp_path):
-    path = tmp_path / "data_source=other" / "data.parquet"
-    write_prompts(path, [row(index=0)])
-    assert load_prompts(path).sources == ("sums",)
-
-
-def test_no_paths_are_refused():
-    with pytest.raises(ValueError, match="needs at least one file, got none"):
-        load_prompts()
 
 
 # Bad input
@@ -305,15 +269,6 @@ def test_a_row_that_is_not_in_the_schema_is_named(save, tmp_path, bad, message):
     with pytest.raises(ValueError, match=f"row 2 for {target}: {message}"):
         write_prompts(target, [row("fine"), bad])
     assert not target.exists()
-
-
-def test_a_parquet_without_the_columns_is_named(tmp_path):
-    path = tmp_path / "data.parquet"
-    pd.DataFrame({"question": ["2+2="], "answer": ["4"]}).to_parquet(path)
-    with pytest.raises(
-        ValueError, match=f"{path}:1: data_source, prompt, reward_model missing or null, found question"
-    ):
-        load_prompts(path)
 
 
 def test_rows_that_cannot_be_written_are_refused(tmp_path):

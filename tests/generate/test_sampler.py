@@ -358,19 +358,6 @@ def test_a_stopped_rollout_keeps_its_tokens_so_far_and_the_others_do_not_notice(
             assert each.tokens == complete[each.rollout]
 
 
-def test_what_ends_by_a_stop_may_stop_more(model):
-    def on_finished(ended):
-        return [11] if not ended[0].cancelled else [12] if ended[0].rollout == 11 else []
-
-    calls = streamed(model, on_finished, eos_ids=(), requests=[Request(1, (4,), (20,)), REQUESTS[0]], max_rows=1)
-    assert [[(each.rollout, each.cancelled) for each in call] for call in calls] == [
-        [(20, False)],
-        [(11, True)],
-        [(12, True)],
-        *([(rollout, False)] for rollout in (10, 13, 14)),
-    ]
-
-
 def test_tokens_hold_over_many_compositions(model):
     """Rounding depends on the batch's shape, and flips a draw that falls within it of the border of two tokens.
 
@@ -531,22 +518,6 @@ def test_logits_that_are_not_numbers_are_an_error(model):
         hook.remove()
 
 
-def test_an_eos_at_the_limit_is_not_a_truncation(model):
-    lengths = {generation.rollout: len(generation.tokens) for generation in run(model)}
-    limit = min(lengths.values())
-    for generation in run(model, max_new_tokens=limit):
-        assert generation.truncated == (lengths[generation.rollout] > limit)
-
-
-def test_without_an_eos_every_rollout_runs_to_the_limit(model):
-    assert all(each.truncated and len(each.tokens) == 6 for each in run(model, max_new_tokens=6, eos_ids=()))
-
-
-def test_nothing_requested_gives_nothing(model):
-    assert run(model, []) == []
-    assert run(model, [Request(prompt=0, tokens=(3,), rollouts=())]) == []
-
-
 def test_the_models_mode_is_restored(model):
     model.train()
     run(model, max_new_tokens=2)
@@ -561,12 +532,6 @@ def test_logprobs_equal_a_forward_pass(model, temperature):
     assert_logprobs_equal_a_forward_pass(model, temperature)
 
 
-def test_asking_a_model_changes_nothing(model):
-    asked = deepcopy(model).train()
-    assert why_not(asked) is None
-    assert all(module.training for module in asked.modules())
-
-
 def test_a_prompt_that_begins_another_keeps_a_token_of_its_own(model, monkeypatch):
     requests = [Request(0, HEADER[:18], (0, 1)), Request(1, HEADER, (2,)), Request(2, HEADER[:18], (3,))]
     made, tokens = forwarded(model, requests)
@@ -579,15 +544,6 @@ def test_a_model_that_counts_positions_by_itself_shares_nothing():
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2)).eval()
     assert forwarded(model, headed(20))[1] == 3 * 26
-
-
-@pytest.mark.parametrize("room", [0, 1, 5])
-def test_how_the_cache_grows_changes_nothing(model, monkeypatch, room):
-    roomy = run(model)
-    monkeypatch.setattr("rollalloc.generate.room.ROOM", room)
-    for one, other in zip(roomy, run(model), strict=True):
-        assert one.tokens == other.tokens
-        np.testing.assert_array_equal(one.logprobs, other.logprobs)
 
 
 def test_stopped_rollouts_leave_the_batch_and_those_not_begun_cost_nothing(model):
@@ -606,20 +562,6 @@ def test_stopped_rollouts_leave_the_batch_and_those_not_begun_cost_nothing(model
     with watched(model) as widths:
         streamed(model, lambda _: ROLLOUTS)
     assert len(widths) == first
-
-
-def test_out_of_memory_half_way_keeps_what_was_handed_over(model):
-    complete, handed_over = tokens_of(run(model)), []
-
-    def before(rows):
-        if handed_over and rows > 4:
-            raise torch.cuda.OutOfMemoryError("the cache grew")
-
-    with watched(model, before) as widths:
-        calls = streamed(model, lambda ended: handed_over.extend(ended) or ())
-    assert tokens_of(each for call in calls for each in call) == complete
-    assert len(handed_over) == len(ROLLOUTS)
-    assert max(widths[: widths.index(len(REQUESTS), 1)]) > 4 >= max(widths[widths.index(len(REQUESTS), 1) :])
 
 
 def test_frequencies_match_the_softmax():

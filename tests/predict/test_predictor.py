@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from rollalloc.core.packing import pack_tree, unpack_tree
-from rollalloc.predict import ridge
 from rollalloc.predict.predictor import Predictor, mixture
 
 LINE = {"length": np.linspace(-1.5, 1.5, 8, dtype=np.float32)[:, None]}
@@ -44,29 +43,6 @@ def test_before_anything_is_known_it_says_a_half_or_leans_to_the_prior():
     np.testing.assert_allclose(predictor(memory, {}, [0, 1, 2]), [0.7, 0.5, 0.3])
 
 
-def test_before_a_fit_features_say_nothing():
-    predictor, said = Predictor(first_fits=(64,), track_every=8), []
-    for features in ({}, LINE):
-        memory = predictor.init(8, {name: block.shape[1] for name, block in features.items()})
-        feed(predictor, memory, features, [(at % 5, 0.0, 1) for at in range(40)])
-        assert memory["fits"] == 0
-        said.append(predictor(memory, features, range(8)).tolist())
-    assert said[0] == said[1]
-    assert max(said[0]) < 0.05
-
-
-def test_centre_and_scale_are_those_of_the_first_fit():
-    """Or parameters would mean something else after each."""
-    predictor = Predictor(first_fits=(8, 16), track_every=8)
-    memory = predictor.init(8, {"length": 1})
-    feed(predictor, memory, {"length": 10 * LINE["length"]}, [(at % 3, at % 2, 1) for at in range(8)])
-    first = memory["centre/length"].copy(), memory["scale/length"].copy()
-    np.testing.assert_allclose(first, ridge.measure(10 * LINE["length"][[0, 1, 2, 0, 1, 2, 0, 1]]))
-    feed(predictor, memory, {"length": 10 * LINE["length"]}, [(at, at % 2, 1) for at in range(8)])
-    assert memory["fits"] == 2
-    np.testing.assert_array_equal((memory["centre/length"], memory["scale/length"]), first)
-
-
 def test_the_mean_and_a_record_by_hand():
     """Half-lives of 2 rollouts for the mean and 4 for a record; 2 of 2 for prompt 0, then 0 of 4 for prompt 1."""
     predictor = Predictor(mean_half_life=2.0, half_life=4.0, record_weight=2.0)
@@ -80,50 +56,6 @@ def test_the_mean_and_a_record_by_hand():
     faded = 2 * 0.5**1.0  # a visit's rollouts weigh 1 when it ends; 4 came since
     record_N = np.array([(faded + 2 * mean) / (faded + 2), 2 * mean / (4 + 2), mean])
     np.testing.assert_allclose(predictor(memory, {}, [0, 1, 2]), (record_N + mean) / 2, rtol=1e-6)
-
-
-def test_what_the_mean_and_the_record_held_is_stored_before_the_visit_is_known():
-    predictor = Predictor(half_life=4.0)
-    memory = predictor.init(2, {})
-    predictor.observe(memory, 1, 0.25, 3.0, 4)
-    predictor.observe(memory, 1, None, 0.0, 4)
-    assert memory["event_constant"][0] == 0.5
-    assert memory["event_constant"][1] > 0.7
-    assert memory["event_record_hits"][:2].tolist() == [0, 3]  # kept whole: no rollout came between
-    assert memory["event_record_count"][:2].tolist() == [0, 4]
-    assert memory["event_paid"][:2].tolist() == [4, 8]
-    assert memory["hits_N"].tolist() == [0, 1.5]  # faded over the 4 rollouts of the second visit
-    assert memory["count_N"].tolist() == [0, 6]
-    np.testing.assert_array_equal(memory["event_belief"][:2], [0.25, np.nan])
-
-
-def test_the_loss_of_each_expert_by_hand():
-    """After a fit, one visit and a track: L ← L · 2^(-rollouts / loss_half_life) - h log p - (n - h) log(1 - p).
-
-    And the drift: q = 1/2 and 2 rollouts make P⁻ = 1; p′ = κ p (1 - p).
-    """
-    predictor = Predictor(
-        first_fits=(4,), fit_every=1000, track_every=2, loss_half_life=2.0, ridges=(1.0,), drift_rate=0.5
-    )
-    memory = predictor.init(8, {"length": 1})
-    feed(predictor, memory, LINE, [(0, 0.0, 1), (7, 1.0, 1), (1, 0.0, 1), (6, 1.0, 1)])
-    assert memory["fits"] == 1
-    assert memory["loss_E"].tolist() == [0, 0, 0]
-    phi_KF = ridge.design(LINE["length"][[3]], memory["centre/length"], memory["scale/length"])
-    mu, v = ridge.moments(phi_KF, memory["theta/length"], memory["basis/length"], memory["spread/length"])
-    fitted = float(ridge.sigmoid(ridge.flatness(v) * mu)[0, 0])
-    mean = memory["mean_hits"] / memory["mean_count"]
-    memory["loss_E"][:] = [1.0, 2.0, 3.0]
-    others = (fitted * np.exp(-1) + mean * np.exp(-2)) / (np.exp(-1) + np.exp(-2))
-    predictor.observe(memory, 3, None, 0.5, 2)
-    predictor.refit(memory, LINE)
-    said_E = np.array([fitted, mean, others])  # prompt 3 has no record, so that says what the others say
-    expected_E = np.array([1.0, 2.0, 3.0]) / 2 - 0.5 * np.log(said_E) - 1.5 * np.log(1 - said_E)
-    np.testing.assert_allclose(memory["loss_E"], expected_E, rtol=1e-6)
-    kappa = float(ridge.flatness(v)[0, 0])
-    assert kappa < 0.95
-    step = (0.5 - 2 * fitted) * kappa / (1 + 2 * kappa**2 * fitted * (1 - fitted))
-    assert memory["drift"] == pytest.approx(step, rel=1e-6)
 
 
 def test_the_drift_moves_the_fitted_experts_and_a_fit_takes_it_in():
@@ -149,35 +81,6 @@ def test_the_drift_moves_the_fitted_experts_and_a_fit_takes_it_in():
     assert (predictor(memory, LINE, range(8)) > risen - 0.1).all()
 
 
-def test_the_offset_is_the_drift_since_the_fit_by_hand():
-    predictor, memory = after()
-    memory["loss_E"][:] = [0, 5000, 5000, 5000, 5000]  # one expert alone
-    phi_KF = ridge.design(LINE["length"], memory["centre/length"], memory["scale/length"])
-    mu_KR, v_KR = ridge.moments(phi_KF, memory["theta/length"], memory["basis/length"], memory["spread/length"])
-    for fitted, now in ((0.0, 0.0), (3.0, 3.0), (3.0, 2.5)):
-        memory["drift_fits"], memory["drift"] = [1.0, fitted], now
-        expected_N = ridge.sigmoid(ridge.flatness(v_KR[:, 0]) * (mu_KR[:, 0] + now - fitted))
-        np.testing.assert_allclose(predictor(memory, LINE, range(8)), expected_N, rtol=1e-5)
-
-
-def test_a_fit_is_to_the_events_less_the_drift_that_came_after_them():
-    """Parameters in a memory of known drift are those of a fit with the offsets D(then) - D(now)."""
-    predictor = Predictor(first_fits=(8,), track_every=8, ridges=(0.5,), half_life=8.0)
-    memory = predictor.init(8, {"length": 1})
-    visits = [(0, 0.0, 1), (3, 1.0, 1), (4, 0.5, 1), (7, 1.0, 1), (2, 0.0, 2), (5, 1.0, 2)]
-    for prompt, hits, count in visits:
-        predictor.observe(memory, prompt, None, hits, count)
-    memory["event_drift"][:6] = drift_K = np.array([0, 0, 0.5, 0.5, 1.0, 1.0])
-    memory["drift"] = 1.5
-    predictor.refit(memory, LINE)
-    prompts_K, hits_K, count_K = np.array(visits).T
-    rows_KD = LINE["length"][prompts_K.astype(int)]
-    phi_KF = ridge.design(rows_KD, *ridge.measure(rows_KD)).astype(float)
-    weight_K = 0.5 ** ((8 - np.cumsum(count_K)) / 8)
-    expected_F, _ = ridge.fit(phi_KF, hits_K, count_K, weight_K, drift_K - 1.5, 0.5, np.zeros(2))
-    np.testing.assert_allclose(memory["theta/length"], [expected_F])
-
-
 def test_it_is_due_after_the_first_rollouts_named_and_then_regularly():
     predictor = Predictor(first_fits=(10, 25), fit_every=40, track_every=1000)
     memory, at = predictor.init(2, {}), []
@@ -189,17 +92,6 @@ def test_it_is_due_after_the_first_rollouts_named_and_then_regularly():
             assert not predictor.due(memory)
     assert at == [10, 25, 65, 105, 145]
     assert memory["fits"] == 5
-
-
-def test_tracking_comes_between_fits_and_fits_nothing():
-    predictor = Predictor(first_fits=(16,), fit_every=32, track_every=8)
-    memory = predictor.init(8, {"length": 1})
-    feed(predictor, memory, LINE, some_visits(count=16))
-    theta_RF, loss_E = memory["theta/length"].copy(), memory["loss_E"].copy()
-    feed(predictor, memory, LINE, some_visits(count=8))
-    assert (memory["theta/length"] == theta_RF).all()
-    assert (memory["loss_E"] > loss_E).all()
-    assert memory["fits"] == 1
 
 
 def test_figures_are_of_the_last_interval_by_hand():
@@ -223,27 +115,11 @@ def test_figures_are_of_the_last_interval_by_hand():
     assert sum(weights.values()) == pytest.approx(1)
 
 
-def test_figures_without_anything_to_judge_say_no_more_than_there_is():
-    predictor = Predictor()
-    figures = predictor.figures(predictor.init(2, {"length": 1}))
-    assert figures["rollouts"] == 0
-    assert not {"auc", "log_loss", "constant_log_loss", "calibration_error"} & figures.keys()
-
-
 def test_a_visit_without_a_scored_rollout_teaches_nothing():
     predictor = Predictor()
     memory = predictor.init(2, {})
     predictor.observe(memory, 0, 0.5, 0.0, 0)
     assert json.dumps(pack_tree(memory)) == json.dumps(pack_tree(predictor.init(2, {})))
-
-
-def test_numbers_of_numpy_are_stored_as_plain_ones():
-    predictor = Predictor()
-    memory = predictor.init(np.int64(2), {})
-    predictor.observe(memory, np.int64(1), np.float32(0.5), np.float32(1), np.int64(2))
-    json.dumps(pack_tree(memory))
-    with pytest.raises(TypeError):
-        predictor.observe(memory, 1, 0.5, 1.0, 2.5)
 
 
 def test_state_goes_through_json_and_on_as_if_it_never_had():
@@ -254,15 +130,6 @@ def test_state_goes_through_json_and_on_as_if_it_never_had():
         feed(predictor, each, LINE, some_visits(seed=1))
     assert json.dumps(pack_tree(memory)) == json.dumps(pack_tree(other))
     assert predictor(memory, LINE, range(8)).tolist() == predictor(other, LINE, range(8)).tolist()
-
-
-def test_no_shape_of_the_memory_ever_changes():
-    """What is saved must fit what `init` gives."""
-    predictor, memory = after()
-    fresh = predictor.init(8, {"length": 1})
-    for name, value in fresh.items():
-        assert np.shape(value) == np.shape(memory[name]), name
-        assert np.asarray(value).dtype.kind == np.asarray(memory[name]).dtype.kind, name
 
 
 class Counted:
@@ -436,8 +303,3 @@ def test_prompts_that_are_not_there_are_refused(asked):
     predictor, memory = after()
     with pytest.raises(ValueError, match=r"prompts must be in \[0, 8\)"):
         predictor(memory, LINE, asked)
-
-
-def test_asking_for_no_prompt_gives_none():
-    predictor, memory = after()
-    assert predictor(memory, LINE, []).shape == (0,)

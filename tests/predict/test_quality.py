@@ -22,11 +22,6 @@ def test_auc_by_hand():
     assert quality.auc(said_K, np.array([0.5, 0.5, 0.5]), np.ones(3)) == pytest.approx(0.5)
 
 
-def test_auc_is_none_without_both():
-    assert quality.auc(np.array([0.5, 0.2]), np.zeros(2), np.ones(2)) is None
-    assert quality.auc(np.array([0.5, 0.2]), np.ones(2), np.ones(2)) is None
-
-
 def test_calibration_error_by_hand():
     """Two bins: .2, .4 said of 1 and 0 hits (|.6 - 1|), .6, .9 of 1 and 3 of 3 (|3.3 - 4|), over 6 rollouts."""
     said_K, hits_K, count_K = np.array([[0.9, 0.2, 0.6, 0.4], [3, 1, 1, 0], [3, 1, 1, 1]])

@@ -7,8 +7,6 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.core.recipe import Recipe
-from rollalloc.core.run import Run
-from rollalloc.core.table import PromptTable
 from rollalloc.rules import judges
 from rollalloc.rules.rows import Everything
 from rollalloc.testing import trace
@@ -98,32 +96,9 @@ def test_a_parameter_stands_in_one_field_and_replacing_it_is_constructing_the_re
     assert repr(replaced) == repr(other)
 
 
-@pytest.mark.parametrize("promote", ["top_variance", "oldest"])
-def test_pilot_commit_without_staleness_does_as_the_constructor_has_it(promote):
-    """As the documentation recommends; it paid 7,488 rollouts where the constructor's recipe paid 4,800."""
-    made = recipes.pilot_commit(4, 4, 4, 12, max_staleness=0, promote=promote)
-    stale = recipes.pilot_commit(4, 4, 4, 12, promote=promote)
-    assert trace(replace(stale, max_staleness=0), 64, 3) == trace(made, 64, 3) != trace(stale, 64, 3)
-    fewer = replace(stale, groups=3)
-    assert (
-        trace(fewer, 64, 3) == trace(recipes.pilot_commit(3, 4, 4, 12, promote=promote), 64, 3) != trace(stale, 64, 3)
-    )
-
-
 def test_the_rows_of_darts_say_how_many_are_ordered_and_stopped():
     one, other = (recipes.darts(4, shortest, 1, tail="sampled") for shortest in (3, 7))
     assert trace(replace(one, rows=other.rows), 64, 3) == trace(other, 64, 3) != trace(one, 64, 3)
-
-
-def test_rules_are_shown_what_is_the_recipes():
-    view = Run(recipes.darts(4, 3, 1), PromptTable(9), 0).view()
-    assert (view.groups, view.max_staleness, view.rows, view.longest) == (4, 0, 4, 1)
-    assert view.row_rule == recipes.darts(4, 3, 1).rows
-    view = Run(recipes.pilot_commit(4, 4, 4, 12), PromptTable(9), 0).view()
-    assert (view.groups, view.max_staleness, view.rows, view.longest) == (4, 4, None, 0)
-    assert Run(recipes.pods(4, 8, 3), PromptTable(9), 0).view().rows == 3
-    run = Run(recipes.cgrpo(4), PromptTable(9), 0)
-    assert run.view().memory is run.memory
 
 
 @pytest.mark.parametrize("tail", ["exact", "sampled"])

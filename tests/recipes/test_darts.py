@@ -8,7 +8,7 @@ import pytest
 from rollalloc import Allocator, recipes
 from rollalloc.core.errors import RuleError
 from rollalloc.core.events import Done, Updated
-from rollalloc.recipes.darts import LongestByRecord, LongestBySize, SampledTail, ShortestAndLongest, ShortestOnly
+from rollalloc.recipes.darts import LongestBySize
 from rollalloc.rules.sizes import Fixed
 
 
@@ -43,20 +43,6 @@ def test_a_group_is_stopped_by_the_longest_that_its_size_leaves(n, tail, ended, 
     assert len(told(allocator, order, ended)) == stopped
 
 
-@pytest.mark.parametrize(("n", "chosen"), [(5, 5), (6, 5), (8, 5), (9, 5), (12, 5)])
-def test_the_rows_are_as_many_whatever_the_size(n, chosen):
-    """All end at once: the shortest and the longest that are left, by their tokens."""
-    allocator = Allocator(of_size(n), 9, 0)
-    for order in allocator.ask().generate:
-        allocator.tell([Done(each, 1.0, 1.0, 10 * (at + 1), 0) for at, each in enumerate(order.rollouts)])
-        first = order.rollouts[0]
-    batch = allocator.ask().batch
-    longest = min(2, max(0, (10 - n) // 2))
-    kept = sorted(row.rollout - first for row in batch.rows if row.rollout >= first)
-    assert kept == [*range(5 - longest), *range(n - longest, n)]
-    assert len(kept) == chosen
-
-
 def by_record(**changes):
     return replace(recipes.darts(2, 3, 1, tail="sampled", solved=0.9, longest_by="record"), **changes)
 
@@ -85,16 +71,6 @@ def test_a_group_keeps_what_it_decided_when_its_prompts_record_changes_and_over_
     order = next(each for each in orders if each.group == wide.id)
     assert told(allocator, order, 3) == ()
     assert len(told(allocator, order._replace(rollouts=order.rollouts[3:]), 1)) == len(order.rollouts) - 4
-
-
-def test_under_another_recipe_a_group_keeps_no_more_longest_than_that_has():
-    allocator = Allocator(of_size(6), 9, 0)
-    allocator.ask()
-    state = allocator.state_dict()
-    assert {group["longest"] for group in state["groups"]} == {2}
-    other = Allocator(replace(of_size(6), rows=ShortestAndLongest(4, 1)), 9, 0)
-    other.load_state_dict(state, accept_recipe=True)
-    assert {group.longest for group in other._run.flight.groups.values()} == {1}
 
 
 def test_a_state_with_more_longest_than_there_are_is_corrupt():
@@ -151,12 +127,3 @@ def test_over_two_stages_the_rollouts_that_are_there_count():
 def test_what_does_not_go_together_is_refused(given, says):
     with pytest.raises(ValueError, match=says):
         recipes.darts(**{"groups": 4, "shortest": 3, "longest": 1} | given)
-
-
-def test_which_rules_a_recipe_has():
-    size, record = (recipes.darts(4, 3, 1, solved=s, longest_by=by) for by, s in (("size", None), ("record", 0.9)))
-    assert (size.rows, size.stages[0].stop) == (LongestBySize(3, 1), ShortestOnly())
-    assert (record.rows, record.stages[0].stop) == (LongestByRecord(3, 1, 0.9), ShortestOnly())
-    sampled = recipes.darts(4, 3, 1, tail="sampled", solved=0.9, longest_by="record")
-    assert (sampled.rows, sampled.stages[0].stop) == (record.rows, SampledTail())
-    assert recipes.darts(4, 3, 1).stages[0].stop is None

@@ -1,12 +1,12 @@
 """Mixtures of recipes that expect something of a prompt, or of the batch, with those that stage, choose and stop."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 
 from rollalloc import recipes
 from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW
-from rollalloc.core.recipe import Recipe, Replay, Stage
+from rollalloc.core.recipe import Replay
 from rollalloc.predict.predictor import Predictor
 from rollalloc.recipes.darts import ShortestAndLongest
 from rollalloc.rules import advantages, judges, rows
@@ -113,11 +113,6 @@ def test_darts_beside_pilot_commit_is_refused_by_name_and_joined_on_request():
     assert fixed == recipes.mix(darts, PILOT_COMMIT, take={"size": "second"})
     sized = recipes.mix(PILOT_COMMIT, darts, take={"size": "second"})
     assert sized.stages[-1].size == darts.stages[0].size
-
-
-def test_every_field_of_a_recipe_and_of_a_stage_is_a_slot():
-    in_stages = {field.name for field in fields(Stage)} - {"name"}
-    assert {*recipes.SLOTS} == {field.name for field in fields(Recipe)} - {"groups", "stages"} | in_stages
 
 
 def test_what_to_take_is_checked():

@@ -1,6 +1,5 @@
 """Recipes by name."""
 
-import pickle
 from dataclasses import replace
 from itertools import combinations
 
@@ -60,14 +59,6 @@ def test_joined_names_take_the_parameters_of_both_in_either_order():
     assert joined > 90
 
 
-@pytest.mark.parametrize("rule", ["max_variance", "max_reward", "random", "percentile"])
-def test_pods_rule_is_named_alone_and_in_a_mixture(rule):
-    chosen = recipes.pods(4, 4, 2, rule)
-    assert make_recipe("pods", {"groups": 4, "n": 4, "m": 2, "rule": rule}) == chosen
-    mixed = make_recipe("pilot_commit+pods", COMMIT | {"m": 2, "rule": rule})
-    assert mixed == recipes.mix(recipes.pilot_commit(**COMMIT), chosen)
-
-
 def test_a_part_that_lacks_something_or_is_unknown_is_named():
     with pytest.raises(ValueError, match=r"dapo\+pods has no parameter 'mm' .did you mean 'm'"):
         make_recipe("dapo+pods", {"groups": 4, "n": 8, "gen_groups": 12, "mm": 4})
@@ -99,11 +90,6 @@ def test_a_parameter_of_the_wrong_kind_is_said_by_name(name, parameters, message
     takes = parameters_of(name)
     with pytest.raises(ValueError, match=message):
         make_recipe(name, {key: 4 for key in ("groups", "gen_groups") if key in takes} | parameters)
-
-
-def test_a_list_of_sizes_is_the_tuple():
-    given = {"groups": 2, "gen_groups": 4}
-    assert make_recipe("racing", given | {"sizes_S": [2, 4]}) == make_recipe("racing", given | {"sizes_S": (2, 4)})
 
 
 @pytest.mark.parametrize(
@@ -214,16 +200,6 @@ def rows_of_a_group(recipe):
     return sum(getattr(stage.size, "n", None) or stage.size.mean_n for stage in recipe.stages)  # Knapsack's is a mean
 
 
-def test_a_size_that_is_said_stands_beside_those_that_follow_from_the_framework():
-    recipe = in_shape(recipes.pilot_commit(n_pilot=2, promote="random"), {}, 4, 8)
-    assert recipe == recipes.pilot_commit(groups=4, n_pilot=2, n_commit=6, gen_groups=12, promote="random")
-    assert in_shape("pilot_commit", {"n_commit": 7}, 4, 8) == recipes.pilot_commit(4, 1, 7, 12)
-    assert in_shape(recipes.darts(longest=2), {}, 4, 8) == recipes.darts(4, 6, 2)
-    assert in_shape(recipes.pods(rule="random"), {}, 4, 8) == recipes.pods(4, 32, 8, "random")
-    assert in_shape(recipes.pods(m=4), {}, 4, 8) == recipes.pods(4, 16, 4)
-    assert in_shape("dapo+foresight", {}, 4, 8).groups == 4
-
-
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -235,13 +211,6 @@ def test_a_size_that_is_said_stands_beside_those_that_follow_from_the_framework(
 )
 def test_a_recipe_whose_groups_are_said_or_that_was_changed_stays_as_it_is(recipe):
     assert in_shape(recipe, {}, 4, 8) is recipe
-
-
-def test_how_a_recipe_was_called_is_no_part_of_it():
-    assert recipes.grpo() == recipes.grpo(16, 4) == recipes.grpo(n=4, groups=16)
-    assert repr(recipes.grpo()) == repr(recipes.grpo(16, 4))
-    assert recipes.grpo().description == recipes.grpo(16, 4).description
-    assert in_shape(pickle.loads(pickle.dumps(recipes.grpo())), {}, 2, 8) == recipes.grpo(2, 8)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from rollalloc.rewards import _crew
-from rollalloc.rewards._handle import WorkerHandle
 from rollalloc.rewards.function import Sample, Scored, Unscored, load_reward
 from rollalloc.rewards.scorers import InlineScorer, WorkerScorer
 
@@ -193,23 +191,6 @@ def test_an_error_in_the_parent_leaves_no_answer_for_the_next_call():
         assert scorer.score(samples("5")) == [Scored(0.0, 0.0)]
 
 
-def test_an_error_in_the_thread_that_minds_the_workers_reaches_whoever_waits(monkeypatch):
-    """Also for samples that it has in hand at that moment, and although it cannot clear up."""
-    stop = WorkerHandle.stop
-
-    def stops(worker):
-        stop(worker)
-        raise OSError("no process can be stopped")
-
-    monkeypatch.setattr(WorkerHandle, "stop", stops)
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    with worker_scorer("obey", limit_s=1.0) as scorer:
-        in_hand, waiting = scorer.submit(samples("hang", "fine")), scorer.submit(samples(*["fine"] * 6))
-        for future in (in_hand, waiting):
-            with pytest.raises(OSError, match="no process can be stopped"):
-                future.result(timeout=60)
-
-
 def test_answers_come_while_the_caller_goes_on(tmp_path):
     gate = tmp_path / "gate"
     with worker_scorer("obey", workers=2) as scorer:
@@ -284,16 +265,6 @@ def test_a_sample_that_kills_its_parent_kills_not_the_scorer_s_process():
         assert scorer.score(samples("4")) == [Unscored("worker died (exit code -9)")]
 
 
-def test_answers_that_are_none_are_counted():
-    with worker_scorer("scribble") as scorer:
-        assert scorer.score(samples("4", "", "")) == [
-            Unscored("worker sent an invalid answer, or another process answered for it"),
-            GOOD,
-            GOOD,
-        ]
-        assert scorer.report()["discarded"] == 1
-
-
 def test_a_forked_process_has_workers_of_its_own(forked):
     with worker_scorer("process_id") as scorer:
         ours = scorer.score(samples("4"))
@@ -307,30 +278,11 @@ def test_a_forked_process_has_workers_of_its_own(forked):
         assert scorer.score(samples("4")) == ours
 
 
-def test_a_deaf_worker_is_replaced_and_its_sample_tried_elsewhere():
-    with worker_scorer("process_id", limit_s=1.0) as scorer:
-        first = int(scorer.score(samples("4"))[0].reward)
-        os.kill(first, signal.SIGSTOP)  # idle, but more than a socket's buffer cannot be sent to it
-        outcomes = scorer.score(samples("x" * 900_000, "4"))
-        assert [type(outcome) for outcome in outcomes] == [Scored, Scored]
-        assert Scored(first, first) not in outcomes
-        assert wait_until_gone(first)
-
-
 def test_memory_is_bounded_and_freed():
     with worker_scorer("obey", memory_gb=0.5) as scorer:
         grown, following = scorer.score(samples("grow", "fine"))
     assert grown == Unscored("worker ran out of memory (limit 0.5 GB)")
     assert following == GOOD
-
-
-def test_a_completion_too_long_is_unscored_and_not_sent():
-    with worker_scorer("equals", max_chars=3) as scorer:
-        assert scorer.score(samples("4", "4444", "444")) == [
-            GOOD,
-            Unscored("completion has 4 characters, more than the limit of 3"),
-            Scored(0.0, 0.0),
-        ]
 
 
 def test_only_scores_are_remembered():
@@ -365,22 +317,6 @@ def test_the_report_names_what_was_slow_and_what_was_killed():
     assert (hung["name"], hung["reason"]) == ("test/1", "timed out after 1 s")
     assert hung["seconds"] >= 1
     assert (exited["name"], exited["reason"]) == ("test/2", "worker died (exit code 7)")
-
-
-def test_a_report_is_bounded():
-    with InlineScorer(load_reward(f"{SAMPLES}:echo")) as scorer:
-        scorer.score(samples(*map(str, range(1000))))
-        report = scorer.report()
-    assert sum(report["unscored"].values()) == 1000
-    assert len(report["unscored"]) == 51
-    assert len(report["slowest"]) == 20
-
-
-def test_inline_answers_at_once():
-    with InlineScorer(load_reward(f"{SAMPLES}:equals")) as scorer:
-        future = scorer.submit(samples("4", "5"))
-        assert future.done()
-        assert future.result() == [GOOD, Scored(0.0, 0.0)]
 
 
 @pytest.mark.parametrize("what", ["hang", "spin", "fine"])

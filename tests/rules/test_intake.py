@@ -66,11 +66,6 @@ def test_every_round_by_hand(in_flight, need, held_S, running_S, expected):
         EveryRound(0)
 
 
-def test_ahead_refuses():
-    with pytest.raises(ValueError, match="groups must be a whole number of at least 1, got 0"):
-        Ahead(Fill(), 0)
-
-
 def test_keep_in_flight_refuses():
     with pytest.raises(ValueError, match="groups"):
         KeepInFlight(0)
@@ -101,11 +96,6 @@ def test_estimated_by_hand(need, ready, running, without, expected):
     for other in ({}, {"mean_N": 0}, memory | {"version": 2}):  # of another rule, or of the batch before
         none = Estimated(24)(view, memory | {"solved": 0, "failed": 0})
         assert Estimated(24)(view, other) == none
-
-
-def test_estimated_leaves_alone_what_is_further_on():
-    view = View.of(need=4, held_S=(2, 0), running_S=(0, 2), groups=4)
-    assert Estimated(12)(view, {}) == 0
 
 
 @pytest.mark.parametrize("wrong", [{"groups": 0}, {"groups": 2, "spare": 0.0}, {"groups": 2, "spare": float("inf")}])

@@ -39,12 +39,6 @@ def test_shuffled_gives_each_prompt_once_an_epoch():
     assert len(rest) == 2  # fewer than asked says that the epoch is over
 
 
-def test_shuffled_gives_another_order_in_the_next_epoch():
-    one, _, other, _ = picks(prompts.Shuffled(), PromptTable(50), 50, 4)
-    assert sorted(one) == sorted(other)
-    assert one != other
-
-
 def test_shuffled_gives_what_came_back_after_its_turn_before_the_epoch_ends():
     rule, table = prompts.Shuffled(), PromptTable(4)
     memory, free_N = rule.init(table), np.ones(4, bool)
@@ -130,18 +124,6 @@ def test_in_order_passes_over_what_is_taken_and_gives_what_came_back_after_its_t
     assert rule.pick(memory, 1, free_N, VIEW, rng(0, "pick", 2)) == [7]
     free_N[7] = False
     assert rule.pick(memory, 1, free_N, VIEW, rng(0, "pick", 3)) == []
-
-
-def test_each_epoch_in_order_begins_where_the_last_one_ended():
-    allocator = Allocator(replace(recipes.grpo(4, 1), prompts=prompts.InOrder()), 10, 0)
-    visits = []
-    while len(visits) < 40:
-        orders = allocator.ask().generate
-        visits += [order.prompt for order in orders]
-        allocator.tell([Done(r, 0, 0, 1, allocator.version) for order in orders for r in order.rollouts])
-        if allocator.ask().batch:
-            allocator.tell([Updated(allocator.version + 1)])
-    assert visits[:40] == list(range(10)) * 4
 
 
 def test_as_offered_keeps_the_loaders_order_and_passes_over_what_is_taken():

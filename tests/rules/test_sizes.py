@@ -237,12 +237,6 @@ def test_where_more_rollouts_leave_no_longest_more_of_them_pay():
     assert [rule.longest_of(groups, [n], view) for n in (4, 6, 7, 8)] == [[1], [1], [0], [0]]
 
 
-def test_before_any_prompt_has_a_record_half_of_the_redundancy_is_given():
-    assert sizes(Priced(2.0, FLAT), [NAN, NAN], rows=4) == [6, 6]
-    assert priced(FLAT, [(NAN, NAN), (NAN, NAN)]) == [6, 6]
-    assert sum(priced(STEEP, [(NAN, NAN), NARROW])) == 8  # by the other prompt's lengths
-
-
 def test_without_a_record_half_of_the_redundancy_still_keeps_the_floor():
     """A mutant that ignored `least` before the first record once lived."""
     assert list(Priced(2.0, FLAT, least=7)(groups_of(2), view_of([(NAN, NAN)] * 2, rows=4), {})) == [7, 7]
@@ -326,9 +320,3 @@ def test_redundancy_is_bought_where_it_is_free():
     assert sum(priced(FLAT, [WIDE] * 4)) == 32  # as many as there may be: the K-th ends sooner, and nothing is dearer
     assert sum(priced(STEEP, [WIDE] * 4)) < 32
     assert sum(priced(STEEP, [NARROW] * 4)) == 16  # equal lengths: nothing ends sooner, each one more is dearer
-
-
-def test_the_price_of_redundancy_is_monotone():
-    totals = [sum(priced(((1, 1.0), (32, 1.0 + slope)), [WIDE] * 4)) for slope in (0.0, 0.5, 2.0, 8.0, 32.0)]
-    assert totals == sorted(totals, reverse=True)
-    assert totals[0] > totals[-1]

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,10 +137,6 @@ def test_the_reference_and_the_schedule_survive_a_resume(run_of, policy_of, tmp_
         run_of(tmp_path / "broken", policy=policy_of(seed=2), **changes).resume()
 
 
-def test_a_run_may_go_on_with_less_memory(run_of, broken):
-    assert run_of(broken, tokens_per_forward=20).resume() == 4
-
-
 def test_a_batch_without_advantage_right_after_a_resume_still_moves_the_weights(run_of, tmp_path):
     """By the optimizer's momentum: a parameter without a gradient would be left out of the step."""
 
@@ -165,15 +160,6 @@ def test_a_batch_without_advantage_right_after_a_resume_still_moves_the_weights(
     resumed.run()
     assert not torch.equal(weights(resumed), before)
     assert torch.equal(weights(resumed), weights(unbroken))
-
-
-def test_a_finished_run_that_is_resumed_ends_again_the_same(run_of, tmp_path):
-    why = run_of(tmp_path).run()
-    once = untimed(tmp_path)
-    again = run_of(tmp_path)
-    assert again.resume() == 6
-    assert again.run() == why
-    assert untimed(tmp_path) == once
 
 
 def test_a_finished_run_goes_on_with_more_batches(run_of, whole, tmp_path):
@@ -204,13 +190,6 @@ def test_the_newest_are_kept(run_of, tmp_path, keep, left):
     run_of(tmp_path, checkpoint_every=1, keep_checkpoints=keep).run()
     assert checkpoints(tmp_path) == left
     assert sorted(path.name for path in (tmp_path / "checkpoints/6").iterdir()) == sorted(FILES)
-
-
-def test_without_a_folder_nothing_is_saved_and_nothing_resumed(run_of):
-    trainer = run_of(None, max_batches=2)
-    trainer.run()
-    with pytest.raises(ValueError, match="without a folder has no checkpoints"):
-        trainer.resume()
 
 
 # CorruptCheckpoint and foreign checkpoints
@@ -361,18 +340,6 @@ def test_the_checkpoint_for_which_an_edited_log_is_unchanged_is_named_and_may_be
     assert log.read_bytes() == (tmp_path / "whole/rollouts.jsonl").read_bytes()
 
 
-def test_an_edit_while_the_run_goes_on_is_found_when_it_resumes(run_of, tmp_path):
-    def listen(line):
-        if line["kind"] == "batch" and line["batch"] == 3:
-            edit(tmp_path / "metrics.jsonl", 0, accuracy=0.929)
-        if line["kind"] == "batch" and line["batch"] == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_of(tmp_path, listener=listen).run()
-    refused_by_name(run_of, tmp_path, r"metrics\.jsonl was changed within its first .* start the run afresh")
-
-
 # Full disks
 
 
@@ -436,20 +403,6 @@ def test_a_second_ctrl_c_leaves_at_once(run_of, tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
     assert checkpoints(tmp_path) == [2]
     assert run_of(tmp_path).resume() == 2
-
-
-def test_what_was_ignored_stays_ignored(run_of, tmp_path):
-    """Under `nohup` a terminal that goes away is no reason to stop."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        lines = []
-        trainer = run_of(
-            tmp_path, max_batches=2, listener=lambda line: (lines.append(line), os.kill(os.getpid(), signal.SIGHUP))
-        )
-        assert trainer.run().startswith("max_batches")
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_checkpoints_by_time_change_nothing(run_of, tmp_path, monkeypatch):
@@ -622,16 +575,6 @@ def test_killed_at_a_few_moments(tmp_path):
     assert killed_at_random_moments(tmp_path, moments=5, batches=12, seed=0) >= 5
 
 
-def test_batches_that_the_rate_falls_over_are_part_of_the_run(run_of, tmp_path):
-    changes = {"schedule": Schedule(shape="linear")}
-    with pytest.raises(KeyboardInterrupt):
-        run_of(tmp_path, listener=killed_after(3), **changes).run()
-    with pytest.raises(ValueError, match=r"run\.config\.max_batches: saved 6, given 8"):
-        run_of(tmp_path, max_batches=8, **changes).resume()
-    with pytest.raises(ValueError, match="falls over the run's budget, and there is none; give --max-rollouts"):
-        run_of(tmp_path, max_batches=None, **changes)
-
-
 def test_a_run_that_is_not_resumed_starts_afresh_where_that_is_wished(run_of, broken, tmp_path):
     before = {path: path.read_bytes() for path in broken.rglob("*") if path.is_file() and path.suffix != ".lock"}
     with pytest.raises(
@@ -664,34 +607,3 @@ def test_a_file_that_cannot_grow_leaves_the_one_before(tmp_path, size):
         checkpoint.save(tmp_path, 2, state, tensors, keep=2)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
     assert checkpoint.load_newest(tmp_path).state == state
-
-
-def test_a_second_sigterm_does_not_kill_the_save(run_of, tmp_path):
-    def listen(line):
-        if line["kind"] == "batch" and line["batch"] == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Stopped, match="stopped by SIGINT after batch 1"):
-        run_of(tmp_path, listener=listen).run()
-
-
-def test_only_the_main_thread_takes_sigterm(run_of, tmp_path):
-    handlers, whys = [], []
-    trainer = run_of(tmp_path, listener=lambda _: handlers.append(signal.getsignal(signal.SIGTERM)))
-    thread = threading.Thread(target=lambda: whys.append(trainer.run()))
-    before = signal.getsignal(signal.SIGTERM)
-    thread.start()
-    thread.join()
-    assert whys[0].startswith("max_batches")
-    assert set(handlers) == {before}
-
-
-def test_a_run_that_was_over_when_it_was_killed_leaves_no_half_removed_checkpoint(run_of, tmp_path):
-    run_of(tmp_path, max_batches=3).run()
-    place = tmp_path / "checkpoints" / "1"
-    shutil.copytree(tmp_path / "checkpoints" / "3", place.with_name(".unfinished-1-removed"))
-    again = run_of(tmp_path, max_batches=3)
-    again.resume()
-    again.run()
-    assert checkpoints(tmp_path)[-1] == 3

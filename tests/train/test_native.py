@@ -22,7 +22,6 @@ from rollalloc.rewards.scorers import WorkerScorer
 from rollalloc.rules.intake import KeepInFlight
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Evaluation, HeldOut
-from rollalloc.train.schedule import Schedule
 from tiny_policy import lines_of, untimed, weights
 
 RECIPES = {
@@ -87,29 +86,6 @@ def test_every_row_of_a_batch_is_trained_once(trainer_of, name, steps):
     accounts = trainer.allocator.accounts()
     with_signal = sum(row.advantage != 0 for batch, _ in batches for row in batch.rows)
     assert 0 < with_signal <= accounts["trained"] <= len(seen) <= accounts["trained"] + accounts["zero_variance"]
-
-
-def test_a_batch_of_fewer_groups_than_steps_is_split_by_rows(trainer_of):
-    trainer = trainer_of(recipes.grpo(2, 4), max_batches=2, optimizer_steps_per_batch=4)
-    batches = spied(trainer)
-    trainer.run()
-    for batch, parts in batches:
-        assert [len(rows) for rows in parts] == [2, 2, 2, 2]
-        assert Counter(row for rows in parts for row in rows) == Counter(batch.rows)
-
-
-def test_the_learning_rate_rises_over_its_warm_up(trainer_of):
-    lines = []
-    trainer_of(
-        RECIPES["grpo"],
-        max_batches=4,
-        schedule=Schedule(warmup=6),
-        optimizer_steps_per_batch=2,
-        learning_rate=6e-3,
-        listener=lines.append,
-    ).run()
-    rates = [line["learning_rate"] for line in lines if line["kind"] == "batch"]
-    assert rates == pytest.approx([2e-3, 4e-3, 6e-3, 6e-3])
 
 
 def next_batch(trainer):
@@ -294,19 +270,6 @@ def test_rollouts_without_a_score_are_counted_and_never_trained(trainer_of, name
     assert trainer.engine.generations == {}
 
 
-def test_a_run_whose_last_rollouts_fail_ends_as_any_other_where_the_budget_says_so(trainer_of):
-    """It learned something, and its end says what failed; it did not fail."""
-    calls = []
-
-    def reward(*, solution_str, **_):
-        calls.append(None)
-        return float(solution_str.startswith("a")) if len(calls) <= 32 else None
-
-    why = trainer_of(RECIPES["grpo"], 96, reward=reward).run()
-    assert why.startswith("the budget of ")
-    assert why.endswith("mostly because: reward function returned None")
-
-
 # Metrics that are no success rate
 
 
@@ -379,11 +342,6 @@ def test_prompts_that_are_all_solved_or_all_impossible_end_the_run(trainer_of, n
     assert torch.equal(weights(trainer), before)
 
 
-def test_a_barren_run_goes_on_where_that_is_wished(trainer_of):
-    trainer = trainer_of(RECIPES["grpo"], reward=constant(0.0), stop_when_barren=False, max_batches=80)
-    assert trainer.run().startswith("max_batches")
-
-
 def with_accuracies(trainer, accuracies):
     """Let the held-out accuracy be these, one an evaluation."""
     left = iter(accuracies)
@@ -411,14 +369,6 @@ def test_weights_do_not_confirm_themselves(trainer_of, prompts_of):
     trainer = trainer_of(recipes.grpo(8, 8), 5000, heldout=heldout, target=0.8, eval_every=16, listener=lines.append)
     assert with_accuracies(trainer, [0.5, 0.9, 0.7, 0.9, 0.9, 0.9]).run().startswith("target")
     assert lines[-1]["version"] == 5
-
-
-def test_a_target_that_holds_from_the_start_is_confirmed_once(trainer_of, prompts_of):
-    lines = []
-    heldout = HeldOut(prompts_of(4), ((FIRST_IMAGE, EOS_ID),) * 4)
-    trainer = trainer_of(RECIPES["grpo"], 5000, heldout=heldout, target=0.5, eval_every=32, listener=lines.append)
-    assert with_accuracies(trainer, [0.9, 0.9, 0.9]).run().startswith("target")
-    assert lines[-1]["rollouts_paid"] == 32 + 16
 
 
 def test_a_gradient_that_diverges_is_an_error(trainer_of):
@@ -513,18 +463,6 @@ def test_settings_out_of_range_are_refused(setting, value):
         Config(**{"sampling": Sampling(3), setting: value})
 
 
-@pytest.mark.parametrize(("name", "steps"), [("grpo", 1), ("pilot_commit", 3), ("darts_stopped", 3)])
-def test_every_recipe_takes_the_configured_number_of_optimizer_steps(trainer_of, name, steps):
-    lines = []
-    trainer = trainer_of(RECIPES[name], max_batches=4, optimizer_steps_per_batch=steps, listener=lines.append)
-    taken, take = [], trainer.updater.optimizer.step
-    trainer.updater.optimizer.step = lambda: (taken.append(trainer.allocator.version), take())[1]
-    assert trainer.run().startswith("max_batches")
-    assert Counter(taken) == dict.fromkeys(range(4), steps)
-    assert [line["steps_in_batch"] for line in lines if line["kind"] == "batch"] == [steps] * 4
-    assert lines[-1]["optimizer_steps"] == 4 * steps
-
-
 def test_a_batch_of_fewer_rows_than_steps_says_so(trainer_of, caplog):
     trainer = trainer_of(recipes.grpo(1, 2), max_batches=1, optimizer_steps_per_batch=4)
     batches = spied(trainer)
@@ -567,14 +505,6 @@ def test_payloads_are_released(trainer_of, name):
     assert 0 < max(held) <= 12 * 8  # a round of pilots and the groups of a batch, whatever was paid
 
 
-def test_a_run_that_stops_early_keeps_only_what_the_core_holds(trainer_of):
-    trainer = trainer_of(RECIPES["pilot_commit"], max_batches=3)
-    trainer.run()
-    trainer.engine.release(trainer.allocator.ask().release)
-    held = {done.rollout for group in trainer.allocator._run.flight.groups.values() for done in group.done}
-    assert set(trainer.engine.generations) == held != set()
-
-
 def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):
     """A clock that goes only while the model is evaluated."""
     now = [0.0]
@@ -606,39 +536,6 @@ def test_the_same_seed_twice_is_the_same_run(trainer_of, prompts_of, tmp_path):
     assert metrics[0] == metrics[1] != metrics[2]
     assert torch.equal(ended[0], ended[1])
     assert not torch.equal(ended[0], ended[2])
-
-
-def test_a_second_run_in_a_folder_replaces_the_first_where_that_is_wished(trainer_of, tmp_path):
-    trainer_of(RECIPES["grpo"], 64, folder=tmp_path).run()
-    once = untimed(tmp_path)
-    with pytest.raises(FileExistsError, match="holds a run that has ended; go on with it"):
-        trainer_of(RECIPES["dapo"], 64, folder=tmp_path).run()
-    assert untimed(tmp_path) == once
-    trainer_of(RECIPES["grpo"], 64, folder=tmp_path).run(overwrite=True)
-    assert untimed(tmp_path) == once
-    assert {path.name for path in tmp_path.iterdir()} == {
-        ".rollalloc",
-        "metrics.jsonl",
-        "rewards.json",
-        "model",
-        "allocator.json",
-        "checkpoints",
-    }
-
-
-@pytest.mark.parametrize(("name", "shape"), [("pilot_commit", "negative"), ("racing", "plus or minus one")])
-def test_every_recipe_takes_shaped_rewards_beside_a_success_rate(trainer_of, name, shape):
-    lines = []
-
-    def reward(*, solution_str, **_):
-        return {"score": SHAPED[shape](solution_str), "acc": solution_str.startswith("a")}
-
-    trainer = trainer_of(RECIPES[name], 150, reward=reward, listener=lines.append)
-    before = weights(trainer)
-    assert trainer.run().startswith("the budget of ")
-    assert lines[-1]["accounts"]["trained"] > 0
-    assert lines[-1]["unscored"] == {}
-    assert not torch.equal(weights(trainer), before)
 
 
 @pytest.mark.e2e
@@ -673,14 +570,3 @@ def test_an_evaluation_with_some_scores_is_the_mean_of_those(trainer_of, prompts
     trainer._evaluate(None)
     assert lines[0]["accuracy"] == 0.5
     assert lines[0]["eval_unscored"] == 8
-
-
-def test_without_held_out_prompts_there_is_no_evaluation(trainer_of):
-    lines = []
-    trainer_of(RECIPES["grpo"], 200, target=0.1, listener=lines.append).run()
-    assert {line["kind"] for line in lines} == {"batch", "end"}
-
-
-def test_more_groups_than_prompts_are_refused(trainer_of):
-    with pytest.raises(ValueError, match="40 groups per batch but there are only 39 prompts"):
-        trainer_of(recipes.grpo(40, 2), prompts=39)

@@ -21,10 +21,8 @@ from rollalloc.drivers.tinker import Prices, Remote, ServiceFailed
 from rollalloc.drivers.tinker.service import MODEL_FILE
 from rollalloc.generate.sampling import Sampling
 from rollalloc.processes.stopping import Stopped
-from rollalloc.runs.discovery import comparisons
 from rollalloc.runs.metrics import paths, undeclared
 from rollalloc.train.objective import Clip, Loss
-from rollalloc.train.schedule import Schedule
 
 RECIPES = {
     "grpo": recipes.grpo(groups=4, n=4),
@@ -215,21 +213,6 @@ def test_what_was_under_way_at_a_kill_is_played_again(by_hand, trainer_of, tmp_p
     trainer.run()
     assert broken_off <= told
     assert trainer.allocator.accounts()["open"] == 0
-
-
-def test_what_each_kill_lost_adds_up(by_hand, trainer_of, tmp_path):
-    cloud, given = Cloud(), {"rollouts": 200, "checkpoint_every": 2, "folder": tmp_path}
-    with pytest.raises(Crash):
-        trainer_of(cloud=cloud, listener=crashing(3), **given).run()
-    lost = lines_in(tmp_path)[-1]["cost"]["sampled"]
-    for again in (1, 2):  # each ends before the next checkpoint
-        trainer = trainer_of(cloud=cloud, listener=crashing(1), **given)
-        assert trainer.resume() == 2
-        if again == 1:
-            lost -= trainer.service.usage.sampled
-        assert trainer.remote.lost.sampled == again * lost
-        with pytest.raises(Crash):
-            trainer.run()
 
 
 @pytest.mark.parametrize("remote", [Remote(), FREE], ids=["waves", "asynchronous"])
@@ -456,18 +439,6 @@ def test_an_answer_that_cannot_be_used_has_no_score(sdk, trainer_of, how):
     assert trainer.allocator.accounts()["failed"] == 4 * each
 
 
-def test_more_samples_than_were_asked_for_are_paid_and_not_used(by_hand, trainer_of, caplog):
-    cloud = Cloud()
-    cloud.mangle = lambda made: [*made, sequence([1, 0], [-1.0, -1.0], "stop")]
-    trainer = trainer_of(rollouts=64, cloud=cloud)
-    trainer.run()
-    assert trainer.allocator.accounts()["failed"] == 0
-    assert trainer.service.usage.sampled == trainer.allocator.tokens_paid + 2 * cloud.requests
-    assert [record.message for record in caplog.records] == [
-        "the service returned 5 samples where 4 were requested; the surplus is billed but not used"
-    ]
-
-
 def test_a_recipe_that_stops_rollouts_is_warned_of_and_pays_them_to_their_end(by_hand, trainer_of, caplog):
     cloud = Cloud()
     with caplog.at_level(logging.WARNING):
@@ -520,35 +491,6 @@ def test_without_the_sdk_it_is_said_how_to_get_it(monkeypatch, trainer_of):
         trainer_of()
 
 
-def test_the_rate_falls_over_the_budget(by_hand, trainer_of):
-    lines = []
-    trainer_of(rollouts=64, schedule=Schedule(shape="linear", floor=0.0), listener=lines.append).run()
-    rates = [line["learning_rate"] for line in lines if line["kind"] == "batch"]
-    assert rates == pytest.approx([4.0, 3.0, 2.0, 1.0])
-
-
-@pytest.mark.parametrize("price", [-1, float("nan"), float("inf"), "1", None, True])
-def test_a_price_that_is_none_is_refused(price):
-    with pytest.raises(ValueError, match="trained must be the price of a million tokens"):
-        Prices(prefill=1, sampled=1, trained=price)
-
-
-def test_a_trainer_that_was_interrupted_goes_on_by_itself(by_hand, trainer_of):
-    seen = []
-
-    def listener(line):
-        seen.append(line)
-        if len(seen) == 3:
-            raise KeyboardInterrupt
-
-    trainer = trainer_of(RECIPES["dapo"], remote=FREE, listener=listener)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run()
-    trainer.run()
-    assert trainer.allocator.accounts()["open"] == 0
-    assert seen[-1]["kind"] == "end"
-
-
 def test_a_request_without_an_answer_is_given_up(by_hand, trainer_of):
     cloud = Cloud()
     cloud.faults = {2: Future()}
@@ -556,15 +498,6 @@ def test_a_request_without_an_answer_is_given_up(by_hand, trainer_of):
     trainer.run()
     assert trainer.allocator.accounts()["failed"] == 4
     assert list(trainer.engine.outcomes.unscored) == ["sampling failed, TimeoutError: "]
-
-
-def test_figures_that_are_no_numbers_are_left_out(by_hand, trainer_of):
-    cloud, lines = Cloud(), []
-    cloud.answers = {"optim_step": lambda answer: SimpleNamespace(metrics={"who": "me", "grad_norm": np.float32(2)})}
-    trainer_of(rollouts=16, cloud=cloud, listener=lines.append).run()
-    batch = next(line for line in lines if line["kind"] == "batch")
-    assert batch["grad_norm"] == 2.0
-    assert "tinker/who" not in batch
 
 
 def test_a_trainer_that_fails_can_be_resumed(by_hand, trainer_of, tmp_path):
@@ -578,14 +511,3 @@ def test_a_trainer_that_fails_can_be_resumed(by_hand, trainer_of, tmp_path):
     assert trainer.updater.steps == 2
     trainer.run()
     assert trainer.updater.steps > 2
-
-
-def test_the_report_reads_such_a_run(by_hand, trainer_of, tmp_path, rollalloc):
-    trainer_of(folder=tmp_path / "run", log_rollouts=True, heldout=rewarded(), eval_every=40).run()
-    [[recorded]] = comparisons(tmp_path / "run").values()
-    assert recorded.problem is None
-    assert recorded.paid == 160
-    code, out, error = rollalloc("waste", tmp_path / "run")
-    assert code == 0, error
-    assert "160" in out
-    assert np.isfinite([line["accuracy"] for line in lines_in(tmp_path / "run") if line["kind"] == "eval"]).all()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pandas as pd
 import pytest
 import tiny_trl
 import torch
@@ -276,22 +275,6 @@ def test_the_reference_model_is_the_first_one(adapter, tmp_path):
     assert divergences[-1] > 1e-6
 
 
-def test_trls_defaults_train_an_adapter_in_half_precision_with_checkpointed_activations(tmp_path):
-    trainer = tiny_trl.trainer(
-        tmp_path,
-        "pilot_commit",
-        more={"peft_config": LoraConfig(target_modules=["q_proj", "v_proj"], r=2)},
-        bf16=True,
-        gradient_checkpointing=True,
-    )
-    before = tiny_trl.weights(trainer.model)
-    trainer.train()
-    after = tiny_trl.weights(trainer.model)
-    assert {name for name in before if not torch.equal(before[name], after[name])} == {
-        name for name in before if "lora_" in name
-    }
-
-
 def test_what_was_paid_is_counted(tmp_path):
     paid = []
 
@@ -461,47 +444,3 @@ def test_a_model_may_be_the_reward(tmp_path):
         with torch.no_grad():
             expected = judge(torch.tensor([tokenizer(text)["input_ids"]])).logits.item()
         assert rollout.scores_F[0] == pytest.approx(expected, abs=1e-4)
-
-
-def test_several_optimizer_steps_a_batch_have_the_log_probabilities_before_the_first(tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", num_iterations=2, learning_rate=0.05)
-    trainer.model.train()
-    inputs = trainer._generate_and_score_completions([])
-    assert_is_what_trl_computes(trainer, inputs, "old_per_token_logps")
-    trainer.train()
-    assert trainer.allocation.allocator.version == 2  # of 4 optimizer steps
-
-
-def test_the_table_of_completions_shows_what_was_trained_on(tmp_path):
-    def reward(prompts: list[str], completions: list[str], log_extra: Any, **_: Any) -> list[float]:
-        log_extra("words", [len(prompt.split()) for prompt in prompts])
-        return [(len(prompt) + len(text.split())) % 2 for prompt, text in zip(prompts, completions, strict=True)]
-
-    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", reward=reward, log_completions=True)
-    trainer.train()
-    table = pd.read_parquet(sorted((tmp_path / "completions").iterdir())[-1])
-    assert len(table) == 16
-    for _, row in table.iterrows():
-        assert row["reward"] == (len(row["prompt"]) + len(row["completion"].split())) % 2
-        assert row["words"] == len(row["prompt"].split())
-    for _, group in table.groupby(table.index // 4):
-        assert group["prompt"].nunique() == 1
-        assert group["advantage"].sum() == pytest.approx(0, abs=1e-5)
-        best = group["reward"].idxmax()
-        assert group["advantage"][best] == group["advantage"].max()
-
-
-@pytest.mark.e2e
-def test_evaluating_on_the_way_changes_nothing_but_the_random_state_of_torch(tmp_path):
-    _, plain = by_trl(tmp_path, "pilot_commit")
-    trainer, evaluating = by_trl(
-        tmp_path,
-        "pilot_commit",
-        more={"eval_dataset": tiny_trl.prompts(8)},
-        eval_strategy="steps",
-        eval_steps=1,
-        per_device_eval_batch_size=8,
-        num_generations_eval=2,
-    )
-    assert_same_gradients(plain, evaluating)
-    assert any("eval_reward" in line for line in trainer.state.log_history)

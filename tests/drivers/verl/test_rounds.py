@@ -1,13 +1,11 @@
 import json
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from made_up_crew import RECIPES, by_quarter, figures
 
 from rollalloc import EventError, MetricError
 from rollalloc.core.errors import NoScores
-from rollalloc.core.recipe import Replay
 from rollalloc.drivers.verl.figures import COLUMNS
 from rollalloc.drivers.verl.rounds import Finished, SessionOutcome
 from rollalloc.runs.metrics import undeclared
@@ -64,14 +62,6 @@ def test_solved_prompts_are_passed_over_in_the_next_epoch(make_rounds):
     assert rounds.loader.epoch >= 1
     assert max(pilots.count(prompt) for prompt in range(32)) == 1
     assert max(pilots.count(prompt) for prompt in range(32, 64)) > 1
-
-
-def test_survivors_are_held_until_the_batch_that_trains_them(make_rounds):
-    rounds = make_rounds(RECIPES["pilot_commit"], at_once=100)
-    first = rounds.next_batch()
-    assert rounds.held()
-    assert {key[key.index("s") : key.index("r")] for key in first.keys} == {"s0", "s1"}
-    assert rounds.crew.rows == rounds.held() | set(first.keys)
 
 
 def test_a_failed_session_costs_itself_and_not_its_group(make_rounds):
@@ -147,17 +137,6 @@ def test_solved_prompts_end_the_run_and_say_so(make_rounds):
     assert not rounds.crew.rows
 
 
-def test_max_candidates_gives_a_short_batch_with_its_reason(make_rounds):
-    def rarely(submission, session):
-        right = float(session % 2 and submission.prompt % 8 == 0)
-        return SessionOutcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
-
-    rounds = make_rounds(RECIPES["dapo"] | {"max_candidates": 16}, rarely)
-    rows = rounds.next_batch()
-    assert len({row.group for row in rows.rows}) == 2
-    assert "max_candidates" in rows.batch.short_because
-
-
 @pytest.mark.parametrize("section", RECIPES.values(), ids=RECIPES)
 def test_a_run_that_is_saved_and_loaded_goes_on_as_the_one_that_was_not(make_rounds, section):
     straight, first = make_rounds(section), make_rounds(section)
@@ -192,15 +171,6 @@ def test_a_metric_that_is_no_success_rate_is_one_error_that_names_the_key(make_r
     ):
         make_rounds(RECIPES["pilot_commit"] | ONE_VISIT, outcome).next_batch()
     assert make_rounds(RECIPES["grpo"], outcome).next_batch()  # whose rules read no success rate
-
-
-def test_metrics_account_for_every_rollout(make_rounds):
-    rounds = make_rounds(RECIPES["pilot_commit"])
-    metrics = rounds.metrics(rounds.next_batch().batch)
-    causes = {key: value for key, value in metrics.items() if key.startswith("rollalloc/accounts/")}
-    assert metrics["rollalloc/rollouts_paid"] == sum(causes.values())
-    assert all(key.startswith("rollalloc/") for key in metrics)
-    assert not undeclared((key.removeprefix("rollalloc/") for key in metrics), "verl")
 
 
 def test_metrics_say_what_foresights_predictions_were_worth(make_rounds):
@@ -340,20 +310,6 @@ def test_the_core_is_told_the_weights_of_the_first_token_and_of_the_last(make_ro
         make_rounds({"recipe": "grpo"}, outcome).next_batch()
 
 
-def test_a_loader_is_read_on_to_the_epoch_in_which_evicted_prompts_come_back(make_rounds):
-    piloted = []
-
-    def right_at_first(submission, session):
-        if session == 0 and "s0" in submission.uid:
-            piloted.append(submission.prompt)
-        right = 1.0 if piloted.count(submission.prompt) == 1 else float(session % 2)
-        return SessionOutcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=1)
-
-    rounds = make_rounds(RECIPES["pilot_commit"] | ONE_VISIT | {"reprobe_every": 5}, right_at_first, prompts=16)
-    train(rounds, 4)
-    assert rounds.allocator.epoch >= 5
-
-
 def by_prompt(submission, session):
     reward = float((submission.prompt * 7 + session) % 5) / 4
     return SessionOutcome(submission.uid, session, tokens=5, reward=reward, metric=reward, rows=1)
@@ -431,34 +387,6 @@ def test_a_row_is_trained_again_from_a_copy_of_what_was_generated_which_is_freed
     assert sum(causes.values()) == rounds.allocator.paid == sum(len(s.rollouts) for s in rounds.crew.submitted)
 
 
-def test_each_time_has_a_copy_of_its_own_made_before_verl_writes_into_the_row(make_rounds):
-    """By hand: one success a batch of 2, again while 2 versions old at most."""
-
-    def first(submission, session):
-        right = float(session == 0)
-        return SessionOutcome(submission.uid, session, tokens=5, reward=right, metric=right, rows=2)
-
-    rounds = make_rounds({"recipe": "raft"}, first, groups=1, n=2)
-    rounds.allocator = type(rounds.allocator)(
-        replace(rounds.allocator.recipe, replay=Replay(rows=9, max_staleness=2)), 64, 0
-    )
-    seen = []
-    for _ in range(4):
-        rows = rounds.next_batch()
-        seen.append([key for key in rows.keys if "x" in key])
-        rounds.trained(rounds.allocator.version + 1)
-        rounds.crew.rows -= set(rows.keys)
-    assert seen == [
-        [],
-        ["g0s0r0x1_0_0", "g0s0r0x1_0_1"],
-        ["g0s0r0x2_0_0", "g0s0r0x2_0_1", "g1s0r2x1_0_0", "g1s0r2x1_0_1"],
-        ["g1s0r2x2_0_0", "g1s0r2x2_0_1", "g2s0r4x1_0_0", "g2s0r4x1_0_1"],
-    ]
-    assert rounds.crew.copies["g0s0r0_0_1"] == "g0s0r0x1_0_1"
-    assert rounds.crew.copies["g0s0r0x1_0_1"] == "g0s0r0x2_0_1"
-    assert "g0s0r0x2_0_1" not in rounds.crew.copies  # it would be too old
-
-
 @pytest.mark.parametrize("section", REPLAYED.values(), ids=REPLAYED)
 def test_what_may_be_replayed_survives_a_resume_as_data(make_rounds, section):
     straight, first, second = (make_rounds(section) for _ in range(3))
@@ -478,15 +406,6 @@ def test_what_may_be_replayed_survives_a_resume_as_data(make_rounds, section):
         ValueError, match=r"rows that the checkpoint's state holds are not in its TransferQueue, e\.g\. g"
     ):
         without.load_state_dict(saved, first.held() - {next(key for key in sorted(first.held()) if "x" in key)})
-
-
-def test_the_end_of_a_run_frees_what_was_kept(make_rounds):
-    rounds = make_rounds(REPLAYED["reinforce"] | {"max_rollouts": 48})
-    train(rounds, 3)
-    assert rounds.crew.rows
-    with pytest.raises(Finished, match="budget"):
-        rounds.next_batch()
-    assert not rounds.crew.rows
 
 
 def test_the_budget_ends_the_run(make_rounds):
@@ -524,81 +443,3 @@ def test_the_table_of_groups_has_a_row_for_each_that_left_a_stage(make_rounds):
     assert sorted(row["prompt"] for row in pilots) == list(range(16))
     assert Counter(row["became"] for row in pilots)["held"] == 4
     assert [(row["became"], row["rollouts"], row["mean"]) for row in commits] == 4 * [("trained", 4, 0.5)]
-
-
-def test_rows_of_earlier_weights_are_counted(make_rounds):
-    rounds = make_rounds(RECIPES["pilot_commit"], by_quarter, at_once=1000)
-    (first, _), (second, _) = steps_of(rounds, 2)
-    assert first["rollalloc/off_policy_rows"] == first["rollalloc/staleness_std"] == 0
-    assert second["rollalloc/off_policy_rows"] == 8  # two pilots of each of four groups of six rows
-    assert (second["rollalloc/staleness_min"], second["rollalloc/staleness_max"]) == (0, 1)
-    assert second["rollalloc/staleness_mean"] == pytest.approx(8 / 24)
-    assert second["rollalloc/staleness_std"] == pytest.approx((2 / 9) ** 0.5)
-
-
-def test_the_share_of_evicted_prompts_is_of_all(make_rounds):
-    section = RECIPES["pilot_commit"] | {"p_solve": 1.0, "confidence": None, "reprobe_every": None}
-    ((metrics, _),) = steps_of(make_rounds(section, by_quarter, prompts=64, at_once=1000), 1)
-    assert (metrics["rollalloc/evicted"], metrics["rollalloc/evicted_share"]) == (4, 4 / 64)
-    assert metrics["rollalloc/stage/pilot/dropped/solved"] == 0.25
-
-
-def test_a_group_that_passed_its_pilots_and_falls_after_its_commits_has_passed_the_pilots(make_rounds):
-    everyone = {"p_lower": 0, "p_upper": 0, "p_solve": 2, "max_staleness": 0}
-    section = {"recipe": "pilot_commit+dapo", "n_pilot": 1, "n_commit": 4, "gen_groups": 8} | everyone
-    ((metrics, _),) = steps_of(make_rounds(section, by_quarter, at_once=1000), 1)
-    pilot, commit = (figures(metrics, f"rollalloc/stage/{name}/") for name in ("pilot", "commit"))
-    assert (pilot["passed"], pilot["pass_rate"]) == (pilot["groups"], 1.0)
-    assert commit["passed"] < commit["groups"]
-
-
-def test_groups_held_at_a_checkpoint_are_counted_as_held_after_it(make_rounds):
-    first, second = (make_rounds(RECIPES["pilot_commit"], by_quarter, at_once=1000) for _ in range(2))
-    steps_of(first, 1)
-    second.crew.rows = set(first.crew.rows)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())), second.crew.rows)
-    second.loader.at, second.loader.epoch = first.loader.at, first.loader.epoch
-    ((metrics, _),) = steps_of(second, 1)
-    assert figures(metrics, "rollalloc/held/") == {"groups": 4, "in": 4, "out": 4, "lost": 0}
-
-
-def test_the_recipes_own_advantages_are_the_factors(make_rounds):
-    rows = make_rounds(RECIPES["pods"]).next_batch()
-    expected = {key: row.advantage * row.weight for key, row in zip(rows.keys, rows.rows, strict=True)}
-    assert rows.factors(own=True, within_group=True) == expected
-    assert any(expected.values())
-
-
-def test_copies_are_no_groups_that_are_held_for_their_batch(make_rounds):
-    rounds = make_rounds(REPLAYED["reinforce"])
-    for metrics, _ in steps_of(rounds, 4):
-        assert figures(metrics, "rollalloc/held/") == {"groups": 0, "in": 0, "out": 0, "lost": 0}
-
-
-AS_LARGE_AS_REWARDS = (
-    "rloo",
-    "dr_grpo",
-    "reinforce_ada",
-    "raft",
-    "reinforce",
-    "spo",
-    "foresight",
-)  # their advantages are not standardised by group
-
-
-@pytest.mark.parametrize("section", [RECIPES[name] for name in ("grpo", "pods", "pilot_commit", "foresight")])
-@pytest.mark.parametrize(
-    "shape", [lambda right: 2 * right - 1, lambda right: right / 2 - 7], ids=["plus and minus 1", "negative"]
-)
-def test_any_reward_goes_with_a_metric_that_is_a_success_rate(make_rounds, section, shape):
-    def shaped(submission, session):
-        right = float(session % 2)
-        return SessionOutcome(submission.uid, session, tokens=5 + session, reward=shape(right), metric=right, rows=1)
-
-    ours, plain = train(make_rounds(section, shaped, prompts=256), 4), train(make_rounds(section, prompts=256), 4)
-    scaled = any(name in section["recipe"] for name in AS_LARGE_AS_REWARDS)
-    for rows, expected in zip(ours, plain, strict=True):  # as with the metric for a reward
-        assert rows.keys == expected.keys
-        assert scaled or [row.advantage for row in rows.rows] == pytest.approx(
-            [row.advantage for row in expected.rows], rel=1e-3
-        )

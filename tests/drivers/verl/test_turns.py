@@ -14,7 +14,6 @@ from transformers import AutoTokenizer
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.base_tool import BaseTool
-from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.workers.rollout import llm_server
@@ -228,17 +227,6 @@ def test_a_trajectory_is_one_rollout_whose_length_is_what_the_model_generated_in
     assert case.tool.released == 1
 
 
-def test_no_token_is_generated_that_would_be_cut_off(case):
-    async def test(case):
-        return case, await case.run()
-
-    case, outcome = case(test, [([CALL] + [WORD] * 9, 2), ([WORD] * 200, 2)])
-    row = case.row()
-    assert len(row["responses"]) == ROOM
-    assert outcome.tokens == sum(row["response_mask"]) < ROOM
-    assert outcome.truncated
-
-
 def test_a_trajectory_whose_answer_finds_no_room_is_truncated(case):
     async def test(case):
         return case, await case.run()
@@ -361,29 +349,6 @@ def test_a_tool_that_hangs_costs_its_rollout(case):
     assert not case.rows
 
 
-def test_the_wait_of_a_request_that_an_update_broke_off_is_no_tools(case, monkeypatch):
-    """verl's client sleeps before it sends it again."""
-    asleep, sleep = [], asyncio.sleep
-
-    async def long(seconds):
-        if seconds == 1:
-            asleep.append(seconds)
-            await case_.passes(2 * PATIENCE)()
-        else:
-            await sleep(seconds)
-
-    async def test(case):
-        nonlocal case_
-        case_ = case
-        monkeypatch.setattr(llm_server.asyncio, "sleep", long)
-        return await case.run()
-
-    case_ = None
-    turns = [([], 2, "aborted"), ([WORD], 3)]
-    assert case(test, turns, tool_timeout=PATIENCE, client=ResumingClient).reward == 1.0
-    assert asleep
-
-
 async def leaves():
     sys.exit(3)
 
@@ -453,40 +418,6 @@ def test_a_row_that_would_end_the_run_at_its_update_costs_its_rollout(case, chan
             raise ValueError(outcome.reason)
 
 
-def test_the_number_of_turns_is_no_length(case):
-    async def test(case):
-        return await case.run()
-
-    assert not case(test, [([CALL], 2), ([CALL], 2), ([CALL], 2)], most_turns=2).truncated
-
-
-def test_a_session_is_stopped_before_its_first_turn(case):
-    async def test(case):
-        async def begun():
-            while not case.worker._live:
-                await asyncio.sleep(0)
-
-        return case, await case.run(begun, case.stop)
-
-    case, outcome = case(test, [([WORD], 2)])
-    assert (outcome.cancelled, outcome.tokens, case.server.sent, case.rows) == (True, 0, [], {})
-
-
-@register("never_begins")
-class NeverBegins(AgentLoopBase):
-    async def run(self, sampling_params, **kwargs):
-        self.server_manager.begun.set()
-        await hangs()
-
-
-def test_an_agent_loop_that_never_begins_costs_its_rollout(case):
-    async def test(case):
-        case.worker.llm_client.begun = asyncio.Event()
-        return await case.run(case.worker.llm_client.begun.wait, case.passes(PATIENCE + 1))
-
-    assert "took more than" in case(test, loop="never_begins", tool_timeout=PATIENCE).reason
-
-
 @pytest.mark.parametrize("client", [Client, ResumingClient])
 def test_the_time_of_a_turn_and_of_the_reward_is_no_tools(case, client):
     async def test(case):
@@ -500,46 +431,3 @@ def test_the_time_of_a_turn_and_of_the_reward_is_no_tools(case, client):
         return await case.run(case.server.busy.wait, passes, answer, case.scoring.wait, passes, _set(case.score))
 
     assert case(test, [None], aborts_with=(WORD,), tool_timeout=PATIENCE, client=client).reward == 1.0
-
-
-@register("leaves_one_running")
-class LeavesOneRunning(AgentLoopBase):
-    """Has its trajectory while a generation of no interest goes on."""
-
-    async def run(self, sampling_params, **kwargs):
-        turn = self.server_manager.generate("id", prompt_ids=[1], sampling_params=sampling_params)
-        self.worker_task = asyncio.create_task(turn)
-        while not self.server_manager.begun.is_set():
-            await asyncio.sleep(0)
-        return AgentLoopOutput(**WHOLE, metrics={})
-
-
-def test_a_turn_that_ends_after_the_trajectory_starts_no_clock(case):
-    async def test(case):
-        case.score.clear()
-        case.worker.llm_client.begun = case.server.busy
-
-        async def answer():
-            for event in case.server.running.values():
-                event.set()
-            while case.server.running:
-                await asyncio.sleep(0)
-
-        return await case.run(case.scoring.wait, answer, case.passes(2 * PATIENCE), _set(case.score))
-
-    outcome = case(test, [None], loop="leaves_one_running", aborts_with=(WORD,), tool_timeout=PATIENCE)
-    assert outcome.reward == 1.0
-
-
-def test_a_function_in_a_thread_that_leaves_python_is_an_error_too(case):
-    async def test(case):
-        parameters = {"type": "object", "properties": {}}
-        schema = OpenAIFunctionToolSchema.model_validate(
-            {"type": "function", "function": {"name": "tool", "description": "", "parameters": parameters}}
-        )
-        case.worker.tools = [FunctionTool("tool", sys.exit, schema)]
-        return case, await case.run()
-
-    case, outcome = case(test, [([CALL], 2), ([WORD], 2)])
-    assert outcome.reward == 1.0
-    assert "SystemExit" in case.worker.tokenizer.decode(case.row()["responses"])

@@ -21,7 +21,6 @@ from stand_in_server import MODEL, answered, completion, serving
 
 from rollalloc.data.prompts import write_prompts
 from rollalloc.lab.advise.profile import profile_of
-from rollalloc.lab.advise.sampling import drawn_of
 
 REWARD = """
 def yes(data_source, solution_str, ground_truth, extra_info):
@@ -122,11 +121,6 @@ def test_prompts_that_are_text_are_completed(advise, server):
     assert advise(prompts="text.jsonl")[0] == 0
     assert server.requests[0]["prompt"].startswith("Is ")
     assert "messages" not in server.requests[0]
-
-
-def test_the_prompts_drawn_are_those_of_a_model_in_this_process(advise):
-    advise(sample_prompts=5, sample_n=1, seed=3)
-    assert [row["key"] for row in logged()] == [f"mine/{number}" for number in drawn_of(3, 5, 24)]
 
 
 def test_a_parameter_that_the_server_does_not_know_is_left_out_and_said(advise, server):
@@ -250,17 +244,6 @@ def test_another_model_is_refused_by_name(advise, server):
     assert not server.requests
 
 
-def test_no_server_is_said(advise, server):
-    code, _, said = advise(endpoint="http://127.0.0.1:9/v1", retries=0)
-    assert code == 2
-    assert "no server answers at http://127.0.0.1:9/v1" in said
-
-
-def test_a_server_that_lists_no_models_is_asked_all_the_same(advise, server):
-    server.models = None
-    assert advise()[0] == 0
-
-
 def test_the_key_is_sent_and_stands_in_no_file_and_no_message(advise, server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
     server.replies = lambda number, body: (
@@ -340,15 +323,6 @@ def test_more_prompts_and_more_rollouts_ask_only_for_what_is_missing(advise, ser
     server.listing = (500, {})  # a whole profile needs no server
     assert advise(sample_prompts=12, sample_n=3)[0] == 0
     assert len(server.requests) == before
-
-
-def test_half_a_line_that_a_kill_left_is_asked_for_again(advise, server):
-    advise()
-    answers = Path("profile/answers.jsonl")
-    answers.write_bytes(answers.read_bytes()[:-10])
-    assert advise("--overwrite")[0] == 0
-    assert len(server.requests) == 97
-    assert len({(row["asked"], row["rollout"]) for row in map(json.loads, answers.read_text().splitlines())}) == 96
 
 
 def test_answers_to_other_questions_are_not_taken(advise, server):

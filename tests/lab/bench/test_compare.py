@@ -9,7 +9,6 @@ import shutil
 import signal
 import time
 from dataclasses import replace
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,7 @@ from rollalloc.processes.stopping import Stopped
 from rollalloc.runs.reader import newest_line, read_metrics
 from rollalloc.runs.recorded import share_done
 from rollalloc.train.checkpoint import newest
-from rollalloc.train.config import Config
 from rollalloc.train.folder import RunFolder
-from rollalloc.train.run_json import digests_of
 from rollalloc.train.train import train
 
 DOCUMENTED = {
@@ -161,18 +158,6 @@ def test_a_run_whose_process_dies_costs_no_other_run(run_of, tmp_path):
         assert read_metrics(tmp_path / "out" / name / "metrics.jsonl")[-1]["kind"] == "end"
 
 
-def test_a_process_that_died_between_two_runs_is_replaced(run_of, tmp_path):
-    worker = _Worker()
-    worker.spawned.end()
-    job = Job(run_of(max_rollouts=16), tmp_path)
-    worker.give(job)
-    worker.give(job)
-    while (ended := worker.hear()) is None:
-        assert wait([worker.spawned.connection], timeout=120)
-    assert ended == (job, None)
-    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["kind"] == "end"
-
-
 def test_a_process_that_was_stopped_is_named_and_goes_on_when_it_is_woken(run_of, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(pool, "_SILENT_S", 0.2)
     worker = _Worker()
@@ -255,14 +240,6 @@ def test_a_comparison_stands_beside_runs_of_train_and_their_report_but_not_besid
         compare([run_of()], tmp_path)
 
 
-def test_results_that_no_comparison_wrote_are_not_overwritten(run_of, tmp_path):
-    (tmp_path / "results.json").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"holds results\.json, which"):
-        compare([run_of()], tmp_path)
-    assert (tmp_path / "results.json").read_text() == "mine"
-    assert not (tmp_path / "grpo-0").exists()
-
-
 def test_a_second_comparison_in_a_folder_is_refused(run_of, tmp_path, monkeypatch):
     monkeypatch.setattr("rollalloc.files.claims._PATIENCE_S", 0.2)
     with Lock(tmp_path, "comparison"), pytest.raises(InUse, match=f"in use by process {os.getpid()}"):
@@ -283,11 +260,6 @@ def test_a_comparison_that_is_asked_to_stop_saves_its_runs(run_of, tmp_path):
     assert caught.value.by == signal.SIGTERM
     assert newest(tmp_path / "grpo-0") is not None
     assert not (tmp_path / "later-0").exists()
-
-
-def test_a_comparison_without_a_process_is_refused(run_of, tmp_path):
-    with pytest.raises(ValueError, match="processes must be at least 1, or None for one a core, got 0"):
-        compare([run_of()], tmp_path, processes=0)
 
 
 def untimed(folder):
@@ -319,18 +291,6 @@ def test_a_finished_run_on_files_that_have_changed_since_is_done_again(run_of, t
         assert not is_finished(run, place), path
         path.write_bytes(original)
         assert is_finished(run, place), path
-
-
-def test_a_reward_in_a_package_is_found_without_importing_it(tmp_path, monkeypatch):
-    package = tmp_path / "mine" / "rewards"
-    package.mkdir(parents=True)
-    (tmp_path / "mine" / "__init__.py").write_text("raise RuntimeError('imported')")
-    (package / "__init__.py").write_text("")
-    (package / "maths.py").write_text("")
-    monkeypatch.chdir(tmp_path)
-    for reward, file in {"mine.rewards.maths:score": "maths.py", "mine.rewards:score": "__init__.py"}.items():
-        assert list(digests_of(Config(model="m", prompts=(), reward=reward))) == [str(package / file)]
-    assert digests_of(Config(model="m", prompts=(), reward="nowhere.at.all:score")) == {}
 
 
 def test_a_comparison_that_is_killed_leaves_no_run_behind(run_of, tmp_path):

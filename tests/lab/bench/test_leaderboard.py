@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from rollalloc.cli.bench import bench, progress_line
+from rollalloc.cli.bench import bench
 from rollalloc.lab.bench import leaderboard, presets
 from rollalloc.lab.bench.cells import board_of
 from rollalloc.lab.bench.leaderboard import Progress, run_leaderboard
 from rollalloc.lab.bench.plan import DIVERGED, PAGE, PLAN, TABLE, freeze, make_plan
 from rollalloc.lab.bench.pool import Failure, Job, RunsFailed
-from rollalloc.lab.report.leaderboard import markdown, page, write_leaderboard
+from rollalloc.lab.report.leaderboard import markdown, page
 from rollalloc.runs.reader import read_metrics
 from rollalloc.train.config import Config
 from rollalloc.train.defaults import default_parameters
@@ -217,15 +217,6 @@ def test_whatever_a_plan_holds_is_shown_and_acts_on_nothing(tmp_path):
     assert "&lt;img src=x onerror=alert(1)>\\|\\`x\\`⟨U+202E⟩" in text
 
 
-def test_pages_that_are_not_ours_stay(tmp_path):
-    freeze_smoke(tmp_path)
-    (tmp_path / ".rollalloc" / "bench-manifest.json").write_text(json.dumps({"schema": 1, "claims": [PLAN]}))
-    (tmp_path / PAGE).write_text("mine")
-    with pytest.raises(FileExistsError, match=f"holds {PAGE}, which"):
-        write_leaderboard(tmp_path)
-    assert (tmp_path / PAGE).read_text() == "mine"
-
-
 # -------------------------------------------------------------------------------------------------------- what goes wrong
 
 
@@ -287,16 +278,6 @@ def test_a_plan_is_shown_and_nothing_is_written(tmp_path, capsys):
     assert "2 methods × 1 tasks × defaults and tuned, 14 runs, at most 1,536 rollouts" in said
     assert "sort: to 0.6, 128 rollouts a run, 256 a method to search with (nobody measured how fast it is)" in said
     assert not list(tmp_path.iterdir())
-
-
-def test_a_leaderboard_without_a_process_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="processes must be at least 1"):
-        run_leaderboard(SMOKE, tmp_path, tmp_path, processes=0)
-
-
-def test_how_far_it_is_in_a_line():
-    said = progress_line(Progress(3, 14, 12_345, 5400, 0.2, []), "1:02:03")
-    assert said == "3 of 14 runs · 12,345 rollouts · 1.5 hours of processes · 1:02:03 left"
 
 
 def test_the_example_is_on_a_leaderboard(monkeypatch):

@@ -103,40 +103,6 @@ def test_the_last_evaluation_of_each_run_is_told_where_all_know_it(tmp_path):
     assert Summary("", None, "grpo", (grpo,), ()).last["pass_at_k"] == "pass@8"
 
 
-@pytest.mark.parametrize("breadth", ["8", True, {"k": [8], "pass_at_k": "0.5", "accuracy": 0.2}])
-def test_a_breadth_that_is_none_is_not_known(tmp_path, breadth):
-    with_breadth(write_run(tmp_path), lambda at: breadth)
-    found = summarise(tmp_path)
-    assert found.last == {"accuracy": "accuracy"}
-    assert found.recipes[0].last["accuracy"] == Interval(1.0, None, None, (1.0,))  # not what stands in its breadth
-    assert found.recipes[0].k is None
-
-
-@pytest.mark.parametrize(
-    ("full", "measure"), [(1.0, "accuracy"), (1 - 1e-9, "accuracy"), (0.4, "mean score"), (None, "accuracy")]
-)
-def test_graded_scores_are_told_by_the_share_with_full_marks(tmp_path, full, measure):
-    """Of right and wrong alone it is the accuracy, which is 1 here; one run of several that differs is enough."""
-    with_breadth(write_run(tmp_path, seed=0), lambda at: {"k": 8, "full_marks": 1.0})
-    with_breadth(write_run(tmp_path, seed=1), lambda at: {"k": 8, "full_marks": full})
-    found = summarise(tmp_path)
-    assert found.measure == measure
-    told = {"accuracy": measure} | ({"full_marks": "full marks"} if measure == "mean score" else {})
-    assert found.last == told
-
-
-@pytest.mark.parametrize("value", [float("nan"), 10**400, True, "0.5"])
-def test_what_is_no_number_is_not_known(tmp_path, value):
-    with_breadth(write_run(tmp_path), lambda at: {"k": 8, "pass_at_k": 0.5, "entropy": value})
-    assert summarise(tmp_path).last == {"accuracy": "accuracy", "pass_at_k": "pass@8"}
-
-
-def test_attempts_that_no_recipe_has_alike_are_called_k(tmp_path):
-    for seed in range(2):
-        with_breadth(write_run(tmp_path, seed=seed), lambda at, seed=seed: {"k": 4 + seed, "pass_at_k": 0.5})
-    assert summarise(tmp_path).last["pass_at_k"] == "pass@k"
-
-
 def test_a_censored_run_is_counted_and_makes_the_point_a_bound(tmp_path):
     for seed in range(5):
         write_run(tmp_path, "grpo", seed, reaches=300)
@@ -244,12 +210,6 @@ def test_intervals_need_five_values_and_are_repeatable():
     once = interval(values)
     assert once == interval(values)
     assert 1.0 <= once.low < once.point < once.high <= 5.0
-
-
-@pytest.mark.parametrize("degrees", [4, 9, 19, 100])
-def test_the_quantile_of_students_t(degrees):
-    table = {4: 2.7764, 9: 2.2622, 19: 2.0930, 100: 1.9840}
-    assert summary._student(degrees) == pytest.approx(table[degrees], abs=0.01)
 
 
 @pytest.mark.parametrize(("seeds", "distribution"), [(5, "normal"), (5, "lognormal"), (10, "uniform")])

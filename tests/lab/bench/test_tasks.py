@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollalloc.generate.sampler import Request, generate
@@ -20,11 +18,7 @@ from rollalloc.lab.bench.tasks.tiny import (
     EOS,
     EOS_ID,
     PAD_ID,
-    Shape,
     WarmUp,
-    character_tokenizer,
-    supervise,
-    tiny_model,
 )
 from rollalloc.models.likelihood import exact_answers
 
@@ -141,14 +135,6 @@ def test_pools_have_their_shares(pool):
         assert (easy, hard) == {"late": (0.50, 0.30)}.get(pool, (0.35, 0.40))
 
 
-def test_band_counts_always_sum_to_the_prompts():
-    for pool in skills.POOLS.values():
-        for prompts in (1, 7, 1024, 8192):
-            counts = pool.counts(prompts)
-            assert counts.sum() == prompts
-            np.testing.assert_allclose(counts, np.multiply(pool.shares, prompts), atol=1)
-
-
 def test_answers_are_the_right_images_and_initial_p_the_product_of_rates(tasks):
     table = skills.Skills(SKILLS)
     for row in rows_of(tasks["skills"].train):
@@ -195,13 +181,6 @@ def test_a_warm_up_teaches_the_rates(tmp_path):
     answers = tokenizer([f"a{image} {EOS}" for image in table.right_K])["input_ids"]
     p_K, _ = exact_answers(model, prompts, answers, pad_id=PAD_ID)
     np.testing.assert_allclose(p_K, table.rate_K, atol=0.15)
-
-
-def test_graded_and_not_are_one_model_on_prompts_of_the_same_kind(tasks):
-    exact, graded = tasks["skills"], tasks["skills/graded"]
-    assert exact.model == graded.model
-    assert exact.train != graded.train
-    assert (exact.single_answer, graded.single_answer) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -261,43 +240,3 @@ def test_a_folder_of_somebody_else_is_neither_taken_nor_removed(tmp_path, theirs
     with pytest.raises((ValueError, FileExistsError), match="choose another folder"):
         make_once(tmp_path / "it", Settings(), lambda folder: (folder / "whole").write_text("yes"))
     assert (tmp_path / theirs).read_text() == "mine"
-
-
-def test_of_several_makers_at_once_one_makes_it(tmp_path):
-    calls = []
-
-    def make(folder):
-        calls.append(folder)
-        (folder / "file").write_text("x" * 100_000)
-
-    with ThreadPoolExecutor(8) as threads:
-        made = list(threads.map(lambda _: make_once(tmp_path / "it", Settings(), make), range(8)))
-    assert set(made) == {tmp_path / "it"}
-    assert len(calls) == 1
-
-
-def test_a_step_in_parts_has_the_gradient_of_a_step_as_one(monkeypatch):
-    """Seen before it is clipped: clipping and AdamW hide a gradient that is a multiple of what it should be."""
-    tokenizer = character_tokenizer(["abcdefgh"], ["abcdefgh"])
-    clip = torch.nn.utils.clip_grad_norm_
-
-    def gradients(parts):
-        seen = []
-
-        def record(parameters, most):
-            parameters = list(parameters)
-            seen.append(torch.cat([each.grad.flatten().clone() for each in parameters]))
-            return clip(parameters, most)
-
-        torch.manual_seed(0)
-        model = tiny_model(tokenizer, Shape())
-        with monkeypatch.context() as patched:
-            patched.setattr(torch.nn.utils, "clip_grad_norm_", record)
-            shown = (["ab", "c", "def", "a", "hh"], ["a" * 9, "b", "cab", "hgfedcba", "d"])
-            supervise(model, tokenizer, WarmUp(steps=1, batch=5, rise=1), lambda count: shown, 7, parts)
-        return seen[0]
-
-    whole = gradients(1)
-    assert whole.abs().max() > 1e-3
-    for parts in (2, 4):
-        torch.testing.assert_close(gradients(parts), whole, rtol=0, atol=1e-4 * float(whole.abs().max()))

@@ -141,22 +141,6 @@ def test_figures_of_several_tasks_have_names_of_their_own(write_run, tmp_path):
     assert drawn == ["1-a-b-where.png", "2-a-b-where.png", f"3--{'x' * 57}-where.png"]
 
 
-def test_more_methods_than_an_image_holds_are_said(run_into, tmp_path, monkeypatch):
-    monkeypatch.setattr("rollalloc.lab.report.page._MOST_DRAWN", 3)
-    for number in range(5):
-        run_into(tmp_path / f"{number}-0", f"method {number}", 0, batches=2, evaluated=False)
-    text = write_page(tmp_path).read_text()
-    assert "The figures show the first 3 of 5 methods." in text
-
-
-def test_ages_beyond_counting_are_drawn(write_run):
-    folder = write_run()
-    with (folder / "metrics.jsonl").open("a") as file:
-        spent = {"rollouts_paid": 6000, "tokens_paid": 0, "seconds": 1.0, "accounts": {}}
-        file.write(json.dumps({"kind": "batch", "batch": 61, **spent, "ages": {str(2**53): 1}}) + "\n")
-    assert "Staleness" in write_page(folder).read_text()
-
-
 # examples
 
 
@@ -228,25 +212,6 @@ def test_lines_that_are_no_rollouts_are_passed_over(write_run):
     assert said.startswith("rollouts.jsonl:4 is no rollout: expected an object with its group")
     assert said.endswith(", and 3 more")  # the corrupt line is none of them
     write_page(folder)
-
-
-def test_of_a_file_larger_than_is_read_the_end_is(write_run, monkeypatch):
-    folder = write_run()
-    monkeypatch.setattr("rollalloc.lab.report.samples._PART_BYTES", 250)
-    lines = [json.dumps(rollout(number, number, 0.0)) + "\n" for number in range(50)]
-    (folder / "rollouts.jsonl").write_text("".join(lines))
-    assert [example.text for example in samples(folder).examples] == ["text 49", "text 48"]
-    with (folder / "rollouts.jsonl").open("a") as file:
-        file.write("[]\n")
-    at = len("".join(lines))
-    assert samples(folder).problem.startswith(f"rollouts.jsonl, the line at byte {at:,} is no rollout")
-
-
-def test_there_are_not_more_fates_than_are_read(write_run):
-    folder = write_run()
-    lines = [json.dumps(rollout(at, at, None, unscored=f"reason {at}")) + "\n" for at in range(100)]
-    (folder / "rollouts.jsonl").write_text("".join(lines))
-    assert len(samples(folder).examples) == 12
 
 
 @pytest.mark.parametrize("reward", [float("nan"), 10**400, "1"])

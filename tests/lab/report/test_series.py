@@ -66,10 +66,6 @@ def test_of_fewer_than_five_seeds_there_is_no_interval():
     assert (enough.middle_X < enough.high_X).all()
 
 
-def test_without_evaluations_there_is_no_curve():
-    assert series.accuracy_over_seeds([batches({"rollouts_paid": 5})], "rollouts") is None
-
-
 def test_causes_are_shares_of_what_each_window_paid():
     run = batches(
         {"rollouts_paid": 50, "accounts": {"trained": 50, "open": 0}},
@@ -94,28 +90,10 @@ def test_states_are_shares_of_what_was_visited():
     np.testing.assert_allclose(series.evicted_over_time([run]).values["evicted"][[0, -1]], [0, 0.25])
 
 
-def test_seeds_are_averaged_as_far_as_all_go():
-    runs = [
-        batches({"rollouts_paid": 0, "prompts": {"a": 4}}, {"rollouts_paid": end, "prompts": {"a": 0, "b": 4}})
-        for end in (10, 20)
-    ]
-    over = series.states_over_time(runs)
-    assert over.x_X[-1] == 10
-    np.testing.assert_allclose(over.values["b"][-1], (1 + 0.5) / 2)
-
-
 def test_ages_are_summed_over_batches_and_seeds():
     runs = [batches({"ages": {"0": 6, "2": 1}}, {"ages": {"0": 2}}), batches({"ages": {"10": 1}}, {})]
     assert series.ages(runs) == {0: 0.8, 2: 0.1, 10: 0.1}
     assert series.ages([batches({})]) == {}
-
-
-def test_lengths_skip_batches_without_any():
-    quantiles = {"count": 3, "truncated": 0, "quantiles": [1, 2, 3, 4, 5, 6, 7]}
-    lines = [{"rollouts_paid": paid, "lengths": said} for paid, said in ((10, quantiles), (20, None), (30, quantiles))]
-    over = series.lengths_over_time([batches(*lines)])
-    assert (over.x_X[0], over.x_X[-1]) == (10, 30)
-    np.testing.assert_allclose(over.values["p50"], 4)
 
 
 def test_what_is_trained_on_is_held_against_what_was_sampled(write_run):
@@ -160,19 +138,3 @@ def test_entropy_is_the_batches_or_else_that_of_evaluations():
     of_batches = batches({"rollouts_paid": 10, "entropy": 0.5}, {"rollouts_paid": 20, "entropy": 0.4})
     assert series.entropy_over_time([of_batches]).values["entropy"][[0, -1]].tolist() == [0.5, 0.4]
     assert series.entropy_over_time([run_of((0, 0.1), (40, 0.2))]) is None
-
-
-def test_a_panel_of_one_colour_is_not_drawn():
-    def method(**accounts):
-        return batches(
-            *({"rollouts_paid": at, "accounts": {name: at * n for name, n in accounts.items()}} for at in (1, 9))
-        )
-
-    alone, mixed = method(trained=1), method(trained=1, zero_variance=1)
-    for draw in (figures.where_rollouts_went, figures.causes_over_time):
-        assert draw({"reinforce": [alone]}) is None
-        assert draw({"grpo": [mixed]}) is not None
-        assert draw({"reinforce": [alone], "grpo": [mixed]}) is not None
-    fresh, stale = ({"ages": {age: 4}, "rollouts_paid": 9} for age in (0, 1))
-    assert figures.staleness({"grpo": [batches(fresh)]}) is None
-    assert figures.staleness({"grpo": [batches(fresh, stale)]}) is not None

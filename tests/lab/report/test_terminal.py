@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from rollalloc.files.table import sparkline
 from rollalloc.lab.report.terminal import view
 from rollalloc.runs.discovery import is_over
 from rollalloc.runs.reader import read_run
@@ -48,13 +47,6 @@ def test_nothing_that_may_lack_is_needed(write_run, made):
     assert "grpo" in shown([run, replace(run, metrics=[]), replace(run, description={})])
 
 
-def test_of_several_runs_each_is_a_line(write_run):
-    runs = [read_run(write_run("grpo", seed, why=None)) for seed in range(3)]
-    lines = [line for line in shown(runs).splitlines() if "grpo" in line]
-    assert [line.split()[1] for line in lines] == ["0", "1", "2"]
-    assert all("40%" in line for line in lines)
-
-
 def test_what_cannot_be_read_or_shown_of_a_run_is_said_and_costs_no_other_its_line(write_run):
     runs = [read_run(write_run("good"))]
     for name, wrong in (("long", {"seconds": 9e15}), ("free", {"rollouts_paid": 0}), ("damaged", {"accounts": 1})):
@@ -84,12 +76,6 @@ def test_eighty_columns_hold_of_several_runs_all_that_matters(write_run, labels)
     assert "…" not in text
 
 
-def test_a_wide_terminal_shows_of_several_runs_all(write_run):
-    text = shown([read_run(write_run("grpo", seed, why=None)) for seed in range(2)], 120)
-    for word in ("wasted most on", "left", "taught", "█"):
-        assert word in text, text
-
-
 def test_nothing_a_run_says_can_write_to_the_terminal(write_run):
     hostile = "\x1b]8;;http://a\x07[/red]\x9b\u202e"
     run = read_run(write_run(hostile, why=hostile, unscored={hostile: 1}))
@@ -100,13 +86,6 @@ def test_nothing_a_run_says_can_write_to_the_terminal(write_run):
             text = shown(runs, width)
             assert set(text).isdisjoint("\x1b\x07\x9b\u202e")
         assert "␛]8;;http" in text
-
-
-@pytest.mark.parametrize(
-    ("values", "blocks"), [([], ""), ([0, 0.5, 1], "▁▅█"), ([-1, 2], "▁█"), ([0] * 50 + [1] * 51, "▁" * 20 + "█" * 20)]
-)
-def test_a_sparkline_is_blocks_the_newest_last(values, blocks):
-    assert sparkline(values, 40) == blocks
 
 
 def test_what_remains_is_the_budget_at_the_pace_so_far(write_run):

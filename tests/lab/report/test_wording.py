@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollalloc.lab.bench.summary import LAST, Interval, RecipeSummary, Summary, ended
-from rollalloc.lab.report.wording import caveats, findings, graded, name_of, odd_targets, story
+from rollalloc.lab.report.wording import caveats, findings, name_of, odd_targets, story
 from rollalloc.runs.cost import COSTS
 from rollalloc.runs.reader import read_run
 from rollalloc.runs.recorded import RecordedRun, by_label
@@ -42,15 +42,6 @@ def said_of(other, *, target=0.8, baseline=None):
     first = baseline or method("grpo", taught=32)
     sentences = findings(Summary("task", target, "grpo", (first, other), ()))
     return "".join(sentences[other.label])
-
-
-def test_graded_scores_are_called_so():
-    share = {name: Interval(value, None, None, (value,)) for name, value in (("accuracy", 0.8), ("full_marks", 0.5))}
-    one = replace(method("grpo"), last=dict.fromkeys(LAST) | share)
-    summary = Summary("task", 0.8, "grpo", (one,), ())
-    assert "for held-out mean score 0.8;" in "".join(findings(summary)["grpo"])
-    assert "accuracy is a mean score" in graded(summary)[0]
-    assert graded(replace(summary, recipes=(method("grpo"),))) == graded(None) == []
 
 
 def ratio(point, low=None, high=None, bound=""):
@@ -91,46 +82,6 @@ def test_a_loss_is_said_as_plainly_as_a_win(given, beginning):
     assert said_of(method("ours", ratio=given)) == f"{beginning} of its rollouts taught something, grpo's 32%."
 
 
-@pytest.mark.parametrize(
-    ("other", "target", "sentence"),
-    [
-        (
-            method("ours", cost=1000.0, reached=3, ratio=ratio(0.5, bound="<")),
-            0.8,
-            (
-                "ours reached held-out accuracy 0.8 in 3 of 5 runs and paid 20 rollouts a run, at least 2.00 times what "
-                "grpo paid; 40% of its rollouts taught something."
-            ),
-        ),
-        (
-            method("ours", cost=None, reached=0),
-            0.8,
-            (
-                "ours paid 20 rollouts a run; 40% of its rollouts taught something. It was not evaluated, so costs are "
-                "not compared."
-            ),
-        ),
-        (
-            method("ours", cost=None, reached=0),
-            None,
-            (
-                "ours paid 20 rollouts a run; 40% of its rollouts taught something. No target was set, so costs are "
-                "not compared."
-            ),
-        ),
-    ],
-)
-def test_what_is_not_known_is_said(other, target, sentence):
-    assert said_of(other, target=target) == sentence
-
-
-def test_the_baseline_has_a_sentence_of_its_own():
-    first = method("grpo", taught=32)
-    lead, rest = findings(Summary("task", 0.8, "grpo", (first, method("ours", ratio=ratio(1))), ()))["grpo"]
-    assert lead == "grpo needed 1,000 rollouts"
-    assert rest == " (95% interval 900 to 1,100) for held-out accuracy 0.8; 32% of its rollouts taught something."
-
-
 def test_a_run_by_itself(write_run):
     run = read_run(write_run(why=None, batches=10))
     assert "".join(story([run], "grpo")) == (
@@ -138,14 +89,6 @@ def test_a_run_by_itself(write_run):
         f"{run.curve.accuracy[0]:.3f} to {run.curve.accuracy[-1]:.3f}."
     )
     assert "".join(story([replace(run, metrics=[])], "grpo")) == "grpo has not paid a rollout yet."
-
-
-def test_of_several_seeds_the_mean_is_told_as_it_is_drawn(write_run):
-    runs = [read_run(write_run(seed=seed, batches=10 * seed)) for seed in (1, 3)]
-    lead, rest = story(runs, "grpo")
-    assert lead == "grpo paid 2,000 rollouts a run, mean of 2 seeds"
-    last = sum(run.curve.accuracy[-1] for run in runs) / 2
-    assert rest.endswith(f"to {last:.3f}.")
 
 
 def test_where_no_groups_are_compared_none_is_said_to_have_taught(write_run):

@@ -38,11 +38,6 @@ def test_an_odd_score_is_unscored_counted_and_named(tmp_path, odd):
     assert log.first_odd.startswith(f"{tmp_path / '1.jsonl'}:2: score is ")
 
 
-def test_no_score_at_all_is_no_oddity(tmp_path):
-    row = {"input": "a", "output": "b", "score": None, "step": 1}
-    assert read_log(lines(tmp_path / "1.jsonl", row)).odd == 0
-
-
 @pytest.mark.parametrize(
     ("name", "row", "field", "odd", "said"),
     [
@@ -88,13 +83,6 @@ def test_trl_odd_columns_are_named(tmp_path):
         read_log(tmp_path / "2.parquet", options=Options(reward="r"))
 
 
-def test_trl_a_group_size_that_does_not_divide_is_told_of(tmp_path):
-    pyarrow.parquet.write_table(pyarrow.table({"prompt": list("aaaabb"), "r": [1.0] * 6}), tmp_path / "c.parquet")
-    log = read_log(tmp_path, options=Options(group_size=4))
-    assert [len(group) for group in rewards(log)] == [4, 2]
-    assert any("--group-size 4 does not divide 1 stretches" in note for note in log.notes)
-
-
 def test_groups_without_a_step_are_told_of(tmp_path):
     row = {"input": "a", "output": "b", "score": 1}
     log = read_log(lines(tmp_path / "x.jsonl", row | {"step": 3}, row | {"input": "b"}))
@@ -108,12 +96,6 @@ def test_a_line_of_any_length_is_passed_over(tmp_path, monkeypatch):
         log = read_log(lines(tmp_path / "1.jsonl", row, row + " " * filling, row))
         fits = len(row) + filling + 1 <= 1000
         assert (rewards(log), log.bad) == ([[1, 1, 1]], 0) if fits else ([[1, 1]], 1)
-
-
-def test_a_name_of_a_file_cannot_move_the_cursor(tmp_path):
-    row = {"input": "a", "output": "b", "score": 1}
-    log = read_log(lines(tmp_path / "1\x1b[2J\u202e.jsonl", row, row | {"score": "x"}))
-    assert log.first_odd.isprintable()
 
 
 # ------------------------------------------------------------------------------------------------------- corrupted samples
@@ -167,15 +149,6 @@ def test_a_corrupted_sample_is_read_and_told_of_or_refused(tmp_path, format, see
     assert type(refused) is ValueError
     assert str(refused).isprintable()
     assert str(folder) in str(refused) or "its accounts are all 0" in str(refused)
-
-
-@pytest.mark.parametrize(("size", "noted"), [(1, True), (2, False)])
-def test_rollouts_that_stand_alone_are_said_to_count_as_in_grpo(tmp_path, size, noted):
-    """A log of REINFORCE has nothing else: that all of it taught nothing would be wrong."""
-    rows = [{"input": f"p{at}", "output": "x", "score": at % 2, "step": 1} for at in range(40) for _ in range(size)]
-    log = read_log(lines(tmp_path / "1.jsonl", *rows))
-    said = [note for note in find(log).notes if "alone in their group" in note]
-    assert [note.startswith("40 rollouts") for note in said] == [True] * noted
 
 
 def rows_of(*sizes):

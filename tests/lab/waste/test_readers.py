@@ -80,12 +80,6 @@ def test_trl_rewards_that_contradict_the_advantages_are_told_of(tmp_path):
     assert any("do not follow the reward: give the trainer's reward_weights" in note for note in named.notes)
 
 
-def test_trl_a_prompt_drawn_twice_in_a_row_is_two_groups(tmp_path):
-    table(tmp_path / "c.parquet", prompt=list("aaaabb"), r=[0.0, 1, 1, 1, 0, 0])
-    assert rewards(read_log(tmp_path)) == [[0, 1], [1, 1], [0, 0]]
-    assert rewards(read_log(tmp_path, options=Options(group_size=1)))[:2] == [[0], [1]]
-
-
 def test_trl_a_batch_logged_twice_counts_once(tmp_path):
     for step, completion in ((1, "x"), (2, "x"), (3, "z")):
         table(
@@ -94,12 +88,6 @@ def test_trl_a_batch_logged_twice_counts_once(tmp_path):
     log = read_log(tmp_path)
     assert [group.step for group in each(log.groups)] == [1, 3]
     assert any("1 files repeat" in note for note in log.notes)
-
-
-def test_trl_messages_and_unscored_completions(tmp_path):
-    prompt = [{"role": "user", "content": "2+2"}]
-    table(tmp_path / "c.parquet", prompt=[prompt] * 3, r=[None, 1.0, float("nan")], other=[None, 0.5, None])
-    assert rewards(read_log(tmp_path)) == [[None, 1.5, None]]
 
 
 @pytest.mark.parametrize(
@@ -119,17 +107,6 @@ def test_trl_columns_that_do_not_fit_are_named(tmp_path, columns, options, said)
     table(tmp_path / "c.parquet", **columns)
     with pytest.raises(ValueError, match=said):
         read_log(tmp_path, options=options)
-
-
-def test_half_a_parquet_file_is_told_of_and_the_others_are_read(tmp_path):
-    table(tmp_path / "1.parquet", prompt=["a", "a"], r=[0.0, 1.0])
-    table(tmp_path / "2.parquet", prompt=pyarrow.array([], pyarrow.string()), r=pyarrow.array([], pyarrow.float64()))
-    (tmp_path / "3.parquet").write_bytes((tmp_path / "1.parquet").read_bytes()[:-20])
-    log = read_log(tmp_path)
-    assert rewards(log) == [[0, 1]]
-    assert (log.bad, log.first_bad) == (1, f"{tmp_path / '3.parquet'}: not a readable parquet file")
-    with pytest.raises(ValueError, match=r"found no rollout in 3\.parquet; .* not a readable parquet file"):
-        read_log(tmp_path / "3.parquet")
 
 
 def test_options_of_another_format_are_refused():
@@ -193,39 +170,6 @@ def test_trl_weights_of_rewards_are_read_off_the_advantages(tmp_path, scale):
     ]
 
 
-def test_trl_rewards_that_were_normalized_before_they_were_added_are_found(tmp_path):
-    """`multi_objective_aggregation="normalize_then_sum"`: advantages are of the sum of z-scores."""
-    right, short, chars = np.random.default_rng(1).integers(0, 3, (3, 12, 4)).astype(float)
-    z = sum(
-        (one - one.mean(1, keepdims=True)) / (one.std(1, ddof=1, keepdims=True) + 1e-4) for one in (right, 7 * short)
-    )
-    table(
-        tmp_path / "c.parquet", prompt=[f"p{row}" for row in range(12) for _ in range(4)], right=right.ravel(),
-        short=7 * short.ravel(), chars=chars.ravel(), advantage=(z / z.std()).ravel(),
-    )  # fmt: skip
-    assert read_log(tmp_path).notes[0] == "reward: right + short"
-
-
-def test_trl_a_column_without_a_score_is_not_the_reward_where_advantages_follow_another(tmp_path):
-    """A reward function that returned None for all: the other one decides."""
-    table(
-        tmp_path / "c.parquet", prompt=["a"] * 4, none=pyarrow.nulls(4, pyarrow.float64()), right=[1.0, 0.0, 0.0, 0.0],
-        advantage=[1.5, -0.5, -0.5, -0.5],
-    )  # fmt: skip
-    assert rewards(read_log(tmp_path)) == [[1, 0, 0, 0]]
-
-
-def test_trl_a_reward_that_first_appears_in_a_later_file_is_added(tmp_path):
-    """A run that went on with a second reward function in the same folder."""
-    table(tmp_path / "1.parquet", prompt=["a", "a"], right=[1.0, 0.0], advantage=[0.5, -0.5])
-    table(tmp_path / "2.parquet", prompt=["b", "b"], right=[1.0, 0.0], short=[1.0, 0.0], advantage=[1.0, -1.0])
-    table(tmp_path / "3.parquet", prompt=["c", "c"], right=[0.0, 0.0], short=[1.0, 0.0], advantage=[0.5, -0.5])
-    log = read_log(tmp_path)
-    assert rewards(log)[2] == [1, 0]
-    assert "reward: right and in other files right + short" in log.notes
-    assert rewards(read_log(tmp_path, options=Options(reward="right")))[2] == [0, 0]
-
-
 def trl_run(folder, evaluated=(), prompts=12, steps=6, own=4, rows=(), seed=0):
     """Files of steps: the last rows of each generation batch of `own` prompts; where evaluated, those of an evaluation."""
     random = np.random.default_rng(seed)
@@ -236,10 +180,6 @@ def trl_run(folder, evaluated=(), prompts=12, steps=6, own=4, rows=(), seed=0):
         groups = [(prompt, random.permutation([0.0, 1.0])) for prompt in drawn]
         columns = trl_rows(*groups) | {"step": [step] * 2 * own, "completion": [str(random.random())] * 2 * own}
         table(folder / "completions" / f"completions_{step:05d}.parquet", **columns)
-
-
-def prompts_of(log):
-    return {group.prompt for group in each(log.groups)}
 
 
 @pytest.mark.parametrize("state", [False, True])
@@ -265,12 +205,6 @@ def test_trl_a_single_evaluation_is_known_by_the_trainer_s_state_alone(tmp_path)
     ]
 
 
-def test_trl_a_short_evaluation_leaves_the_rows_of_training_before_it(tmp_path):
-    trl_run(tmp_path, evaluated=range(1, 7), own=6, rows=["eval 1", "eval 2", "eval 3"])
-    log = read_log(tmp_path)
-    assert len(log.groups) == 6 * 3
-
-
 def test_trl_a_log_of_evaluations_alone_is_refused_with_what_to_do(tmp_path):
     """`eval_steps=1` and `logging_steps=1`: each evaluation overwrites what training logged at its step."""
     trl_run(tmp_path, evaluated=(1, 2), steps=2, own=8)
@@ -282,13 +216,6 @@ def test_trl_training_on_few_prompts_is_not_taken_for_evaluation(tmp_path):
     """Of four prompts each batch has all: the same order comes back by chance."""
     trl_run(tmp_path, prompts=4, steps=30)
     assert len(read_log(tmp_path).groups) == 120
-
-
-def test_trl_runs_of_one_seed_beside_each_other_are_not_taken_for_evaluation(tmp_path):
-    for run in ("a", "b"):
-        trl_run(tmp_path / run)
-    table(tmp_path / "b" / "completions" / "completions_00001.parquet", prompt=["z", "z"], right=[0.0, 1.0])
-    assert not any("evaluations" in note for note in read_log(tmp_path).notes)
 
 
 def test_trl_messages_say_what_the_same_text_says(tmp_path):
@@ -311,18 +238,6 @@ def test_trl_messages_say_what_the_same_text_says(tmp_path):
         assert (log.groups.answer_R == plain.groups.answer_R).all()
         assert (log.groups.features_PD == plain.groups.features_PD).all()
         assert any("lists of messages" in note for note in log.notes)
-
-
-def test_trl_of_a_conversation_with_tools_the_assistant_s_text_counts(tmp_path):
-    turns = [
-        {"role": "assistant", "content": "ask"},
-        {"role": "tool", "content": "a long answer of a tool"},
-        {"role": "assistant", "content": "\\boxed{4}"},
-    ]
-    table(tmp_path / "c.parquet", prompt=["a"] * 2, completion=[turns, turns[2:]], r=[0.0, 1.0])
-    groups = read_log(tmp_path).groups
-    assert groups.characters_R.tolist() == [len("ask\n\\boxed{4}"), len("\\boxed{4}")]
-    assert groups.answer_R[0] == groups.answer_R[1]
 
 
 @pytest.mark.parametrize("format", ["trl", "verl/v1", "prime-rl", "rollalloc"])
@@ -358,13 +273,6 @@ def test_verl_without_uid_a_prompt_is_one_group_within_a_step_and_its_rows_may_l
     assert rewards(read_log(tmp_path)) == [[1, 1], [1, 1], [2, 2], [2, 2]]
 
 
-def test_verl_counts_the_last_output_of_a_session(tmp_path):
-    row = {"input": "a", "output": "b", "step": 1}
-    sessions = [("u_0_0", 0.0), ("u_0_1", 1.0), ("u_1_0", 0.5)]
-    lines(tmp_path / "1.jsonl", [row | {"uid": uid, "score": score} for uid, score in sessions])
-    assert rewards(read_log(tmp_path)) == [[1, 0.5]]
-
-
 def test_verl_lines_that_cannot_be_used_are_counted_and_the_first_is_told(tmp_path):
     good = {"input": "a", "output": "b", "score": 1, "step": 1}
     lines(tmp_path / "1.jsonl", [good, '{"input": "corrupt', "[1]", {"input": "a"}, "", good, "[" * 100_000])
@@ -372,12 +280,6 @@ def test_verl_lines_that_cannot_be_used_are_counted_and_the_first_is_told(tmp_pa
     assert rewards(log) == [[1, 1]]
     assert log.bad == 4
     assert log.first_bad.endswith("1.jsonl:2: not JSON")
-
-
-@pytest.mark.parametrize("score", [None, "1", float("inf"), 10**400, [1]])
-def test_a_score_that_is_no_finite_number_is_unscored(tmp_path, score):
-    rows = [{"input": "a", "output": "b", "score": 1}, {"input": "a", "output": "b", "score": score}]
-    assert rewards(read_log(lines(tmp_path / "3.jsonl", rows))) == [[1, None]]
 
 
 def test_verl_a_score_counts_where_acc_is_null_and_each_is_counted(tmp_path):
@@ -401,14 +303,6 @@ def test_verl_rows_of_validation_are_left_out_and_said(tmp_path):
     assert len(read_log(tmp_path, options=Options(rows="all")).groups) == 2
     with pytest.raises(ValueError, match=r"all 3 rows are of validation .* trainer\.rollout_data_dir"):
         read_log(tmp_path / "val")
-
-
-def test_verl_a_line_with_the_uid_of_another_counts_once_and_is_said(tmp_path):
-    row = {"input": "a", "output": "b", "step": 1}
-    rows = [row | {"uid": f"u_{at}_0", "score": float(at)} for at in range(2)]
-    log = read_log(lines(tmp_path / "1.jsonl", [*rows, *rows]))
-    assert rewards(log) == [[0, 1]]
-    assert "2 lines repeat the uid of another and were left out" in log.notes
 
 
 # verifiers
@@ -437,11 +331,6 @@ def test_verifiers_evaluation_has_a_group_for_each_task_with_texts_tokens_and_li
     assert log.groups.truncated_V[0] == 3
     assert log.groups.characters_R[0] == 75
     assert np.isfinite(log.groups.features_PD).all()
-
-
-def test_verifiers_metric_is_taken_by_its_name():
-    log = read_log(SAMPLES / "verifiers", options=Options(reward="length"))
-    assert next(each(log.groups)).rewards[0] == 75
 
 
 def test_verifiers_failures_are_counted_by_their_error_and_are_not_wrong():
@@ -524,11 +413,6 @@ def test_prime_rl_leaves_out_evaluation_and_agents_that_are_not_trained(tmp_path
     assert rewards(read_log(lines(tmp_path / "traces.jsonl", [trace | kind for kind in kinds]))) == [[1]]
 
 
-def test_prime_rl_an_episode_without_traces_is_unscored(tmp_path):
-    episode = {"traces": [], "task": {"key": "k", "data": {}}, "group": {"id": "g"}, "ok": False}
-    assert rewards(read_log(lines(tmp_path / "traces.jsonl", [episode]))) == [[None]]
-
-
 def test_prime_rl_says_which_rewards_count_and_takes_those_that_are_named(tmp_path):
     trace = {"group_id": "g", "task": {"data": {}, "key": "k"}, "rewards": {"right": 1.0, "short": 0.5}}
     traces = [trace | {"id": "t1"}, trace | {"id": "t1"}, trace | {"id": "t2", "kind": "eval"}]
@@ -569,13 +453,6 @@ def test_ours_knows_which_rollouts_were_ordered_first(tmp_path):
     assert [(group.first, group.truncated, group.step) for group in each(log.groups)] == [(2, 0, 2), (1, 1, 2)]
 
 
-def test_ours_a_line_with_the_id_of_another_counts_once_and_is_said(tmp_path):
-    rows = [ours(0, 0, 1.0), ours(1, 0, 0.0)]
-    log = read_log(lines(tmp_path / "rollouts.jsonl", [*rows, *rows]))
-    assert rewards(log) == [[1, 0]]
-    assert any(note.startswith("2 lines repeat the id of a rollout and were left out") for note in log.notes)
-
-
 def test_ours_rollouts_of_the_first_stage_come_first_whenever_they_ended(tmp_path):
     rows = [ours(0, 0, 1.0), ours(2, 0, 0.5, stage=1), ours(1, 0, 0.0)]
     (group,) = each(read_log(lines(tmp_path / "rollouts.jsonl", rows)).groups)
@@ -591,15 +468,6 @@ def test_ours_rollouts_and_accounts_of_a_run_agree():
         2,
         4,
     }  # pilots that were dropped, and those with commits
-
-
-def test_ours_sums_the_accounts_of_runs(tmp_path):
-    for run, trained in (("a", 3), ("b", 4)):
-        accounts = [{"trained": count, "zero_variance": 5, "open": 1} for count in (1, trained)]
-        lines(tmp_path / run / "metrics.jsonl", [{"kind": "batch", "accounts": one} for one in accounts])
-    log = read_log(tmp_path)
-    assert log.accounts == {"trained": 7, "zero_variance": 10, "open": 2}
-    assert not log.groups
 
 
 # what is no log
@@ -628,12 +496,6 @@ def test_files_of_no_known_format_are_named_with_what_was_expected(tmp_path):
         ValueError, match="--format must be one of trl, verl, verifiers, prime-rl, rollalloc, got 'wandb'"
     ):
         read_log(tmp_path, "wandb")
-
-
-def test_the_watcher_sees_each_file():
-    seen = []
-    read_log(SAMPLES / "verl" / "v1", watcher=lambda file, before, of: seen.append((file.name, before, of)))
-    assert seen == [("9.jsonl", 0, 2), ("10.jsonl", 1, 2)]
 
 
 def test_names_out_of_a_file_cannot_move_the_cursor(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logged import Group, columns, each
+from logged import Group, columns
 
 from rollalloc.lab.waste import shares
 from rollalloc.lab.waste.shares import CAUSES, LEAST_PROMPTS
@@ -89,11 +89,6 @@ def test_a_share_of_zero_has_the_exact_upper_limit():
     assert found.wasted.interval == pytest.approx((0, 1 - 0.025 ** (1 / 50)))
 
 
-def test_no_groups_is_an_error():
-    with pytest.raises(ValueError, match="at least one group"):
-        shares_of([])
-
-
 def test_drawing_kinds_of_prompts_is_drawing_prompts(monkeypatch):
     random = np.random.default_rng(0)
     log = [group(*row, prompt=str(at % 300)) for at, row in enumerate((random.random((500, 4)) < 0.7).astype(float))]
@@ -103,12 +98,6 @@ def test_drawing_kinds_of_prompts_is_drawing_prompts(monkeypatch):
     assert by_kind.rollouts == by_prompt.rollouts
     assert by_kind.wasted.interval == pytest.approx(by_prompt.wasted.interval, abs=0.002)
     assert by_kind.wasted.interval != by_prompt.wasted.interval
-
-
-@given(logs)
-def test_groups_are_taken_out_of_columns_in_any_order(log):
-    found = columns(group(*rewards, prompt=prompt, step=len(rewards), truncated=1) for prompt, rewards in log)
-    assert list(each(found.take(np.arange(len(log))[::-1]))) == [*each(found)][::-1]
 
 
 def test_drift_compares_the_first_and_the_last_third_of_the_steps():
