@@ -53,6 +53,7 @@ def imported(source: str) -> set[str]:
 GONE = (
     "core/lengths.py",
     "rules/predictions.py",
+    "runs/verl_log.py",
     "runs/whole.py",
     "lab/advise/choices.py",
     "lab/advise/evidence.py",

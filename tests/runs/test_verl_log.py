@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rollalloc.cli.app import app
-from rollalloc.runs.verl_log import baseline_of, costs, logs_in, names_of, peak, read_verl
+from rollalloc.runs.cost import cost_to_target
+from rollalloc.runs.verl_run import costs_known, read_verl_run
 
 METRIC = "val-core/openai/gsm8k/acc/mean@1"
 
@@ -35,16 +36,23 @@ def folder(tmp_path):
     return tmp_path
 
 
+def curve_of(path, *metrics):
+    return costs_known(read_verl_run(path, metrics or [METRIC]))
+
+
 def test_what_each_run_had_paid_when_it_reached_the_target(folder):
-    runs = [read_verl(path, [METRIC]) for path in logs_in(folder)]
-    assert names_of(runs) == ["never", "plain-grpo", "pods"]
-    assert baseline_of(runs).path.stem == "plain-grpo"
-    assert peak(baseline_of(runs), 0.5) == 0.4
-    found = dict(zip(names_of(runs), costs(runs, 0.7), strict=True))
+    found = {name: cost_to_target(curve_of(folder / f"{name}.jsonl"), 0.7) for name in ("never", "plain-grpo", "pods")}
     # Between the step before and the step at it, linearly: 0.2 of 0.25 for GRPO, 0.1 of 0.2 for PODS.
     assert found["plain-grpo"].paid == pytest.approx({"rollouts": 180, "tokens": 900, "seconds": 18, "steps": 1.8})
     assert found["pods"].paid == pytest.approx({"rollouts": 600, "tokens": 3000, "seconds": 6, "steps": 1.5})
     assert found["never"].censored  # 0.7 once, and not again
+
+
+def test_a_share_of_the_best_of_the_run_with_grpo_in_its_name_is_a_target(folder):
+    result = CliRunner().invoke(app, ["report", str(folder), "--verl", METRIC, "--peak", "0.5"])
+    assert result.exit_code == 0, result.output
+    assert "to 0.4 " in result.output
+    assert "what plain-grpo paid over it" in " ".join(result.output.split())
 
 
 def test_a_line_that_cannot_be_read_is_named_and_the_command_fails(folder):
@@ -54,21 +62,23 @@ def test_a_line_that_cannot_be_read_is_named_and_the_command_fails(folder):
         app, ["report", str(folder), "--verl", METRIC, "--target", "0.7"], env={"COLUMNS": "300"}
     )
     assert result.exit_code == 1
-    assert "pods.jsonl: line 6 cannot be read (" in result.output
-    assert "nor can 2 more; left out" in result.output
-    assert "never.jsonl" not in result.output
+    assert "pods.jsonl:6 cannot be read (" in result.output
+    assert "and 3 more; left out" in result.output
+    assert "never.jsonl:" not in result.output
     assert "0.30" in result.output
 
 
 def test_a_share_of_nothing_is_no_target(tmp_path):
-    with pytest.raises(ValueError, match=r"expected a best accuracy above 0 to take a share of, got -0\.1"):
-        peak(read_verl(logged(tmp_path / "grpo.jsonl", [-0.1, -0.5]), [METRIC]), 0.9)
+    logged(tmp_path / "grpo.jsonl", [-0.1, -0.5])
+    result = CliRunner().invoke(app, ["report", str(tmp_path), "--verl", METRIC, "--peak", "0.9"])
+    assert "the best accuracy of grpo is not above 0; say --target" in str(result.exception)
 
 
 def test_what_stock_verl_does_not_log_is_not_known_and_its_seconds_are(tmp_path):
-    run = read_verl(logged(tmp_path / "stock.jsonl", [0.1, 0.9, 0.9], rollouts=None), [METRIC])
-    paid = costs([run], 0.9)[0].paid
+    curve = curve_of(logged(tmp_path / "stock.jsonl", [0.1, 0.9, 0.9], rollouts=None))
+    paid = cost_to_target(curve, 0.9).paid
     assert isnan(paid["rollouts"])
+    assert isnan(paid["tokens"])
     assert paid["seconds"] == pytest.approx(10)
 
 
@@ -115,7 +125,7 @@ def test_a_point_has_all_metrics_and_their_mean_and_a_step_is_a_number(tmp_path)
     ]
     path = tmp_path / "run.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    curve = read_verl(path, [METRIC, other]).curve
+    curve = curve_of(path, METRIC, other)
     assert [curve.steps, curve.accuracy] == [(3,), (pytest.approx(0.3),)]
 
 
@@ -135,9 +145,6 @@ def test_runs_whose_names_begin_alike_are_rows_of_their_own(tmp_path):
     for name, rollouts in (("a", 100), ("b", 200), ("c", 400)):
         logged(tmp_path / f"{long}-{name}.jsonl", [0.1, 0.9, 0.9], rollouts=rollouts)
     (tmp_path / f"{long}-a\t.jsonl").write_text((tmp_path / f"{long}-a.jsonl").read_text())
-    runs = [read_verl(path, [METRIC]) for path in logs_in(tmp_path)]
-    assert len(set(names_of(runs))) == 4
-    assert sorted(cost.paid["rollouts"] for cost in costs(runs, 0.9)) == [100, 100, 200, 400]
     words = ["report", str(tmp_path), "--verl", METRIC, "--target", "0.9"]
     result = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
@@ -161,12 +168,10 @@ def test_after_a_resume_the_seconds_before_it_are_not_known_and_are_not_left_out
     written(tmp_path / "grpo.jsonl", whole)
     validation = {"step": 6, "data": {METRIC: 0.1}}
     written(tmp_path / "resumed.jsonl", [validation, *whole[6:]])
-    runs = [read_verl(path, [METRIC]) for path in logs_in(tmp_path)]
-    unbroken, resumed = costs(runs, 0.9)
+    unbroken, resumed = (cost_to_target(curve_of(tmp_path / f"{name}.jsonl"), 0.9) for name in ("grpo", "resumed"))
     assert (unbroken.paid["rollouts"], unbroken.paid["seconds"]) == (900, 90)
     assert resumed.paid["rollouts"] == 900
     assert isnan(resumed.paid["seconds"])
-    assert [len(run.notes) for run in runs] == [0, 1]
     words = ["report", str(tmp_path), "--verl", METRIC, "--target", "0.9"]
     result = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
     [row] = [line.split() for line in result.output.splitlines() if "not logged" in line]
@@ -178,21 +183,21 @@ def test_steps_that_a_resume_rolled_back_are_forgotten_with_their_validations(tm
     """A log put together of two: the run reached .9 after step 5, was resumed from step 3, and did not reach it again."""
     first = [step_of(step, 0.9 if step >= 4 else 0.1, seconds=20.0) for step in range(1, 6)]
     again = [{"step": 3, "data": {METRIC: 0.1}}, *(step_of(step, 0.2) for step in range(4, 8))]
-    run = read_verl(written(tmp_path / "run.jsonl", [*first, *again]), [METRIC])
-    assert run.curve.accuracy == (0.1, 0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.2)
-    [cost] = costs([run], 0.9)
+    run = read_verl_run(written(tmp_path / "run.jsonl", [*first, *again]), [METRIC])
+    assert run.curve.accuracy == (0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.2)  # the second validation of step 3 counts
+    cost = cost_to_target(costs_known(run), 0.9)
     assert cost.censored
     assert (cost.paid["rollouts"], cost.paid["seconds"]) == (700, 3 * 20 + 4 * 10)
-    assert run.notes == ("2 steps were rolled back by a resume and do not count",)
+    assert run.note.endswith("2 steps were rolled back by a resume and are left out")
 
 
 def test_a_validation_on_a_line_of_its_own_rolls_nothing_back(tmp_path):
     lines = [step_of(1), {"step": 1, "data": {METRIC: 0.9}}, step_of(2), {"step": 2, "data": {METRIC: 0.9}}]
-    run = read_verl(written(tmp_path / "run.jsonl", lines), [METRIC])
-    assert (run.curve.rollouts, run.curve.seconds, run.notes) == ((100, 200), (10, 20), ())
+    curve = curve_of(written(tmp_path / "run.jsonl", lines))
+    assert (curve.rollouts, curve.seconds) == ((100, 200), (10, 20))
 
 
 def test_a_step_that_is_missing_leaves_the_seconds_after_it_unknown(tmp_path):
-    run = read_verl(written(tmp_path / "run.jsonl", [step_of(1, 0.1), step_of(3, 0.9), step_of(4, 0.9)]), [METRIC])
-    assert run.curve.seconds[0] == 10
-    assert all(map(isnan, run.curve.seconds[1:]))
+    curve = curve_of(written(tmp_path / "run.jsonl", [step_of(1, 0.1), step_of(3, 0.9), step_of(4, 0.9)]))
+    assert curve.seconds[0] == 10
+    assert all(map(isnan, curve.seconds[1:]))

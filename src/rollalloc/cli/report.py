@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from errno import ENOENT
 from math import isnan, nan
 from pathlib import Path
@@ -79,8 +79,9 @@ def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: f
     Raises:
         ValueError: options that do not go together, or out of range; no log, or none with these keys.
     """
-    from rollalloc.runs.verl_log import baseline_of, costs, logs_in, names_of, read_verl
-    from rollalloc.runs.verl_log import peak as peak_of
+    from rollalloc.files.text import visible
+    from rollalloc.runs.cost import cost_to_target
+    from rollalloc.runs.verl_run import costs_known, is_log, read_verl_run
 
     metrics = [name.strip() for name in (verl or "").split(",") if name.strip()]
     if not metrics:
@@ -92,42 +93,45 @@ def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: f
     for option, value in (("--target", target), ("--peak", peak)):
         if value is not None and not 0 < value <= 1:
             raise ValueError(f"{option}: expected a number in (0, 1], got {value:g}")
-    runs = [read_verl(path, metrics) for path in logs_in(folder)]
+    runs = [read_verl_run(path, metrics) for path in sorted(folder.glob("*.jsonl")) if is_log(path)]
     if not runs:
         raise ValueError(f"{folder}: no log of verl's `file` logger, STEM.jsonl with step and data in each line")
-    baseline = baseline_of(runs)
-    aim = target if target is not None else peak_of(baseline, peak or 1.0)
-    names = names_of(runs)
-    _show_costs(dict(zip(names, costs(runs, aim), strict=True)), names[runs.index(baseline)], aim)
+    curves = [costs_known(run) for run in runs]
+    baseline = next((at for at, run in enumerate(runs) if "grpo" in run.label.lower()), 0)
+    aim = target or (peak or 1.0) * max(curves[baseline].accuracy)
+    if aim <= 0:
+        raise ValueError(f"--peak: the best accuracy of {visible(runs[baseline].label)} is not above 0; say --target")
+    costs = [cost for curve in curves if (cost := cost_to_target(curve, aim)) is not None]  # each has a point
+    names = [visible(run.label) for run in runs]
+    _show_costs(names, costs, baseline, aim)
     for name, run in zip(names, runs, strict=True):
-        for note in run.notes:
-            say(Console(stderr=True), f"{name}: {note}", "yellow")
-    if damaged := [run for run in runs if run.problem]:
-        for run in damaged:
-            say(Console(stderr=True), f"{run.path}: {run.problem}", "yellow")
+        say(Console(stderr=True), f"{name}: {run.note}")
+        if run.problem:
+            say(Console(stderr=True), f"{run.folder.parent}: {run.problem}", "yellow")
+    if any(run.problem for run in runs):
         raise typer.Exit(_EXIT_ON_DAMAGE)
 
 
-def _show_costs(found: Mapping[str, Cost], baseline: str, target: float) -> None:
+def _show_costs(runs: Sequence[str], costs: Sequence[Cost], baseline: int, target: float) -> None:
     names = ("rollouts", "tokens", "seconds")
     shown = table((f"to {target:.4g}", *(cell for name in names for cell in (name, "× less"))))
     shown.columns[0].no_wrap, shown.columns[0].overflow = False, "fold"  # names may be as long as a file's
-    for run, cost in found.items():
+    base = costs[baseline]
+    for run, cost in zip(runs, costs, strict=True):
         cells = [Text(run)]
         for name in names:
-            ratio = found[baseline].paid[name] / cost.paid[name] if cost.paid[name] else nan
-            censored = cost.censored or found[baseline].censored
+            ratio = base.paid[name] / cost.paid[name] if cost.paid[name] else nan
             cells += [
                 Text(_amount(cost.paid[name], cost.censored)),
-                Text("" if censored or isnan(ratio) else f"{ratio:.2f}"),
+                Text("" if cost.censored or base.censored or isnan(ratio) else f"{ratio:.2f}"),
             ]
         shown.add_row(*cells)
     console = Console()
     console.print(shown)
     console.print(
         Text(
-            f"× less: what {baseline} paid over it. A target is reached from the first of two validations in a row at or "
-            "above it; seconds are those of steps, without validation and checkpoints."
+            f"× less: what {runs[baseline]} paid over it. A target is reached from the first of two validations in a row "
+            "at or above it; seconds are those of steps, without validation and checkpoints."
         )
     )
 

@@ -2,22 +2,29 @@
 
 Under our trainer the log has everything under `rollalloc/`: rollouts, accounts, states of prompts. verl's own trainer does
 not log how many rollouts a step takes, so such a run is drawn over training steps. The log is written after each step.
+
+verl opens its log anew when a run is resumed, so that a log may begin in the midst of a run. Rollouts and tokens are logged
+as totals of the run, seconds by step: from the first step that is missing on, the seconds are not known.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
+from rollalloc.runs.cost import Curve, curve_of
 from rollalloc.runs.files import LONGEST, Growing, open_regular, stamp_of, why
 from rollalloc.runs.logged import ROLLOUTS, LoggedSteps, figures_in, lengths_in, number
 from rollalloc.runs.recorded import RecordedRun
 from rollalloc.runs.values import parsed
 
-_UNIT = "training steps"
+_UNIT, _OUR_UNIT = "training steps", "rollouts paid"
+_FIRST = "first_step"  # in the description: the first step before which others are not in the log
 _SECONDS, _SAVING = "timing_s/step", "timing_s/save_checkpoint"  # the second is within the first; validation is not
 _NAMES = {  # of a line's figures, and verl's key of each
     "reward_mean": "critic/score/mean",
@@ -42,8 +49,16 @@ def is_log(path: Path) -> bool:
         return False
 
 
-def read_verl_run(path: Path) -> RecordedRun:
-    """The run of a log; what cannot be read is said in its `problem`, not raised."""
+def read_verl_run(path: Path, metrics: Sequence[str] = ()) -> RecordedRun:
+    """The run of a log; what cannot be read is said in its `problem`, not raised.
+
+    Args:
+        path: of the log.
+        metrics: keys of verl's validation, whose mean is the accuracy; by default all of the form val-core/…/mean@N.
+
+    Raises:
+        ValueError: no validation has all of `metrics`.
+    """
     changed = stamp_of(path)[-1] / 1e9
     entries: list[tuple[int, Mapping[str, Any]]] = []
     wrong: list[str] = []
@@ -65,17 +80,26 @@ def read_verl_run(path: Path) -> RecordedRun:
     except OSError as error:
         return RecordedRun(path, {"label": path.stem}, problem=f"{path.name}: {why(error)}", changed=changed)
     is_ours = any(ROLLOUTS in data for _, data in entries)
-    keys = [*dict.fromkeys(key for _, data in entries for key in data if _ACCURACY.fullmatch(key))]
+    validated = [*dict.fromkeys(key for _, data in entries for key in data if key.startswith("val-"))]
+    keys = metrics or [key for key in validated if _ACCURACY.fullmatch(key)]
     steps = _steps(entries, is_ours, keys)
+    if metrics and not any(line["kind"] == "eval" for line in steps.lines):
+        contents = f"it has {', '.join(validated[:6])}" if validated else "it was never validated"
+        raise ValueError(f"{path}: no validation with {' and '.join(metrics)}; {contents}")
+    first = _first_missing(entries)
     more = f", and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
     return RecordedRun(
         path,
-        {"label": path.stem, "recipe": "rollalloc under verl" if is_ours else "verl's own trainer"},
+        {
+            "label": path.stem,
+            "recipe": "rollalloc under verl" if is_ours else "verl's own trainer",
+            **({} if first is None else {_FIRST: first}),
+        },
         steps.lines,
         problem=f"{wrong[0]}{more}; left out" if wrong else None,
         changed=changed,
-        unit="rollouts paid" if is_ours else _UNIT,
-        note="; ".join([*_notes(path.name, is_ours, keys, entries), *steps.notes]),
+        unit=_OUR_UNIT if is_ours else _UNIT,
+        note="; ".join([*_notes(path.name, is_ours, keys, validated), *_gaps(first), *steps.notes]),
     )
 
 
@@ -91,7 +115,37 @@ def _entry(line: bytes) -> tuple[int, Mapping[str, Any]] | None:
     return (int(whole_step), data) if whole_step is not None and whole_step >= 0 and isinstance(data, dict) else None
 
 
-def _steps(entries: list[tuple[int, Mapping[str, Any]]], is_ours: bool, keys: list[str]) -> LoggedSteps:
+def costs_known(run: RecordedRun) -> Curve:
+    """Accuracy against rollouts, tokens, seconds of training and steps; NaN where the log does not say."""
+    curve, first = curve_of(run.metrics), run.description.get(_FIRST)
+    if first is not None:
+        known = zip(curve.version, curve.seconds, strict=True)
+        curve = replace(curve, seconds=tuple(nan if (step or 0) >= first - 1 else taken for step, taken in known))
+    if run.unit == _OUR_UNIT:
+        return curve
+    unknown = (nan,) * len(curve.accuracy)
+    return replace(curve, rollouts=unknown, tokens=unknown)  # verl's own tokens are of prompts too
+
+
+def _first_missing(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> int | None:
+    """The first step before which others are not in the log; None if all are there."""
+    last = 0
+    for step, data in entries:
+        if _SECONDS in data:
+            if step > last + 1:
+                return step
+            last = step
+    return None
+
+
+def _gaps(first: int | None) -> list[str]:
+    why = "verl opens it anew on a resume"
+    return (
+        [] if first is None else [f"steps before step {first:,} are not in the log ({why}), so its seconds lack them"]
+    )
+
+
+def _steps(entries: list[tuple[int, Mapping[str, Any]]], is_ours: bool, keys: Sequence[str]) -> LoggedSteps:
     steps = LoggedSteps(is_ours)
     for step, data in entries:
         if _SECONDS in data:  # without it: a validation before the first step, or after a resume
@@ -106,7 +160,7 @@ def _steps(entries: list[tuple[int, Mapping[str, Any]]], is_ours: bool, keys: li
     return steps
 
 
-def _notes(name: str, is_ours: bool, keys: list[str], entries: list[tuple[int, Mapping[str, Any]]]) -> list[str]:
+def _notes(name: str, is_ours: bool, keys: Sequence[str], validated: Sequence[str]) -> list[str]:
     """What the figures of a run are, which is not what they are of a run of this trainer."""
     notes = [f"its figures are those of {name}, which does not say when a run ends"]
     if not is_ours:
@@ -114,11 +168,6 @@ def _notes(name: str, is_ours: bool, keys: list[str], entries: list[tuple[int, M
     if keys:
         more = f" and {len(keys) - 3:,} more" if len(keys) > 3 else ""
         notes.append(f"accuracy is {'the mean of ' if len(keys) > 1 else ''}{', '.join(keys[:3])}{more}")
-    elif any(key.startswith("val-") for _, data in entries for key in data):
+    elif validated:
         notes.append("no accuracy is drawn, for its validation has no val-core/…/mean@N")
-    first = next((step for step, data in entries if _SECONDS in data), 1)
-    if first > 1:
-        notes.append(
-            f"steps before step {first:,} are not in the log (verl opens it anew on a resume): its seconds begin there"
-        )
     return notes
