@@ -22,9 +22,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rollalloc import Allocator, recipes
-from rollalloc.cli.compare import said
 from rollalloc.core.recipe import Recipe
-from rollalloc.lab.bench.summary import interval
+from rollalloc.lab.bench.summary import in_words, interval
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
 from rollalloc.lab.simulate.cost import Costs, Latency
 from rollalloc.lab.simulate.hardware import Hardware
@@ -322,7 +321,7 @@ def published(seeds: str = "5") -> None:
         found = [measured(shape, groups, seed) for seed in range(int(seeds))]
         point, band = interval(found), [float(each) for each in figure.split("–")]
         nearest = min(max(point.point, band[0]), band[-1])
-        print(f"| {name} | {figure} | {said(point, '.2f')} | {point.point / nearest - 1:+.0%} |", flush=True)
+        print(f"| {name} | {figure} | {in_words(point, '.2f')} | {point.point / nearest - 1:+.0%} |", flush=True)
 
 
 # ------------------------------------------------------------------------------------------------------------------ PODS
@@ -357,7 +356,7 @@ def pods() -> None:
             more = share / (1 - share) / (found / (1 - found))
             ratio = interval([of(grpo, seed, more)["seconds"] / of(ours, seed, more)["seconds"] for seed in SEEDS])
             how = ", as simulated" if share == found else ""
-            print(f"{name}, update {share:.0%} of the baseline{how}: {said(ratio, '.2f')}", flush=True)
+            print(f"{name}, update {share:.0%} of the baseline{how}: {in_words(ratio, '.2f')}", flush=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------- ahead

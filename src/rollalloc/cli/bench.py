@@ -44,10 +44,10 @@ def bench(
     plan: Annotated[bool, typer.Option("--plan", help="Only print what would run and how long it takes.")] = False,
     table: Annotated[
         Path | None,
-        typer.Option(help="Only write the page and table of the leaderboard in this folder again.", parser=place),
+        typer.Option(help="Only write the tables of the leaderboard in this folder again.", parser=place),
     ] = None,
 ) -> None:
-    """Run every method on every task, with default and tuned settings, and write a page and a table of the costs."""
+    """Run every method on every task, with default and tuned settings, and write tables of the costs."""
     from rollalloc.lab.bench.plan import make_plan, refuse_another  # torch takes seconds to import, `--help` should not
 
     console = Console(stderr=True)
@@ -89,13 +89,13 @@ def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int)
 
 
 def _written(console: Console, out: Path) -> int:
-    """Write the page and the table; returns the number of final runs that are missing."""
-    from rollalloc.lab.bench.plan import PAGE, TABLE
+    """Write the tables; returns the number of final runs that are missing."""
+    from rollalloc.lab.bench.plan import TABLE
     from rollalloc.lab.report.leaderboard import write_leaderboard
 
     board = write_leaderboard(out)
     missing = f", {board.missing} final runs are missing" if board.missing else ""
-    say(console, f"the leaderboard is {out / PAGE}, its table {out / TABLE}{missing}")
+    say(console, f"the leaderboard is {out / TABLE}{missing}")
     return board.missing
 
 

@@ -29,7 +29,7 @@ from rollalloc.cli.options import (
 from rollalloc.cli.progress import Standings, leave, result_console, say, staged, took, uses
 
 if TYPE_CHECKING:
-    from rollalloc.lab.bench.summary import Interval, Summary
+    from rollalloc.lab.bench.summary import Summary
 
 _WIDE = 110  # terminal columns that the whole table needs
 _MEANS = {  # explains headings of the last evaluations' table
@@ -143,6 +143,8 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
     Args:
         wide: also show the ratios of tokens, seconds and steps; needs 110 columns.
     """
+    from rollalloc.lab.bench.summary import in_words
+
     others = ("tokens", "seconds", "steps") if wide else ()
     target, recipes = summary.target, summary.recipes
     exact = all(recipe.standard_error == 0 for recipe in recipes)
@@ -169,9 +171,9 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
         table.add_row(
             escape(recipe.label),
             f"{recipe.reached}/{len(recipe.seeds)}",
-            said(recipe.costs["rollouts"], ",.0f"),
-            said(recipe.ratios["rollouts"], ".2f"),
-            *(said(recipe.ratios[name], ".2f", point_only=True) for name in others),
+            in_words(recipe.costs["rollouts"], ",.0f"),
+            in_words(recipe.ratios["rollouts"], ".2f"),
+            *(in_words(recipe.ratios[name], ".2f", point_only=True) for name in others),
             *uses([recipe.accounts], grouped=recipe.grouped),
         )
     return table
@@ -179,13 +181,15 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
 
 def last_table(summary: Summary) -> Table:
     """Results of the last evaluations, for what was measured: a cheaper recipe may have lost on these."""
+    from rollalloc.lab.bench.summary import in_words
+
     shown = summary.last
     means = [meaning for name, meaning in _MEANS.items() if name in shown]
     table = _titled_table("at the last evaluation", " ".join(["interquartile means over seeds.", *means]))
     for heading in ("recipe", *shown.values()) if shown else ():
         table.add_column(heading, no_wrap=heading == "recipe", justify="left" if heading == "recipe" else "right")
     for recipe in summary.recipes if shown else ():
-        values = (said(recipe.last[name], ".1f" if name == "tokens" else ".3f", point_only=True) for name in shown)
+        values = (in_words(recipe.last[name], ".1f" if name == "tokens" else ".3f", point_only=True) for name in shown)
         table.add_row(escape(recipe.label), *values)
     return table
 
@@ -195,15 +199,3 @@ def _titled_table(title: str, caption: str) -> Table:
         box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
         title=title, title_justify="left", caption=caption, caption_justify="left",
     )  # fmt: skip
-
-
-def said(interval: Interval | None, form: str, *, point_only: bool = False) -> str:
-    """An interval as text: its point and ends, or its single values where it has no ends."""
-    if interval is None:
-        return ""
-    point = f"{interval.bound}{interval.point:{form}}"
-    if point_only:
-        return point
-    if interval.low is None or interval.high is None:
-        return f"{point} ({', '.join(f'{value:{form}}' for value in interval.values)})"
-    return f"{point} [{interval.low:{form}}–{interval.high:{form}}]"

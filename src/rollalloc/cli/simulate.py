@@ -16,7 +16,6 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from rollalloc.cli.compare import said
 from rollalloc.cli.options import (
     LabelledParameters,
     listed,
@@ -28,6 +27,7 @@ from rollalloc.cli.options import (
 )
 from rollalloc.cli.progress import result_console, say, staged
 from rollalloc.core.allocator import Allocator
+from rollalloc.lab.bench.summary import in_words
 from rollalloc.lab.simulate.cluster import SCHEDULES, Cluster, Scenario, Schedule
 from rollalloc.lab.simulate.cost import Costs
 from rollalloc.lab.simulate.hardware import Hardware
@@ -253,9 +253,11 @@ def _table(priced: Sequence[PricedRecipe], left_out: Collection[str]) -> Table:
     for heading in ("GPUs", "recipe", "faster", *(heading for heading, _ in shown.values())):
         table.add_column(heading, justify="left" if heading == "recipe" else "right", no_wrap=True)
     for number, each in enumerate(priced):
-        figures = (said(each.figures[name], form, point_only=name != "seconds") for name, (_, form) in shown.items())
+        figures = (
+            in_words(each.figures[name], form, point_only=name != "seconds") for name, (_, form) in shown.items()
+        )
         first_of_size = not number or priced[number - 1].gpus != each.gpus
-        faster = "1" if first_of_size else said(each.faster, ".2f")
+        faster = "1" if first_of_size else in_words(each.faster, ".2f")
         table.add_row(f"{each.gpus}" if first_of_size else "", escape(each.label), faster, *figures)
         if number + 1 < len(priced) and priced[number + 1].gpus != each.gpus:
             table.add_section()

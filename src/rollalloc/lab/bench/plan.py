@@ -24,7 +24,7 @@ from rollalloc.lab.bench.rungs import LadderRung
 from rollalloc.lab.bench.search import Rung, search_rollouts
 from rollalloc.lab.bench.tiers import TIERS, TRACKS, Tier, seconds_of
 
-PLAN, PAGE, TABLE, DIVERGED = "plan.json", "leaderboard.html", "leaderboard.md", "diverged.json"
+PLAN, TABLE, DIVERGED = "plan.json", "leaderboard.md", "diverged.json"
 KIND = "bench"  # kind of a folder's manifest
 _SCHEMA = 3
 
@@ -256,7 +256,7 @@ def freeze(plan: Plan, folder: Path) -> None:
     if PLAN in claims.names() and (folder / PLAN).exists():
         refuse_another(plan, folder)
         return
-    claims.add([PLAN, PAGE, TABLE, DIVERGED, *(settings_file(task.name) for task in plan.tasks)])
+    claims.add([PLAN, TABLE, DIVERGED, *(settings_file(task.name) for task in plan.tasks)])
     saved = {"schema": _SCHEMA, "date": datetime.now(UTC).date().isoformat(), "plan": plan.described()}
     write_text(folder / PLAN, json.dumps(saved, indent=1))
 

@@ -64,6 +64,24 @@ class Interval:
     bound: Bound = ""
 
 
+def in_words(interval: Interval | None, form: str, *, point_only: bool = False) -> str:
+    """An interval as text: its point and ends, or its single values where it has no ends; "" for None.
+
+    Args:
+        interval: what to show.
+        form: of each number, e.g. ".2f".
+        point_only: leave out ends and values.
+    """
+    if interval is None:
+        return ""
+    point = f"{interval.bound}{interval.point:{form}}"
+    if point_only:
+        return point
+    if interval.low is None or interval.high is None:
+        return f"{point} ({', '.join(f'{value:{form}}' for value in interval.values)})"
+    return f"{point} [{interval.low:{form}}–{interval.high:{form}}]"
+
+
 @dataclass(frozen=True, slots=True)
 class RecipeSummary:
     """What a recipe paid on a task, over its seeds.

@@ -1,8 +1,7 @@
-"""The leaderboard as a page and as Markdown: one table per task and track; losses are printed like wins."""
+"""The leaderboard in Markdown: two tables per task and track; losses are printed like wins."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,9 @@ from rollalloc.files.claims import Claims
 from rollalloc.files.text import one_line
 from rollalloc.lab.bench.cells import Board, Cell, TrackPart, board_of
 from rollalloc.lab.bench.contestants import BASELINE
-from rollalloc.lab.bench.plan import KIND, PAGE, TABLE, Plan
+from rollalloc.lab.bench.plan import KIND, TABLE, Plan
 from rollalloc.lab.bench.search import search_rollouts
-from rollalloc.lab.bench.summary import FEWEST, OF_GRADED, Interval, measure_of
-from rollalloc.lab.report.page import render
+from rollalloc.lab.bench.summary import FEWEST, OF_GRADED, Interval, in_words, measure_of
 
 _LONGEST = 2000  # characters in a line of Markdown, at most
 _EXTRA = {"accuracy": "accuracy", "pass_at_k": "pass@{k}", "right_pairs_differ": "differ", "entropy": "entropy"}
@@ -23,48 +21,25 @@ _COSTS = {"rollouts": ",.0f", "tokens": ",.0f", "steps": ",.0f", "seconds": ",.1
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """A table entry: a number and its uncertainty; both empty if unknown."""
-
-    point: str
-    ends: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the page: headings of all columns but the first, and rows from method to figures."""
+    """A table: headings of all columns but the first, and rows from method to figures, "" where one is unknown."""
 
     title: str
     headings: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[Figure]]]
+    rows: Sequence[tuple[str, Sequence[str]]]
 
 
 def write_leaderboard(folder: Path) -> Board:
-    """Write the page and the Markdown table of the leaderboard in a folder, finished or not.
+    """Write the tables of the leaderboard in a folder, finished or not.
 
     Raises:
-        FileExistsError: files of these names that are not ours; nothing is written.
+        FileExistsError: a file of that name that is not ours; nothing is written.
         ValueError: its plan is damaged, or a run in it does not belong to the plan.
     """
     board = board_of(folder)
-    Claims(folder, KIND).add([PAGE, TABLE])
-    write_text(folder / PAGE, page(board))
+    Claims(folder, KIND).add([TABLE])
     write_text(folder / TABLE, markdown(board))
     return board
-
-
-def page(board: Board) -> str:
-    """The leaderboard as HTML."""
-    return render(
-        "leaderboard.html.j2",
-        title=f"Leaderboard: what {len(board.plan.contestants)} methods pay for the same accuracy",
-        board=board,
-        notes=_notes(board),
-        overviews=_overviews(board),
-        details=[(tables_of(part), part) for part in board.parts],
-        facts=_facts(board),
-        settings=_setting,
-    )
 
 
 def markdown(board: Board) -> str:
@@ -99,34 +74,28 @@ def tables_of(part: TrackPart) -> list[Table]:
 
 
 def _columns(
-    title: str, headings: Sequence[str], rows: Sequence[tuple[str, Sequence[Figure]]], columns: Sequence[int]
+    title: str, headings: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], columns: Sequence[int]
 ) -> Table:
     """A table of the given columns, without those in which nothing is known."""
-    known = [at for at in columns if any(row[at].point for _, row in rows)]
+    known = [at for at in columns if any(row[at] for _, row in rows)]
     return Table(title, [headings[at] for at in known], [(label, [row[at] for at in known]) for label, row in rows])
 
 
-def _row(cell: Cell, part: TrackPart) -> list[Figure]:
+def _row(cell: Cell, part: TrackPart) -> list[str]:
     paid = cell.paid
     if paid is None:
-        return [Figure("")] * (1 + len(_COSTS) * (2 + (part.plain is not None)) + 2 * len(_EXTRA))
-    diverged = f"{cell.diverged} diverged" if cell.diverged else ""
-    row = [Figure(f"{paid.reached} of {cell.runs}", diverged)]
+        return [""] * (1 + len(_COSTS) * (2 + (part.plain is not None)) + 2 * len(_EXTRA))
+    row = [f"{paid.reached} of {cell.runs}" + (f" [{cell.diverged} diverged]" if cell.diverged else "")]
     for name, form in _COSTS.items():
-        row += [figure(paid.costs[name], form), figure(paid.ratios[name], ".2f")]
-        row += [] if part.plain is None else [figure(cell.plain[name], ".2f")]
-    row += [figure(paid.at_target.get(name), ".3f") for name in _EXTRA]
-    return row + [figure(cell.budget.get(name), ".3f") for name in _EXTRA]
+        row += [_figure(paid.costs[name], form), _figure(paid.ratios[name], ".2f")]
+        row += [] if part.plain is None else [_figure(cell.plain[name], ".2f")]
+    row += [_figure(paid.at_target.get(name), ".3f") for name in _EXTRA]
+    return row + [_figure(cell.budget.get(name), ".3f") for name in _EXTRA]
 
 
-def figure(interval: Interval | None, form: str) -> Figure:
-    """An interval's point and ends, or its single values where it has no ends."""
-    if interval is None:
-        return Figure("")
-    point = f"{interval.bound}{interval.point:{form}}"
-    if interval.low is not None and interval.high is not None:
-        return Figure(point, f"{interval.low:{form}}–{interval.high:{form}}")
-    return Figure(point, "" if interval.bound else ", ".join(f"{value:{form}}" for value in interval.values))
+def _figure(interval: Interval | None, form: str) -> str:
+    """As `in_words`; the values of a bound are left out."""
+    return in_words(interval, form, point_only=interval is not None and bool(interval.bound))
 
 
 def _overviews(board: Board) -> list[Table]:
@@ -144,12 +113,11 @@ def _overviews(board: Board) -> list[Table]:
     return tables
 
 
-def _overview(cell: Cell | None) -> Figure:
+def _overview(cell: Cell | None) -> str:
     if cell is None or cell.paid is None:
-        return Figure("not run")
-    ratio = figure(cell.paid.ratios["rollouts"], ".2f")
-    reached = "" if cell.paid.reached == cell.runs else f"reached by {cell.paid.reached} of {cell.runs}"
-    return Figure(ratio.point or "–", "; ".join(filter(None, (ratio.ends, reached))))
+        return "not run"
+    reached = "" if cell.paid.reached == cell.runs else f"; reached by {cell.paid.reached} of {cell.runs}"
+    return (_figure(cell.paid.ratios["rollouts"], ".2f") or "–") + reached
 
 
 _READ = (
@@ -202,27 +170,15 @@ def _seeds(plan: Plan) -> list[tuple[str, str]]:
     return [(f"seeds, {' and '.join(tracks)}", ", ".join(map(str, seeds))) for seeds, tracks in by_seeds.items()]
 
 
-def _setting(cell: Cell) -> str:
-    """The settings of a method's runs, in words."""
-    if cell.paid is None:
-        return ""
-    parameters = (f"{name} {json.dumps(value)}" for name, value in cell.paid.parameters.items())
-    return f"learning rate {cell.paid.learning_rate:g}, {', '.join(parameters)}"
-
-
 def _name(part: TrackPart) -> str:
     return f"{part.task.name}, {part.track}"
 
 
 def _lines(table: Table) -> list[str]:
     headings = ["method", *map(_plain, table.headings)]
-    rows = [[_plain(label), *map(_said, figures)] for label, figures in table.rows]
+    rows = [[_plain(label), *figures] for label, figures in table.rows]
     ruled = ["---", *["---:"] * len(table.headings)]
     return [f"| {' | '.join(cells)} |" for cells in (headings, ruled, *rows)]
-
-
-def _said(figure: Figure) -> str:
-    return f"{figure.point} [{figure.ends}]" if figure.ends else figure.point
 
 
 def _plain(text: str) -> str:
