@@ -252,15 +252,6 @@ def test_a_run_decides_and_learns_as_on_the_cpu(name, device, on, trainer_of, pr
         torch.testing.assert_close(there_weights[key], tensor, rtol=0, atol=1e-5)
 
 
-def test_a_gradient_is_that_of_the_cpu(device):
-    x, w = torch.randn(4, 3), torch.randn(5, 3, requires_grad=True)
-    there = w.detach().cuda().requires_grad_()
-    for weight, given in ((w, x), (there, x.cuda())):
-        torch.nn.functional.linear(given, weight).square().sum().backward()
-    assert there.grad.device == torch.device("cuda:0")
-    torch.testing.assert_close(there.grad.cpu(), w.grad)
-
-
 def test_what_is_read_of_prompts_and_answers_is_what_the_cpu_reads(device, on, requests):
     tokens = [each.tokens for each in requests]
     found = []

@@ -16,7 +16,7 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from rollalloc.data.features import FeatureCost, log_length, projection, standardised, token_bag
+from rollalloc.data.features import log_length, projection, standardised, token_bag
 from rollalloc.models.features import _Reduction, features_of, weights_digest
 
 VOCABULARY, HIDDEN, LAYERS, CONTEXT, PAD = 40, 16, 2, 64, 0
@@ -219,20 +219,6 @@ def test_wide_sums_are_scaled_and_then_projected():
     assert hidden_of(model, tokens, width=7, seed=5) == pytest.approx(expected, abs=2e-3)
 
 
-def test_equal_prompts_have_equal_features():
-    tokens = make_tokens(20)
-    hidden_ND = hidden_of(make_model(), [*tokens, *tokens[:5]], batch_tokens=30)
-    assert hidden_ND[20:] == pytest.approx(hidden_ND[:5], abs=1e-4)
-
-
-def test_the_same_again_is_the_same_to_the_digit():
-    tokens = make_tokens(300)
-    once, again = (features_of(make_model(), tokens, pad_id=PAD, width=20, seed=4) for _ in range(2))
-    for name, block_ND in once.blocks.items():
-        assert np.array_equal(block_ND, again.blocks[name])
-    assert not np.array_equal(once.blocks["hidden"], hidden_of(make_model(), tokens, width=20, seed=5))
-
-
 def test_the_model_is_left_as_it_was():
     model = make_model("gpt2").train()  # with dropout, which does not enter either
     model.transformer.h[0].eval()
@@ -249,29 +235,6 @@ def test_one_prompt_has_features_that_say_nothing():
     made = features_of(make_model(), [(5, 6, 7)], pad_id=PAD)
     assert all(not block_ND.any() for block_ND in made.blocks.values())
     assert made.blocks["hidden"].shape == (1, (LAYERS + 1) * HIDDEN)
-
-
-def test_prompts_that_are_all_the_same_have_features_that_say_nothing():
-    made = features_of(make_model(), [(5, 6, 7)] * 40, pad_id=PAD, batch_tokens=24)
-    assert all(not block_ND.any() for block_ND in made.blocks.values())
-
-
-def test_prompts_of_one_token_and_a_width_of_one():
-    made = features_of(make_model(), [(token,) for token in range(2, 12)], pad_id=PAD, width=1)
-    assert [block_ND.shape for block_ND in made.blocks.values()] == [(10, 1)] * 3
-    assert made.blocks["hidden"].std() == pytest.approx(4, rel=1e-4)
-    assert not made.blocks["length"].any()
-
-
-def test_what_it_cost_is_counted_and_shown():
-    tokens = make_tokens(300)
-    shown = []
-    made = features_of(make_model(), tokens, pad_id=PAD, progress=lambda *at: shown.append(at))
-    total = sum(map(len, tokens))
-    assert made.cost == FeatureCost(300, total, made.cost.seconds)
-    assert made.cost.seconds > 0
-    assert shown[-1] == (total, total)
-    assert shown == sorted(set(shown))
 
 
 def test_bfloat16_gives_nearly_the_same():

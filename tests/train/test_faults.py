@@ -280,10 +280,3 @@ def test_a_reward_that_prints_without_end_costs_the_run_no_memory(run_of, reward
     assert grown_mib < written_mib / 4
     assert "xxxx" not in "".join(capfd.readouterr())
     assert (tmp_path / "run/metrics.jsonl").stat().st_size < 100_000
-
-
-def test_a_reward_that_never_scores_a_small_data_set_quarantines_it(run_of, tmp_path):
-    trainer = run_of(tmp_path, recipes.grpo(4, 2), reward=lambda **_: None, prompts=12, max_batches=None, heldout=None)
-    with pytest.raises(NoScores, match=r"^prompts: none of 12 may be drawn, 0 are evicted and 12 quarantined"):
-        trainer.run()
-    assert sorted(untimed(tmp_path)[-1]["quarantined_keys"]) == sorted(f"test/{prompt}" for prompt in range(12))

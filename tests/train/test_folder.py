@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 from safetensors import SafetensorError
@@ -162,34 +159,11 @@ def test_a_lock_is_free_once_its_run_is_over_however_it_ended(trainer_of, tmp_pa
         pass
 
 
-def test_a_file_system_without_locks_is_said_and_used(trainer_of, tmp_path, monkeypatch, caplog):
-    def none(*_):
-        raise OSError(38, os.strerror(38))
-
-    monkeypatch.setattr("rollalloc.files.claims.fcntl.flock", none)
-    trainer_of(GRPO, 32, folder=tmp_path).run()
-    assert "has no locks" in caplog.text
-
-
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr("rollalloc.files.claims.os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(PermissionError, match="cannot be made, give another folder"):
         RunFolder(tmp_path / "a" / "b").check()
     assert not list(tmp_path.iterdir())
-
-
-def test_a_link_that_leads_nowhere_yet_is_not_written_through(trainer_of, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/metrics.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
-    with pytest.raises(FileExistsError, match=r"metrics\.jsonl"):
-        trainer_of(GRPO, 32, folder=tmp_path / "run").run()
-    assert not (tmp_path / "elsewhere.jsonl").exists()
-
-
-def test_other_files_beside_a_run_stay(trainer_of, finished):
-    (finished / "notes.txt").write_text("mine")
-    trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
-    assert (finished / "notes.txt").read_text() == "mine"
 
 
 FOLDERS_OF_OTHERS = {
@@ -217,13 +191,6 @@ def test_a_folder_that_holds_anything_else_is_refused_with_a_guess_whose_it_is(t
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", [".gitignore", ".gitkeep", "lost+found/"])
-def test_a_folder_with_nothing_but_nobodys_files_is_empty(trainer_of, tmp_path, name):
-    (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
-    trainer_of(GRPO, 32, folder=tmp_path).run()
-    assert (tmp_path / name).exists()
-
-
 def test_a_checkpoint_with_a_file_of_the_users_is_kept_when_others_go(trainer_of, tmp_path):
     def listen(line):
         if line["kind"] == "batch" and line["batch"] == 2:
@@ -246,36 +213,6 @@ def test_overwriting_that_is_killed_half_way_may_be_repeated(trainer_of, finishe
     with pytest.raises(FileExistsError, match="--overwrite"):
         trainer_of(GRPO, 32, folder=finished).run()
     trainer_of(GRPO, 32, folder=finished).run(overwrite=True)
-
-
-def test_a_model_without_its_metrics_is_still_a_run(trainer_of, finished):
-    """To save room its checkpoints and metrics were removed."""
-    shutil.rmtree(finished / "checkpoints")
-    (finished / "metrics.jsonl").unlink()
-    with pytest.raises(FileExistsError, match=r"holds model, allocator\.json of a run"):
-        trainer_of(GRPO, 32, folder=finished).run()
-
-
-def test_two_trainers_of_one_process_are_refused_too(trainer_of, tmp_path, monkeypatch):
-    monkeypatch.setattr("rollalloc.files.claims._PATIENCE_S", 0.2)
-    refused = []
-
-    def second():
-        try:
-            trainer_of(GRPO, 32, folder=tmp_path).run(overwrite=True)
-        except InUse as error:
-            refused.append(str(error))
-
-    def listen(line):
-        if line["kind"] == "batch" and not refused:
-            thread = threading.Thread(target=second)
-            thread.start()
-            thread.join()
-
-    assert trainer_of(GRPO, 64, folder=tmp_path, listener=listen).run().startswith("the budget of ")
-    assert len(refused) == 1
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["batch"] for line in lines if line["kind"] == "batch"] == [1, 2, 3, 4]
 
 
 def test_a_disk_that_is_full_when_the_model_is_saved_is_said_with_its_folder(trainer_of, tmp_path, monkeypatch):

@@ -165,16 +165,6 @@ def test_bf16_computes_in_half_and_keeps_everything_else_in_full(updater_of):
     assert torch.nn.functional.cosine_similarity(found["fp32"], found["bf16"], dim=0) > 0.98
 
 
-def test_on_a_cpu_precision_is_full_unless_said_otherwise(updater_of):
-    batch = batch_of([3, 4], [1.0, -1.0])
-    found = {}
-    for precision in ("auto", "fp32"):
-        updater = updater_of(precision=precision)
-        updater.update(*batch)
-        found[precision] = gradient(updater)
-    assert torch.equal(found["auto"], found["fp32"])
-
-
 class AllBefore(Updater):
     """Judges every old row in a pass of its own, before the first step."""
 
@@ -209,22 +199,6 @@ def test_old_rows_of_the_first_step_need_no_pass_of_their_own(
     torch.testing.assert_close(weights_P, expected_P, rtol=0, atol=2e-4 if precision == "bf16" else 2e-5)
 
 
-@pytest.mark.parametrize(("precision", "age", "corrected"), [("fp32", 0, False), ("fp32", 2, True), ("bf16", 0, True)])
-def test_log_probs_that_are_not_the_forward_passs_own_are_corrected(updater_of, precision, age, corrected):
-    """Those of older weights, and in bfloat16 the sampler's, which rounds otherwise."""
-    updater = updater_of(precision=precision)
-    batch, generations = batch_of([3, 4, 5], [1.0, -1.0, 0.0], age=age)
-    examples = updater._examples(batch, generations)
-    updater._judge(examples)
-    for each in examples:
-        now_T = updater._logprobs(updater.policy.model, [each])[0][0].detach()
-        if corrected and each.row.advantage:
-            torch.testing.assert_close(each.proximal_T, now_T, rtol=0, atol=0.05 if precision == "bf16" else 1e-5)
-            assert not torch.allclose(each.behaviour_T, now_T, atol=0.05)
-        else:
-            assert torch.equal(each.proximal_T, each.behaviour_T)
-
-
 def test_a_step_in_which_nothing_has_an_advantage_says_nothing_of_the_norms_to_clip_to(updater_of):
     """A KL term's gradient there is what rounding makes: clipped to that, the steps after it would teach nothing."""
     updater = updater_of(loss=Loss(kl=0.1), max_grad_norm=1.0, adaptive_clip=1.5, learning_rate=1e-2)
@@ -236,28 +210,6 @@ def test_a_step_in_which_nothing_has_an_advantage_says_nothing_of_the_norms_to_c
     assert mean is not None
     assert updater.update(*batch_of(lengths, (0.0,) * 6))["grad_norm"] > 0
     assert updater.limit.mean == mean
-
-
-def test_rows_of_like_length_share_a_pass():
-    parts = list(passes([example(2, length) for length in (9, 1, 8, 2)], 25))
-    assert [[len(each.tokens) for each in part] for part in parts] == [[1, 2], [8, 9]]
-
-
-def test_without_a_kl_term_there_is_no_reference(updater_of):
-    updater = updater_of()
-    assert updater.reference is None
-    assert updater.reference_digest() is None
-    assert "kl" not in updater.update(*batch_of([3, 4], [1.0, -1.0]))
-
-
-def test_a_kl_term_holds_the_policy_back(updater_of):
-    """Ten updates on the same rows: the heavier it is, the nearer the policy stays to where it began."""
-    divergences = []
-    for kl in (1e-6, 0.3, 3.0):
-        updater = updater_of(loss=Loss(kl=kl), learning_rate=0.01, max_grad_norm=1.0)
-        batch = batch_of([3, 4, 5, 6], [1.0, -1.0, 1.0, -1.0])
-        divergences.append([updater.update(*batch)["kl"] for _ in range(10)][-1])
-    assert divergences[0] > 1.5 * divergences[1] > 2 * divergences[2] > 0
 
 
 # Averaged weights

@@ -15,7 +15,6 @@ from transformers import TrainerCallback
 from arithmetic import assert_same_gradients, gradients_of, tokens_by_key
 from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Done
-from rollalloc.drivers.trl.generation import Generator
 from rollalloc.recipes.pilot_commit import Band
 from rollalloc.rules import prompts, rows
 
@@ -226,18 +225,6 @@ def test_after_its_end_it_goes_on_with_other_prompts(books, tmp_path):
     assert (core.statistics.attempts_N > 0).sum() == 2 * STEPS * 4
 
 
-def test_a_training_that_ended_within_a_batch_counts_it_as_trained(books, caplog, tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, "grpo", num_iterations=2, max_steps=3)
-    core = books.core = trainer.allocation.allocator
-    trainer.train()
-    assert core.version == 1
-    assert core.batch is not None
-    trainer.train()
-    assert "counts as trained" in caplog.text
-    assert core.version == 3
-    assert sorted(set(books.trained.values())) == [1, 2]
-
-
 @pytest.mark.parametrize("place", ["reward", "step end, first"])
 def test_after_an_error_the_same_trainer_resumes_exactly(place, tmp_path):
     given = {"max_steps": 8, "save_strategy": "steps", "save_steps": 4}
@@ -309,38 +296,3 @@ def test_rollouts_that_were_being_stopped_are_made_up_for(at, use_sampler, books
     assert core.version >= STEPS
     assert (core.accounts()["cancelled"] > 0) == (use_sampler is None)
     books.check(trainer.allocation)
-
-
-@pytest.mark.parametrize("used", ["generate", "stream"])
-def test_an_error_in_generation(used, books, tmp_path):
-    recipe = "darts_none" if used == "stream" else "pilot_commit"
-    trainer = tiny_trl.trainer(tmp_path, recipe)
-    core = books.core = trainer.allocation.allocator
-    before("model.forward")(trainer, Fuse(3))
-    with pytest.raises(Broken):
-        trainer.train()
-    assert sum(core.accounts().values()) == core.paid == core.accounts()["open"] > 0
-    trainer.train()
-    assert core.version == STEPS
-    books.check(trainer.allocation)
-
-
-def test_vllm_gets_the_weights_of_now(tmp_path):
-    """They were last sent at a step of the same number, and have been trained since."""
-    trainer = tiny_trl.trainer(tmp_path, "grpo")
-    trainer.use_vllm, trainer.vllm_generation = True, tiny_trl.FakeVllm()
-    trainer._generator = Generator(trainer, use_sampler=None, keep_logprobs=False)
-    PLACES["step end, first"](trainer, Fuse(1))
-    with pytest.raises(Broken):
-        trainer.train()
-    assert trainer.vllm_generation.synced == 1
-    trainer.train()
-    assert trainer.vllm_generation.synced == 1 + STEPS
-
-
-def test_a_recipe_that_is_over_stays_so(tmp_path):
-    solved = tiny_trl.trainer(tmp_path, "pilot_commit", reward=lambda completions, **_: [1.0] * len(completions))
-    for _ in range(2):
-        solved.train()
-        assert solved.state.global_step == 1
-        assert solved.allocation.finished

@@ -139,25 +139,6 @@ def test_a_run_is_resumed_as_it_was_begun(first, then, tmp_path):
         resumed.train(resume_from_checkpoint=True)
 
 
-def test_trained_again_it_goes_on_from_what_was_trained(tmp_path):
-    trainer, seen = run(tmp_path, max_steps=3)
-    other = [each.clone() for each in trainer.averaged._other]
-    torch.testing.assert_close(torch.cat([each.flatten() for each in other]), seen[-1])
-    began = []
-    trainer.add_callback(Began(began))
-    trainer.train()
-    torch.testing.assert_close(began[0], seen[2])
-
-
-class Began(TrainerCallback):
-    def __init__(self, began: list[torch.Tensor]) -> None:
-        self.began = began
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
-        if not self.began:
-            self.began.append(flat(model))
-
-
 @pytest.mark.parametrize(
     ("window", "sharded", "said"),
     [

@@ -21,7 +21,6 @@ from trl import GRPOTrainer
 from rollalloc import recipes
 from rollalloc.drivers.trl.callback import load, newest_whole, numbered, read
 from rollalloc.drivers.trl.checks import steps_per_batch
-from rollalloc.recipes.mopps import Posterior
 
 pytestmark = pytest.mark.e2e
 
@@ -131,22 +130,6 @@ def test_with_one_checkpoint_kept_a_kill_leaves_one_that_is_whole(tmp_path, monk
     monkeypatch.setattr(trainer_module, "rotate_checkpoints", watch)
     trainer.train()
     assert kept == ["checkpoint-2", "checkpoint-4"]
-
-
-def test_a_checkpoint_may_have_moved(tmp_path):
-    whole = tiny_trl.trainer(tmp_path / "whole", "pilot_commit", max_steps=6)
-    whole.train()
-    tiny_trl.trainer(tmp_path / "a", "pilot_commit", max_steps=3, save_strategy="steps", save_steps=3).train()
-    moved = (tmp_path / "a" / "checkpoint-3").rename(tmp_path / "moved")
-    resumed = tiny_trl.trainer(tmp_path / "b", "pilot_commit", max_steps=6)
-    resumed.train(resume_from_checkpoint=str(moved))
-    assert_same_run(whole, resumed)
-
-
-def test_nothing_is_pickled(tmp_path):
-    tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=3, save_strategy="steps", save_steps=3).train()
-    files = [path.suffix for path in (tmp_path / "checkpoint-3" / "rollalloc").rglob("*") if path.is_file()]
-    assert set(files) == {".json", ".safetensors"}
 
 
 def test_a_checkpoint_without_our_state_is_refused(tmp_path):
@@ -283,28 +266,12 @@ def test_what_is_expected_of_prompts_and_replayed_resumes_too(name, tmp_path):
     assert whole.allocation.allocator.replayed > 0 or recipe.replay is None
 
 
-def test_features_are_those_that_the_run_began_with_whatever_model_it_is_resumed_with(tmp_path):
-    whole = tiny_trl.trainer(tmp_path / "whole", "foresight", max_steps=8)
-    whole.train()
-    given = {"save_strategy": "steps", "save_steps": 4}
-    tiny_trl.trainer(tmp_path / "parts", "foresight", max_steps=4, **given).train()
-    resumed = tiny_trl.trainer(tmp_path / "parts", "foresight", max_steps=8, model=tiny_trl.tiny_model(seed=9))
-    resumed.train(resume_from_checkpoint=True)
-    assert_same_run(whole, resumed)
-
-
 def test_a_run_that_began_with_features_is_not_resumed_without(tmp_path):
     tiny_trl.trainer(tmp_path, "foresight", max_steps=3, save_strategy="steps", save_steps=3).train()
     with pytest.raises(ValueError, match="was saved with the features"):
         tiny_trl.trainer(tmp_path, "foresight", max_steps=6, driver={"features": None}).train(
             resume_from_checkpoint=True
         )
-
-
-def test_without_any_checkpoint_there_is_nothing_to_resume_from(tmp_path):
-    (tmp_path / "checkpoint-best").mkdir()  # a user's own, which has no number
-    with pytest.raises(ValueError, match="No valid checkpoint"):
-        tiny_trl.trainer(tmp_path, "pilot_commit").train(resume_from_checkpoint=True)
 
 
 def test_what_reward_functions_logged_of_held_pilots_is_there_again(tmp_path):
@@ -324,18 +291,6 @@ def test_what_reward_functions_logged_of_held_pilots_is_there_again(tmp_path):
     pd.testing.assert_frame_equal(*tables)
 
 
-def test_another_recipe_goes_on_where_that_is_accepted(caplog, tmp_path):
-    saved_at_3(tmp_path)
-    other = replace(tiny_trl.RECIPES["pilot_commit"], prompts=Posterior())
-    given = {"dataset": DISTINCT, "max_steps": 6}
-    with pytest.raises(ValueError, match=r"recipe.prompts.*accept_recipe=True"):
-        tiny_trl.trainer(tmp_path, other, **given).train(resume_from_checkpoint=True)
-    trainer = tiny_trl.trainer(tmp_path, other, driver={"accept_recipe": True}, **given)
-    trainer.train(resume_from_checkpoint=True)
-    assert trainer.allocation.allocator.version == 6
-    assert "under another recipe: recipe.prompts" in caplog.text
-
-
 def test_a_long_data_sets_state_is_small(tmp_path):
     many = 20_000
     dataset = Dataset.from_dict(
@@ -351,13 +306,3 @@ def test_a_long_data_sets_state_is_small(tmp_path):
     resumed = tiny_trl.trainer(tmp_path, "grpo", dataset=dataset, max_steps=4)
     resumed.train(resume_from_checkpoint=True)
     assert resumed.allocation.allocator.version == 4
-
-
-def test_other_rows_get_features_of_their_own(caplog, tmp_path):
-    given = {"dataset": DISTINCT, "save_strategy": "steps", "save_steps": 3}
-    tiny_trl.trainer(tmp_path, "foresight", max_steps=3, **given).train()
-    trainer = tiny_trl.trainer(tmp_path, "foresight", max_steps=6, **given | {"dataset": rows_changed(DISTINCT)})
-    trainer.train(resume_from_checkpoint=True)
-    assert "features were made again for other rows" in caplog.text
-    assert trainer.allocation.allocator.version == 6
-    assert len(trainer.allocation.made["hidden"]) == 42

@@ -20,7 +20,6 @@ from rollalloc.drivers.trl.checks import (
     check_sizes,
     check_turns,
     in_shape_of,
-    rows_per_group,
 )
 from rollalloc.named import RECIPES
 from rollalloc.recipes.mopps import Posterior
@@ -186,21 +185,6 @@ def test_a_data_set_that_streams_is_refused(tmp_path):
         tiny_trl.trainer(tmp_path, "grpo", dataset=stream)
 
 
-@pytest.mark.parametrize(
-    ("recipe", "rows"),
-    [
-        (recipes.grpo(groups=2, n=5), 5),
-        (recipes.pilot_commit(groups=2, n_pilot=3, n_commit=4, gen_groups=4), 7),
-        (recipes.pods(groups=2, n=9, m=3), 3),
-        (recipes.darts(groups=2, shortest=3, longest=2), 5),
-        (recipes.racing(groups=2, sizes_S=(2, 6), gen_groups=4), 6),
-        (recipes.mix(recipes.dapo(groups=2, n=8, gen_groups=4), recipes.pods(groups=2, n=8, m=4)), 4),
-    ],
-)
-def test_rows_of_a_group(recipe, rows):
-    assert rows_per_group(recipe) == rows
-
-
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize(("rows", "accumulated"), [(8, 1), (8, 4)])
 def test_every_recipe_by_name_has_the_sizes_of_a_usual_config(tmp_path, name, rows, accumulated):
@@ -211,13 +195,6 @@ def test_every_recipe_by_name_has_the_sizes_of_a_usual_config(tmp_path, name, ro
     assert made[0] == made[-1]
     check_sizes(args, made[0])
     assert made[0].groups == accumulated
-
-
-def test_groups_follow_from_the_rows_of_a_group_that_were_said(tmp_path):
-    args = tiny_trl.settings(tmp_path, per_device_train_batch_size=16, num_generations=2)
-    recipe = in_shape_of(args, recipes.reinforce(n=1, neg=0.5))
-    assert recipe == recipes.reinforce(groups=16, n=1, neg=0.5)
-    check_sizes(args, recipe)
 
 
 @pytest.mark.parametrize("recipe", ["pilot_commit", recipes.pilot_commit(promote="random"), "reinforce"])
@@ -248,11 +225,6 @@ def test_groups_made_of_a_recipe_for_single_rollouts_are_said(tmp_path, caplog, 
     assert ("8 rollouts of each of 1 prompts in a batch" in caplog.text) == said
 
 
-def test_completions_of_a_single_token_are_said(tmp_path, caplog):
-    tiny_trl.trainer(tmp_path, "grpo", max_completion_length=1)
-    assert "max_completion_length=1: a completion is a single token" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("recipe", "error", "message"),
     [
@@ -264,16 +236,6 @@ def test_completions_of_a_single_token_are_said(tmp_path, caplog):
 def test_what_is_no_recipe_is_refused_before_a_model_is_loaded(tmp_path, recipe, error, message):
     with pytest.raises(error, match=message):
         AllocatedGRPOTrainer("no/such-model", tiny_trl.starts_right, args=tiny_trl.settings(tmp_path), recipe=recipe)
-
-
-def test_a_metric_that_was_given_is_not_advised_again(tmp_path):
-    def tenfold(completions: list[str], **_: Any) -> list[float]:
-        return [10.0 * (len(text) < 5) for text in completions]
-
-    trainer = tiny_trl.trainer(tmp_path, "pilot_commit", reward=tenfold, driver={"metric": "tenfold"})
-    with pytest.raises(ValueError, match="The metric is what tenfold returned: let it return 1 for right") as raised:
-        trainer.train()
-    assert "give metric=" not in str(raised.value)
 
 
 def test_several_turns_are_refused_where_processes_would_wait_for_each_other():
@@ -307,26 +269,6 @@ def test_another_correction_of_vllm_than_the_drivers_is_refused(tmp_path):
     args.vllm_importance_sampling_mode = "other"
     with pytest.raises(ValueError, match="vllm_importance_sampling_mode='other': under a recipe"):
         check_settings(args, recipes.grpo(4, 4))
-
-
-@pytest.mark.e2e
-def test_saving_at_boundaries_is_not(tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, "grpo", num_iterations=2, save_strategy="steps", save_steps=2)
-    trainer.train()
-    assert trainer.state.global_step == 4
-
-
-@pytest.mark.e2e
-def test_a_reward_function_of_the_wrong_length_ends_the_run_before_its_first_step(tmp_path):
-    def short(completions: list[str], **_: Any) -> list[float]:
-        return [1.0]
-
-    trainer = tiny_trl.trainer(tmp_path, "grpo", reward=short)
-    with pytest.raises(
-        ValueError, match=r"the reward function short must return a list of 16 numbers or None.*got 1 of them"
-    ):
-        trainer.train()
-    assert trainer.state.global_step == 0
 
 
 def test_held_out_prompts_that_are_trained_on_are_said(tmp_path, caplog):

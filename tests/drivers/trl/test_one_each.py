@@ -136,15 +136,6 @@ def test_how_far_a_batch_moved_the_weights_is_told_where_the_recipe_forgets_by_i
     assert trainer.allocation.allocator._run.kl_sum == 0
 
 
-def test_what_the_predictions_were_worth_is_logged(tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, "foresight", max_steps=8)
-    trainer.train()
-    last = [line for line in trainer.state.log_history if "rollalloc/rows" in line][-1]
-    assert last["rollalloc/prediction/rollouts"] > 0
-    assert np.isfinite(last["rollalloc/prediction/log_loss"])
-    assert not any("weight/" in name for name in last)
-
-
 # ------------------------------------------------------------------------------------------------------------ features
 
 
@@ -197,20 +188,6 @@ def test_features_of_a_sharded_model_are_refused_with_the_way_out(monkeypatch, t
     with pytest.raises(ValueError, match="the whole model in each process, but it is sharded; make a file"):
         tiny_trl.trainer(tmp_path, "foresight")
     assert tiny_trl.trainer(tmp_path, "foresight", driver={"features": None})
-
-
-def test_without_features_that_is_said(caplog, tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, "foresight", driver={"features": None}, max_steps=1)
-    trainer.train()
-    assert "no features: a prompt without a record" in caplog.text
-    assert not features_in(trainer)
-
-
-def test_a_recipe_that_predicts_nothing_makes_none(caplog, tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, "spo", max_steps=1)
-    trainer.train()
-    assert not features_in(trainer)
-    assert "features" not in caplog.text
 
 
 def test_with_an_adapter_they_are_those_of_the_model_under_it(tmp_path):

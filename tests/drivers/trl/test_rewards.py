@@ -66,21 +66,6 @@ def test_a_function_that_raises_is_named_with_what_it_gets():
     assert "Each completion is a list of messages, whose text is completion[0]['content']" in note
 
 
-def test_each_function_gets_the_columns_of_the_rows_that_were_rolled_out():
-    seen = {}
-
-    def keep(**given: Any) -> list[float]:
-        seen.update(given)
-        return [0.0] * 3
-
-    scored(keep)
-    assert seen["prompts"] == ["a", "b", "c"]
-    assert seen["completions"] == TEXTS
-    assert seen["completion_ids"] == IDS
-    assert seen["answer"] == [1, 2, 3]
-    assert seen["trainer_state"] is STATE
-
-
 def test_none_has_no_part_in_the_sum_and_all_none_is_unscored():
     rewards, found = scored(
         lambda completions, **_: [None, 1.0, float("nan")], lambda completions, **_: [2.0, None, None], weights=[1, 3]
@@ -235,27 +220,6 @@ def test_completions_without_a_score_of_one_function_are_shown(tmp_path, capsys)
     assert table["half"].isna().sum() == 8
 
 
-def test_a_wrong_return_in_an_evaluation_is_refused_too(tmp_path):
-    def reward(completions: list[str], **_: Any) -> dict[int, float]:
-        return dict.fromkeys(range(len(completions)), 0.5)
-
-    trainer = tiny_trl.trainer(tmp_path, "grpo", reward=reward, more={"eval_dataset": tiny_trl.prompts(4)})
-    with pytest.raises(ValueError, match=r"the reward function reward must return a list .* of type dict"):
-        trainer.evaluate()
-
-
-def test_an_evaluation_logs_what_functions_log(tmp_path):
-    def reward(completions: list[str], log_metric: Any, log_extra: Any, **_: Any) -> list[float | None]:
-        log_metric("words", len(completions))
-        log_extra("size", [len(text) for text in completions])
-        return [None if text.startswith("a") else 1.0 for text in completions]
-
-    trainer = tiny_trl.trainer(tmp_path, "grpo", reward=reward, more={"eval_dataset": tiny_trl.prompts(4)})
-    trainer.evaluate()  # two batches of 8
-    assert trainer.state.log_history[-1]["eval_words"] == 8
-    assert len(trainer._logs["extra"]["size"]) == 16
-
-
 def test_unscored_rollouts_are_booked_as_failed_and_selection_uses_the_named_function(tmp_path):
     def correct(completions: list[str], **_: Any) -> list[float | None]:
         return [None if text.endswith("k1") else float(text.startswith("a")) for text in completions]
@@ -291,14 +255,6 @@ def test_a_run_whose_rewards_all_fail_does_not_pass_for_one_that_ended(tmp_path,
         with pytest.raises(NoScores, match=r"^failed: .*\(reward\).*repair the reward, then resume"):
             trainer.train()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_error_of_an_async_function_is_the_users():
-    async def broken(**_: Any) -> list[float]:
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        scored(broken)
 
 
 def test_the_reward_is_the_weighted_sum_and_selection_may_look_at_one_function():

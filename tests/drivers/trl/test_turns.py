@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import pandas as pd
 import pytest
 import tiny_trl
 import torch
@@ -263,19 +262,3 @@ def test_more_rollouts_than_trl_reckons_with_have_an_environment_each(tmp_path):
         more.train()
     assert len(more.allocation.generated) == 7
     assert sum(rollout.length < len(rollout.made.tokens) for rollout in more.allocation.generated) == 5  # of 7
-
-
-def test_the_table_keeps_conversations_as_messages(tmp_path):
-    trainer = both(tmp_path, tools=[look_up])[1]
-    trainer.log_completions = True
-    (tmp_path / "completions").mkdir()
-    with patch.object(trainer.model, "generate", Spoken("look_up")):
-        trainer.train()
-    table = pd.concat(map(pd.read_parquet, sorted((tmp_path / "completions").glob("*.parquet"))))
-    assert all(prompt[0]["content"] == "Look!" for prompt in table["prompt"])
-    assert sorted(len(messages) for messages in table["completion"]) == [1, 3, 3]
-
-
-def test_tools_need_conversations(tmp_path):
-    with pytest.raises(ValueError, match="tools need conversations, but the prompts are text"):
-        both(tmp_path, tools=[look_up], train_dataset=tiny_trl.prompts())

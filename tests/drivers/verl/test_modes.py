@@ -5,11 +5,11 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import pytest
-from made_up_crew import RECIPES, FakeCrew, FakeLoader, by_quarter, figures, mixed
+from made_up_crew import RECIPES, FakeCrew, FakeLoader, figures, mixed
 
 from rollalloc import Allocator
 from rollalloc.drivers.verl.modes import MODES, Overlap, verls_mode
-from rollalloc.drivers.verl.rounds import Finished, Rounds, SessionOutcome
+from rollalloc.drivers.verl.rounds import Rounds, SessionOutcome
 from rollalloc.drivers.verl.settings import read_settings
 from rollalloc.rules.intake import Ahead, Fill, KeepInFlight
 
@@ -136,13 +136,6 @@ def test_what_is_too_old_after_an_update_is_stopped_and_not_trained():
     assert metrics["rollalloc/accounts/stale"] > 0
 
 
-def test_beside_the_last_batch_nothing_is_ordered():
-    ahead, last = (rounds_of({"recipe": "grpo"}, at_once=4) for _ in range(2))
-    step(ahead)
-    step(last, last=True)
-    assert (len(ahead.crew.submitted), len(last.crew.submitted)) == (12, 8)
-
-
 def test_what_ends_while_a_batch_is_trained_is_told_and_stops_are_carried_out():
     rounds = rounds_of({"recipe": "darts", "shortest": 1, "longest": 1, "tail": "sampled"}, at_once=2)
     rounds.next_batch()
@@ -153,22 +146,6 @@ def test_what_ends_while_a_batch_is_trained_is_told_and_stops_are_carried_out():
     rounds.attend(last=True)
     assert len(rounds.crew.submitted) == ordered
     rounds.attend()  # with nothing told, nothing is asked
-
-
-def test_reasons_of_failures_come_with_the_next_batch():
-    def outcome(submission, session):
-        if session:
-            return SessionOutcome(submission.uid, session, tokens=2, reason="away")
-        return mixed(submission, session)
-
-    rounds = rounds_of({"recipe": "grpo"}, outcome, at_once=4, meanwhile=4)
-    rounds.next_batch()
-    assert rounds.reasons == {"away": 4 * 3}
-    rounds.attend()
-    assert rounds.reasons == {"away": 4 * 3}
-    rounds.trained(1)
-    rounds.next_batch()
-    assert rounds.reasons == {"away": 4 * 3}
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -187,29 +164,6 @@ def test_updates_are_told_between_batches_and_in_order(overlaps):
             rounds.trained(version)
     assert rounds.state_dict() == before
     assert {row.group for row in rounds.next_batch().rows} == {4, 5, 6, 7}
-
-
-@pytest.mark.parametrize("at_once", [1, 1000])
-@pytest.mark.parametrize("name", ["grpo", "pilot_commit"])
-def test_each_group_is_decided_in_one_step(name, at_once):
-    """Those that entered a stage are those that left it and those that are still there."""
-    rounds = rounds_of(RECIPES[name], by_quarter, at_once=at_once, meanwhile=2)
-    names = [stage.name.replace(" ", "_") for stage in rounds.allocator.recipe.stages]
-    entered, left, passed = Counter(), Counter(), Counter()
-    for _ in range(8):
-        _, metrics = step(rounds)
-        for stage in names:
-            of = figures(metrics, f"rollalloc/stage/{stage}/")
-            entered[stage] += of["groups"]
-            passed[stage] += of["passed"]
-            left[stage] += round(of["passed"] / of["pass_rate"]) if of.get("pass_rate") else 0
-            assert 0 <= of.get("pass_rate", 0) <= 1
-    undecided = [len(rounds._step._undecided[at]) for at in range(len(names))]
-    for at, stage in enumerate(names):
-        assert passed[stage] <= left[stage] <= entered[stage] - undecided[at]
-        if name == "grpo":
-            assert passed[stage] == left[stage] == entered[stage] - undecided[at]
-    assert passed[names[0]] > 0
 
 
 # ----------------------------------------------------------------------------------------------------------- resuming
@@ -272,29 +226,6 @@ def test_a_rollout_that_is_generated_again_does_not_take_the_key_of_a_row_that_i
     assert again.crew.submitted[0].uid == "g4s0r16a1"
 
 
-def test_a_rollout_that_was_to_be_stopped_at_a_checkpoint_has_ended_with_its_process():
-    slow = Overlap(mode="colocate_async", max_versions=2, batches=3)
-    rounds = rounds_of({"recipe": "grpo"}, at_once=3, overlap=slow)
-    for _ in range(9):
-        step(rounds)
-        if rounds.state_dict()["allocator"]["cancel"]:  # of a group of which the update made a part too old
-            break
-    else:
-        raise AssertionError("nothing to stop")
-    again = resumed(rounds, {"recipe": "grpo"}, overlap=slow, at_once=3)
-    for _ in range(4):
-        step(again)
-    assert again.metrics(again.next_batch().batch)["rollalloc/accounts/cancelled"] > 0
-
-
-def test_a_budget_ends_the_run_when_nothing_runs():
-    rounds = rounds_of({"recipe": "grpo", "max_rollouts": 50}, at_once=3)
-    assert sum(len(step(rounds)[0].rows) for _ in range(3)) == 48
-    with pytest.raises(Finished, match="budget"):
-        rounds.next_batch()
-    assert not rounds.crew.waiting
-
-
 @pytest.mark.parametrize("batches", [-1, float("nan"), float("inf"), None, True, "1"])
 def test_batches_ahead_that_are_no_number_are_refused(batches):
     with pytest.raises(ValueError, match=r"colocate_async.num_warmup_batches must be a number of 0 or more"):
@@ -305,45 +236,6 @@ def test_a_mode_of_ours_that_is_none_is_refused_with_those_there_are():
     assert [verls_mode(mode) for mode in MODES] == ["sync", "colocate_async", "separate_async"]
     with pytest.raises(ValueError, match=r"one of rollalloc, rollalloc_colocate_async, .* got 'rollalloc_async'"):
         verls_mode("rollalloc_async")
-
-
-def test_what_falls_while_a_batch_is_trained_is_replaced_then():
-    rounds = rounds_of({"recipe": "dapo", "gen_groups": 8}, by_quarter, at_once=4, meanwhile=32)
-    rounds.next_batch()
-    before = len(rounds.crew.submitted)
-    rounds.attend()
-    assert len(rounds.crew.submitted) > before
-
-
-def test_a_group_that_waits_for_nothing_but_its_stopped_rollouts_has_passed():
-    rounds = rounds_of({"recipe": "darts", "shortest": 1, "longest": 1, "tail": "sampled"}, at_once=1, meanwhile=1)
-    step(rounds)
-    rows = rounds.next_batch()
-    assert {row.group for row in rows.rows} & {int(uid[1 : uid.index("s")]) for uid, _ in rounds.crew.cancelled}
-    assert rounds._stopped
-    assert rounds.metrics(rows.batch)["rollalloc/stage/rollout/passed"] == 4
-
-
-def test_of_a_rollout_stopped_before_a_checkpoint_nothing_is_awaited_after_it():
-    section = {"recipe": "darts", "shortest": 1, "longest": 1, "tail": "sampled"}
-    rounds = rounds_of(section, at_once=2, meanwhile=1)
-    step(rounds)
-    assert rounds._stopped
-    again = resumed(rounds, section, at_once=2)
-    assert not again._stopped
-    assert again.allocator.accounts()["cancelled"] == rounds.allocator.accounts()["cancelled"] + 1
-    for _ in range(3):
-        step(again)
-
-
-def test_an_outcome_of_no_session_frees_its_rows():
-    rounds = rounds_of({"recipe": "grpo"}, at_once=4)
-    rounds.next_batch()
-    rounds.crew.rows.add("g99s0r99_0_0")
-    rounds._tell([SessionOutcome("g99s0r99", 0, tokens=1, reward=1.0, metric=1.0, rows=1)])
-    rounds.trained(1)
-    rounds.next_batch()
-    assert "g99s0r99_0_0" not in rounds.crew.rows
 
 
 def trajectory(submission, session):

@@ -17,7 +17,7 @@ from rollalloc.drivers.verl.check import checked  # noqa: E402
 from rollalloc.drivers.verl.check import composed as of_command  # noqa: E402
 from rollalloc.drivers.verl.check import main as check  # noqa: E402
 from rollalloc.drivers.verl.settings import read_settings  # noqa: E402
-from rollalloc.recipes.darts import LongestBySize, Priced, ShortestAndLongest  # noqa: E402
+from rollalloc.recipes.darts import LongestBySize, ShortestAndLongest  # noqa: E402
 from rollalloc.recipes.pilot_commit import EveryRound, SubsampledPilots  # noqa: E402
 from rollalloc.rules.intake import KeepInFlight  # noqa: E402
 from rollalloc.rules.prompts import AsOffered  # noqa: E402
@@ -44,13 +44,6 @@ def composed(row: str, *chosen: str) -> dict[str, Any]:
     with hydra.initialize_config_dir(str(FOLDER), version_base=None):
         config = hydra.compose(row, list(chosen))
     return OmegaConf.to_container(config, resolve=False)
-
-
-def test_every_row_and_method_is_there() -> None:
-    assert ROWS == ["deepmath_1.5b", "polaris_14b", "polaris_4b", "polaris_8b"]
-    assert sorted(path.stem for path in FOLDER.glob("pods_*.yaml")) == sorted([*PODS, "pods_base", "pods_one_gpu"])
-    assert sorted(path.stem for path in FOLDER.glob("darts_*.yaml")) == sorted([*DARTS, "darts_base"])
-    assert METHODS == ["dapo", "grpo", "pilot_commit", "pods", "roll", "stream", "streamdapo"]
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -219,15 +212,6 @@ def test_every_method_of_a_row_has_one_and_the_same_loss(row: str) -> None:
         )
     assert all(loss == losses[0] for loss in losses)
     assert losses[0][1]["rollout_correction"]["rollout_is"] == "token"
-
-
-def test_a_latency_curve_of_darts_is_an_override() -> None:
-    """As the comment in method/streamdapo.yaml writes it."""
-    chosen = ["method=streamdapo", "+trainer.v1.rollalloc.latency=[[1,0.02],[256,0.03]]"]
-    config = of_command([f"--config-path={FOLDER}", "--config-name=darts_deepmath_7b", *chosen])
-    *_, recipe = recipe_of(config)
-    assert recipe.stages[0].size == Priced(2.0, ((1, 0.02), (256, 0.03)), least=10, normalise=True)
-    assert checked(config).rows == 8
 
 
 @pytest.mark.parametrize("row", [*ROWS, *PODS])

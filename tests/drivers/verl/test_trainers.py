@@ -11,22 +11,18 @@ pytest.importorskip("verl", reason="verl's environment: make verl-test")
 
 import verl
 from omegaconf import OmegaConf
-from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, get_trainer_cls
+from verl.trainer.ppo.v1 import PPOTrainerSeparateAsync, get_trainer_cls
 from verl.workers.rollout import llm_server
 from verl.workers.rollout.replica import TokenOutput
 
 from rollalloc.drivers.verl import trainer, workers
 from rollalloc.drivers.verl.client import LIVE, Client, Live, ResumingClient, SessionStopped
 from rollalloc.drivers.verl.configure import configure
-from rollalloc.drivers.verl.figures import COLUMNS
 from rollalloc.drivers.verl.loader import Prompts, fill_samples
 from rollalloc.drivers.verl.modes import MODES
 from rollalloc.rules.intake import Ahead, Fill
 
 pytestmark = pytest.mark.verl
-
-
-BASES = {"sync": PPOTrainerSync, "colocate_async": PPOTrainerColocateAsync, "separate_async": PPOTrainerSeparateAsync}
 
 
 def test_the_servers_that_serve_are_asked_for_a_client_that_resumes_where_requests_are_broken_off():
@@ -265,39 +261,12 @@ def test_what_cannot_go_with_a_mode_is_refused_by_name(mode, changes, says, verl
         configure(config_of(verls_config, mode, changes))
 
 
-def test_each_mode_of_ours_is_verls_under_the_same_part():
-    for ours, verls in MODES.items():
-        cls = get_trainer_cls(ours)
-        assert cls.__mro__[1:3] == (trainer.RecipeTrainer, BASES[verls])
-        assert cls.overlaps == (verls != "sync")
-
-
-def test_verls_warm_up_orders_nothing_beside_the_core():
-    for mode in MODES:
-        made = get_trainer_cls(mode).__new__(get_trainer_cls(mode))
-        made.on_train_begin()
-        assert made.prepare_step() == {}
-
-
 @pytest.mark.parametrize("mode", ["rollalloc", "rollalloc_colocate_async"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_every_engine_serves_a_recipe_that_stops_nothing(mode, engine, verls_config):
     assert not configure(config_of(verls_config, mode, {"actor_rollout_ref.rollout.name": engine})).stops
     if engine != "trtllm":
         assert configure(config_of(verls_config, mode, STOPS | {"actor_rollout_ref.rollout.name": engine})).stops
-
-
-def test_the_table_of_groups_goes_to_wandb_where_verl_logs_there():
-    logged = []
-    wandb = SimpleNamespace(
-        Table=lambda columns, data: (columns, data), log=lambda data, step: logged.append((data, step))
-    )
-    rows = [("pilot", 3, 2, 0.5, 0.5, 10.0, 0.0, "held")]
-    trainer.show_groups(SimpleNamespace(logger={"console": None}), rows, 4)
-    trainer.show_groups(SimpleNamespace(logger={"wandb": wandb}), [], 4)
-    assert not logged
-    trainer.show_groups(SimpleNamespace(logger={"wandb": wandb}), rows, 4)
-    assert logged == [({"rollalloc/groups_table": (list(COLUMNS), [list(rows[0])])}, 4)]
 
 
 def test_validation_files_without_a_number_of_samples_get_verls(tmp_path):

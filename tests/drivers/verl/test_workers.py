@@ -225,34 +225,3 @@ def test_on_a_cpu_a_head_that_is_tied_to_the_embeddings_is_refused(tmp_path, mon
     assert module.validate_config(configs[False]) == "checked"
     with pytest.raises(ValueError, match="tie_word_embeddings=false"):
         module.validate_config(configs[True])
-
-
-def test_calls_that_fail_together_lose_each_session_once_and_none_that_ended_before(manager):
-    told = SessionOutcome("g0", 0, tokens=3, reward=1.0, rows=1)
-    manager._open = {("g0", 0): manager.worker, ("g0", 1): manager.worker}
-    manager._starting = {"start 0": manager.worker, "start 1": manager.worker}
-    manager._listening = {"listen": manager.worker}
-    manager.results |= {"start 0": RayActorError(), "start 1": RayActorError(), "listen": [told]}
-    assert manager.outcomes() == [told]
-    assert [(o.uid, o.session) for o in manager.outcomes()] == [("g0", 1)]
-
-
-def test_our_part_of_a_checkpoint_goes_when_verls_part_fails(saving, monkeypatch, tmp_path):
-    def full(self):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(trainer.PPOTrainerSync, "_save_checkpoint", full)
-    with pytest.raises(OSError, match="no space"):
-        saving._save_checkpoint()
-    assert not list((tmp_path / "global_step_2").iterdir())
-
-
-@pytest.mark.parametrize("config", [{}, {"trainer": {}}, {"trainer": {"v1": {"trainer_mode": "sync"}}}])
-def test_a_configuration_that_is_not_for_us_goes_to_verls_own_check_only(config):
-    made = OmegaConf.create(config)
-    OmegaConf.set_struct(made, True)
-    seen = []
-    module = SimpleNamespace(validate_config=seen.append)
-    plugin._check_early(module)
-    module.validate_config(made)
-    assert seen == [made]

@@ -257,26 +257,6 @@ def test_signs_of_life_keep_a_long_rollout_alive(silence, caplog):
     assert len(caplog.messages) == 2
 
 
-def test_time_in_which_nobody_looked_is_no_silence(silence, caplog):
-    """As after an hour in which both processes slept."""
-    silence, now = silence
-    looked(silence, now, 1, 3)
-    now[0] += 3600
-    looked(silence, now, 1, 3)
-    assert caplog.messages == []
-
-
-def test_one_that_begins_has_more_time(silence, caplog):
-    silence, now = silence
-    looked(silence, now, 0, 59)
-    assert caplog.messages == []
-    looked(silence, now, 0, 60)
-    with pytest.raises(BackendDied, match="for 120 s"):
-        looked(silence, now, 0, 1)
-    silence.begin()
-    looked(silence, now, 0, 100)
-
-
 @pytest.mark.parametrize("waits_for", ["rollouts", "weights"])
 def test_a_process_that_is_stopped_is_given_up_and_killed(policy, process_of, waits_for):
     backend = process_of()
