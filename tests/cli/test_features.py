@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 
-import numpy as np
 import pytest
 
 from rollalloc.data.feature_file import read_features
@@ -35,24 +34,6 @@ def test_the_file_holds_the_features_of_ones_own_prompts(call, own, tmp_path):
     assert (read.cost.prompts, read.cost.tokens) == (24, total)
     assert f"features of 24 prompts: hidden (12), tokens (9), length (1); {total} tokens forwarded" in said(output)
     assert f"they are in {out}" in said(output)
-
-
-def test_another_order_and_fewer_prompts_find_their_rows(call, own, tmp_path):
-    out = tmp_path / "f.safetensors"
-    assert call("features", *OWN, "--out", out)[0] == 0
-    keys = load_prompts(own / "prompts.parquet").keys
-    whole, some = read_features(out, keys), read_features(out, keys[::-3])
-    assert np.array_equal(some.blocks["hidden"], whole.blocks["hidden"][::-3])
-
-
-def test_several_files_and_jsonl_are_one_set(call, own, tmp_path):
-    rows = [{"data_source": "more", "prompt": f"s{n} =", "reward_model": {"ground_truth": "s1"}} for n in range(3)]
-    write_prompts(tmp_path / "more.jsonl", rows)
-    files = ("--prompts", "prompts.jsonl", "--prompts", tmp_path / "more.jsonl")
-    code, output = call("features", "--model", "model", *files, "--out", tmp_path / "f.safetensors")
-    assert code == 0, output
-    assert len(read_features(tmp_path / "f.safetensors", load_prompts(own / "prompts.jsonl").keys)) == 24
-    assert len(read_features(tmp_path / "f.safetensors", load_prompts(tmp_path / "more.jsonl").keys)) == 3
 
 
 def test_chats_go_through_the_models_template(call, own, tmp_path):

@@ -125,12 +125,6 @@ def test_watch_waits_for_a_run_and_ctrl_c_leaves(tmp_path, monkeypatch, capsys):
     assert next(looks, None) is None
 
 
-def test_watch_of_a_folder_that_is_not_there_says_so(rollalloc, tmp_path):
-    code, _, said = rollalloc("watch", tmp_path / "rum")
-    assert code == 2
-    assert "there is no such folder; check the name, or wait until it exists (--wait)" in said
-
-
 def test_board_says_its_address_serves_and_ctrl_c_leaves(tmp_path):
     write_run(tmp_path / "run", ended=False)
     command = [sys.executable, "-m", "rollalloc.cli.app", "board", tmp_path]
@@ -145,21 +139,4 @@ def test_board_says_its_address_serves_and_ctrl_c_leaves(tmp_path):
         process.kill()
         process.wait()
     assert process.returncode == 0
-    assert "Traceback" not in said
-
-
-def test_report_says_where_the_page_is(rollalloc, undrawn, tmp_path):
-    run = write_run(tmp_path / "run", ended=True)
-    out = tmp_path / "elsewhere" / "page.html"
-    code, *said = rollalloc("report", run, "--out", out)
-    assert "page.html" in "".join(said).replace("\n", "")
-    assert code == 0
-    assert out.exists()
-    assert (out.parent / "where.png").exists()
-
-
-def test_report_of_a_folder_without_runs_is_one_message(rollalloc, tmp_path):
-    code, _, said = rollalloc("report", tmp_path)
-    assert code == 2
-    assert "FileNotFoundError: expected" in said
     assert "Traceback" not in said

@@ -79,19 +79,9 @@ def test_many_texts_are_encoded_as_each_alone_is(tokenizer_of, bos, eos, singly)
     assert singly or counted.calls == 2
 
 
-def test_texts_and_messages_may_be_mixed(tokenizer_of):
-    tokenizer = tokenizer_of(bos=True)
-    assert encode_each(tokenizer, ["hi", [USER]], str) == [encode_prompt(tokenizer, "hi")] * 2
-    assert encode_each(tokenizer, [], str) == []
-
-
 def test_of_many_texts_the_one_that_cannot_be_encoded_is_named(tokenizer_of):
     with pytest.raises(ValueError, match=r"^row 1 has no tokens"):
         encode_each(tokenizer_of(), ["hi", "", "hi"], "row {}".format)
-
-
-def test_a_single_user_message_without_a_template_is_such_a_text(tokenizer_of):
-    assert written(tokenizer_of(bos=True, eos=True), [USER]) == "<s>hi"
 
 
 def test_messages_are_rendered_with_the_generation_prompt(tokenizer_of):
@@ -111,11 +101,6 @@ def test_the_template_gets_its_arguments(tokenizer_of):
     tokenizer = tokenizer_of(CHATML)
     assert written(tokenizer, [USER], arguments={"enable_thinking": False}).endswith("assistant\n<think></think>")
     assert written(tokenizer, [USER], arguments={"enable_thinking": True}).endswith("assistant\n")
-
-
-def test_another_template_may_be_given(tokenizer_of):
-    assert written(tokenizer_of(CHATML), [USER], chat_template="{{ messages[0].content }}!") == "hi!"
-    assert written(tokenizer_of(), [USER], chat_template="{{ messages[0].content }}!") == "hi!"
 
 
 def test_tools_reach_the_template(tokenizer_of):

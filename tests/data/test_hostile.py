@@ -84,14 +84,6 @@ def test_parquet_that_breaks_off_further_in_is_named_with_its_row(tmp_path):
     assert f"{path}:{len(places) + 1}: " in str(caught.value)
 
 
-def test_parquet_with_bytes_that_are_no_text_is_named_with_its_row(tmp_path):
-    path = tmp_path / "a.parquet"
-    texts = pyarrow.array([b"a", b"b", b"\xff\xfe"], pyarrow.binary()).view(pyarrow.string())
-    pyarrow.parquet.write_table(pyarrow.table({"prompt": texts}), path)
-    with pytest.raises(ValueError, match=rf"{path}:3: from this row on"):
-        list(read_rows(path))
-
-
 def test_repeated_rows_and_shared_indices_are_said(tmp_path, caplog):
     write_prompts(tmp_path / "a.jsonl", [row("a", index=0), row("a", index=0), row("b", index=1), row("c", index=1)])
     with caplog.at_level(logging.WARNING):
@@ -138,15 +130,6 @@ def test_a_file_that_the_manifest_does_not_know_is_never_overwritten(sets, tmp_p
     with pytest.raises(FileExistsError, match=r"holds gsm8k_test.parquet, which as far as is known rollalloc did not"):
         prepare.prepare(["gsm8k"], out, local=sets, force=force)
     assert list(out.iterdir()) == [path]  # nor was the other file made
-
-
-def test_a_file_that_was_changed_is_made_again_only_by_force(sets, tmp_path):
-    out = tmp_path / "out"
-    prepare.prepare(["gsm8k"], out, local=sets)
-    write_rows(out / "gsm8k_test.parquet", [{"mine": 1}])
-    with pytest.raises(FileExistsError, match=r"was changed after this command wrote it; .* --force"):
-        prepare.prepare(["gsm8k"], out, local=sets)
-    assert [file.reused for file in prepare.prepare(["gsm8k"], out, local=sets, force=True)] == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -204,12 +187,6 @@ def test_a_row_that_is_none_of_its_set_is_named(tmp_path, name, bad):
     path.write_text(json.dumps(bad) + "\n")
     with pytest.raises(ValueError, match=rf"{path}:1: "):
         prepare.prepare([name], tmp_path / "out", local=tmp_path)
-
-
-def test_words_that_make_no_n_gram_are_refused_before_anything_is_made(sets, tmp_path):
-    with pytest.raises(ValueError, match="at least 1 word, got 0"):
-        prepare.prepare(["gsm8k"], tmp_path / "out", local=sets, ngram=0)
-    assert not (tmp_path / "out").exists()
 
 
 anything = st.recursive(

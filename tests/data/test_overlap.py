@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollalloc.data.overlap import normalised, repeated, same_text, warn_of_shared
+from rollalloc.data.overlap import normalised, warn_of_shared
 
 
 @pytest.mark.parametrize(
@@ -22,16 +22,6 @@ def test_case_layout_and_system_messages_do_not_count(other):
 @pytest.mark.parametrize("other", ["What is 1 - 1?", "What is 1 + 11?", "What is 1 + 1", "", "Was ist 1 + 1?"])
 def test_every_other_character_counts(other):
     assert normalised(other) != normalised("What is 1 + 1?")
-
-
-def test_letters_of_every_alphabet_are_compared_without_case():
-    assert normalised("STRASSE é") == normalised("straße e\N{COMBINING ACUTE ACCENT}")
-
-
-def test_each_prompt_is_found_where_it_stands_first():
-    assert same_text(["a", "x", "b"], ["b", "a", "a"]) == {0: 1, 2: 0}
-    assert repeated(["a", "b", "a", "a"]) == {2: 0, 3: 0}
-    assert repeated([]) == {}
 
 
 def test_a_held_out_data_set_that_is_trained_on_is_said(caplog):

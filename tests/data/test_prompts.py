@@ -131,23 +131,6 @@ def test_keys_outlive_a_re_ordering(tmp_path_factory, rows, random):
     assert set(identify) == set(zip(after.sources, map(str, after.prompts), after.keys, strict=True))
 
 
-def test_numpy_values_come_out_as_plain_python(tmp_path):
-    frame = pd.DataFrame([row("a", index=0), row("b", index=1)])
-    frame["reward_model"] = [{"ground_truth": np.array([1, 2])}, {"ground_truth": np.array([3])}]
-    frame["extra_info"] = [{"index": np.int64(0)}, {"index": np.int64(1)}]
-    frame.to_parquet(tmp_path / "data.parquet")
-    prompts = load_prompts(tmp_path / "data.parquet")
-    assert prompts.ground_truths == ([1, 2], [3])
-    assert [type(info["index"]) for info in prompts.extra_infos] == [int, int]
-    assert prompts.keys == ("sums/0", "sums/1")
-
-
-def test_prompts_may_be_text_and_blank_lines_do_not_count(tmp_path):
-    path = tmp_path / "data.jsonl"
-    path.write_text("\n" + json.dumps(row() | {"prompt": "2+2="}) + "\n\n")
-    assert load_prompts(path).prompts == ("2+2=",)
-
-
 # Bad input
 
 

@@ -52,13 +52,6 @@ def test_the_share_that_dynamic_sampling_keeps_by_hand():
 # How long pilots stay true
 
 
-def test_rates_that_stay_lose_nothing():
-    p_TSN = np.tile(np.random.default_rng(0).beta(0.4, 0.4, 200), (2, len(findings_decay.LAGS), 1))
-    found = findings_decay.decay(p_TSN, 4, 4, 4, (0.125, 0.75))
-    assert found.variance == pytest.approx([1, 1, 1])
-    assert found.moved == pytest.approx([0, 0, 0])
-
-
 def test_the_figures_are_those_of_pilots_and_commits_that_are_drawn():
     """Drawn 400 times: the largest of these figures has a deviation below 0.004."""
     rng = np.random.default_rng(1)

@@ -13,9 +13,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 import released
 from released import ARMS, Progress, Ratio, ratio
 
-from rollalloc import Allocator, recipes
-from rollalloc.core.events import Done, Updated
-
 
 def progress(*accuracy, per_entry=10.0):
     spent_N = per_entry * np.arange(1, len(accuracy) + 1)
@@ -87,25 +84,3 @@ def test_rates_are_added_until_the_best_is_inside(tmp_path, monkeypatch, best, t
     found = released.tuning("grpo", tmp_path, tmp_path)
     assert found.rate == pytest.approx(best)
     assert [run.rate for run in found.runs] == pytest.approx(tried)
-
-
-def test_how_solved_prompts_are_evicted_changes_nothing_within_an_epoch():
-    """A prompt is drawn once in an epoch, so that nothing of a run that is no longer can be due to eviction."""
-    batches = {arm: batches_of_one_epoch(ARMS[arm].parameters) for arm in ("pc6", "evidence", "none")}
-    assert len(batches["pc6"]) > 3
-    assert batches["evidence"] == batches["none"] == batches["pc6"]
-
-
-def batches_of_one_epoch(parameters, prompts=240):
-    allocator = Allocator(recipes.pilot_commit(**parameters), prompts, seed=5)
-    batches = []
-    while allocator.epoch == 0:
-        actions = allocator.ask()
-        for order in actions.generate:
-            for rollout in order.rollouts:
-                right = float(np.random.default_rng([order.prompt, rollout]).random() < order.prompt / prompts)
-                allocator.tell([Done(rollout, right, right, 5, allocator.version)])
-        if actions.batch is not None:
-            batches.append([(row.prompt, row.rollout, row.advantage) for row in actions.batch.rows])
-            allocator.tell([Updated(allocator.version + 1)])
-    return batches

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import stat
 from contextlib import contextmanager
 
 import pytest
@@ -56,17 +55,6 @@ def test_a_file_is_what_the_disk_holds_before_it_has_its_name(tmp_path, monkeypa
     assert done == ["synced", "renamed"]
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o077])
-def test_others_may_read_it_as_the_user_has_it(tmp_path, mask):
-    before = os.umask(mask)
-    try:
-        write_text(tmp_path / "page", "\ud800")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "page").stat().st_mode) == 0o666 & ~mask
-    assert (tmp_path / "page").read_text() == "?"
-
-
 # What a kill leaves, and a full disk
 
 
@@ -77,16 +65,6 @@ def test_what_a_killed_writer_left_goes_with_the_next_write_and_what_is_being_wr
         one.write_text("one")
         write_text(tmp_path / "two.txt", "two")
     assert {path.name for path in tmp_path.iterdir()} == {".partial-notes", "one.txt", "two.txt"}
-
-
-def test_a_file_written_within_another_is_renamed_once(tmp_path):
-    """Readers of the outer one's lock would take a second rename for what a killed writer left."""
-    with written(tmp_path / "rows.json") as outer:
-        with written(outer) as inner:
-            assert inner == outer
-            inner.write_text("[]")
-        write_text(tmp_path / "manifest.json", "{}")
-    assert (tmp_path / "rows.json").read_text() == "[]"
 
 
 @contextmanager

@@ -13,13 +13,10 @@ from rollalloc.generate.sampler import Request, generate
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models import likelihood
 from rollalloc.models.likelihood import (
-    _entropy,
     cache_argument,
     completion_logprobs,
     evaluating,
     exact_answers,
-    padded,
-    positions,
 )
 
 PAD, EOS, VOCABULARY = 0, 1, 12
@@ -97,10 +94,6 @@ def test_what_all_prompts_begin_with_is_read_once_with_the_same_gradient(model, 
         torch.testing.assert_close(gradient, expected, atol=1e-4, rtol=1e-5)
 
 
-def test_in_training_mode_nothing_is_shared(model):
-    assert len(judged(model.train(), [HEADER + rest for rest in PROMPTS])[2]) == 1
-
-
 def test_only_completion_positions_go_through_the_head(model):
     widths = []
     model.lm_head.register_forward_hook(lambda head, inputs, output: widths.append(output.shape[1]))
@@ -175,29 +168,6 @@ def test_where_the_length_of_what_is_read_turns_the_positions_nothing_is_shared(
         logits_SV = model(input_ids=torch.tensor([HEADER + rest + completion])).logits[0]
         expected_T = logits_SV[-len(completion) - 1 : -1].log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])
         torch.testing.assert_close(made_BT[row, : len(completion)], expected_T[:, 0].detach(), atol=1e-4, rtol=0)
-
-
-def test_exact_answers_keep_the_order_of_their_rows_whatever_the_batch(model):
-    one_by_one = exact_answers(model, PROMPTS, COMPLETIONS, pad_id=PAD, batch_rows=1)
-    at_once = exact_answers(model, PROMPTS, COMPLETIONS, pad_id=PAD)
-    for ones, together in zip(one_by_one, at_once, strict=True):
-        assert len(set(ones)) == len(PROMPTS)
-        np.testing.assert_allclose(together, ones, rtol=1e-3)
-    assert [found.shape for found in exact_answers(model, [], [], pad_id=PAD)] == [(0,), (0,)]
-
-
-def test_tokens_that_are_ruled_out_add_nothing_to_the_entropy():
-    logits = torch.tensor([[[0.0, 0.0, -torch.inf, torch.finfo(torch.float32).min]]])
-    assert _entropy(logits).item() == pytest.approx(np.log(2))
-
-
-def test_padding_on_either_side():
-    ids_BT, mask_BT = padded([[1, 2, 3], [4]], pad_id=9, side="left")
-    assert ids_BT.tolist() == [[1, 2, 3], [9, 9, 4]]
-    assert positions(mask_BT).tolist() == [[0, 1, 2], [0, 0, 0]]
-    ids_BT, mask_BT = padded([[1, 2, 3], [4]], pad_id=9, side="right")
-    assert ids_BT.tolist() == [[1, 2, 3], [4, 9, 9]]
-    assert mask_BT.tolist() == [[True, True, True], [True, False, False]]
 
 
 def test_a_cache_goes_by_the_name_that_the_model_has_for_it(model):

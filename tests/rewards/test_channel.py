@@ -17,7 +17,6 @@ from rollalloc.rewards._channel import (
     Started,
     WorkerEnd,
     answer_message,
-    new_request,
 )
 from rollalloc.rewards._handle import Limits, Lost, WorkerHandle
 from rollalloc.rewards.function import Scored, Unscored
@@ -90,14 +89,6 @@ def test_what_no_worker_sends_is_refused(ends, sent):
         parent.receive()
 
 
-@pytest.mark.parametrize("length", [65_537, 2**30, 2**32 - 1])
-def test_a_message_too_long_is_refused_before_it_is_read(ends, length):
-    parent, worker = ends
-    worker.send(struct.pack("!I", length) + b"x" * 100)
-    with pytest.raises(InvalidMessage):
-        parent.receive()
-
-
 def test_a_torn_message_is_never_read(ends):
     parent, worker = ends
     worker.send(frame(GOOD)[:-1])
@@ -118,33 +109,6 @@ def test_another_process_is_not_believed(ends, split, forked):
     forked(lambda: worker.send(sent[split:] or b"x"))
     with pytest.raises(InvalidMessage):
         exhaust(parent.receive)
-
-
-def test_where_the_kernel_does_not_say_who_writes_nobody_is_refused_for_it(ends, forked):
-    parent, worker = ends
-    worker.send(frame(["started", os.getpid() + 1]))
-    assert parent.receive() == Started(os.getpid() + 1)
-    forked(lambda: worker.send(frame(GOOD)))
-    assert parent.receive() == Answer("ab", Scored(1.0, 0.5), fit=True)
-
-
-def test_much_is_sent_to_a_worker_as_it_takes_it(ends):
-    parent, worker = ends
-    name, sent = new_request(b"x" * 3_000_000)
-    parent.queue(sent)
-    parent.flush()
-    assert parent.has_unsent
-    received = b""
-    while len(received) < len(sent):
-        received += worker.recv(1 << 20)
-        parent.flush()
-    assert received == sent
-    assert bytes.fromhex(name) == sent[4:12]
-    assert not parent.has_unsent
-
-
-def test_no_two_requests_have_one_id():
-    assert len({new_request(b"")[0] for _ in range(1000)}) == 1000
 
 
 # A worker's handle: which answer it takes
@@ -182,25 +146,12 @@ def answer(name):
     return Answer(name, Scored(1.0, 1.0), fit=True)
 
 
-def test_answers_are_taken_in_turn():
-    worker = handle(answer("aa"), answer("bb"))
-    assert [worker.next_answer().task for _ in range(2)] == ["first", "second"]
-    assert worker.next_answer() is None
-
-
 @pytest.mark.parametrize("messages", [[answer("bb")], [answer("aa"), answer("aa")], [Started(2)], [Ready(None)]])
 def test_an_answer_to_another_request_or_a_second_one_loses_the_worker(messages):
     worker = handle(*messages)
     with pytest.raises(Lost, match="sent an invalid answer") as lost:
         exhaust(worker.next_answer)
     assert lost.value.discarded == 1
-
-
-def test_a_worker_that_answers_before_it_is_ready_is_an_error():
-    worker = handle(answer("aa"), ready=False)
-    worker.pending.clear()
-    with pytest.raises(RuntimeError, match=r"sent an invalid answer.* while it started"):
-        worker.next_answer()
 
 
 # The worker's end

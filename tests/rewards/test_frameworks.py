@@ -53,11 +53,6 @@ def test_trl_gets_a_list_with_none_where_unscored(module):
     assert module.reward.__name__ == "obedience"
 
 
-def test_trl_s_lengths_shape_the_reward(module):
-    answers = module.shaped(completions=["fine"] * 3, answer=[""] * 3, completion_ids=[[1] * 4, [1] * 6, [1] * 8])
-    assert answers == [1.0, 0.5, 0.0]
-
-
 def test_trl_s_missing_column_is_named(module):
     with pytest.raises(ValueError, match=r"no column 'answer'; its columns are \['solution'\]"):
         module.reward(completions=["fine"], solution=[""])
@@ -81,11 +76,6 @@ def test_a_copy_has_processes_of_its_own(module):
         assert module.workers.report()["lost"] == []
     finally:
         copy.scorer.close()
-
-
-def test_a_copy_of_an_inline_reward():
-    copy = pickle.loads(pickle.dumps(Reward(InlineScorer(load_reward("rollalloc.rewards.answers:numeric")))))
-    assert copy(completions=["4"], ground_truth=["4"]) == [1.0]
 
 
 @pytest.mark.e2e

@@ -1,17 +1,12 @@
 """DAPO's overlong penalty, and the scorer that adds it."""
 
-from concurrent.futures import CancelledError
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollalloc.rewards.function import Sample, Scored, Unscored
+from rollalloc.rewards.function import Sample, Scored
 from rollalloc.rewards.overlong import OverlongScorer, overlong_penalty
-from rollalloc.rewards.scorers import InlineScorer, WorkerScorer
-
-SAMPLES = Path(__file__).with_name("reward_samples.py")
+from rollalloc.rewards.scorers import InlineScorer
 
 
 def samples(*lengths, completion="4"):
@@ -46,21 +41,8 @@ def test_the_reward_is_shaped_and_the_metric_is_not():
     assert scorer.report()["scored"] == 6
 
 
-def test_unscored_stays_unscored():
-    scorer = OverlongScorer(InlineScorer(lambda **_: None), max_tokens=10, buffer=4)
-    assert scorer.score(samples(10)) == [Unscored("reward function returned None")]
-
-
 def test_an_unknown_length_is_an_error():
     scorer = OverlongScorer(InlineScorer(lambda **_: 1.0), max_tokens=10, buffer=4)
     for score in (scorer.score, lambda batch: scorer.submit(batch).result()):
         with pytest.raises(ValueError, match=r"set Sample\.tokens"):
             score(samples(None))
-
-
-def test_closing_cancels_through_the_shaping():
-    scorer = OverlongScorer(WorkerScorer(f"{SAMPLES}:obey", limit_s=1000), max_tokens=10, buffer=4)
-    future = scorer.submit(samples(3, completion="hang"))
-    scorer.close()
-    with pytest.raises(CancelledError):
-        future.result(timeout=60)

@@ -53,14 +53,6 @@ def test_workers_and_inline_agree(name):
         assert worker.score(batch) == inline.score(batch)
 
 
-def test_many_samples_over_two_workers_keep_their_order():
-    completions = [str(number % 7) for number in range(500)]
-    with worker_scorer("equals", workers=2) as scorer:
-        expected = [Scored(float(text == "4"), float(text == "4")) for text in completions]
-        assert scorer.score(samples(*completions)) == expected
-        assert scorer.score([]) == []
-
-
 @pytest.mark.parametrize("workers", [2])
 def test_bad_samples_cost_nothing_but_themselves(workers):
     batch = samples("fine", "hang", "fine", "exit", "raise", "spin", "abort", "none", "fine", "fine")
@@ -162,17 +154,6 @@ def test_a_worker_imports_what_its_parent_can(tmp_path, monkeypatch):
         assert scorer.score(samples("4")) == [GOOD]
 
 
-def test_workers_start_late_stay_and_end_with_close():
-    scorer = worker_scorer("process_id")
-    scorer.close()
-    first, second = (scorer.score(samples("4"))[0].reward for _ in range(2))
-    assert first == second != os.getpid()
-    scorer.close()
-    assert wait_until_gone(int(first))
-    assert scorer.score(samples("4"))[0].reward != first
-    scorer.close()
-
-
 def test_a_worker_that_died_between_calls_is_replaced():
     with worker_scorer("process_id") as scorer:
         first = int(scorer.score(samples("4"))[0].reward)
@@ -218,14 +199,6 @@ def test_close_cancels_what_is_under_way():
         under_way.result()
     assert scorer.score(samples("fine")) == [GOOD]
     scorer.close()
-
-
-def test_a_cancelled_call_is_not_scored():
-    with worker_scorer("obey", limit_s=1.0) as scorer:
-        scorer.submit(samples("hang"))
-        assert scorer.submit(samples("fine", "fine")).cancel()
-        assert scorer.score(samples("fine")) == [GOOD]
-        assert scorer.report()["scored"] == 1
 
 
 def test_what_runs_for_nobody_ends(tmp_path):
@@ -294,14 +267,6 @@ def test_only_scores_are_remembered():
         report = scorer.report()
     assert (report["scored"], report["cached"]) == (4, 3)
     assert report["unscored"] == {"reward function returned None": 3}
-
-
-@pytest.mark.parametrize("field", ["data_source", "completion", "ground_truth", "extra_info"])
-def test_what_differs_is_scored_anew(field):
-    (sample,) = samples("4")
-    with worker_scorer("equals", cached=9) as scorer:
-        scorer.score([sample, replace(sample, **{field: {"index": 9} if field == "extra_info" else "9"})])
-        assert scorer.report()["cached"] == 0
 
 
 def test_the_report_names_what_was_slow_and_what_was_killed():

@@ -79,26 +79,6 @@ def test_the_last_evaluation_confirms_but_is_no_grid_point(final, cost):
     assert alone.censored  # one evaluation is not enough
 
 
-def test_without_evaluations_there_is_no_cost():
-    assert cost_to_target(curve([]), 0.5) is None
-
-
-@pytest.mark.parametrize(
-    ("versions", "accuracy", "cost"),
-    [
-        ([0, 1, 1, 2], [0.1, 0.9, 0.9, 0.1], None),  # the same weights twice are one evaluation
-        ([0, 1, 1, 2], [0.1, 0.9, 0.9, 0.9], 50),  # and the target is reached at the first point that has them
-        ([0, 0, 1, 2], [0.1, 0.1, 0.9, 0.9], 150),
-        ([0, 0, 0], [0.9, 0.9, 0.9], None),
-        ([0, 0, 1, 2], [0.1, 0.5, 0.5, 0.6], 100),  # sampled anew, the weights before stood there too
-    ],
-)
-def test_weights_do_not_confirm_themselves(versions, accuracy, cost):
-    found = cost_to_target(curve(accuracy, versions), 0.5)
-    assert found is not None
-    assert (None if found.censored else found.paid["rollouts"]) == (None if cost is None else pytest.approx(cost))
-
-
 def line(kind="eval", **values):
     paid = {"rollouts_paid": 10, "tokens_paid": 30, "seconds": 0.5, "optimizer_steps": 2, "version": 1}
     return {"kind": kind, "at": 10, **paid, "accounts": {}, "accuracy": 0.25, "standard_error": 0.1} | values
@@ -132,20 +112,6 @@ def test_a_damaged_line_is_an_error_that_says_where(tmp_path):
         read_metrics(path)
 
 
-def test_no_lines_and_no_file(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text("")
-    assert read_metrics(tmp_path / "metrics.jsonl") == []
-    with pytest.raises(FileNotFoundError):
-        read_metrics(tmp_path / "none.jsonl")
-
-
-def test_a_line_that_is_nested_too_deep_is_damaged(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps(line()) + "\n" + "[" * 200_000 + "\n" + json.dumps(line("end")) + "\n")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl:2 is not a line of JSON"):
-        read_metrics(path)
-
-
 def test_the_whole_curve_ends_with_the_final_weights():
     """They are evaluated beside the grid: a run that ends before its first grid point would else show no gain at all."""
     grid = [line(at=0, version=0), line(at=20, rollouts_paid=18)]
@@ -156,16 +122,6 @@ def test_the_whole_curve_ends_with_the_final_weights():
     assert whole_curve_of([*grid, final | {"version": 1}]) == curve_of(grid)  # the last grid point's weights
     assert whole_curve_of([*grid, final | {"accuracy": None}]) == curve_of(grid)
     assert whole_curve_of([final]).accuracy == (0.5,)
-
-
-def test_an_evaluation_without_what_only_newer_versions_write_is_read(tmp_path):
-    older = line(at=0)
-    for name in ("standard_error", "optimizer_steps", "version"):
-        del older[name]
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps(older) + "\n" + json.dumps(line("end")) + "\n")
-    curve = curve_of(read_metrics(path))
-    assert (curve.accuracy, curve.standard_error, curve.version) == ((0.25,), (None,), (None,))
 
 
 @pytest.mark.parametrize(

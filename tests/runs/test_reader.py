@@ -92,17 +92,6 @@ def test_a_page_worth_of_bytes_is_read_at_a_time(path, monkeypatch):
     assert 10 < looks < 25
 
 
-def test_a_large_run_does_not_keep_the_others_waiting(tmp_path, monkeypatch):
-    monkeypatch.setattr("rollalloc.runs.reader._AT_LEAST", 1000)
-    for name, count in (("large", 1000), ("small", 5)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.jsonl").write_text("".join(map(line, range(count))))
-    reader = Reader(allowance=10_000)
-    assert reader(tmp_path / "large").unread
-    assert reader.allowance == 0
-    assert not reader(tmp_path / "small").unread
-
-
 def test_a_torn_line_is_waited_for_and_a_whole_one_needs_no_end(path):
     metrics = Metrics(path)
     for text, known in ((line(1) + '{"kind": "ba', [1]), (line(1) + line(2).rstrip("\n"), [1, 2]), ("", [])):
@@ -189,27 +178,3 @@ def test_a_wrong_description_is_named_and_the_metrics_are_read(path, wrong, said
     assert run.problem.startswith("run.json: ")
     assert run.paid == 10
     assert run.label == path.parent.name
-
-
-def test_an_evaluation_stands_where_it_says_or_at_what_was_paid(path):
-    path.write_text(
-        line(1, kind="eval", accuracy=0.5)
-        + line(1, kind="eval", accuracy=0.55)
-        + line(2, kind="eval", at=None, accuracy=0.6)
-        + line(3, kind="eval", at=7)
-        + line(3, kind="eval", at=7, accuracy=0.9)
-    )
-    assert [(each["at"], each["accuracy"]) for each in read_run(path.parent).metrics] == [
-        (10, 0.5),
-        (10, 0.55),
-        (None, 0.6),
-        (7, None),
-    ]
-
-
-def test_a_reader_forgets_the_runs_that_are_gone(path):
-    reader = Reader()
-    path.write_text(line(1))
-    reader(path.parent)
-    reader.keep([])
-    assert reader.bytes_read == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
@@ -126,30 +125,6 @@ def test_a_run_that_was_resumed_from_an_earlier_step_is_what_it_became(tmp_path)
     assert "2 steps were rolled back by a resume and are left out" in caveats([run])[0]
 
 
-def test_two_entries_of_one_step_are_one_batch_of_what_both_say(tmp_path):
-    """`Trainer.log` writes a row for whoever calls it."""
-    both = [{"step": 1, "loss": 0.3, "grad_norm": 2.0}, {"step": 1, "reward": 0.5, "num_tokens": 70.0}]
-    run = read_run(trl(tmp_path / "grpo", [both[0], EVALUATED | {"step": 1}, both[1], *STOCK[1:]]))
-    first = run.batches[0]
-    assert (len(run.batches), first["loss"], first["grad_norm"], first["reward_mean"]) == (4, 0.3, 2.0, 0.5)
-    assert [line["batch"] for line in run.batches] == [1, 2, 3, 4]
-    assert [line["version"] for line in run.metrics if line["kind"] == "eval"] == [1]
-
-
-def test_evaluations_before_training_and_twice_of_the_same_weights_are_one_point_each(tmp_path):
-    at = [EVALUATED | {"step": step, "eval_reward": reward} for step, reward in ((0, 0.1), (4, 0.3), (4, 0.375))]
-    run = read_run(trl(tmp_path / "grpo", [at[0], *STOCK, *at[1:], EVALUATED | {"eval_reward": float("nan")}]))
-    assert (run.curve.rollouts, run.curve.accuracy) == ((0, 4), (0.1, 0.375))
-
-
-def test_what_is_no_finite_number_is_left_out_of_a_batch_and_the_batch_stays(tmp_path):
-    wrong = STOCK[1] | {"loss": float("nan"), "grad_norm": float("inf"), "entropy": "2", "step_time": None}
-    run = read_run(trl(tmp_path / "grpo", [STOCK[0], wrong, *STOCK[2:]]))
-    assert [line.get("loss") for line in run.batches] == [-0.1, None, -0.1, -0.1]
-    assert not {"grad_norm", "entropy"} & set(run.batches[1])
-    assert run.batches[1]["reward_mean"] == 0.2
-
-
 def test_of_a_state_that_is_broken_off_the_one_before_is_shown_and_it_is_said(tmp_path):
     for step in (2, 4):
         trl(tmp_path, STOCK[:step], step=step, of=9)
@@ -160,13 +135,6 @@ def test_of_a_state_that_is_broken_off_the_one_before_is_shown_and_it_is_said(tm
     assert run.problem is not None
     assert run.problem.startswith("checkpoint-4/trainer_state.json: ")
     assert run.problem.endswith("; checkpoint-2/trainer_state.json is shown instead")
-
-
-def test_the_state_of_an_ended_run_gives_way_to_checkpoints_that_were_written_since(tmp_path):
-    """`trainer.save_state()` wrote it; then the run went on."""
-    trl(tmp_path, STOCK[:2], step=2, of=2, where=".")
-    os.utime(tmp_path / "trainer_state.json", (1, 1))
-    assert read_run(trl(tmp_path, STOCK, step=4)).paid == 4
 
 
 def test_a_long_log_is_kept_in_as_many_lines_as_the_views_can_show(tmp_path):

@@ -139,19 +139,6 @@ def test_names_that_act_on_a_terminal_and_numbers_that_are_none_are_only_shown(t
     assert not {"\x1b", "\u202e"} & set(result.output)
 
 
-def test_runs_whose_names_begin_alike_are_rows_of_their_own(tmp_path):
-    """Names of experiments say all their settings; these differ after 120 letters."""
-    long = "grpo-qwen2.5-7b-" + "x" * 104
-    for name, rollouts in (("a", 100), ("b", 200), ("c", 400)):
-        logged(tmp_path / f"{long}-{name}.jsonl", [0.1, 0.9, 0.9], rollouts=rollouts)
-    (tmp_path / f"{long}-a\t.jsonl").write_text((tmp_path / f"{long}-a.jsonl").read_text())
-    words = ["report", str(tmp_path), "--verl", METRIC, "--target", "0.9"]
-    result = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
-    assert result.exit_code == 0, result.output
-    rows = [line.split() for line in result.output.splitlines() if line.split()[1:3] and "grpo-qwen" in line]
-    assert [row[1] for row in rows[:4]] == ["100", "100", "200", "400"]
-
-
 def step_of(step, accuracy=None, seconds=10.0, rollouts=100):
     data = {"timing_s/step": seconds, "rollalloc/rollouts_paid": step * rollouts, "rollalloc/tokens_paid": step * 500}
     return {"step": step, "data": data | ({} if accuracy is None else {METRIC: accuracy})}
@@ -189,15 +176,3 @@ def test_steps_that_a_resume_rolled_back_are_forgotten_with_their_validations(tm
     assert cost.censored
     assert (cost.paid["rollouts"], cost.paid["seconds"]) == (700, 3 * 20 + 4 * 10)
     assert run.note.endswith("2 steps were rolled back by a resume and are left out")
-
-
-def test_a_validation_on_a_line_of_its_own_rolls_nothing_back(tmp_path):
-    lines = [step_of(1), {"step": 1, "data": {METRIC: 0.9}}, step_of(2), {"step": 2, "data": {METRIC: 0.9}}]
-    curve = curve_of(written(tmp_path / "run.jsonl", lines))
-    assert (curve.rollouts, curve.seconds) == ((100, 200), (10, 20))
-
-
-def test_a_step_that_is_missing_leaves_the_seconds_after_it_unknown(tmp_path):
-    curve = curve_of(written(tmp_path / "run.jsonl", [step_of(1, 0.1), step_of(3, 0.9), step_of(4, 0.9)]))
-    assert curve.seconds[0] == 10
-    assert all(map(isnan, curve.seconds[1:]))

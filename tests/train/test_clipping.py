@@ -34,16 +34,3 @@ def test_a_first_norm_beyond_all_others_is_forgotten():
 def test_it_is_part_of_what_a_resumed_run_must_have_in_common():
     assert Config(sampling=Sampling(3), adaptive_clip=None).identity()["adaptive_clip"] is None
     assert Config(sampling=Sampling(3)).identity()["adaptive_clip"] == 1.5
-
-
-def test_norms_that_are_always_large_leave_the_fixed_limit():
-    limit = NormLimit(most=1.0, factor=1.5)
-    for _ in range(50):
-        limit.saw(30.0)
-    assert limit.value == 1.0
-
-
-def test_without_a_factor_nothing_is_followed():
-    limit = NormLimit(most=0.7, factor=None)
-    limit.saw(0.01)
-    assert (limit.value, limit.mean) == (0.7, None)

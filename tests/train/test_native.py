@@ -141,22 +141,6 @@ def test_stopped_rollouts_save_tokens_and_training_goes_on(trainer_of, tail):
     assert ended[tail][-1]["tokens_paid"] < ended["exact"][-1]["tokens_paid"]
 
 
-def test_what_ended_in_one_step_is_scored_together(trainer_of):
-    trainer = trainer_of(recipes.darts(8, 2, 2, tail="sampled"), max_batches=1, sampling=Sampling(20))
-    scored, submit = [], trainer.scorer.submit
-
-    class Counting:
-        def submit(self, samples):
-            scored.append(len(samples))
-            return submit(samples)
-
-        report = trainer.scorer.report
-
-    trainer.engine.scorer = Counting()
-    trainer.run()
-    assert len([size for size in scored if size]) <= 20 < sum(scored)
-
-
 # Metrics
 
 
@@ -208,15 +192,6 @@ def test_an_evaluation_is_of_the_newest_weights_within_its_grid_point(trainer_of
         by_version.setdefault(line["version"], set()).add(line["accuracy"])
     assert len(by_version) > 3
     assert {len(found) for found in by_version.values()} == {1}
-
-
-def test_a_batch_that_crosses_several_grid_points_gives_each_a_line(trainer_of, prompts_of):
-    lines = []
-    heldout = HeldOut(prompts_of(4))
-    trainer_of(recipes.grpo(8, 8), 128, heldout=heldout, eval_every=32, listener=lines.append).run()
-    evaluations = [(line["at"], line["rollouts_paid"]) for line in lines if line["kind"] == "eval"]
-    # 64 rollouts per batch: the weights of the first are there at 64, those of the second at 128.
-    assert evaluations == [(0, 0), (32, 0), (64, 64), (96, 64), (128, 128), (None, 128)]
 
 
 def test_figures_are_means_over_everything_generated(trainer_of):
@@ -557,16 +532,3 @@ def test_a_hanging_reward_does_not_hang_the_run(trainer_of, tmp_path):
     assert lines[-1]["unscored"] == {"timed out after 0.5 s": 2}
     assert lines[-1]["accounts"]["failed"] == 2
     assert {row.prompt for batch, _ in batches for row in batch.rows} == {1, 2, 3}
-
-
-def test_an_evaluation_with_some_scores_is_the_mean_of_those(trainer_of, prompts_of):
-    lines, calls = [], []
-
-    def reward(**_):
-        calls.append(None)
-        return [1.0, None, 0.0, None][(len(calls) - 1) % 4] if len(calls) <= 8 else None
-
-    trainer = trainer_of(RECIPES["grpo"], reward=reward, heldout=HeldOut(prompts_of(3)), listener=lines.append)
-    trainer._evaluate(None)
-    assert lines[0]["accuracy"] == 0.5
-    assert lines[0]["eval_unscored"] == 8

@@ -15,9 +15,6 @@ from rollalloc.train.evaluation import Breadth, Evaluation
 from rollalloc.train.loading import check
 from rollalloc.train.notices import Notices, counted, of_first_evaluation
 from rollalloc.train.train import train
-from small_run import one_torch_thread, run_of, task
-
-__all__ = ["one_torch_thread", "run_of", "task"]  # fixtures
 
 
 @pytest.mark.parametrize("notices", [True, False])
@@ -39,12 +36,6 @@ def test_it_is_said_once_unless_it_is_turned_off(notices, run_of, tmp_path, monk
 def said_at_first(**found):
     """What is said of the first evaluation of a run."""
     return list(of_first_evaluation(Evaluation(**{"standard_error": None, "sampled": 48} | found)))
-
-
-def test_a_reward_that_is_healthy_is_not_spoken_of():
-    assert said_at_first(accuracy=0.3) == []
-    assert said_at_first(accuracy=0.3, unscored={"timed out": 4}, truncated=24) == []
-    assert said_at_first(accuracy=0.02, standard_error=0.0, sampled=0) == []
 
 
 def test_the_first_evaluation_says_why_samples_have_no_score():
@@ -118,21 +109,6 @@ def test_a_metric_that_is_no_success_rate_is_said_once(caplog):
     assert '"acc": 1.0 if right else 0.0' in said
 
 
-def test_held_out_samples_that_are_cut_off_are_said(caplog):
-    Looked().notices.first_evaluation(Evaluation(0.1, 0.1, sampled=48, truncated=25))
-    [said] = caplog.messages
-    assert said.startswith("25 of 48 held-out samples were cut off at 4 tokens")
-    assert "a higher --max-new-tokens" in said
-
-
-def test_a_limit_of_one_token_is_said_in_a_sentence_of_its_own(caplog):
-    looked = Looked(max_new_tokens=1)
-    looked.notices.first_evaluation(Evaluation(0.1, 0.1, sampled=48))
-    looked.after(*[Scored(0.5, 0.5)] * 64, truncated=True)
-    [said] = caplog.messages
-    assert said.startswith("--max-new-tokens 1: a rollout is a single token")
-
-
 def test_rollouts_that_are_cut_off_are_said_once_where_no_evaluation_did(caplog):
     looked = Looked()
     for _ in range(2):
@@ -153,14 +129,6 @@ def test_a_slow_reward_is_said_once_where_it_takes_most_of_the_time(caplog):
     assert said.startswith("the reward function is slow: it took 2 s a sample, 67% of the time so far with 2 workers.")
 
 
-@pytest.mark.parametrize(("now", "seconds"), [(100.0, 40.0), (10.0, 9.0)])
-def test_a_reward_that_takes_little_is_not_spoken_of(now, seconds, caplog):
-    looked = Looked()
-    looked.now, looked.report = now, {"seconds": seconds, "workers": 1, "scored": 20}
-    looked.after()
-    assert caplog.messages == []
-
-
 @pytest.mark.parametrize(("constant", "said"), [(0.0, 2), (None, 0)])
 def test_a_reward_that_told_held_out_samples_apart_is_not_suspected_for_a_few_rollouts(constant, said, caplog):
     looked = Looked()
@@ -168,14 +136,6 @@ def test_a_reward_that_told_held_out_samples_apart_is_not_suspected_for_a_few_ro
     looked.allocator.teaching.add({"all_wrong": 64})
     looked.after()
     assert len(caplog.messages) == said
-
-
-def test_without_notices_nothing_is_said(caplog):
-    looked = Looked(notices=False)
-    looked.now, looked.report = 30.0, {"seconds": 40.0, "workers": 1, "scored": 20}
-    looked.after(*[Unscored("ValueError: no answer")] * 32, Scored(3.0, 3.0))
-    looked.notices.first_evaluation(Evaluation(0.0, None, sampled=48, constant=0.0))
-    assert caplog.messages == []
 
 
 def test_a_recipe_that_filters_says_that_all_is_wrong_although_it_comes_to_no_batch(run_of, tmp_path, caplog):

@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollalloc.files.json_shape import TRAINER, check_shape
-from rollalloc.files.stamps import stamp_of
-from rollalloc.models.weights import load_weights
 from rollalloc.train import checkpoint
 
 STATE = {
@@ -133,17 +131,6 @@ def test_an_odd_manifest_is_torn_and_says_where(tmp_path, caplog, odd):
     assert f"checkpoint {tmp_path / 'checkpoints/1'} is corrupt: manifest.json" in caplog.text
 
 
-def test_weights_of_another_shape_are_not_stretched():
-    with pytest.raises(ValueError, match=r"weight must have shape \(1, 2\), got \(1, 1\)"):
-        load_weights(torch.nn.Linear(2, 1, bias=False), {"weight": torch.zeros(1, 1)})
-
-
-def test_moments_of_no_parameter_are_named():
-    model = torch.nn.Linear(2, 1)
-    with pytest.raises(ValueError, match="'odd:step' belongs to no parameter"):
-        checkpoint.load_moments(model, torch.optim.AdamW(model.parameters()), {"odd:step": torch.zeros(1)})
-
-
 @pytest.mark.parametrize(
     ("path", "new", "said"),
     [
@@ -166,15 +153,3 @@ def test_an_odd_state_is_named_with_file_and_place(tmp_path, path, new, said):
     with pytest.raises(ValueError, match=said) as caught:
         checkpoint.check_trainer(checkpoint.load_newest(tmp_path), tmp_path)
     assert str(tmp_path / "checkpoints/1") in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["state.json", "weights.safetensors"])
-def test_a_file_that_is_as_its_manifest_says_but_no_such_file_is_torn(tmp_path, caplog, name):
-    place = save(tmp_path)
-    (place / name).write_text("[" * 5000)
-    manifest = json.loads((place / "manifest.json").read_text())
-    manifest["files"][name] = stamp_of(place / name)
-    (place / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(checkpoint.CorruptCheckpoint):
-        checkpoint.load_newest(tmp_path)
-    assert f"is corrupt: {name} is " in caplog.text

@@ -52,17 +52,6 @@ def test_the_numbers_of_a_batch_by_name():
     }
 
 
-def test_an_evaluation_says_only_its_own():
-    line = {"kind": "eval", "rollouts_paid": 7, "accuracy": 0.5, "standard_error": None, "eval_unscored": 1}
-    expected = {"rollalloc/accuracy": 0.5, "rollalloc/eval_unscored": 1, "rollalloc/eval_seconds": 0.1}
-    expected["rollalloc/breadth/pass_at_k"] = 0.75
-    breadth = {"pass_at_k": 0.75, "entropy": None}
-    assert (
-        scalars(line | {"breadth": breadth, "eval_seconds": 0.1, "accounts": {"trained": 3}, "unscored": {"x": 1}})
-        == expected
-    )
-
-
 def read_back(folder):
     """tag → [(step, value)], as TensorBoard shows them."""
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -168,24 +157,3 @@ def test_a_missing_library_is_named_with_its_remedy(monkeypatch, tmp_path, name,
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=f"pip install {name}"), tracked([name], tmp_path, {}):
         pass
-
-
-def test_what_is_not_known_is_left_out():
-    found = scalars(BATCH | {"reward_mean": None, "lengths": None, "unscored": {}})
-    assert not {name for name in found if "reward" in name or "lengths" in name}
-    assert found["rollalloc/unscored"] == 0
-
-
-def test_an_evaluation_is_drawn_at_what_it_was_paid_for(wandb, tmp_path):
-    line = {"kind": "eval", "rollouts_paid": 7, "accuracy": 0.5, "standard_error": 0.1, "breadth": None}
-    with tracked(["wandb"], tmp_path, {}) as listener:
-        listener(line | {"eval_unscored": 0, "eval_seconds": 0.1})
-    assert wandb[2][1][0]["rollalloc/rollouts_paid"] == 7
-
-
-def test_without_trackers_only_the_callers_own_listener_hears(tmp_path):
-    lines = []
-    with tracked([], tmp_path, {}, lines.append) as listener:
-        listener(BATCH)
-    assert lines == [BATCH]
-    assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
 import pytest
 from datasets import Dataset
 
@@ -59,11 +58,3 @@ def test_a_key_must_tell_each_row_from_the_others():
     with pytest.raises(ValueError, match="key='number' is no column of the data set; it has prompt, id, some"):
         check_key(rows, "number")
     check_key(rows, "prompt")
-
-
-def test_a_data_set_that_is_no_arrow_table_has_keys_too():
-    rows = [{"prompt": chat, "id": at} for at, chat in enumerate(CHATS)]
-    source_N = keyed(rows[::-1], None).source_of(keyed(rows, None).state_dict(), "keys")
-    np.testing.assert_array_equal(source_N, [3, 2, 1, 0])
-    with pytest.raises(ValueError, match="row 0 has no key"):
-        check_key([{"prompt": "a", "id": None}], "id")

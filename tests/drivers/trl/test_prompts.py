@@ -61,12 +61,6 @@ def test_a_completion_as_long_as_the_context_is_refused_with_the_number_that_fit
         trainer.train()
 
 
-def test_only_the_first_rows_that_are_too_long_are_named(tmp_path):
-    trainer = tiny_trl.trainer(tmp_path, "grpo", dataset=Dataset.from_list(LONG * 9))
-    with pytest.raises(ValueError, match=r"9 of 36 .*: rows 3 .*, 7 .*, 11 .*, 15 .*, 19 \(60 tokens\) and 4 more"):
-        trainer.train()
-
-
 @pytest.mark.parametrize(
     ("words", "name"), [("a3", "row 1 of train_dataset has token 12 ('a3')"), ("k1", "padding has token 0")]
 )

@@ -50,12 +50,6 @@ def test_rewards_that_never_differ_are_said_at_once_with_what_to_check(caplog):
     assert "mean reward 0.05. Try it on an answer that you know to be right" in said
 
 
-def test_a_line_without_the_metric_says_nothing(caplog):
-    callback, state = SilenceCallback(), state_of([])
-    told(callback, state, [{"step": 100, "eval_loss": 1.0}] * 3)
-    assert caplog.records == []
-
-
 @pytest.mark.parametrize("at", [1, 5, 30])
 def test_a_resumed_run_says_what_the_other_says(at, caplog):
     lines = logged([0.3] * 3 + [0.6] * 10 + [0.9] * 20 + [0.1] * 10 + [0.7] * 10)

@@ -69,11 +69,6 @@ def test_what_is_wrong_is_named_and_no_success(wrong, code, says, capsys):
     assert not shown.out
 
 
-def test_without_a_command_it_says_how_it_is_called(capsys):
-    assert main([]) == 2
-    assert "rollalloc.drivers.verl.check" in capsys.readouterr().err
-
-
 # -------------------------------------------------------------------------------------------------------------- files
 
 ROW = {

@@ -6,9 +6,7 @@ from rollalloc import recipes
 from rollalloc.core.recipe import Replay
 from rollalloc.drivers.verl.settings import read_settings
 from rollalloc.rules.advantages import GRPO, BatchNormalised, OverChosen, OverGroup
-from rollalloc.rules.promote import MostRecent
 from rollalloc.rules.prompts import AsOffered
-from rollalloc.rules.rows import Percentile
 
 PILOT_COMMIT = {"recipe": "pilot_commit", "n_pilot": 4, "n_commit": 12, "gen_groups": 48}
 REFUSED = {
@@ -60,22 +58,11 @@ def _this_module():
     return SimpleNamespace(EIGHT=EIGHT)
 
 
-def test_batch_size_and_rollouts_are_verls_own():
-    recipe = read_settings({"recipe": "grpo"}, 16, 8).recipe
-    assert recipe == replace(recipes.grpo(16, 8), prompts=AsOffered())
-
-
 def test_recipes_are_mixed_each_with_its_own_parameters():
     mixed = recipes.mix(recipes.pilot_commit(16, 4, 12, 48, p_lower=0.1), recipes.pods(16, 16, 8))
     for name in ("pilot_commit+pods", "pods+pilot_commit"):  # whose stages say n, whatever verl's own is
         recipe = read_settings(PILOT_COMMIT | {"recipe": name, "m": 8, "p_lower": 0.1}, 16, 4).recipe
         assert recipe == replace(mixed, prompts=AsOffered())
-
-
-def test_pods_rule_and_the_promotion_are_keys():
-    section = PILOT_COMMIT | {"recipe": "pilot_commit", "promote": "most_recent"}
-    assert read_settings(section, 16, 16).recipe.stages[0].promote == MostRecent()
-    assert read_settings({"recipe": "pods", "m": 4, "rule": "percentile"}, 16, 16).recipe.rows == Percentile(4)
 
 
 def test_a_deviation_left_open_is_verls_and_one_that_is_said_holds():
@@ -130,10 +117,6 @@ def test_rows_that_come_again_have_the_advantages_of_their_own_batch(monkeypatch
     assert settings.own_advantages
     assert settings.recipe.advantage == OverGroup(GRPO(ddof=1, eps=1e-6))
     assert read_settings({"recipe": "foresight", "replay": 8}, 8, 1).recipe.replay == Replay(rows=8, max_staleness=12)
-
-
-def test_a_budget_is_the_recipes():
-    assert read_settings({"recipe": "grpo", "max_rollouts": 100}, 4, 4).recipe.budget.run_rollouts == 100
 
 
 def test_a_rule_over_the_batch_makes_plain_advantages_the_recipes_own(monkeypatch):

@@ -13,7 +13,7 @@ from rollalloc.generate.sampler import Request, generate
 from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream.backend import BackendDied, Decoding, RunningRow
 from rollalloc.generate.stream.local import LocalBackend
-from rollalloc.generate.stream.process import ProcessBackend, _as_it_travels, _Heard
+from rollalloc.generate.stream.process import ProcessBackend, _Heard
 from rollalloc.models.likelihood import completion_logprobs
 from rollalloc.models.weights import weights_of
 
@@ -194,18 +194,6 @@ def test_a_process_that_dies_before_it_has_read_anything_is_not_waited_for(polic
     with pytest.raises(BackendDied, match=r"exit code 1, and so did the one before it.*--max-rows"):
         drained_rest(backend, 1)
     backend.close()
-
-
-class Odd(Exception):
-    def __init__(self, one, other):
-        super().__init__(f"{one} and {other}")
-
-
-def test_an_error_that_does_not_travel_is_said_in_words():
-    assert str(_as_it_travels(FloatingPointError("diverged"))) == "diverged"
-    said = _as_it_travels(Odd(1, 2))
-    assert isinstance(said, RuntimeError)
-    assert str(said) == "the process that generates failed: Odd: 1 and 2"
 
 
 @pytest.mark.parametrize("last", [b"", b"what nobody can read"])

@@ -125,28 +125,9 @@ def test_where_nothing_overlaps_a_score_is_waited_for(scripted):
     assert result.is_scored
 
 
-def test_after_it_was_closed_an_engine_knows_only_what_it_is_given_again(scripted):
-    engine, backend, poll = scripted()
-    engine.submit(order(1, 2, 4))
-    engine.close()
-    backend.submitted.clear()
-    engine.load_weights(0)
-    engine.submit(order(2))
-    engine.cancel([1])  # it came to nothing, and is said to have
-    results = poll(ended(2, (7,), "cancelled"))
-    assert [(result.rollout, result.tokens, result.cancelled) for result in results] == [(1, 0, True), (2, 1, True)]
-    assert [row.rollout for row in backend.submitted] == [2]
-
-
 def test_a_failed_rollout_comes_back_with_its_reason_and_nothing_is_held_of_it(scripted):
     engine, _, poll = scripted()
     engine.submit(order(1))
     [result] = poll(replace(ended(1, (7,), "failed"), reason="lost"))
     assert (result.outcome, result.tokens, result.is_scored) == (Unscored("lost"), 1, False)
     assert engine.generations == {}
-
-
-def test_an_engine_without_weights_says_so(trainer_of):
-    engine = trainer_of(AHEAD, engine="async", streaming=Streaming(overlap=False), sampling=Sampling(4)).engine
-    with pytest.raises(RuntimeError, match="call `load_weights` first"):
-        engine.capacity()

@@ -69,12 +69,6 @@ def test_intervals_hold_the_rates_that_prompts_have():
     assert ((low_P <= rate_P) & (rate_P <= high_P)).sum() >= 181
 
 
-def test_a_prompt_without_a_score_has_the_rate_of_all():
-    rates, _, _ = fitted([0, 4, 8] * 5)
-    none = np.zeros(1, np.int64)
-    assert rates.posterior_mean(none, none)[0] == pytest.approx(rates.mean.value)
-
-
 @pytest.mark.parametrize("mix", MIXES)
 @given(hits=st.lists(st.integers(0, 8), min_size=1, max_size=30))
 def test_weights_are_chances_and_equal_counts_have_equal_ones(mix, hits):
@@ -103,11 +97,6 @@ def test_each_mix_favours_what_it_says():
 def test_a_mix_that_there_is_not_is_refused(mix, tmp_path):
     with pytest.raises(ValueError, match="expected a mix of variance, uniform, gaussian:MEAN,DEVIATION or foresight"):
         check_export(tmp_path / "c.parquet", mix, None)
-
-
-def test_a_mix_under_which_nothing_would_be_drawn_is_refused():
-    with pytest.raises(ValueError, match=r"gaussian:0\.333,1e-200: no prompt has such a rate"):
-        weights_of("gaussian:0.333,1e-200", *fitted([8] * 20))
 
 
 def test_a_file_is_written_whole_again_and_never_over_another(tmp_path):
@@ -173,13 +162,3 @@ def test_a_link_is_not_written_through_though_it_leads_to_a_curriculum(tmp_path)
     ):
         with pytest.raises(FileExistsError, match=r"holds link\.parquet, which"):
             refused()
-
-
-def test_a_mean_of_tokens_is_of_the_rollouts_that_say_theirs(tmp_path):
-    rows = [
-        {"rollout": at, "group": 0, "key": "mine/0", "version": 0, "metric": 1.0} | ({"tokens": 30} if at else {})
-        for at in range(3)
-    ]
-    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    [row] = curriculum_of(read_log(tmp_path / "rollouts.jsonl").groups, fitted([1])[0], "variance")
-    assert row["tokens"] == 30

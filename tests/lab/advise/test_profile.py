@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from logged import Group, columns
 
-from rollalloc.lab.advise.profile import SIZES, profile_of
-from rollalloc.lab.advise.shares import alike, pairs_differ, share_of
-from rollalloc.lab.advise.verdict import Choice, present_of
+from rollalloc.lab.advise.profile import profile_of
+from rollalloc.lab.advise.shares import alike, share_of
 from rollalloc.lab.waste.groups import Gathering, Log
 
 NAN = float("nan")
@@ -44,21 +42,6 @@ def drawn(prompts=200, n=4, seed=0, rates=None):
 
 def profiled(rewards, **more):
     return profile_of(log_of(rewards, **more), resamples=30)
-
-
-def test_a_profile_is_plain_data():
-    found = profiled(drawn(), answered=lambda group, at: str(at), tokens=lambda group, at: 5 + at)
-    assert tuple(found.zero_variance) == SIZES
-    assert (found.prompts, found.rollouts, found.n, found.too_few) == (200, 800, 4, "")
-    assert found.right_pairs_differ.value == 1
-    described = json.loads(json.dumps(found.described()))
-    assert described["auc"] == found.auc == found.predictability.auc
-    assert described["zero_variance"]["4"]["value"] == found.zero_variance[4].value
-
-
-def test_what_is_not_known_is_none():
-    found = profiled([[0, 1]] * 12)
-    assert (found.auc, found.right_pairs_differ, found.reward.graded) == (None, None, False)
 
 
 def test_success_that_the_text_tells_is_told_by_features_and_what_it_does_not_tell_is_not():
@@ -92,13 +75,6 @@ def test_what_cannot_be_predicted_is_said(rewards, said):
     assert any(said in note for note in found.notes)
 
 
-def test_prompts_of_one_rollout_have_no_record():
-    found = profiled(drawn(60, n=1), asked=str).predictability
-    assert (found.record, found.both) == (None, None)
-    assert found.features is not None
-    assert "no record" in found.note
-
-
 @pytest.mark.parametrize(
     ("log", "said"),
     [
@@ -111,12 +87,6 @@ def test_prompts_of_one_rollout_have_no_record():
 def test_too_few_says_of_what(log, said):
     found = profile_of(log, resamples=30)
     assert said in found.too_few
-
-
-def test_a_log_that_was_not_filtered_is_not_said_to_be():
-    for seed in range(5):
-        assert profiled(drawn(300, n=8, seed=seed)).too_few == ""
-        assert profiled(drawn(300, rates=[0.5] * 300, seed=seed)).too_few == ""
 
 
 def visits(prompts, n, of_each, *, kept=1.0, seed=0):
@@ -161,12 +131,6 @@ def test_nothing_is_simulated_where_there_is_too_little_to_decide():
     assert told == []
 
 
-def test_several_models_in_one_log_are_told_of():
-    rewards = np.concatenate([drawn(120, rates=[0.02] * 120), drawn(120, rates=[0.5] * 120)])
-    found = profiled(rewards, steps=[group // 20 for group in range(240)])
-    assert any("several models are mixed here" in note for note in found.notes)
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -194,11 +158,6 @@ def test_constant_and_missing_rewards_are_told_of():
 def test_no_score_at_all_is_refused(log):
     with pytest.raises(ValueError, match="none of the log's rollouts has one; --reward names another"):
         profile_of(log)
-
-
-def test_sums_are_refused():
-    with pytest.raises(ValueError, match="the log has only sums; train with --log-rollouts"):
-        profile_of(Log("rollalloc", accounts={"trained": 5}))
 
 
 def test_of_graded_rewards_groups_are_alike_where_all_are_the_same():
@@ -250,21 +209,6 @@ def test_groups_alike_are_those_that_all_draws_without_replacement_would_give(re
     each = [np.mean([a == b for a, b in combinations(row, 2)]) for row in scored if len(row) > 1]
     assert (found is None) == (not each)
     assert found is None or found.value == pytest.approx(np.mean(each))
-
-
-def test_right_answers_differ_by_what_they_end_with():
-    answers = ["so it is 4", "Well.\nso it is 4", "so \\boxed{4}", "\\boxed{ 4 }", "wrong"]
-    log = log_of([[1, 1, 1, 1, 0]] * 12, answered=lambda group, at: answers[at])
-    assert pairs_differ(log.groups).value == pytest.approx(4 / 6)  # two sentences, two boxes
-    bare = replace(log.groups, answer_R=np.zeros_like(log.groups.answer_R))
-    assert pairs_differ(bare) is None
-
-
-def test_a_log_of_one_step_does_not_say_how_large_a_batch_is():
-    rewards = drawn(60, 4)
-    assert profiled(rewards, steps=[0] * 60).groups == 0
-    assert profiled(rewards, steps=[step // 20 for step in range(60)]).groups == 20
-    assert present_of(profiled(rewards, steps=[0] * 60), sampled=False)[0] == Choice("grpo", 16, 4)
 
 
 def test_what_has_no_score_counts_neither_as_right_nor_as_wrong():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollalloc.lab.advise.rates import RateMixture, fit_rates
+from rollalloc.lab.advise.rates import fit_rates
 
 WORLDS = {  # prompts → their rates
     "U-shaped": lambda random, prompts: random.beta(0.2, 0.2, prompts),
@@ -70,24 +70,6 @@ def test_whatever_the_counts_it_is_a_distribution_and_groups_gain_variance_with_
         assert share.interval is None or share.interval[0] <= share.value <= share.interval[1]
 
 
-def test_the_order_of_visits_says_nothing_of_the_estimate():
-    random = np.random.default_rng(0)
-    hits, order = random.integers(0, 5, 60), random.permutation(60)
-    assert fitted(hits, [4] * 60).weight_K == pytest.approx(fitted(hits[order], [4] * 60).weight_K)
-
-
-def test_no_counts_are_refused():
-    with pytest.raises(ValueError, match="at least one prompt, got none"):
-        fit_rates(np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
-def test_a_mixture_of_one_rate_is_told_by_formula():
-    point = RateMixture(np.array([0.0, 0.3, 1.0]), np.array([0.0, 1.0, 0.0]), np.zeros((0, 3)))
-    assert point.zero_variance(4).value == pytest.approx(0.3**4 + 0.7**4)
-    assert (point.mean.value, point.sd.value) == (pytest.approx(0.3), pytest.approx(0))
-    assert point.mean.interval is None
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(("prompts", "n"), [(64, 4), (256, 4), (1024, 4), (256, 8)])
@@ -119,17 +101,3 @@ def test_estimates_are_near_the_truth(world):
     found = fit_rates(random.binomial(8, rates), np.full(2000, 8), resamples=2)
     for n in (2, 4, 8):
         assert found.zero_variance(n).value == pytest.approx((rates**n + (1 - rates) ** n).mean(), abs=0.045)
-
-
-def test_an_interval_is_of_95_per_cent_of_what_the_rates_might_be():
-    """41 mixtures of 0 and 1, of which the share of 1 is 0, 1/40, ..., 1: one in forty at each end is left out."""
-    share_B = np.arange(41) / 40
-    found = RateMixture(np.array([0.0, 1.0]), np.array([0.5, 0.5]), np.stack([1 - share_B, share_B], 1)).mean
-    assert (found.value, found.interval) == (0.5, pytest.approx((1 / 40, 39 / 40)))
-
-
-def test_a_rate_is_below_a_quantile_with_that_chance():
-    rates = np.array([0.2, 0.5, 0.8])
-    even = RateMixture(rates, np.full(3, 1 / 3), np.zeros((0, 3)))
-    none = np.zeros(1, np.int64)  # of a prompt that was not tried nothing is known but the mixture
-    assert [even.quantile(level, none, none)[0] for level in (0.3, 0.6, 0.9)] == [0.2, 0.5, 0.8]

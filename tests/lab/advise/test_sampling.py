@@ -7,20 +7,16 @@ import os
 import shutil
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rollalloc.core.errors import NoScores
 from rollalloc.data.feature_file import read_features
-from rollalloc.files.claims import InUse, Lock
 from rollalloc.files.stamps import stamp_of
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.advise.profile_folder import refuse_changed, refuse_unfinished
-from rollalloc.lab.advise.sampling import _boundary, _waves, sample_profile
+from rollalloc.lab.advise.sampling import sample_profile
 from rollalloc.lab.waste.readers import read_log
 
 REWARD = """
@@ -91,11 +87,6 @@ def test_texts_and_features_of_prompts_are_found_by_the_key_of_the_log(profile):
     assert (described["prompts"], described["of"], described["n"], described["seed"]) == (40, 80, 3, 5)
 
 
-def test_fewer_prompts_than_asked_are_all(rewarded, tmp_path):
-    sample_profile(rewarded("half"), tmp_path / "all", prompts=1000, n=1)
-    assert len({row["key"] for row in logged(tmp_path / "all")}) == 80
-
-
 def killed(profile, waves, torn):
     """As a kill leaves a profile: so many prompts of whole waves are taken down, and some bytes of the next are there."""
     log, description = profile / "rollouts.jsonl", profile / "profile.json"
@@ -117,27 +108,6 @@ def test_a_profile_that_was_killed_goes_on_to_the_same_rollouts(rewarded, profil
     assert log.read_bytes() == whole
     assert json.loads((profile / "profile.json").read_text()) == described
     refuse_unfinished(log)
-
-
-def test_a_profile_that_was_killed_takes_more_prompts(rewarded, profile):
-    killed(profile, 32, 500)
-    sample_profile(rewarded("half"), profile, prompts=50, n=3, seed=5)
-    assert [row["rollout"] for row in logged(profile)] == list(range(150))
-    refuse_changed(profile)
-    refuse_unfinished(profile)
-
-
-def test_a_profile_that_was_killed_before_its_first_rollout_goes_on(rewarded, profile):
-    whole = (profile / "rollouts.jsonl").read_bytes()
-    for name in ("rollouts.jsonl", "profile.json", "rewards.json"):
-        (profile / name).unlink()
-    sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
-    assert (profile / "rollouts.jsonl").read_bytes() == whole
-
-
-def test_a_whole_profile_loads_no_model(rewarded, profile, monkeypatch):
-    monkeypatch.delattr("rollalloc.lab.advise.sampling.Policy.load")
-    assert sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5) == profile / "rollouts.jsonl"
 
 
 def test_more_prompts_are_added_to_those_that_are_there(rewarded, profile):
@@ -205,12 +175,6 @@ def test_a_log_that_was_changed_is_refused(rewarded, profile):
     sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
 
 
-def test_two_at_a_time_are_refused(rewarded, profile, monkeypatch):
-    monkeypatch.setattr("rollalloc.files.claims._PATIENCE_S", 0)
-    with Lock(profile, "profile"), pytest.raises(InUse, match="in use by process"):
-        sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
-
-
 @pytest.mark.e2e
 def test_a_reward_that_hangs_or_raises_leaves_rollouts_unscored(rewarded, tmp_path):
     run = rewarded("poor", reward_workers=1, reward_limit_s=0.5)
@@ -236,12 +200,3 @@ def test_numbers_out_of_range_are_refused(run_of, tmp_path, name, value):
     with pytest.raises(ValueError, match=f"{name} must be a whole number of at least"):
         sample_profile(run_of(), tmp_path / "new", **{name: value})
     assert not (tmp_path / "new").exists()
-
-
-@given(st.integers(0, 200), st.integers(0, 200))
-def test_waves_cover_all_prompts_once_and_begin_at_the_same_ones(begin, end):
-    waves = list(_waves(begin, end))
-    assert [prompt for first, after in waves for prompt in range(first, after)] == list(range(begin, end))
-    assert all(one[1] == other[0] and _boundary(other[0]) == other[0] for one, other in pairwise(waves))
-    assert 0 <= _boundary(begin) <= begin
-    assert _boundary(_boundary(begin)) == _boundary(begin)

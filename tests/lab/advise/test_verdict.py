@@ -71,13 +71,6 @@ def test_each_branch_of_the_rule(profile, present, kind, recipe, because):
     assert verdict.choice == present if kind == "keep" else verdict.choice.rows == present.rows
 
 
-def test_no_saving_is_promised_for_the_readers_own_task():
-    verdict = verdict_of(like(), GRPO)
-    assert "×" not in verdict.sentence
-    assert "expect" not in verdict.sentence
-    assert any("It is not always so" in note for note in verdict.notes)
-
-
 GRADED = [[0.1, 0.5, 0.9, 0.3]] * 20 + [[0.2] * 4] * 40
 
 
@@ -114,20 +107,11 @@ def test_no_recipe_is_recommended_for_prompts_that_teach_nothing(rewards, says):
     assert says in verdict.sentence
 
 
-def test_prompts_that_are_hard_but_not_hopeless_get_a_verdict():
-    assert verdict_of(profiled(drawn(400, 8, rates=np.full(400, 0.05))), GRPO).kind != "barren"
-
-
 @pytest.mark.parametrize(("prompts", "more"), [(3, 1100), (9, 1000)])
 def test_so_much_is_to_be_sampled_that_a_thousand_are_there(prompts, more):
     """1,024 less 3 × 4 rollouts, 9 × 4: in hundreds."""
     found = verdict_of(profiled([[0, 1, 0, 1]] * prompts), GRPO)
     assert (found.kind, found.more) == ("too few", more)
-
-
-def test_groups_of_one_are_not_grpo():
-    with pytest.raises(ValueError, match="GRPO needs groups of 2 at least, got n = 1"):
-        verdict_of(profiled(), Choice("grpo", 64, 1))
 
 
 @pytest.mark.parametrize(

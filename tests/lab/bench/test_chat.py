@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rollalloc.data.prompts import load_prompts
@@ -67,12 +66,6 @@ def test_no_answer_is_right_too_often(name: str, tmp_path: Path) -> None:
         assert max(Counter(load_prompts(file).ground_truths).values()) == most
 
 
-def test_of_a_number_the_last_in_the_completion_counts() -> None:
-    about = {"data_source": "rg/chain_sum", "ground_truth": "7", "extra_info": {"number": True}}
-    said = {"7": 1, "3 + 4 = 7": 1, "The answer is 7.": 1, "7.0": 1, "7 = 3 + 4": 0, "-7": 0, "77": 0, "seven": 0}
-    assert {text: chat.compute_score(solution_str=text, **about) for text in said} == said
-
-
 def test_files_are_made_once_and_alike_everywhere(tmp_path: Path) -> None:
     task = small(CHAT_TASKS["sums"])
     first, second = prepare(tmp_path / "a", task), prepare(tmp_path / "b", task)
@@ -114,14 +107,6 @@ def test_a_story_says_what_its_answer_is_made_of(story: stories.Story, row: tupl
 
     assert story(draw, "Ida", "Tom", "eggs", "jars") == (text, answer)
     assert next(left, None) is None
-
-
-def test_stories_are_different_and_no_answer_is_negative() -> None:
-    taken: set[str] = set()
-    made = stories.problems(np.random.default_rng(0), 400, taken)
-    more = stories.problems(np.random.default_rng(0), 100, taken)  # the same draws, so that all of them are taken
-    assert len({each.prompt for each in (*made, *more)}) == len(taken) == 500
-    assert all(int(each.answer) > 0 for each in made)
 
 
 def test_the_command_writes_a_folder_a_task(

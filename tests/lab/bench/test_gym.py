@@ -79,12 +79,6 @@ def test_tasks_that_cannot_be_trusted_are_refused(tmp_path, task, message):
     assert not (tmp_path / "task").exists()
 
 
-def test_too_few_questions_are_an_error(tmp_path):
-    few = GymConfig("gcd", {"min_value": 1, "max_value": 3}, **SIZES)
-    with pytest.raises(ValueError, match=r"expected 60 more different questions of gcd, found \d+ in 3000"):
-        prepare(tmp_path / "task", "rg/gcd", few)
-
-
 def test_a_task_is_files_like_any_other(sums):
     train, heldout = load_prompts(sums.train), load_prompts(sums.heldout)
     assert (len(train.prompts), len(heldout.prompts)) == (60, 20)
@@ -162,25 +156,6 @@ def test_a_misled_warm_up_shows_the_mistake_at_each_conditions_rate():
     assert all(answer in (answers[at], mistakes[at]) for at, answer in examples)
 
 
-def test_what_a_misled_model_was_shown_most_often_falls_short_of_its_target(monkeypatch):
-    """So that the greedy answers of a model that learned its warm-up by heart are below it."""
-    monkeypatch.setattr(gym, "_WARM_UP_POOL", 16_384)  # as it is: rates go by the conditions that there are
-    config = gym.LADDER["rg/number_filtering_misled"]
-    prompts, answers = gym._warm_up_examples(config, frozenset())
-    rates, examples = config.rates(prompts), list(zip(prompts, answers, strict=True))
-    right = [rates[config.condition(one[0])] < 0.5 or config.mistake(*one) == one[1] for one in examples]
-    assert np.mean(right) < PRESETS["rg/number_filtering_misled"].target
-
-
-def test_phrases_are_one_token_a_word_and_the_rest_is_spelled():
-    prompts = ["Add the words: 12 and one!", "Add the words: 7 and two?", "Add the words: 304 and ten"]
-    tokenizer = character_tokenizer(prompts, ["Ünö 13"])
-    pieces = tokenizer.convert_ids_to_tokens(tokenizer(prompts[0])["input_ids"])
-    assert pieces == ["Add", " the", " words", ":", " ", "1", "2", " and", " ", "o", "n", "e", "!"]
-    for text in (*prompts, "Ünö 13", "theand Add"):
-        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
 @pytest.mark.parametrize(
     ("accuracy", "pass_at_8", "message"),
     [
@@ -193,11 +168,6 @@ def test_phrases_are_one_token_a_word_and_the_rest_is_spelled():
 def test_a_model_that_cannot_learn_its_task_is_refused_with_the_figures(accuracy, pass_at_8, message):
     with pytest.raises(ValueError, match=message):
         refuse_beyond_learning("rg/number_sorting", accuracy, pass_at_8, tuple(gym.LADDER))
-
-
-@pytest.mark.parametrize(("accuracy", "pass_at_8"), [(0.02, 0.15), (0.3, 0.7), (0.8, 0.95)])
-def test_a_model_that_can_is_taken(accuracy, pass_at_8):
-    refuse_beyond_learning("rg/gcd", accuracy, pass_at_8, ())
 
 
 @pytest.mark.e2e

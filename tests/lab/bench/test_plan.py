@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from rollalloc.files.claims import Claims
 from rollalloc.lab.bench.methods import GRID
-from rollalloc.lab.bench.plan import PLAN, TABLE, freeze, frozen_in, make_plan, refuse_another
+from rollalloc.lab.bench.plan import PLAN, freeze, frozen_in, make_plan, refuse_another
 from rollalloc.lab.bench.presets import PRESETS
 from rollalloc.lab.bench.tiers import TIERS
 
@@ -114,19 +113,3 @@ def test_a_plan_that_is_damaged_or_of_another_version_is_refused(tmp_path):
         (tmp_path / PLAN).write_text(content)
         with pytest.raises(ValueError, match=rf"is no plan of this version of rollalloc \(.*{why}"):
             frozen_in(tmp_path)
-
-
-@pytest.mark.parametrize("name", [PLAN, TABLE])
-def test_files_that_are_not_ours_stay(tmp_path, name):
-    (tmp_path / name).write_text("mine")
-    with pytest.raises(FileExistsError, match=f"holds {name}, which"):
-        freeze(make_plan("smoke"), tmp_path)
-    assert (tmp_path / name).read_text() == "mine"
-    assert not Claims(tmp_path, "bench").names()
-
-
-def test_searches_and_final_runs_share_no_seed():
-    plan = make_plan("smoke")
-    for seeds in ("seeds", "default_seeds"):
-        with pytest.raises(ValueError, match=r"seeds \[1000\] are used by both the search and the final runs"):
-            replace(plan, **{seeds: (1000, 4000)})

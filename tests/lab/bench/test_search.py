@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rollalloc.lab.bench.methods import GRID
 from rollalloc.lab.bench.pool import Job
 from rollalloc.lab.bench.search import Rung, Score, Search, Trial, better, rungs, score, search_rollouts, settings_of
-from rollalloc.lab.bench.tiers import TIERS
 from rollalloc.runs.cost import Curve
 
 
@@ -79,17 +77,6 @@ def test_a_search_goes_on_with_the_better_half_and_finds_the_best():
     assert search.found == 2
     assert search.costs(of) == [200, 200]  # censored: the budget
     assert search.scores[0][3].error < search.scores[0][2].error
-
-
-def test_no_method_gets_more_to_search_with():
-    tier = TIERS["full"]
-    first = tier.search[0].settings
-    assert first % len(tier.rates) == 0
-    for recipe, shapes in GRID.items():
-        settings = settings_of(recipe, shapes, tier.rates, first)
-        assert len(settings) == first
-        assert len({str(setting) for setting in settings}) == first
-        assert {setting.learning_rate for setting in settings} == set(tier.rates)
 
 
 def test_a_grid_that_is_too_small_or_repeats_itself_is_refused():
