@@ -15,6 +15,9 @@ from rollalloc.train.evaluation import Breadth, Evaluation
 from rollalloc.train.loading import check
 from rollalloc.train.notices import Notices, counted, of_first_evaluation
 from rollalloc.train.train import train
+from small_run import one_torch_thread, run_of, task
+
+__all__ = ["one_torch_thread", "run_of", "task"]  # fixtures
 
 
 @pytest.mark.parametrize("notices", [True, False])
