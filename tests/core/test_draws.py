@@ -276,11 +276,11 @@ def test_weights_that_went_too_far_to_tell_do_not_hide_how_far_they_go_later(far
         (np.zeros((2, 1)), r"must have shape \(3, D\)"),
         (np.zeros((3, 0)), r"D ≥ 1, got \(3, 0\)"),
         (np.zeros((3, 1, 1)), r"must have shape \(3, D\)"),
-        ({"x": [[1], [np.nan], [0]]}, "features 'x' must be finite numbers of float32, those of prompt 1 are not"),
-        ({"x": [[1], [0], [1e300]]}, "features 'x' must be finite numbers of float32, those of prompt 2 are not"),
+        ({"x": [[1], [np.nan], [0]]}, "features 'x' must be finite numbers in float32; prompt 1 has others"),
+        ({"x": [[1], [0], [1e300]]}, "features 'x' must be finite numbers in float32; prompt 2 has others"),
         ({"x": [["a"], ["b"], ["c"]]}, "features 'x' must be numbers of shape"),
         ({"x": [[1, 2], [3], [4]]}, "features 'x' must be numbers of shape"),
-        ({0: np.zeros((3, 1))}, "names of features must be text"),
+        ({0: np.zeros((3, 1))}, "names of features must be strings"),
         ("abc", "must be numbers of shape"),
     ],
 )
@@ -309,7 +309,7 @@ def test_a_state_has_the_features_digests_only_and_other_features_are_refused():
     other[3, 3] += 1e-3
     for features in ({"x": other}, {"y": mine}, {"x": mine, "y": mine}, {}, {"x": mine[:, ::-1]}):
         table = PromptTable(KEYS, features=features)
-        with pytest.raises(ValueError, match=r"saved with the features \{'x': .* or remap for others"):
+        with pytest.raises(ValueError, match=r"saved with the features \{'x': .* or a remap"):
             Allocator(recipes.grpo(2, 1), table, 0).load_state_dict(state)
         copy = Allocator(recipes.grpo(2, 1), table, 0)
         copy.load_state_dict(state, remap="keys")
@@ -383,7 +383,7 @@ def test_foresight_by_hand(drive):
         (recipes.reinforce, {"baseline": "group"}, "baseline"),
         (recipes.reinforce, {"neg": -1.0}, "neg must be 0 or more"),
         (recipes.reinforce, {"n": 0}, "must be a whole number of at least 1"),
-        (recipes.rloo, {"n": 1}, r"n must be a whole number of at least 2 \(a rollout alone has no others\)"),
+        (recipes.rloo, {"n": 1}, r"n must be a whole number of at least 2 \(so that each rollout has others\)"),
         (recipes.raft, {"n": 0.5}, "must be a whole number"),
         (recipes.spo, {"half_way": 0}, "expected half_way and spread above 0"),
         (recipes.spo, {"spread": 0}, "expected half_way and spread above 0"),

@@ -99,7 +99,9 @@ def test_a_sample_that_cannot_be_is_refused(kept):
     allocator = Allocator(replace(plain, stages=(replace(plain.stages[0], stop=Keeps(kept)),)), 1, 0)
     allocator.ask()
     allocator.tell([Done(0, 1, 1, 40, 0)])
-    with pytest.raises(RuleError, match="must keep rollouts that run and are not stopped, with a probability in"):
+    with pytest.raises(
+        RuleError, match="`kept` must map rollouts that are unfinished and not cancelled to probabilities in"
+    ):
         allocator.ask()
 
 
@@ -120,7 +122,9 @@ def test_a_sample_that_says_no_shares_is_refused(said, monkeypatch):
     allocator = Allocator(replace(plain, stages=(replace(plain.stages[0], stop=SaysOfShares()),)), 1, 0)
     allocator.ask()
     allocator.tell([Done(0, 1, 1, 40, 0)])
-    with pytest.raises(RuleError, match="must keep rollouts that run and are not stopped, with a probability in"):
+    with pytest.raises(
+        RuleError, match="`kept` must map rollouts that are unfinished and not cancelled to probabilities in"
+    ):
         allocator.ask()
 
 

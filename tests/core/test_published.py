@@ -15,7 +15,9 @@ def test_dr_grpo_by_hand(drive):
     assert advantages_of(driver) == pytest.approx([0.75, -0.25, -0.25, -0.25])
     driver = drive(recipes.dr_grpo(1, 4), 1, {0: [0.5, 0.0, 0.0, 0.0]})
     assert advantages_of(driver) == pytest.approx([0.375, -0.125, -0.125, -0.125])
-    with pytest.raises(ValueError, match=r"n must be a whole number of at least 2 .a rollout alone is its own mean"):
+    with pytest.raises(
+        ValueError, match=r"n must be a whole number of at least 2 .so that there is a mean to compare with"
+    ):
         recipes.dr_grpo(1, 1)
 
 
@@ -145,8 +147,8 @@ def test_cgrpo_by_hand(drive):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: recipes.cgrpo(4, (2,)), "two numbers of rollouts at least, to stop at the first"),
-        (lambda: recipes.cgrpo(4, (4, 4)), "sizes_S must be growing"),
+        (lambda: recipes.cgrpo(4, (2,)), "at least two numbers of rollouts, so that"),
+        (lambda: recipes.cgrpo(4, (4, 4)), "sizes_S must be increasing"),
         (lambda: recipes.vcrl(4, 1), "n must be a whole number of at least 2"),
         (lambda: recipes.greso(4, 1, 8), "n must be a whole number of at least 2"),
         (lambda: recipes.greso(4, 4, 0), "gen_groups must be"),

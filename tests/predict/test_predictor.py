@@ -243,7 +243,7 @@ def test_a_memory_of_nothing_is_refused():
     with pytest.raises(ValueError, match="'hidden': 0"):
         Predictor().init(3, {"hidden": 0})
     for wrong in ([0.5], [0.5, 0.5, 1.1], [0.5, -0.1, 0.5]):
-        with pytest.raises(ValueError, match="prior_N must hold 3 rates"):
+        with pytest.raises(ValueError, match="prior_N must contain 3 rates"):
             Predictor().init(3, {}, wrong)
 
 

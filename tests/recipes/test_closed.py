@@ -104,7 +104,8 @@ def test_the_rows_of_darts_say_how_many_are_ordered_and_stopped():
 @pytest.mark.parametrize("tail", ["exact", "sampled"])
 def test_a_recipe_whose_rules_read_rows_that_none_says_is_refused(tail):
     with pytest.raises(
-        ValueError, match=r"Redundant\(.* reads how many rows .*, which Everything\(\) does not say; repl"
+        ValueError,
+        match=r"Redundant\(.* reads the number of rows per group, which Everything\(\) does not declare; use",
     ):
         replace(recipes.darts(4, 3, 1, tail=tail), rows=Everything())
 

@@ -92,7 +92,8 @@ def test_a_rule_that_gives_more_longest_than_its_trait_is_refused_by_name(made):
             return made
 
     with pytest.raises(
-        RuleError, match=r"longest_of must give each of 2 groups 0 to 2 longest rows, its trait, got \["
+        RuleError,
+        match=r"longest_of must return for each of 2 groups a number from 0 to 2, its trait `longest`, got \[",
     ):
         Allocator(of_size(6, rows=Wrong(3, 2)), 9, 0).ask()
 
@@ -116,12 +117,12 @@ def test_over_two_stages_the_rollouts_that_are_there_count():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"longest_by": "size", "tail": "none"}, "longest_by='size': of a recipe that trains on longest rollouts only"),
-        ({"longest_by": "record", "solved": 0.9, "longest": 0}, "longest_by='record': .* got longest=0"),
+        ({"longest_by": "size", "tail": "none"}, "longest_by='size' needs a recipe that trains on longest rollouts"),
+        ({"longest_by": "record", "solved": 0.9, "longest": 0}, "longest_by='record' needs .* got longest=0"),
         ({"longest_by": "record"}, 'longest_by="record" needs solved, the success rate'),
         ({"longest_by": "length"}, "longest_by must be one of all, size, record, got 'length'"),
         ({"longest_by": "record", "solved": 1.5}, "solved must be a success rate in"),
-        ({"longest_by": "size", "solved": 0.9}, 'give tail="sampled"'),
+        ({"longest_by": "size", "solved": 0.9}, 'solved needs tail="sampled"'),
     ],
 )
 def test_what_does_not_go_together_is_refused(given, says):

@@ -59,10 +59,16 @@ def test_pilots_wait_for_all_others_in_waves_and_where_the_user_says_so(promote,
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"ahead": 0}, "ahead must be a whole number of at least 1 .nothing is ahead where staleness is 0., got 0"),
+        (
+            {"ahead": 0},
+            "ahead must be a whole number of at least 1 .with staleness 0 no batch can be generated ahead., got 0",
+        ),
         ({"staleness": -1}, "staleness must be a whole number of at least 0"),
-        ({"ahead": 2, "staleness": 1}, "ahead=2: .* staleness allows 1; give staleness=2 or more, or ahead=1 at most"),
-        ({"ahead": 1, "staleness": 0}, "ahead=1: .* staleness allows 0"),
+        (
+            {"ahead": 2, "staleness": 1},
+            "ahead=2: .* staleness allows only 1; use staleness=2 or more, or ahead=1 at most",
+        ),
+        ({"ahead": 1, "staleness": 0}, "ahead=1: .* staleness allows only 0"),
     ],
 )
 def test_an_ahead_that_cannot_be_is_refused(given, says):
@@ -73,12 +79,12 @@ def test_an_ahead_that_cannot_be_is_refused(given, says):
 @pytest.mark.parametrize(
     ("recipe", "given", "says"),
     [
-        (GRPO, {}, ["nothing overlaps; staleness 1 allows it"]),
+        (GRPO, {}, ["do not overlap; staleness 1 allows it"]),
         (GRPO, {"staleness": 1}, []),
-        (GRPO, {"staleness": 3}, ["staleness 3 cannot be used: one batch is opened .* give ahead=2"]),
+        (GRPO, {"staleness": 3}, ["staleness 3 is more than this run can use: .* set ahead=2"]),
         (GRPO, {"staleness": 3, "ahead": 2}, []),
         (recipes.reinforce(8, replay=4, replay_staleness=3), {"staleness": 3}, []),  # replayed rows are as old
-        (recipes.pilot_commit(**PILOTS), {}, ["that passed the pilots the oldest go on first; promote=top_variance"]),
+        (recipes.pilot_commit(**PILOTS), {}, ["that passed the pilot stage go on first; promote=top_variance"]),
         (recipes.pilot_commit(**PILOTS, promote="top_variance"), {}, []),
         (
             recipes.pilot_commit(**PILOTS, promote="oldest", pilots="every_round"),
@@ -98,4 +104,4 @@ def test_a_driver_says_it_in_its_log(caplog):
     with caplog.at_level(logging.INFO):
         made = streamed_aloud(recipes.pilot_commit(**PILOTS), logging.getLogger("driver"), ahead=None)
     assert made.stages[0].promote == Oldest()
-    assert "the oldest go on first" in caplog.text
+    assert "the oldest of the prompts" in caplog.text

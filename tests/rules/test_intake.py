@@ -70,7 +70,8 @@ def test_keep_in_flight_refuses():
     with pytest.raises(ValueError, match="groups"):
         KeepInFlight(0)
     with pytest.raises(
-        ValueError, match="ahead must be True or False: how many groups a batch has the recipe says, got 4"
+        ValueError,
+        match="ahead must be True or False, because the recipe already sets the number of groups in a batch; got 4",
     ):
         KeepInFlight(1, ahead=4)  # pyright: ignore
 

@@ -170,7 +170,7 @@ def test_a_band_waits_until_all_pilots_ended():
         ((0.1, 0.3, 0.9, 4, 1.0), r"confidence must be in \(0, 1\), or None, got 1.0"),
         (
             (0.1, 0.3, 1.0, None, 0.95),
-            r"p_solve=1 with confidence=0.95: no number of rollouts .*give p_solve=0.9, say, or",
+            r"p_solve=1 with confidence=0.95: no number of rollouts .*set p_solve to 0.9, for example, or",
         ),
         ((float("nan"), 0.3, 1.0), r"must lie in \[0, 1\]"),
     ],
@@ -210,7 +210,9 @@ def test_collected_by_hand(rows, half, metrics, enough):
 def test_collected_refuses():
     with pytest.raises(ValueError, match=r"above must be in \[0, 1\), got 1.0"):
         Collected(above=1.0)
-    with pytest.raises(ValueError, match=r"Collected\(.* reads how many rows .*, which Everything\(\) does not say"):
+    with pytest.raises(
+        ValueError, match=r"Collected\(.* reads the number of rows per group, which Everything\(\) does not declare"
+    ):
         replace(recipes.reinforce_ada(4, 4), rows=Everything())
     assert replace(recipes.reinforce_ada(4, 4, stop="positive"), rows=Everything()).group_rows is None
 

@@ -97,7 +97,7 @@ def test_a_floor_of_darts_is_of_the_rows_and_below_the_mean():
     ):
         with pytest.raises(ValueError, match=says):
             recipes.darts(4, 7, 1, least=least)
-    with pytest.raises(ValueError, match="price weighs seconds, which latency says; give latency"):
+    with pytest.raises(ValueError, match="price weighs the seconds that latency predicts; set latency"):
         recipes.darts(4, 7, 1, price=1.0)
     priced = recipes.darts(4, 7, 1, least=10, normalise=True, latency=((1, 1.0),), price=2)
     assert priced.stages[0].size == Priced(2.0, ((1, 1.0),), 2, 10, True)
@@ -255,7 +255,7 @@ def test_a_prompt_without_a_record_has_the_mean_of_the_others():
     "latency", [(), ((0, 1.0),), ((2, 1.0), (1, 1.0)), ((1, 0.0),), ((1, 1.0), (1, 2.0)), "fast", 3]
 )
 def test_a_curve_is_refused_that_is_none(latency):
-    with pytest.raises(ValueError, match="latency must be pairs of rollouts"):
+    with pytest.raises(ValueError, match="latency must be pairs"):
         Priced(2.0, latency)
     with pytest.raises(ValueError, match="max_factor must be at least 1"):
         Priced(0.5, FLAT)
@@ -267,7 +267,7 @@ def test_a_curve_is_refused_that_is_none(latency):
         ({"price": 0}, "price must be a number above 0, or None, got 0"),
         ({"price": float("inf")}, "price must be"),
         ({"least": 0}, "least must be a whole number of at least 1, got 0"),
-        ({"latency": ((1, 0.2), (8, 0.1))}, "latency falls from 0.2 s for a token of 1 rollouts to 0.1 s of 8; a step"),
+        ({"latency": ((1, 0.2), (8, 0.1))}, "latency falls from 0.2 s per token at 1 rollouts to 0.1 s at 8"),
         ({"latency": ((1, 0.1), (8, float("inf")))}, "latency must be pairs"),
     ],
 )

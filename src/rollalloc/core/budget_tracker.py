@@ -105,14 +105,14 @@ class BudgetTracker:
         exact_keys(state, self._FIELDS, "budgets")
         saved = {name: natural(state[name], f"budgets, {name}") for name in self._FIELDS}
         if saved["batch_paid"] > saved["paid"] or saved["batch_tokens"] > saved["tokens"]:
-            raise ValueError(f"budgets: more was paid for a batch than in all, {saved}; the state is corrupt")
+            raise ValueError(f"budgets: the last batch cost more than the whole run, {saved}; the state is corrupt")
         self.paid, self.owed, self.tokens = saved["paid"], saved["owed"], saved["tokens"]
         self.batch_opened = saved["batch_opened"]
         self._paid_before, self._tokens_before = self.paid - saved["batch_paid"], self.tokens - saved["batch_tokens"]
 
 
 def _limits(whose: str, rollout_limit: int | None, rollouts: int, token_limit: int | None, tokens: int) -> str:
-    """The end of the sentence "the budget of 1,500 rollouts is spent but for 4, too few for another group"."""
+    """The end of the sentence "the budget of 1,500 rollouts has 4 left, too few for another group"."""
     known = [
         (limit, unit, spent)
         for limit, unit, spent in ((rollout_limit, "rollouts", rollouts), (token_limit, "tokens", tokens))
@@ -121,7 +121,7 @@ def _limits(whose: str, rollout_limit: int | None, rollouts: int, token_limit: i
     limits = " and ".join(f"{limit:,} {unit}" for limit, unit, _ in known) + (" a batch" if whose == "batch" else "")
     if rollout_limit is None or any(spent >= limit for limit, _, spent in known):
         return f"{limits} is spent"
-    return f"{limits} is spent but for {rollout_limit - rollouts:,}, too few for another group"
+    return f"{limits} has {rollout_limit - rollouts:,} rollouts left, too few for another group"
 
 
 def _spent(limit: int | None, tokens: int) -> bool:

@@ -127,8 +127,8 @@ def _longest(run: Run, groups: list[Group], sizes: list[int]) -> Sequence[int | 
     longest = [int(each) for each in made]
     if len(longest) != len(groups) or min(longest) < 0 or max(longest) > run.longest:
         raise RuleError(
-            f"{rule!r}: longest_of must give each of {len(groups)} groups 0 to {run.longest} longest rows, its trait, got "
-            f"{longest}"
+            f"{rule!r}: longest_of must return for each of {len(groups)} groups a number from 0 to {run.longest}, its "
+            f"trait `longest`, got {longest}"
         )
     return longest
 

@@ -26,8 +26,8 @@ def opening_halt(run: Run) -> Halt | None:
         return Halt(
             f"barren: none of the last {run.barren} prompts tried gave a group to train on; prompts by the fate of "
             f"their last visit: {_fates(run)}. Unless rollouts failed or went stale, the prompts are solved or "
-            "impossible for this model, or the reward function gives all rollouts of a prompt the same: try it on an "
-            "answer that you know to be right, and on one that is wrong",
+            "impossible for this model, or the reward function gives all rollouts of a prompt the same reward: test it "
+            "with an answer that you know to be right, and with one that is wrong",
             Ends.RUN,
         )
     return run.budgets.halt() if run.budgets.room() == 0 else None
@@ -38,9 +38,9 @@ def prompts_halt(run: Run) -> Halt:
     loader = run.loader
     if loader is not None and not run.pool.dry and not run.pool.exhausted():
         if loader.ended(run.memory):
-            return Halt("prompts: the loader has ended and all that it offered is used up", Ends.RUN)
-        why = "the prompts offered are used up; tell Offered with more (Allocator.wanted() says how many), or with none"
-        return Halt(f"{why} where the loader has ended", Ends.NOTHING)
+            return Halt("prompts: the loader has ended and all prompts that it offered were used", Ends.RUN)
+        why = "all prompts offered are used up; tell Offered with more of them (Allocator.wanted() says how many)"
+        return Halt(f"{why}, or with an empty tuple if the loader has ended", Ends.NOTHING)
     return Halt(
         f"prompts: none of {len(run.table)} may be drawn, {run.pool.evicted()} are evicted and "
         f"{len(run.statistics.with_fate(QUARANTINED))} quarantined; prompts by the fate of their last visit: "
@@ -61,14 +61,14 @@ def _remedies(run: Run) -> list[str]:
     remedies: list[str] = []
     if evicted:
         remedies.append(
-            f"{evicted:,} are evicted as solved: if they are, train on harder prompts; if not, evict by more evidence "
-            "(pilot_commit's p_solve=0.9, confidence=0.95), pilot them again sooner (reprobe_every=1), or evict none "
-            "(p_solve=2)"
+            f"{evicted:,} are evicted as solved: if they are, train on harder prompts; if not, require more evidence "
+            "before a prompt is evicted (pilot_commit's p_solve=0.9, confidence=0.95), pilot evicted prompts again "
+            "sooner (reprobe_every=1), or evict none (p_solve=2)"
         )
     if quarantined:
         remedies.append(
             f"{quarantined:,} are quarantined, because their rollouts failed in {run.recipe.quarantine_after} visits in a "
-            "row: see why they fail, the reward function first"
+            "row: find out why they fail; check the reward function first"
         )
     return remedies
 
@@ -77,8 +77,8 @@ def no_progress(run: Run) -> str:
     """The reason why nothing can be decided although nothing is running."""
     if any(run.flight.waiting_S):
         promote = [stage.promote for stage in run.recipe.stages]
-        return f"groups wait but no promote rule of {promote} sends one on although nothing is running"
-    return f"{run.recipe.intake!r} opens no group although none is there and nothing is running"
+        return f"groups wait and nothing is running, but no promote rule of {promote} lets one go on"
+    return f"no group exists and nothing is running, but {run.recipe.intake!r} opens no group"
 
 
 def _fates(run: Run) -> str:

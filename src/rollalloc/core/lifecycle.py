@@ -43,9 +43,9 @@ def on_done(run: Run, done: Done) -> None:
         _refuse(run, done)
     if run.reads_rate and not _LEAST_RATE <= metric <= _MOST_RATE:
         raise MetricError(
-            f"rollout {done.rollout}: {', '.join(run.recipe.rate_readers)} takes the metric for a success rate in "
-            f"[0, 1], got {done.metric!r}; give selection a metric of its own, such as 1 for right and 0 for wrong, "
-            "apart from the reward that training uses"
+            f"rollout {done.rollout}: {', '.join(run.recipe.rate_readers)} reads the metric as a success rate in "
+            f"[0, 1], got {done.metric!r}; report a metric for selection, such as 1 for right and 0 for wrong, "
+            "separately from the reward that training uses"
         )
     group = _end(run, done.rollout, done.tokens)
     if group is None:  # it ended before the cancellation reached it
@@ -187,11 +187,11 @@ def _refuse(run: Run, done: Done) -> None:
     if not known:
         raise EventError(
             f"rollout {done.rollout}: uncertainty {uncertainty!r} must be the sum of (1 - probability)² over its tokens, "
-            "0 or more, or None where that is unknown"
+            "0 or more, or None if it is unknown"
         )
     raise EventError(
-        f"rollout {done.rollout}: versions {first} to {last} must lie between 0 and the weights' {run.version}; tell "
-        "Updated before results of newer weights"
+        f"rollout {done.rollout}: versions {first} to {last} must lie between 0 and {run.version}, the version of "
+        "the weights; tell Updated before the results of newer weights"
     )
 
 
@@ -233,7 +233,7 @@ def _learn_lengths(run: Run, group: Group) -> None:
 def _unknown(run: Run, rollout: int) -> str:
     known = 0 <= rollout < run.next_rollout
     why = "already had its terminal event, or was not handed out" if known else "was never ordered"
-    return f"rollout {rollout!r}: {why}; tell just one of Done, Failed and Cancelled for each rollout of an Order"
+    return f"rollout {rollout!r}: {why}; tell exactly one of Done, Failed and Cancelled for each rollout of an Order"
 
 
 def whole(number: int, name: str) -> int:
@@ -268,7 +268,7 @@ def judge(run: Run, group: Group) -> None:
     verdict = stage.judge(group.view, run.view())
     if verdict is None:
         if not group.unfinished:
-            raise RuleError(f"judge {stage.judge!r} has no verdict although nothing more is to come")
+            raise RuleError(f"judge {stage.judge!r} returned no verdict although all rollouts of the group have ended")
         if len(group.done) >= run.stops_from_S[group.stage]:
             run.flight.touched[group.id] = group
     elif verdict.act is Act.DROP:
@@ -384,7 +384,8 @@ def _keep(group: Group, rule: StopRule, sample: SampledStops) -> None:
         kept, possible = {}, False
     if not possible:
         raise RuleError(
-            f"{rule!r} must keep rollouts that run and are not stopped, with a probability in (0, 1] each, got {sample}"
+            f"{rule!r}: `kept` must map rollouts that are unfinished and not cancelled to probabilities in (0, 1], got "
+            f"{sample}"
         )
     group.kept.update(kept)
 

@@ -43,7 +43,7 @@ def unpack(packed: Packed) -> NDArray[Any]:
     except TypeError as error:
         raise ValueError(f"packed array of dtype {packed['dtype']!r}: {error}") from None
     if dtype.hasobject:
-        raise ValueError(f"a packed array holds plain numbers, got dtype {packed['dtype']!r}")
+        raise ValueError(f"a packed array must contain plain numbers, got dtype {packed['dtype']!r}")
     try:
         flat = np.frombuffer(b64decode(packed["base64"]), dtype=dtype)
     except (ValueError, TypeError) as error:
@@ -113,7 +113,7 @@ def reading(where: str) -> Generator[None]:
         raise ValueError(f"{where}: {error}") from error
     except Exception as error:  # the state comes from a file and may contain anything
         raise ValueError(
-            f"{where} cannot be read ({type(error).__name__}: {error}); the state is corrupt, or another program's"
+            f"{where} cannot be read ({type(error).__name__}: {error}); the state is corrupt, or another program saved it"
         ) from error
 
 
@@ -245,8 +245,8 @@ def describe(value: Any) -> Any:
     if isinstance(value, types.FunctionType) and value.__closure__ is None and "<lambda>" not in value.__qualname__:
         return f"{value.__module__}:{value.__qualname__}"
     raise TypeError(
-        f"{value!r} has no stable description; rules are frozen dataclasses, and kernels module-level functions, "
-        "so that a recipe can be compared with the one in a checkpoint"
+        f"{value!r} has no stable description, so a recipe with it cannot be compared with the one in a checkpoint; "
+        "make rules frozen dataclasses, and kernels functions of a module"
     )
 
 

@@ -25,7 +25,7 @@ class Epochs:
 
     def __post_init__(self) -> None:
         if self.count is not None and (type(self.count) is not int or self.count < 0):
-            raise ValueError(f"a prompt comes back after 0 epochs or more, got {self.count}")
+            raise ValueError(f"Epochs: count must be a whole number of 0 or more, or None for never, got {self.count}")
 
 
 NOW, NEXT_EPOCH, NEVER = Epochs(0), Epochs(1), Epochs(None)

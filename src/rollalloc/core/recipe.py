@@ -196,14 +196,16 @@ class Recipe:
         """
         rows, longest = self.group_rows, self.rows.traits.longest
         if rows is not None:
-            at_least(f"{self.rows!r}: its trait `rows`", rows, 1, "of a group that it takes at most; or None")
-            at_least(f"{self.rows!r}: its trait `longest`", longest, 0, "of its `rows` that it takes for length")
-            at_least(f"{self.rows!r}: its trait `rows`", rows, longest, "its trait `longest`")
+            at_least(f"{self.rows!r}: its trait `rows`", rows, 1, "or None; it is the most rows of a group")
+            at_least(
+                f"{self.rows!r}: its trait `longest`", longest, 0, "which is how many of these rows are the longest"
+            )
+            at_least(f"{self.rows!r}: its trait `rows`", rows, longest, "which is its trait `longest`")
             return
         if readers := [rule for rule in self.rules if rule.traits.reads_rows]:
             raise ValueError(
-                f"{readers[0]!r} reads how many rows of a group are trained on, which {self.rows!r} does not say; replace "
-                "both, or take a row rule with the trait `rows`"
+                f"{readers[0]!r} reads the number of rows per group, which {self.rows!r} does not declare; use a row rule "
+                "with the trait `rows`, or replace both rules"
             )
 
     def replace(self, *, stage: str | None = None, **changes: Any) -> Recipe:
@@ -292,7 +294,7 @@ def refuse_other(recipe: Any) -> None:
     if isinstance(recipe, Recipe):
         return
     call = f"; call it: recipe={getattr(recipe, '__name__', 'it')}(...)" if callable(recipe) else ""
-    named = "; rollalloc.named.make_recipe makes one of a name" if isinstance(recipe, str) else ""
+    named = "; rollalloc.named.make_recipe(name) returns a recipe by its name" if isinstance(recipe, str) else ""
     raise TypeError(
         f"recipe must be a rollalloc Recipe, such as rollalloc.recipes.pilot_commit(), got {recipe!r:.80} of type "
         f"{type(recipe).__name__}{call}{named}"

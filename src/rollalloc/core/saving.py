@@ -111,12 +111,12 @@ def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
     exact_keys(state, _KEYS, "keys")
     if state["seed"] != run.seed:
         raise ValueError(
-            f"saved with seed {state['seed']!r}, got seed {run.seed}; make the allocator with the saved seed"
+            f"saved with seed {state['seed']!r}, got seed {run.seed}; construct the allocator with the saved seed"
         )
     lines = list(differences(state["recipe"], run.recipe.description))
     if lines and not accept_recipe:
         others = another(lines)
-        raise ValueError(f"saved under {others} (accept_recipe=True goes on all the same): {'; '.join(lines)}")
+        raise ValueError(f"saved under {others} (accept_recipe=True continues with the new one): {'; '.join(lines)}")
     stages = len(state["recipe"]["stages"])
     if state["groups"] and stages != len(run.recipe.stages):
         raise ValueError(
@@ -181,7 +181,7 @@ def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None
         run.flight.stopped[natural(rollout, "stopped")] = stopping[natural(group, "stopped")]
         stopping[group].awaited += 1
     if len(stopping) < len(trailing) + len(groups) or not all(group.awaited for group in trailing):
-        raise ValueError("trailing: a group is there twice, or nothing of it is to come; the state is corrupt")
+        raise ValueError("trailing: a group occurs twice, or waits for no rollout; the state is corrupt")
     drawn = [
         (
             Drawn(here[prompt], rate(predicted, "drawn"), amount(baseline, "drawn"), sampling_ratio(ratio, "drawn")),
@@ -192,7 +192,9 @@ def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None
     run.drawn = [(each, epoch) for each, epoch in drawn if each.prompt != GONE]
     indices = [group.prompt for group in [*groups, *trailing]] + [each.prompt for each, _ in drawn]
     if max(indices, default=0) >= len(run.table):
-        raise ValueError(f"prompt {max(indices)} of {len(run.table)} is in flight; the state is corrupt")
+        raise ValueError(
+            f"prompt {max(indices)} is in flight, but there are only {len(run.table)} prompts; the state is corrupt"
+        )
     with reading("batch"):
         run.batch = None if state["batch"] is None else _load_batch(state["batch"], here)
     with reading("kept"):
@@ -206,9 +208,9 @@ def _check_kept(run: Run, kept: list[Row]) -> None:
     alive |= {done.rollout for group in run.flight.groups.values() for done in group.done}
     over = alive.isdisjoint(run.kept) and run.flight.stopped.keys().isdisjoint(run.kept)
     if len(run.kept) < len(kept) or not over or any(row.rollout >= run.next_rollout for row in kept):
-        raise ValueError("a row is there twice, in flight, or was never ordered; the state is corrupt")
+        raise ValueError("a row occurs twice, is in flight, or was never ordered; the state is corrupt")
     if any(row.version > run.version or max(row.prompt, 0) >= len(run.table) for row in kept):
-        raise ValueError(f"a row is of weights newer than {run.version}, or of no prompt; the state is corrupt")
+        raise ValueError(f"a row has a version above {run.version}, or an unknown prompt; the state is corrupt")
 
 
 def _load_group(run: Run, saved: dict[str, Any], here: _Renumbering, stages: int, *, trailing: bool) -> Group:
@@ -217,14 +219,14 @@ def _load_group(run: Run, saved: dict[str, Any], here: _Renumbering, stages: int
     group.prompt = here[group.prompt]
     _check_group(run, group, stages, OVER if trailing else _IN_FLIGHT)
     if trailing and (group.running or group.owed):
-        raise ValueError("a group that is over has rollouts to come; the state is corrupt")
+        raise ValueError("a group that is over has rollouts that are not cancelled; the state is corrupt")
     return group
 
 
 def _check_group(run: Run, group: Group, stages: int, phases: frozenset[Phase]) -> None:
     if not (0 <= group.stage < stages and 0 < len(group.spans) <= stages and 0 <= group.id < run.next_group):
         raise ValueError(
-            f"stage {group.stage} and id {group.id} are not of {stages} stages and {run.next_group} groups"
+            f"expected a stage below {stages} and an id below {run.next_group}, got stage {group.stage} and id {group.id}"
         )
     if any(
         not (isfinite(done.reward) and isfinite(done.metric) and done.version <= run.version)
@@ -232,7 +234,7 @@ def _check_group(run: Run, group: Group, stages: int, phases: frozenset[Phase]) 
         for done in group.done
     ):
         raise ValueError(
-            f"a scored rollout is not finite, of weights newer than {run.version} or of an uncertainty below 0; "
+            f"a scored rollout has a number that is not finite, a version above {run.version} or a negative uncertainty; "
             "the state is corrupt"
         )
     if group.phase not in phases:

@@ -67,15 +67,15 @@ class PromptTable:
                 continue
             array = np.asarray(given, dtype=dtype)
             if array.shape != (len(self),):
-                raise ValueError(f"{name} must have one entry a prompt, shape ({len(self)},), got {array.shape}")
+                raise ValueError(f"{name} must have one entry per prompt, shape ({len(self)},), got {array.shape}")
             object.__setattr__(self, name, array)
         if self.source_N is not None and np.any(np.asarray(self.source_N) < 0):
-            raise ValueError("source_N must hold indices of sources, 0 or more")
+            raise ValueError("source_N must contain indices of sources, 0 or more")
         if self.prior_N is not None:
             prior_N = np.asarray(self.prior_N)
             known_N = ~np.isnan(prior_N)
             if np.any((prior_N[known_N] < 0) | (prior_N[known_N] > 1)):
-                raise ValueError("prior_N must hold success rates in [0, 1], or NaN where unknown")
+                raise ValueError("prior_N must contain success rates in [0, 1], or NaN if unknown")
         object.__setattr__(self, "features", self._checked_features())
 
     def _checked_features(self) -> dict[str, NDArray[np.float32]]:
@@ -87,7 +87,7 @@ class PromptTable:
         checked: dict[str, NDArray[np.float32]] = {}
         for name, block in blocks.items():
             if not isinstance(name, str):  # pyright: ignore
-                raise ValueError(f"the names of features must be text, as JSON has them, got {name!r}")
+                raise ValueError(f"the names of features must be strings, because they are saved as JSON, got {name!r}")
             try:
                 with np.errstate(over="ignore"):  # values that are too large for float32 are refused below
                     features_ND = np.asarray(block, np.float32).view()
@@ -97,7 +97,7 @@ class PromptTable:
                 raise ValueError(f"features {name!r} must have shape ({len(self)}, D), D ≥ 1, got {features_ND.shape}")
             if not np.isfinite(features_ND).all():
                 row = int(np.flatnonzero(~np.isfinite(features_ND).all(axis=1))[0])
-                raise ValueError(f"features {name!r} must be finite numbers of float32, those of prompt {row} are not")
+                raise ValueError(f"features {name!r} must be finite numbers in float32; prompt {row} has others")
             features_ND.flags.writeable = False  # rules can see the array, and its digest is computed only once
             checked[name] = features_ND
         return checked
@@ -117,7 +117,7 @@ class PromptTable:
             if str(key) in seen:
                 raise ValueError(
                     f"prompt key {key!r} occurs at {seen[str(key)]} and at {at}; keys must be unique, or one prompt's "
-                    "results would be booked to another: prefix the index with the data source"
+                    "results would count for another; if the keys are indices, put the data source before each"
                 )
             seen[str(key)] = at
 
@@ -149,8 +149,8 @@ class PromptTable:
                 )
             if saved["features"] != self._feature_digests:
                 raise ValueError(
-                    f"the state was saved with the features {saved['features']}, these are {self._feature_digests}; give "
-                    "the same ones, or remap for others: rules take those of the same names and widths to mean the same"
+                    f"the state was saved with the features {saved['features']}, got {self._feature_digests}; use the "
+                    "same features, or a remap: then rules assume that features of equal name and width mean the same"
                 )
             return None
         if isinstance(remap, str):

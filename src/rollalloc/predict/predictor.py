@@ -122,7 +122,7 @@ class Predictor:
         given_N = np.full(prompts, np.nan) if prior_N is None else np.asarray(prior_N, np.float64)
         known_N = ~np.isnan(given_N)
         if given_N.shape != (prompts,) or not ((given_N[known_N] >= 0) & (given_N[known_N] <= 1)).all():
-            raise ValueError(f"prior_N must hold {prompts} rates in [0, 1], or NaN where unknown")
+            raise ValueError(f"prior_N must contain {prompts} rates in [0, 1], or NaN if unknown")
         count_N = known_N * self.prior_weight
         hits_N = np.where(known_N, given_N, 0) * count_N
         memory: Memory = {

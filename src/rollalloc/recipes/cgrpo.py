@@ -66,7 +66,9 @@ def cgrpo(
     """
     more = increments(sizes_S)
     if len(more) < 2:
-        raise ValueError(f"sizes_S must have two numbers of rollouts at least, to stop at the first, got {sizes_S}")
+        raise ValueError(
+            f"sizes_S must have at least two numbers of rollouts, so that a prompt can stop after the first, got {sizes_S}"
+        )
     last = len(more) - 1
     stages = tuple(
         Stage(
@@ -154,8 +156,8 @@ class Resolved(JudgeRule):
         threshold = scores[at - 1] if scores else 1.0
         won = [g + 1 for g, metric in enumerate(group.metrics_G.tolist()) if metric > SUCCESS_ABOVE]
         return {
-            "it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0),
-            "just the groups whose score is within the threshold are trained on, the others go on": (
+            "it decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0),
+            "exactly the groups whose score is within the threshold are trained on; the others go on": (
                 verdict is None or (verdict.act is Act.TRAIN) == bool(won and won[0] / k <= threshold)
             ),
         }
@@ -210,5 +212,5 @@ class FirstSuccesses(PromptRule):
         self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
         return self.order.promises(picked, before, k, free_N, view) | {
-            "no more visits are kept than said": len(before["places"]) <= self.visits
+            "at most `visits` visits are kept": len(before["places"]) <= self.visits
         }

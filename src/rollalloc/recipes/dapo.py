@@ -47,7 +47,7 @@ def dapo(
         min_spread: keep a group only if its largest metric exceeds its smallest by at least this, 0 or more. For graded
             metrics, which are rarely equal. 0 keeps every group whose metrics differ, as published.
     """
-    at_least("n", n, 2, "the rewards of one rollout cannot differ")
+    at_least("n", n, 2, "so that rewards can differ")
     gen_groups = batches_ahead(groups, gen_groups)
     one_of("surplus", surplus, ("discard", "carry"))
     base = grpo(groups, n, deviation)

@@ -118,24 +118,24 @@ def darts(
         _check_floor(least, shortest + longest, (1 + max_redundancy) / 2)
     if not 1 <= max_redundancy <= MOST_FACTOR:
         raise ValueError(
-            f"max_redundancy: expected rollouts for each one trained on, from 1 to {MOST_FACTOR}, got {max_redundancy}"
+            f"max_redundancy (rollouts generated per trained one) must be in [1, {MOST_FACTOR}], got {max_redundancy}"
         )
     if price is not None and latency is None:
-        raise ValueError("price weighs seconds, which latency says; give latency, or leave price out")
+        raise ValueError("price weighs the seconds that latency predicts; set latency too, or leave price out")
     one_of("tail", tail, ("exact", "sampled", "none"))
     one_of("longest_by", longest_by, ("all", "size", "record"))
     if longest_by != "all" and (tail == "none" or not longest):
         raise ValueError(
-            f"longest_by={longest_by!r}: of a recipe that trains on longest rollouts only, got longest={longest} and "
-            f"tail={tail!r}; give longest of at least 1 and another tail, or leave longest_by out"
+            f"longest_by={longest_by!r} needs a recipe that trains on longest rollouts, got longest={longest} and "
+            f'tail={tail!r}; set longest to at least 1 and tail to "exact" or "sampled", or leave longest_by out'
         )
     if longest_by == "record" and solved is None:
         raise ValueError(
-            'longest_by="record" needs solved, the success rate from which a prompt has no longest; such as 0.9'
+            'longest_by="record" needs solved, the success rate from which a prompt has no longest rows, such as 0.9'
         )
     if solved is not None and tail != "sampled" and longest_by != "record":
         raise ValueError(
-            f'solved leaves out the tail of a sampled one only; give tail="sampled", got {tail!r}, or no solved'
+            f'solved needs tail="sampled" or longest_by="record", got tail={tail!r}; change one of them, or leave solved out'
         )
     floor = 1 if least is None else least
     size = Redundant((1 + max_redundancy) / 2, max_redundancy, floor, normalise)
@@ -174,8 +174,8 @@ def _check_floor(least: int, rows: int, mean_factor: float) -> None:
     at_least("least", least, rows, f"{rows} rollouts of each group are trained on")
     if least > mean_factor * rows:
         raise ValueError(
-            f"least={least} is above the {mean_factor * rows:g} rollouts that a group has on average; give a lower floor, "
-            "or a higher max_redundancy"
+            f"least={least} is above the {mean_factor * rows:g} rollouts that a group has on average; use a smaller least "
+            "or a larger max_redundancy"
         )
 
 
@@ -258,12 +258,12 @@ class Redundant(SizeRule):
         loss_G = np.where(size_G > floor, std_G / (size_G * np.maximum(1, size_G - 1)), np.inf)  # loss by one less
         mean = min(round(self.mean_factor * rows * size_G.size), most * size_G.size)
         return {
-            "`mean_factor` rollouts for each row on average, or the floor": size_G.sum()
+            "on average `mean_factor` rollouts for each row, or the minimum size": size_G.sum()
             == max(mean, floor * size_G.size),
             "at least the rows and `least`, and at most `max_factor` times the rows": bool(
                 ((size_G >= rows) & (size_G >= floor) & (size_G <= most)).all()
             ),
-            "no rollout would help more in another group": bool(
+            "moving a rollout to another group would not lower the objective": bool(
                 gain_G.max() <= loss_G.min() + 1e-6 * max(1.0, float(std_G.max()))
             ),
         }
@@ -372,7 +372,7 @@ class Priced(SizeRule):
     ) -> dict[str, bool]:
         mean_factor = sum(sizes) / (len(groups) * rows_of(view))
         within = 1 - 1e-9 <= mean_factor <= self.max_factor + 1e-9
-        return {"between the rows and `max_factor` times as many on average": within} | (
+        return {"on average between one and `max_factor` rollouts for each row": within} | (
             self._of(max(1.0, mean_factor), max(self.least, min(sizes))).promises(sizes, groups, view, memory)
         )
 
@@ -415,14 +415,14 @@ def _checked_curve(latency: Any) -> Curve:
     whole = all(0 < seconds < inf for _, seconds in points)
     if not points or numbers != sorted(set(numbers)) or numbers[0] < 1 or not whole:
         raise ValueError(
-            "latency must be pairs of rollouts, growing from 1 on, and seconds for a token above 0, such as "
+            "latency must be pairs (rollouts, seconds per token), rollouts increasing from 1 and seconds above 0, such as "
             f"((1, 0.002), (64, 0.004)), got {latency!r}"
         )
     for (fewer, before), (more, after) in pairwise(points):
         if after < before:
             raise ValueError(
-                f"latency falls from {before:g} s for a token of {fewer} rollouts to {after:g} s of {more}; a step of more "
-                "rollouts is not cheaper: measure again, or give both the mean"
+                f"latency falls from {before:g} s per token at {fewer} rollouts to {after:g} s at {more}, but decoding more "
+                "rollouts cannot take less time: measure again, or give both points their mean"
             )
     return points
 
@@ -511,20 +511,20 @@ class ShortestAndLongest(RowRule):
             early = sorted(lengths[g] for g in range(group.scored) if not late[g] and not truncated[g])
             taken = sorted(lengths[g] for g in kept if not late[g] and not truncated[g])
             return own | {
-                "every late one that was kept and not truncated, and no other late one": (
+                "exactly the late rollouts that were kept and not truncated": (
                     {g for g in kept if late[g]} == {g for g in range(group.scored) if late[g] and not truncated[g]}
                 ),
-                "the K shortest of those that had ended by then": taken == early[: self.rows - longest],
+                "the K shortest of the rollouts that had ended by then": taken == early[: self.rows - longest],
             }
         whole = sorted(lengths[g] for g in range(group.scored) if not truncated[g])
         kept_whole = sorted(lengths[g] for g in kept if not truncated[g])
         enough = len(whole) >= self.rows
         return own | {
-            "K + L rollouts, or all": len(kept) == len(set(kept)) == min(self.rows, group.scored),
+            "K + L rollouts, or all if there are fewer": len(kept) == len(set(kept)) == min(self.rows, group.scored),
             "the K shortest and the L longest that were not truncated": (
                 not enough or kept_whole == whole[: self.rows - longest] + whole[len(whole) - longest :]
             ),
-            "a truncated one only where all others are kept": enough or kept_whole == whole,
+            "a truncated rollout only if all others are taken": enough or kept_whole == whole,
         }
 
 
@@ -550,12 +550,10 @@ class LongestBySize(ShortestAndLongest):
     ) -> dict[str, bool]:
         size_G = np.array([size + group.scored for group, size in zip(groups, sizes, strict=True)])
         longest_G = np.asarray(made)
-        free_G = 2 * self.rows - size_G  # one longest row for every two rollouts below twice the rows
+        free_G = 2 * self.rows - size_G  # there is one longest row for every two of these
         return {
-            "two rollouts fewer than twice the rows for each longest": bool(
-                ((longest_G == 0) | (2 * longest_G <= free_G)).all()
-            ),
-            "L where that allows it, else as many as it allows": bool(
+            "L_i is at most what its formula allows": bool(((longest_G == 0) | (2 * longest_G <= free_G)).all()),
+            "L_i is at least what its formula gives": bool(
                 ((longest_G == self.longest) | (2 * longest_G + 2 > free_G)).all()
             ),
         }
@@ -616,7 +614,7 @@ class LongestByRecord(ShortestAndLongest):
             for record in records
         ]
         return {
-            "no longest of a solved prompt whose lengths vary more than the mean one's, and L of any other": list(made)
+            "no longest rows for a solved prompt whose lengths vary more than average, L for any other": list(made)
             == [0 if each else self.longest for each in saturated]
         }
 
@@ -652,7 +650,7 @@ class SampledTail(StopRule):
             raise ValueError(f"solved must be a success rate in (0, 1], or None, got {self.solved!r}")
         if not 0 < self.share <= 1:
             raise ValueError(
-                f"share must be in (0, 1], or no late rollout of a solved prompt is seen, got {self.share!r}"
+                f"share must be in (0, 1] (with 0, no late rollout of a solved prompt would be seen), got {self.share!r}"
             )
 
     def least_scored(self, view: View) -> int:
@@ -707,12 +705,12 @@ class SampledTail(StopRule):
         share = self.share if longest and self._is_solved(group) else 1.0
         none_kept = share < 1 and due and not left
         return {
-            "only rollouts that run are stopped": set(stopped) <= running,
-            "none is stopped before K of its stage are there, nor twice": due or not stopped,
-            "then just L go on, or none of a solved prompt": (
+            "only unfinished rollouts are stopped": set(stopped) <= running,
+            "no rollout is stopped before K of its stage have ended, and a group is sampled once": due or not stopped,
+            "then exactly L go on, or none of a solved prompt": (
                 not due or none_kept or len(left) == min(longest, len(running))
             ),
-            "each that goes on is recorded, with the share of those running that do, of a solved prompt's visits, too": (
+            "each one that goes on is recorded with its probability, including the share of a solved prompt's visits": (
                 kept == (dict.fromkeys(left, share * len(left) / len(running)) if due and running else {})
             ),
         }
@@ -743,7 +741,7 @@ class ShortestOnly(StopRule):
         )
         shortest_only = (view.longest if group.longest is None else group.longest) == 0
         return {
-            "all that run are stopped once the rows are there, of a group without a longest, and none else": (
+            "all unfinished rollouts are stopped once a group without longest rows has its rows, and no others": (
                 list(made) == (sorted(group.running) if shortest_only and whole >= rows_of(view) else [])
             )
         }

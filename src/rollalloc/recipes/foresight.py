@@ -175,13 +175,13 @@ class Foresight(PromptRule):
         offset, slope = np.linalg.solve([[count + 1, of_m], [of_m, of_mm + 1]], [of_d, of_md])
         scale = 1e-6 * (1 + abs(offset) + abs(slope))
         return {
-            "as many as asked, or all that are free": len(picked) == min(k, free),
-            "a success rate is expected of each, and the reward that goes with it": all(
+            "as many as asked, or all free prompts": len(picked) == min(k, free),
+            "each has a predicted success rate and the reward that belongs to it": all(
                 each.predicted is not None
                 and abs((each.baseline or 0.0) - (offset + each.predicted + slope * each.predicted)) < scale
                 for each in picked
             ),
-            "the more it may teach, the likelier it is drawn": self.exponent is None
+            "prompts with a higher score are drawn with a higher probability": self.exponent is None
             or rises(picked, [_score(each.predicted or 0.0, self.exponent) for each in picked]),
         }
 

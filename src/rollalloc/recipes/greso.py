@@ -189,7 +189,7 @@ class Selective(PromptRule):
         low, high = _WITHIN
         if memory["cursor"] > len(table) or not all(low <= memory[name] <= high for name in ("p_solved", "p_failed")):
             raise ValueError(
-                f"expected a cursor up to {len(table)} and chances in [{low}, {high}]; the state is corrupt"
+                f"expected a cursor up to {len(table)} and probabilities in [{low}, {high}]; the state is corrupt"
             )
 
     def promises(
@@ -203,9 +203,9 @@ class Selective(PromptRule):
             turns = order[cursor:] if len(picked) < k else order[cursor : order.index(picked[-1]) + 1]
             new &= set(turns)
         return {
-            "none is drawn before the next epoch where the pass is over": not over or not picked,
-            "a pass draws at least one where one is free": over or not begins or bool(picked) or not free_N.any(),
-            "what taught something when last visited is never passed over": (
+            "none is drawn before the next epoch if the pass is over": not over or not picked,
+            "a pass draws at least one prompt if one is free": over or not begins or bool(picked) or not free_N.any(),
+            "a prompt whose last visit gave a learning signal is never skipped": (
                 over or (begins and len(picked) == k) or new <= set(picked)
             ),
         }
@@ -256,10 +256,12 @@ class Estimated(IntakeRule):
         later = sum(view.running_S[1:]) + sum(view.held_S[:-1])
         expected, wanted = running * (1 - share), self.spare * view.need
         return {
-            "none is opened where those further on suffice": opened == 0 or later < view.need,
+            "no group is opened while later stages have enough groups": opened == 0 or later < view.need,
             "no more than `groups` run in the first stage": opened == 0 or running <= self.groups,
-            "what runs should fill the batch, as far as `groups` allow": (
+            "the running groups are expected to fill the batch, as far as `groups` allows": (
                 later >= view.need or running >= self.groups or (met > 0 and expected >= wanted - 1e-9)
             ),
-            "no group more is opened than that takes": opened == 0 or not met or expected - (1 - share) < wanted + 1e-9,
+            "no more groups are opened than that needs": opened == 0
+            or not met
+            or expected - (1 - share) < wanted + 1e-9,
         }

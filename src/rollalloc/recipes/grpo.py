@@ -71,7 +71,7 @@ def dr_grpo(groups: int = 16, n: int = 4) -> Recipe:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
     """
-    at_least("n", n, 2, "a rollout alone is its own mean")
+    at_least("n", n, 2, "so that there is a mean to compare with")
     return replace(grpo(groups, n), advantage=advantages.OverGroup(advantages.dr_grpo))
 
 
@@ -85,7 +85,7 @@ def rloo(groups: int = 16, n: int = 4) -> Recipe:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
     """
-    at_least("n", n, 2, "a rollout alone has no others")
+    at_least("n", n, 2, "so that each rollout has others")
     return replace(grpo(groups, n), advantage=advantages.OverGroup(advantages.rloo))
 
 

@@ -99,8 +99,8 @@ class Knapsack(SizeRule):
 
     def __post_init__(self) -> None:
         at_least("least", self.least, 1)
-        at_least("mean_n", self.mean_n, self.least, "the least of a group")
-        at_least("most", self.most, self.mean_n, "the mean of all groups")
+        at_least("mean_n", self.mean_n, self.least, "which is the minimum of a group")
+        at_least("most", self.most, self.mean_n, "which is the mean of all groups")
         if not 0 < self.sure < 1:
             raise ValueError(f"sure must be in (0, 1), got {self.sure!r}")
 
@@ -167,13 +167,15 @@ class Knapsack(SizeRule):
             "`mean_n` rollouts per group on average, each from `least` to `most`": bool(
                 size_G.sum() == self.mean_n * len(groups) and ((size_G >= self.least) & (size_G <= self.most)).all()
             ),
-            "no rollout of a contested prompt would be worth more at another": not contested_G.any()
+            "moving a rollout from one contested prompt to another would not raise the value": not contested_G.any()
             or bool(gain_G.max() <= loss_G.min() + 1e-12),
-            "where nothing is known, the mean at least": bool((size_G[np.isnan(rate_G)] >= self.mean_n).all()),
-            "a solved prompt has more than the least only where no other could take it": (
+            "a prompt without a prediction gets at least the mean": bool(
+                (size_G[np.isnan(rate_G)] >= self.mean_n).all()
+            ),
+            "a solved prompt gets more than `least` only if no other prompt could take the rollouts": (
                 not (size_G[solved_G] > self.least).any() or (full and bool((size_G[failed_G] == self.most).all()))
             ),
-            "a failed prompt has what the contested ones do not need": (
+            "failed prompts get the rollouts that contested ones do not need": (
                 not failed_G.any()
                 or full
                 or beyond
@@ -235,7 +237,7 @@ class LastVisit(PromptRule):
     ) -> dict[str, bool]:
         expected = [float(before["rate_N"][each.prompt]) for each in picked]
         return self.order.promises([each.prompt for each in picked], before, k, free_N, view) | {
-            "what is expected of each is how its last visit went, and nothing before the first": all(
+            "each prediction is the mean metric of the last visit, or the prior rate before the first": all(
                 rate < 0 if each.predicted is None else abs(each.predicted - rate) < 1e-6
                 for each, rate in zip(picked, expected, strict=True)
             )

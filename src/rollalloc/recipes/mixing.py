@@ -72,8 +72,8 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
     take = _checked_take(take)
     if first.groups != second.groups:
         raise ValueError(
-            f"both recipes must train on the same number of groups, got {first.groups} and {second.groups}; give one of "
-            f"them the other's, dataclasses.replace(recipe, groups={first.groups})"
+            f"both recipes must train on the same number of groups, got {first.groups} and {second.groups}; change "
+            f"one of them, for example by dataclasses.replace(second, groups={first.groups})"
         )
     if len(first.stages) < len(second.stages):
         first, second = second, first
@@ -109,7 +109,7 @@ def _mix_intakes(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
 def _checked_take(take: Mapping[str, Side] | None) -> Mapping[str, Side]:
     for slot, side in (take or {}).items():
         if slot not in SLOTS:
-            raise ValueError(f"take names the slot {slot!r}; there are {', '.join(SLOTS)}")
+            raise ValueError(f"take names the unknown slot {slot!r}; the slots are {', '.join(SLOTS)}")
         one_of(f"take[{slot!r}]", side, ("first", "second"))
     # A baseline over the batch belongs to the advantages of its own recipe, so both come from the same recipe.
     return {"over_batch": take["advantage"], **take} if take and "advantage" in take else take or {}
@@ -171,8 +171,8 @@ def _either(slot: str, first: Any, second: Any, plain: Any, take: Mapping[str, S
         return second
     said = [getattr(value, "__name__", repr(value)) for value in (first, second)]
     raise ValueError(
-        f"both recipes change {slot}: {said[0]} and {said[1]}; name the one that holds, 'first' or 'second', in mix(..., "
-        f"take={{{slot!r}: ...}}), or make one plain with dataclasses.replace before mixing"
+        f"both recipes change {slot}: {said[0]} and {said[1]}; choose one, 'first' or 'second', by mix(..., "
+        f"take={{{slot!r}: ...}}), or give one of them the plain value with dataclasses.replace before mixing"
     )
 
 
@@ -184,13 +184,13 @@ def _refuse_too_few_rollouts(recipe: Recipe) -> None:
         total += stage.size.n
         if total < 2 and isinstance(stage.judge, judges.NonzeroVariance):
             raise ValueError(
-                f"{stage.judge!r} waits for results that differ, and a group has {total} rollout by then; give the recipe "
-                "that says how many, the first of the two, n of at least 2"
+                f"{stage.judge!r} waits for results that differ, but a group has only {total} rollout by then; the first "
+                "recipe sets the number: give it n of at least 2"
             )
     if m is not None and m > total:
         raise ValueError(
-            f"{recipe.rows!r} trains on {m} rollouts but the stages give only {total}; give the recipe that says how many, "
-            f"the first of the two, n of at least {m}"
+            f"{recipe.rows!r} trains on {m} rollouts but the stages generate only {total}; the first recipe sets the "
+            f"number: give it n of at least {m}"
         )
 
 

@@ -121,7 +121,7 @@ class Posterior(PromptRule):
         self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
         free = np.flatnonzero(free_N)
-        promised = {"as many as asked, or all that are free": len(picked) == min(k, free.size)}
+        promised = {"as many as asked, or all free prompts": len(picked) == min(k, free.size)}
         if free.size > _MOST_SURE or len(picked) == free.size:
             return promised
         # With sharp posteriors and all free prompts in the pool, exactly the nearest prompts must be drawn.
@@ -131,7 +131,7 @@ class Posterior(PromptRule):
         off_N = np.abs(before["hits_N"] / (before["hits_N"] + before["misses_N"]) - self.target)
         left = np.setdiff1d(free, nearest)
         return promised | {
-            "where it is sure, none is drawn that is farther from the target than one left": bool(
+            "with sharp posteriors, exactly the prompts nearest to the target are drawn": bool(
                 not left.size or off_N[list(nearest)].max() <= off_N[left].min() + 0.01
             )
         }

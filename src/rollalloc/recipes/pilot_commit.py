@@ -133,7 +133,7 @@ def pilot_commit(
     Raises:
         ValueError: a number is out of its range, or the window is empty.
     """
-    at_least("n_pilot", n_pilot, 1, "a prompt without pilots has no estimate")
+    at_least("n_pilot", n_pilot, 1, "so that each prompt has an estimate")
     at_least("n_commit", n_commit, 1)
     gen_groups = batches_ahead(groups, gen_groups)
     if promote is not None:
@@ -141,7 +141,7 @@ def pilot_commit(
     one_of("pilots", pilots, ("as_needed", "every_round"))
     base = grpo(groups, n_pilot, deviation)
     if n_effective is not None:
-        at_least("n_effective", n_effective, 1, "without pilots in it a group is the commits alone")
+        at_least("n_effective", n_effective, 1, "so that a group contains pilots")
         if n_effective > n_pilot:
             raise ValueError(f"n_effective must be at most n_pilot={n_pilot}, got {n_effective}")
         kernel = advantages.kernel_of(deviation)
@@ -248,9 +248,9 @@ class Band(JudgeRule):
             raise ValueError(f"confidence must be in (0, 1), or None, got {self.confidence!r}")
         if self.p_solve == 1:
             raise ValueError(
-                f"p_solve=1 with confidence={self.confidence:g}: no number of rollouts shows that a success rate is 1; give "
-                "p_solve=0.9, say, or confidence=None to evict on one visit that is all right, as published; above 1 "
-                "nothing is evicted"
+                f"p_solve=1 with confidence={self.confidence:g}: no number of rollouts shows that a success rate is 1; set "
+                "p_solve to 0.9, for example, or confidence=None to evict a prompt after one visit that is all right, as "
+                "published, or p_solve above 1 to evict nothing"
             )
 
     @property
@@ -281,21 +281,21 @@ class Band(JudgeRule):
 
     def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
         if verdict is None or not group.scored:
-            return {"it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0)}
+            return {"it decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0)}
         mean = fmean(group.metrics_G.tolist())
         inside = self.p_lower - TINY <= mean <= 1 - self.p_upper + TINY
         spread = float(np.ptp(group.metrics_G))
         varied = not self.min_spread or (spread > 0 and spread >= self.min_spread - TINY)
         solved = self._solved_promised(group, mean)
         if solved is None:  # too close to the limit for numerical integration
-            return {"it decides just when all rollouts ended": not group.unfinished}
+            return {"it decides exactly when all rollouts have ended": not group.unfinished}
         away = NEXT_EPOCH if not solved else NEVER if self.reprobe_every is None else Epochs(self.reprobe_every)
         return {
-            "it decides just when all rollouts ended": not group.unfinished,
-            "just the means inside the window go on, if metrics differ enough": (
+            "it decides exactly when all rollouts have ended": not group.unfinished,
+            "exactly the groups inside the window go on, if their metrics differ enough": (
                 (verdict.act is not Act.DROP) == (inside and varied and not solved)
             ),
-            "a solved prompt is evicted for as long as said, another one comes back": (
+            "a solved prompt is evicted for `reprobe_every` epochs, any other comes back in the next epoch": (
                 verdict.act is not Act.DROP or verdict.until == away
             ),
         }
@@ -348,7 +348,10 @@ class EveryRound(IntakeRule):
 
     def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
         over = view.in_flight == 0 and view.running_S[0] == 0
-        return {"a round has just `groups` new groups, and begins when the last is over": opened == over * self.groups}
+        return {
+            "a round opens exactly `groups` new groups, and begins when the last round is over": opened
+            == over * self.groups
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +389,9 @@ class SubsampledPilots(RowRule):
         left = [g for g in range(group.scored) if stages[g] == 0 and g not in kept]
         later = [g for g in range(group.scored) if stages[g] > 0]
         return {
-            "n different pilots, or all": len(set(kept)) == len(kept) == min(self.n, len(kept) + len(left)),
+            "n different pilots, or all if there are fewer": len(set(kept))
+            == len(kept)
+            == min(self.n, len(kept) + len(left)),
             "all rollouts of later stages, once": [g for g in chosen[0].tolist() if stages[g] > 0] == later,
             "each with weight 1": set(chosen[1].tolist()) <= {1.0},
         } | self._right_ones(kept, left, metrics)

@@ -66,5 +66,5 @@ def increments(sizes_S: tuple[int, ...]) -> list[int]:
     """Return the rollouts that each stage adds to the earlier ones."""
     more = [after - before for before, after in zip((0, *sizes_S), sizes_S, strict=False)]
     if not more or min(more) < 1:
-        raise ValueError(f"sizes_S must be growing numbers of rollouts, got {sizes_S}")
+        raise ValueError(f"sizes_S must be increasing numbers of rollouts, got {sizes_S}")
     return more

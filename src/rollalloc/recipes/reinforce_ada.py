@@ -52,11 +52,11 @@ def reinforce_ada(
     Raises:
         ValueError: a number is out of its range, or all rounds have fewer rollouts than n.
     """
-    at_least("n", n, 2, "half of the rows are successes")
+    at_least("n", n, 2, "so that half of the rows can be successes")
     at_least("round_n", round_n, 1)
     at_least("rounds", rounds, 1)
     if rounds > _MOST_ROUNDS:
-        raise ValueError(f"rounds must be at most {_MOST_ROUNDS}, for each is a stage of the recipe, got {rounds}")
+        raise ValueError(f"rounds must be at most {_MOST_ROUNDS}, because each is a stage of the recipe, got {rounds}")
     one_of("stop", stop, ("balanced", "positive"))
     if round_n * rounds < n:
         raise ValueError(f"{rounds} rounds of {round_n} rollouts are fewer than the n={n} to train on")
@@ -116,8 +116,8 @@ class Collected(JudgeRule):
         m = rows_of(view) if self.half else 0
         enough = (2 * won >= m - 1 and 2 * (group.scored - won) >= m) if self.half else won > 0
         return {
-            "it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0),
-            "just the groups that have enough are trained on, the others go on": (
+            "it decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0),
+            "exactly the groups that have enough are trained on; the others go on": (
                 verdict is None or verdict.act is (Act.TRAIN if enough else Act.NEXT)
             ),
         }

@@ -136,13 +136,13 @@ class Tracker(PromptRule):
     ) -> dict[str, bool]:
         free = int(np.count_nonzero(free_N))
         return {
-            "as many as asked, or all that are free": len(picked) == min(k, free),
-            "each is expected to do as its record says": all(
+            "as many as asked, or all free prompts": len(picked) == min(k, free),
+            "each prediction is the tracked success rate": all(
                 abs((each.predicted or 0.0) - before["hits_N"][each.prompt] / _weight(before, each.prompt)) < 1e-6
                 and each.baseline == each.predicted
                 for each in picked
             ),
-            "the less certain it is, the likelier it is drawn": rises(
+            "prompts with a less certain outcome are drawn with a higher probability": rises(
                 picked, [-abs((each.predicted or 0.0) - 0.5) for each in picked]
             ),
         }

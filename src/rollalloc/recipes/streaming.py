@@ -29,15 +29,15 @@ def streamed(recipe: Recipe, *, staleness: int | None = None, ahead: int | None 
         ValueError: a number is out of its range, or `ahead` is larger than the staleness.
     """
     if ahead is not None:
-        at_least("ahead", ahead, 1, "nothing is ahead where staleness is 0")
+        at_least("ahead", ahead, 1, "with staleness 0 no batch can be generated ahead")
     if staleness is None:
         wanted = 0 if ahead is None else 1 if ahead == 1 else 2 * ahead
         staleness = max(recipe.max_staleness, wanted)
     at_least("staleness", staleness, 0)
     if ahead is not None and ahead > staleness:
         raise ValueError(
-            f"ahead={ahead}: the last of so many batches is trained {ahead} updates after it was begun, and staleness "
-            f"allows {staleness}; give staleness={ahead} or more, or ahead={staleness} at most"
+            f"ahead={ahead}: a batch would be trained up to {ahead} updates after its generation began, but staleness "
+            f"allows only {staleness}; use staleness={ahead} or more, or ahead={staleness} at most"
         )
     if staleness == 0:
         return replace(recipe, max_staleness=0)
@@ -50,22 +50,25 @@ def streamed(recipe: Recipe, *, staleness: int | None = None, ahead: int | None 
 def streaming_notes(recipe: Recipe, made: Recipe) -> list[str]:
     """Return notes for the user about the changes that `streamed` made to a recipe, as sentences without a full stop."""
     if made.max_staleness == 0:
-        return ["the recipe trains on the newest weights only, so nothing overlaps; staleness 1 allows it"]
+        return [
+            "the recipe trains on rollouts of the newest weights only, so generation and training do not overlap; "
+            "staleness 1 allows it"
+        ]
     notes: list[str] = []
     for before, after in zip(recipe.stages, made.stages, strict=True):
         if before.promote != after.promote:
             notes.append(
-                f"rollouts stream, so of the prompts that passed the {before.name}s the oldest go on first; "
-                "promote=top_variance waits for all of them"
+                f"rollouts stream, so the oldest of the prompts that passed the {before.name} stage go on first; "
+                "promote=top_variance would wait for the whole stage"
             )
     if isinstance(recipe.intake, EveryRound):
         notes.append(
-            "pilots=every_round begins a round when the last one is over, so that little overlaps; pilots=as_needed streams"
+            "pilots=every_round begins a round when the last one is over, so little overlaps; use pilots=as_needed to stream"
         )
     if made.max_staleness > 1 and made.replay is None and isinstance(made.intake, Fill):
         notes.append(
-            f"staleness {made.max_staleness} cannot be used: one batch is opened beyond the one that trains, so that no "
-            f"rollout is more than 1 update old; to open more, give ahead=2"
+            f"staleness {made.max_staleness} is more than this run can use: only one batch is generated ahead, so no "
+            f"rollout is more than 1 update old; set ahead=2 to generate more"
         )
     return notes
 

@@ -71,7 +71,7 @@ def vcrl(
         max_candidates: as for `dapo`.
         deviation: as for `grpo`.
     """
-    at_least("n", n, 2, "one rollout does not vary")
+    at_least("n", n, 2, "so that metrics can vary")
     base = grpo(groups, n, deviation)
     return replace(
         base,
@@ -140,8 +140,8 @@ class Varied(JudgeRule):
         share = pvariance(metrics) / most if count > 1 else 0.0
         least = self.kappa_first if view.version < self.first else self.kappa
         return {
-            "it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0),
-            "just the groups that vary enough are trained on": (
+            "it decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0),
+            "exactly the groups that vary enough are trained on": (
                 verdict is None or abs(share - least) < 1e-6 or (verdict.act is Act.TRAIN) == (share > least)
             ),
             "its prompt may be drawn again at once": verdict is None or verdict.until == NOW,
@@ -255,13 +255,14 @@ class Banked(PromptRule):
         turns = before["order"][int(before["cursors"][0]) :].tolist()
         turns = [prompt for prompt in turns if free_N[prompt] and prompt not in picked[:again]][: k - again]
         return {
-            "as many as asked, or all that are free": len(picked) == min(k, int(np.count_nonzero(free_N))),
-            "beyond a batch of new prompts it draws from the bank, while that has one": min(drawn, default=0.0) >= 0,
-            "the others are the next new ones": set(turns) <= set(picked),
-            "none of the bank has a higher priority than one that is drawn": not left
+            "as many as asked, or all free prompts": len(picked) == min(k, int(np.count_nonzero(free_N))),
+            "after one batch of new prompts it draws from the bank until the bank is empty": min(drawn, default=0.0)
+            >= 0,
+            "the other prompts are the next new ones": set(turns) <= set(picked),
+            "no prompt left in the bank has a higher priority than one that is drawn": not left
             or not drawn
             or left[0] <= min(drawn),
-            "a prompt is drawn from the bank `replays` times at most": all(
+            "a prompt is drawn from the bank at most `replays` times": all(
                 e[2] <= self.replays for e in before["bank"]
             ),
         }

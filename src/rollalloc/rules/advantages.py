@@ -62,7 +62,7 @@ def _standardised(ddof: int) -> Promises:
         std, spread = float(advantages_G.std(ddof=ddof)), float(rewards_G.std(ddof=ddof))
         least = spread / (spread + _MOST_EPS)
         return _centred(rewards_G, advantages_G) | {
-            "their deviation is 1, less what `eps` takes": least - 1e-9 < std < 1 + 1e-9
+            "their standard deviation is 1, reduced only by `eps`": least - 1e-9 < std < 1 + 1e-9
         }
 
     return promises
@@ -227,8 +227,8 @@ class _OfKernel(AdvantageRule):
         equal = bool((rewards_G == rewards_G[:1]).all())
         more = self.kernel.promises if isinstance(self.kernel, _Promising) else None
         return {
-            "equal rewards have the advantage 0": not equal or not made_M.any(),
-            "a higher reward never has the lower advantage, an equal one has the same": bool(
+            "equal rewards give advantages of 0": not equal or not made_M.any(),
+            "a higher reward never gives a lower advantage, and equal rewards give equal advantages": bool(
                 (gains >= 0).all() and (gains[rises == 0] == 0).all()
             ),
         } | (more(of_M, made_M) if more and of_M.size == rewards_G.size else {})
@@ -246,7 +246,7 @@ class OverGroup(_OfKernel):
     ) -> dict[str, bool]:
         every_G = self(group, np.arange(group.scored))
         return self.kept(group.rewards_G, every_G, group.rewards_G) | {
-            "what a row is credited with does not depend on the other rows": bool(
+            "a row's advantage does not depend on which other rows were chosen": bool(
                 (every_G[chosen_M] == advantages_M).all()
             )
         }
@@ -265,7 +265,7 @@ class OverChosen(_OfKernel):
         chosen = GroupView.of(group.rewards_G[chosen_M].tolist())
         alone_M = self(chosen, np.arange(chosen_M.size))
         return self.kept(group.rewards_G[chosen_M], advantages_M, group.rewards_G[chosen_M]) | {
-            "what is not chosen does not count": bool((alone_M == advantages_M).all())
+            "rollouts that were not chosen do not affect the advantages": bool((alone_M == advantages_M).all())
         }
 
 
@@ -302,7 +302,7 @@ class Successes(AdvantageRule):
     ) -> dict[str, bool]:
         rewards = [group.in_order[g].reward for g in chosen_M.tolist()]
         return {
-            "a reward above 0 is what it is, any other counts for nothing": all(
+            "a positive reward is its own advantage, any other gives 0": all(
                 (made == reward) if reward > 0 else made == 0
                 for made, reward in zip(advantages_M.tolist(), rewards, strict=True)
             )
@@ -331,7 +331,9 @@ class AgainstBaseline(AdvantageRule):
         rewards = [group.in_order[g].reward for g in range(group.scored)]
         baseline = sum(rewards) / len(rewards) if group.baseline is None else group.baseline
         over_M = [rewards[g] - baseline for g in chosen_M.tolist()]
-        return {"what it has above what was expected": bool(np.allclose(advantages_M, over_M, atol=1e-9))}
+        return {
+            "each advantage is the reward minus the expected reward": bool(np.allclose(advantages_M, over_M, atol=1e-9))
+        }
 
 
 Batchwise = Sequence[NDArray[np.float64]]
@@ -422,10 +424,10 @@ class BatchMean(BatchRule):
         )
         neg = self._weight_row_by_row(over.tolist(), groups, chosen) if self.neg is None else self.neg
         return {
-            "what it has above what was expected, or above the mean of the others, or neg times what it lacks": bool(
+            "each advantage is the reward minus the baseline, times neg if negative": bool(
                 np.allclose(after, np.maximum(over, 0) + neg * np.minimum(over, 0), atol=1e-9)
             ),
-            "neg is in [0, 1] where nobody gave it": self.neg is not None or 0 <= neg <= 1,
+            "neg is in [0, 1] if it was not set": self.neg is not None or 0 <= neg <= 1,
         }
 
     @staticmethod
@@ -474,8 +476,8 @@ class BatchNormalised(BatchRule):
         before, after = np.concatenate(advantages), np.concatenate(made)
         std = float(before.std())
         return {
-            "equal ones are 0": bool(np.ptp(before) > 0 or not after.any()),
-            "what it has above the mean, in deviations": bool(
+            "equal advantages become 0": bool(np.ptp(before) > 0 or not after.any()),
+            "each advantage is its distance from the mean, in standard deviations": bool(
                 np.allclose(after * (std + self.eps), before - before.mean(), atol=1e-9 * (1 + np.abs(before).max()))
             ),
         }

@@ -17,7 +17,7 @@ class Fill(IntakeRule):
         return view.need - view.on_the_way
 
     def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
-        return {"what is on its way and what is opened fill the batch": view.on_the_way + opened == view.need}
+        return {"the groups under way and the new ones fill the batch exactly": view.on_the_way + opened == view.need}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class KeepInFlight(IntakeRule):
         at_least("groups", self.groups, 1)
         if type(self.ahead) is not bool:
             raise ValueError(
-                f"ahead must be True or False: how many groups a batch has the recipe says, got {self.ahead!r}"
+                "ahead must be True or False, because the recipe already sets the number of groups in a batch; got "
+                f"{self.ahead!r}"
             )
 
     @property
@@ -64,8 +65,8 @@ class KeepInFlight(IntakeRule):
         later = sum(view.running_S[1:]) + sum(view.held_S[:-1])
         return {
             "no more than `groups` run in the first stage": opened <= 0 or running <= self.groups,
-            "none is opened where those further on suffice": opened <= 0 or later < wanted,
-            "where they do not, and the batch lacks groups, the first stage is full": (
+            "no group is opened while later stages have enough groups": opened <= 0 or later < wanted,
+            "if they do not have enough and the batch lacks groups, the first stage is full": (
                 later >= wanted or view.need == 0 or running >= self.groups
             ),
         }

@@ -42,7 +42,7 @@ class Complete(JudgeRule):
 
     def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
         return {
-            "it decides just when all rollouts ended": (verdict is None) == (group.unfinished > 0),
+            "it decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0),
             "every group is trained on": verdict is None or verdict.act is Act.TRAIN,
         }
 

@@ -27,7 +27,7 @@ class Oldest(PromoteRule):
         ages = [group.first_version for group in chosen]
         left = [group.first_version for group in _left(chosen, held)]
         return {
-            "k go on, or all": len(chosen) == min(k, len(held)),
+            "k groups go on, or all if fewer wait": len(chosen) == min(k, len(held)),
             "none goes before an older one": not left or not ages or max(ages) <= min(left),
         }
 
@@ -47,7 +47,7 @@ class MostRecent(PromoteRule):
         ages = [group.first_version for group in chosen]
         left = [group.first_version for group in _left(chosen, held)]
         return {
-            "k go on, or all": len(chosen) == min(k, len(held)),
+            "k groups go on, or all if fewer wait": len(chosen) == min(k, len(held)),
             "none goes before a newer one": not left or not ages or min(ages) >= max(left),
         }
 
@@ -64,7 +64,7 @@ class RandomOrder(PromoteRule):
         return [held[index] for index in sorted(rng.choice(len(held), min(k, len(held)), replace=False).tolist())]
 
     def promises(self, chosen: Sequence[GroupView], held: Sequence[GroupView], k: int, view: View) -> dict[str, bool]:
-        return {"k go on, or all": len(chosen) == min(k, len(held))}
+        return {"k groups go on, or all if fewer wait": len(chosen) == min(k, len(held))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +108,10 @@ class TopVariance(PromoteRule):
         ]
         best_left = max((_variance(group) for group in left), default=0.0)
         return {
-            "k go on, or all; none while some still run in the stage": len(chosen)
+            "k groups go on, or all if fewer wait; none while some still run in the stage": len(chosen)
             == (0 if awaited else min(k, len(held))),
-            "none is left to expire while another one goes on": not last or not variances,
-            "of the others, none has less variance than one that is left": (
+            "no group that is about to be too old is left behind while another one goes on": not last or not variances,
+            "of the others, the groups with the highest variance go on": (
                 not variances or min(variances) >= best_left - 1e-9
             ),
         }

@@ -42,7 +42,7 @@ class Shuffled(PromptRule):
         size_S = np.bincount(source_N, minlength=sources)
         if len(size_S) != sources or not size_S.all():
             raise ValueError(
-                f"expected {sources} weights for sources with prompts, the table has {size_S.tolist()} prompts a source"
+                f"expected {sources} weights for sources with prompts, the table has {size_S.tolist()} prompts per source"
             )
         ends_S = np.cumsum(size_S)
         # `order` lists the prompts source by source. A source is shuffled again when its cursor is at its end.
@@ -111,7 +111,7 @@ class Shuffled(PromptRule):
         self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
         free = int(np.count_nonzero(free_N))
-        return {"fewer than asked only where no more are free": self.weights is not None or len(picked) == min(k, free)}
+        return {"fewer than asked only if no more are free": self.weights is not None or len(picked) == min(k, free)}
 
 
 def _free(block: NDArray[np.int32], free_N: NDArray[np.bool_], picked: list[int]) -> NDArray[np.bool_]:
@@ -151,7 +151,9 @@ class InOrder(PromptRule):
         self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
         turns = sorted(np.flatnonzero(free_N).tolist(), key=lambda prompt: (prompt - before["next"]) % free_N.size)
-        return {"the next free ones, round and round": list(picked) == turns[:k]}
+        return {
+            "the next free prompts in the order of the data set, starting over at its end": list(picked) == turns[:k]
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ class AsOffered(OfferedPromptRule):
         self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
         turns = [before["queue"].index(prompt) if prompt in before["queue"] else -1 for prompt in picked]
-        return {"only what was offered, in the loader's order": -1 not in turns and turns == sorted(turns)}
+        return {"only prompts that were offered, in the loader's order": -1 not in turns and turns == sorted(turns)}
 
 
 def some_free(free_N: NDArray[np.bool_], count: int, rng: np.random.Generator) -> NDArray[np.int64]:

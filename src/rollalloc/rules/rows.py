@@ -111,7 +111,9 @@ class _Some(RowRule):
     def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
         kept_M, left_L = _split(chosen, group)
         return {
-            "m different rollouts, or all": len(set(chosen[0].tolist())) == kept_M.size == min(self.m, group.scored),
+            "m different rollouts, or all if there are fewer": len(set(chosen[0].tolist()))
+            == kept_M.size
+            == min(self.m, group.scored),
             "each with weight 1": set(chosen[1].tolist()) <= {1.0},
         } | (self.best(kept_M, left_L) if left_L.size else {})
 
@@ -143,7 +145,7 @@ class MaxReward(_Some):
         return np.sort(np.argsort(-group.rewards_G, kind="stable")[: self.m])
 
     def best(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
-        return {"none that is left has a higher reward": bool(kept_M.min() >= left_L.max())}
+        return {"no rollout that was left out has a higher reward": bool(kept_M.min() >= left_L.max())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ class Percentile(_Some):
         parts = [(j * count // self.m, -(-(j + 1) * count // self.m) - 1) for j in range(self.m)]
         spread = zip(sorted(kept_M.tolist()), parts, strict=True)
         return {
-            "one out of each m-th part of the sorted rewards": all(
+            "one rollout from each of m equal parts of the sorted rewards": all(
                 all_G[first] <= reward <= all_G[last] for reward, (first, last) in spread
             )
         }
@@ -214,11 +216,13 @@ class Balanced(_Some):
         total, half = sum(wins), self.m // 2
         expected = half if total >= half and len(wins) - total >= self.m - half else None
         return _Some.promises(self, chosen, group, view) | {
-            "half successes and half failures where there are enough of both": (
+            "half successes and half failures if there are enough of both": (
                 group.scored <= self.m or expected is None or won == expected
             ),
-            "all of the kind that lacks": expected is not None or won == total or len(kept) - won == len(wins) - total,
-            "the first ordered of each kind": all(
+            "all rollouts of the kind that is too rare": expected is not None
+            or won == total
+            or len(kept) - won == len(wins) - total,
+            "those ordered first of each kind": all(
                 wins[:g].count(wins[g]) == sum(wins[other] == wins[g] for other in kept if other < g) for g in kept
             ),
         }

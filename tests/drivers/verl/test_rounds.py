@@ -306,7 +306,7 @@ def test_the_core_is_told_the_weights_of_the_first_token_and_of_the_last(make_ro
             submission.uid, session, tokens=5, reward=1.0, metric=1.0, rows=1, version=0, last_version=7
         )
 
-    with pytest.raises(EventError, match="versions 0 to 7 must lie between 0 and the weights' 0"):
+    with pytest.raises(EventError, match="versions 0 to 7 must lie between 0 and 0, the version of the weights"):
         make_rounds({"recipe": "grpo"}, outcome).next_batch()
 
 
