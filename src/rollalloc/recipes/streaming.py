@@ -51,8 +51,7 @@ def streaming_notes(recipe: Recipe, made: Recipe) -> list[str]:
     """Return notes for the user about the changes that `streamed` made to a recipe, as sentences without a full stop."""
     if made.max_staleness == 0:
         return [
-            "the recipe trains on rollouts of the newest weights only, so generation and training do not overlap; "
-            "staleness 1 allows it"
+            "all rollouts are of the newest weights, so generation and training do not overlap; staleness 1 allows it"
         ]
     notes: list[str] = []
     for before, after in zip(recipe.stages, made.stages, strict=True):
