@@ -18,6 +18,7 @@ from rollalloc.cli.profiled import show_profile
 from rollalloc.cli.progress import staged
 from rollalloc.cli.reading import plain, points
 from rollalloc.cli.sampled import Asked
+from rollalloc.core.recipe import at_least
 
 if TYPE_CHECKING:
     from rollalloc.lab.advise.verdict import Advice, Choice
@@ -64,7 +65,8 @@ def advise(
     from rollalloc.lab.advise.verdict import present_of, verdict_of
 
     console = Console()
-    asked.check(seed=seed, from_step=from_step)
+    asked.check(from_step=from_step)
+    at_least("--seed", seed, 0)
     check_framework(framework)
     now = None if present is None else _choice(present)
     asked.check_export(asked.out if path is None else Path(path))

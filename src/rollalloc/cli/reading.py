@@ -68,7 +68,7 @@ class Reading:
 
         return Options(self.reward, _numbers(self.weights), self.group_size, self.rows)
 
-    def check(self, *, from_step: int | None, seed: int) -> None:
+    def check(self, *, from_step: int | None) -> None:
         """Refuse invalid options before a file is read.
 
         Raises:
@@ -79,7 +79,7 @@ class Reading:
 
         check_format(self.format)
         self._options()
-        check_asked(threshold=self.threshold, from_step=from_step, seed=seed)
+        check_asked(threshold=self.threshold, from_step=from_step)
 
 
 def table(headings: tuple[str, ...]) -> Table:

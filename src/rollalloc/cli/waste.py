@@ -32,16 +32,15 @@ def waste(
     reading: Reading,
     path: LogPath,
     from_step: Annotated[int | None, typer.Option(help="Ignore rollouts logged before this step.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap for the intervals.")] = 0,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Count the rollouts in a training log that taught nothing, by cause: all right, all wrong, truncated, unscored."""
     from rollalloc.lab.waste.finding import find, sentence
 
     console = Console()
-    reading.check(from_step=from_step, seed=seed)
+    reading.check(from_step=from_step)
     with staged() as shown:
-        finding = find(reading.read(path, shown), threshold=reading.threshold, from_step=from_step, seed=seed)
+        finding = find(reading.read(path, shown), threshold=reading.threshold, from_step=from_step)
     if json_:
         typer.echo(json.dumps(plain(finding.described()), indent=2, allow_nan=False))
         return

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from logged import Group, columns
 
 from rollalloc.lab.advise.profile import profile_of
-from rollalloc.lab.advise.shares import alike, share_of
+from rollalloc.lab.advise.shares import alike
 from rollalloc.lab.waste.groups import Gathering, Log
+from rollalloc.lab.waste.shares import share_of
 
 NAN = float("nan")
 

@@ -101,9 +101,7 @@ def _all_of(some_V: NDArray[np.float64], all_V: NDArray[np.float64], size_V: NDA
     return np.where(enough_V, np.exp(log_V), 0.0)
 
 
-def notes_of(
-    log: Log, judged: Groups, reward: RewardReading, unpredicted: str, seed: int
-) -> list[str]:  # fmt: skip
+def notes_of(log: Log, judged: Groups, reward: RewardReading, unpredicted: str) -> list[str]:
     """Notes for the reader of a profile, in order of importance.
 
     Args:
@@ -111,10 +109,9 @@ def notes_of(
         judged: its groups, with rewards 0, 1 or NaN.
         reward: what its rewards are like.
         unpredicted: why success could not be predicted; empty: it was.
-        seed: of the bootstrap, at least 0.
     """
     notes = [*reward.rules_out]
-    if moved := drifted(judged.take(judged.size_V > 1), seed) if (judged.size_V > 1).any() else "":
+    if moved := drifted(judged.take(judged.size_V > 1)) if (judged.size_V > 1).any() else "":
         notes.append(f"several models are mixed here: {moved}")
     if np.median(judged.size_V) < 2:
         notes.append(

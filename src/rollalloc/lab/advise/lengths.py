@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from rollalloc import recipes
 from rollalloc.core.seeds import rng
-from rollalloc.lab.advise.shares import share_of
 from rollalloc.lab.simulate.cluster import Cluster, Scenario
 from rollalloc.lab.simulate.result import PricedRecipe
 from rollalloc.lab.simulate.simulation import simulate
 from rollalloc.lab.simulate.workload import Logged, SimulatedOutcome
 from rollalloc.lab.waste.groups import NOT_SAID, Groups
-from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share
+from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share, share_of
 
 _MOST = 2048  # prompts used, at most
 _SEEDS, _BATCHES = 5, 6

@@ -134,7 +134,7 @@ def profile_of(
         lengths=lengths,
         reward=reward,
         right_pairs_differ=pairs_differ(judged),
-        notes=tuple(notes_of(log, judged, reward, unpredicted, seed)),
+        notes=tuple(notes_of(log, judged, reward, unpredicted)),
         too_few=lacks,
         groups=_groups(groups),
     )

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollalloc.lab.advise.shares import share_of
 from rollalloc.lab.waste.groups import SAME, Groups
-from rollalloc.lab.waste.shares import Share
+from rollalloc.lab.waste.shares import Share, share_of
 
 _RIGHT = 0.5  # if all rewards are equal, they are right from this value on
 _CONSTANT = 0.98  # rewards are nearly constant if one value has at least this share

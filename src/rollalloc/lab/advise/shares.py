@@ -1,4 +1,4 @@
-"""Shares with intervals by formula, since a bootstrap over all prompts for each of them would be slow."""
+"""Shares that are computed from pairs: groups of n that are alike, right answers that differ."""
 
 from __future__ import annotations
 
@@ -8,39 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.lab.waste.groups import Groups
-from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share
-
-_Z = 1.959964
-
-
-def share_of(part_V: NDArray[Any], whole_V: NDArray[Any], prompt_V: NDArray[Any]) -> Share | None:
-    """Σ part / Σ whole with its 95% interval, as a ratio of sums over prompts, since visits of a prompt are alike.
-
-        r ± 1.96 √(P / (P − 1) Σ_p (part_p − r whole_p)²) / Σ whole
-
-    For a share of 0 or 1, the open end is the exact one-sided 97.5% limit over prompts, 1 − .025^(1/P).
-
-    Args:
-        part_V: of each visit, in [0, whole].
-        whole_V: of each visit, at least 0.
-        prompt_V: the prompt of each.
-
-    Returns:
-        None if the whole is 0.
-    """
-    if not whole_V.sum() > 0:
-        return None
-    part_P, whole_P = np.bincount(prompt_V, part_V), np.bincount(prompt_V, whole_V)
-    part_P, whole_P = part_P[whole_P > 0], whole_P[whole_P > 0]
-    value, prompts = float(part_P.sum() / whole_P.sum()), len(whole_P)
-    if prompts < LEAST_PROMPTS:
-        return Share(value, None)
-    spread = prompts / (prompts - 1) * float(np.square(part_P - value * whole_P).sum())
-    half = _Z * np.sqrt(spread) / float(whole_P.sum())
-    open_end = 1 - 0.025 ** (1 / prompts)
-    low = 1 - open_end if value >= 1 else max(0.0, value - half)
-    high = open_end if value <= 0 else min(1.0, value + half)
-    return Share(value, (float(low), float(high)))
+from rollalloc.lab.waste.shares import Share, share_of
 
 
 def alike(groups: Groups, n: int) -> Share | None:

@@ -50,19 +50,18 @@ class Finding:
         return {"finding": sentence(self), "wasted": self.wasted, **asdict(self)}
 
 
-def find(log: Log, *, threshold: float | None = None, from_step: int | None = None, seed: int = 0) -> Finding:
+def find(log: Log, *, threshold: float | None = None, from_step: int | None = None) -> Finding:
     """Count the rollouts of a log by what they taught.
 
     Args:
         log: to count.
         threshold: rewards of at least this finite number are right, others wrong; None: use rewards as they are.
         from_step: ignore groups logged before this step, or without a step; at least 0.
-        seed: of the bootstrap, at least 0.
 
     Raises:
         ValueError: an argument out of its range, no group at or after `from_step`, or no rollouts at all.
     """
-    check_asked(threshold=threshold, from_step=from_step, seed=seed)
+    check_asked(threshold=threshold, from_step=from_step)
     groups, stepless = chosen(log, from_step)
     groups = None if groups is None else groups.judged(threshold)
     booked = {} if log.accounts is None or from_step is not None else log.accounts
@@ -76,10 +75,10 @@ def find(log: Log, *, threshold: float | None = None, from_step: int | None = No
         return finding
     compared = groups.take(groups.size_V > 1)
     finding.alone = len(groups) - len(compared)
-    finding.shares = shares_of(compared, seed=seed) if len(compared) else None
+    finding.shares = shares_of(compared) if len(compared) else None
     if finding.alone:
         finding.notes.append(ALONE.format(finding.alone))
-    finding.notes += [*unusable(log), *_warnings(compared, threshold, seed)]
+    finding.notes += [*unusable(log), *_warnings(compared, threshold)]
     if from_step is not None and stepless:
         finding.notes.append(
             f"{stepless:,} groups whose step is not known were left out, with those before --from-step"
@@ -107,7 +106,7 @@ def chosen(log: Log, from_step: int | None) -> tuple[Groups | None, int]:
     return groups, stepless
 
 
-def check_asked(*, threshold: float | None, from_step: int | None, seed: int) -> None:
+def check_asked(*, threshold: float | None, from_step: int | None) -> None:
     """Refuse invalid arguments of `find` before anything is read.
 
     Raises:
@@ -115,9 +114,8 @@ def check_asked(*, threshold: float | None, from_step: int | None, seed: int) ->
     """
     if threshold is not None and not math.isfinite(threshold):
         raise ValueError(f"--threshold: expected a finite number, got {threshold}; rewards of at least it are right")
-    for name, value in (("from-step", from_step), ("seed", seed)):
-        if value is not None and value < 0:
-            raise ValueError(f"--{name}: expected a whole number of at least 0, got {value}")
+    if from_step is not None and from_step < 0:
+        raise ValueError(f"--from-step: expected a whole number of at least 0, got {from_step}")
 
 
 def sentence(finding: Finding) -> str:
@@ -152,7 +150,7 @@ def unusable(log: Log) -> list[str]:
     return sentences
 
 
-def _warnings(groups: Groups, threshold: float | None, seed: int) -> list[str]:
+def _warnings(groups: Groups, threshold: float | None) -> list[str]:
     warnings: list[str] = []
     grades = np.unique(groups.rewards_R[~np.isnan(groups.rewards_R)])
     if threshold is None and len(grades) > _GRADES:
@@ -160,13 +158,13 @@ def _warnings(groups: Groups, threshold: float | None, seed: int) -> list[str]:
             f"rewards take {len(grades):,} values from {grades[0]:g} to {grades[-1]:g}, and a group whose rewards differ at "
             "all counts as one that taught; --threshold tells right from wrong instead"
         )
-    moved = drifted(groups, seed)
+    moved = drifted(groups)
     return [*warnings, moved] if moved else warnings
 
 
-def drifted(groups: Groups, seed: int) -> str:
+def drifted(groups: Groups) -> str:
     """A sentence if the wasted share changed beyond chance from the first to the last third of the steps, else empty."""
-    thirds = drift(groups, seed=seed)
+    thirds = drift(groups)
     if thirds is None or not thirds[0].interval or not thirds[1].interval:
         return ""
     (early, late), (low, high) = thirds, zip(thirds[0].interval, thirds[1].interval, strict=True)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.core.seeds import rng
 from rollalloc.lab.waste.groups import NO_STEP, SAME, Groups
 
 CAUSES = ("taught", "all_right", "all_wrong", "all_truncated", "all_alike", "single", "unscored")
-LEAST_PROMPTS = 10  # with fewer prompts, a bootstrap over prompts is unreliable
-_BLOCK = 1 << 22  # random draws held in memory at once
-_ONE_BY_ONE = 4096  # up to this many prompts are drawn one by one
+LEAST_PROMPTS = 10  # fewer prompts say too little about others for an interval
+_Z = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,50 +42,66 @@ class Shares:
     groups: int
 
 
-def shares_of(groups: Groups, *, seed: int = 0, resamples: int = 1000) -> Shares:
-    """Count the rollouts of groups by what they taught: those with equal rewards taught nothing, for one of several causes.
+def share_of(part_V: NDArray[Any], whole_V: NDArray[Any], prompt_V: NDArray[Any]) -> Share | None:
+    """Σ part / Σ whole with its 95% interval, as a ratio of sums over prompts, since visits of a prompt are alike.
 
-    The interval is a percentile bootstrap over prompts, since visits of one prompt are alike. For a share of 0 or 1, all
-    resamples are equal; then the open end is the exact one-sided 97.5% limit over prompts, 1 - 0.025^(1/P).
+        r ± 1.96 √(P / (P − 1) Σ_p (part_p − r whole_p)²) / Σ whole
+
+    For a share of 0 or 1, the open end is the exact one-sided 97.5% limit over prompts, 1 − .025^(1/P).
+
+    Args:
+        part_V: of each visit, in [0, whole].
+        whole_V: of each visit, at least 0.
+        prompt_V: the prompt of each.
+
+    Returns:
+        None if the whole is 0.
+    """
+    if not whole_V.sum() > 0:
+        return None
+    part_P, whole_P = np.bincount(prompt_V, part_V), np.bincount(prompt_V, whole_V)
+    part_P, whole_P = part_P[whole_P > 0], whole_P[whole_P > 0]
+    whole, prompts = float(whole_P.sum()), len(whole_P)
+    value = float(part_P.sum()) / whole
+    if prompts < LEAST_PROMPTS:
+        return Share(value, None)
+    # Multiplied out, since sums of whole numbers do not depend on the order of the prompts.
+    spread = float(part_P @ part_P - 2 * value * (part_P @ whole_P) + value**2 * (whole_P @ whole_P))
+    half = _Z * (prompts / (prompts - 1) * max(0.0, spread)) ** 0.5 / whole
+    open_end = 1 - 0.025 ** (1 / prompts)
+    low = 1 - open_end if value >= 1 else max(0.0, value - half)
+    high = open_end if value <= 0 else min(1.0, value + half)
+    return Share(value, (low, high))
+
+
+def shares_of(groups: Groups) -> Shares:
+    """Count the rollouts of groups by what they taught: those with equal rewards taught nothing, for one of several causes.
 
     Args:
         groups: at least one, with at least one rollout each.
-        seed: of the bootstrap.
-        resamples: of the bootstrap.
 
     Raises:
         ValueError: no groups.
     """
     if not len(groups):
         raise ValueError("expected at least one group of rollouts, got none")
-    counts_PC = _counts(groups)
-    prompts = len(counts_PC)
-    total_C = counts_PC.sum(0)
-    share_C = total_C / total_C.sum()
-    shares_RC = _resampled(counts_PC, seed, resamples) if prompts >= LEAST_PROMPTS else None
-    by_cause = {
-        cause: Share(float(share), None if shares_RC is None else _interval(share, shares_RC[:, column], prompts))
-        for column, (cause, share) in enumerate(zip(CAUSES, share_C, strict=True))
+    cause_V = _cause(groups)
+    count_CV = {cause: np.where(cause_V == at, groups.scored_V, 0) for at, cause in enumerate(CAUSES)}
+    count_CV["unscored"] += groups.size_V - groups.scored_V
+    shares = {
+        cause: share
+        for cause, count_V in count_CV.items()
+        if (share := share_of(count_V, groups.size_V, groups.prompt_V)) is not None  # there are rollouts
     }
-    taught = by_cause["taught"]
-    wasted = None if taught.interval is None else (1 - taught.interval[1], 1 - taught.interval[0])
+    taught = shares["taught"]
+    ends = None if taught.interval is None else (1 - taught.interval[1], 1 - taught.interval[0])
     return Shares(
-        rollouts={cause: int(count) for cause, count in zip(CAUSES, total_C, strict=True)},
-        shares=by_cause,
-        wasted=Share(1 - taught.value, wasted),
-        prompts=prompts,
+        rollouts={cause: int(count_V.sum()) for cause, count_V in count_CV.items()},
+        shares=shares,
+        wasted=Share(1 - taught.value, ends),
+        prompts=len(np.unique(groups.prompt_V)),
         groups=len(groups),
     )
-
-
-def _counts(groups: Groups) -> NDArray[np.float64]:
-    """Rollouts of each prompt by cause, shape (P, C), sorted by prompt key so that the log's order does not matter."""
-    row_of = np.zeros(len(groups.keys), np.int64)
-    row_of[groups.visited] = np.arange(len(groups.visited))
-    begin_V, cells = row_of[groups.prompt_V] * len(CAUSES), len(groups.visited) * len(CAUSES)
-    scored_X = np.bincount(begin_V + _cause(groups), groups.scored_V, cells)
-    unscored_X = np.bincount(begin_V + CAUSES.index("unscored"), groups.size_V - groups.scored_V, cells)
-    return (scored_X + unscored_X).astype(np.float64).reshape(-1, len(CAUSES))
 
 
 def _cause(groups: Groups) -> NDArray[np.int64]:
@@ -113,37 +128,7 @@ def _range(groups: Groups) -> tuple[float, float]:
     return (low - 1, high) if high > 0 else (low, low + 1)
 
 
-def _resampled(counts_PC: NDArray[np.float64], seed: int, resamples: int) -> NDArray[np.float64]:
-    """Shares of each cause in resamples of the prompts, shape (R, C).
-
-    Prompts with equal counts are drawn together as one kind, which gives the same distribution; a large log has few kinds.
-    Small logs are drawn prompt by prompt, so that their printed digits stay the same as in earlier versions.
-    """
-    prompts = len(counts_PC)
-    kinds_KC, times_K = counts_PC, np.ones(prompts)
-    if prompts > _ONE_BY_ONE:
-        kinds_KC, times_K = np.unique(counts_PC, axis=0, return_counts=True)
-    random = rng(seed, "waste shares")
-    rows: list[NDArray[np.float64]] = []
-    block = max(1, _BLOCK // len(kinds_KC))
-    for begin in range(0, resamples, block):
-        drawn_RK = random.multinomial(prompts, times_K / prompts, min(block, resamples - begin))
-        rows.append(drawn_RK @ kinds_KC)
-    totals_RC = np.concatenate(rows)
-    return totals_RC / totals_RC.sum(1, keepdims=True)
-
-
-def _interval(share: float, resampled_R: NDArray[np.float64], prompts: int) -> tuple[float, float]:
-    low, high = np.quantile(resampled_R, (0.025, 0.975)).tolist()
-    open_end = 1 - 0.025 ** (1 / prompts)
-    if share <= 0:
-        high = open_end
-    if share >= 1:
-        low = 1 - open_end
-    return low, high
-
-
-def drift(groups: Groups, *, seed: int = 0) -> tuple[Share, Share] | None:
+def drift(groups: Groups) -> tuple[Share, Share] | None:
     """The wasted share of the first and last third of the steps; None if the log is too short."""
     known_V = groups.step_V != NO_STEP
     steps = np.unique(groups.step_V[known_V])
@@ -151,4 +136,4 @@ def drift(groups: Groups, *, seed: int = 0) -> tuple[Share, Share] | None:
         return None
     third = len(steps) // 3
     early_V, late_V = known_V & (groups.step_V <= steps[third - 1]), known_V & (groups.step_V >= steps[-third])
-    return shares_of(groups.take(early_V), seed=seed).wasted, shares_of(groups.take(late_V), seed=seed).wasted
+    return shares_of(groups.take(early_V)).wasted, shares_of(groups.take(late_V)).wasted
