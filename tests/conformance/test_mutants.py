@@ -5,7 +5,7 @@ asked, told or given, or a rule that inherits a promise and breaks it. So a chan
 harmless.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from math import inf
 from pkgutil import iter_modules
@@ -429,6 +429,30 @@ def test_a_law_is_broken(law, name, allocator):
 # Each inherits the promise of the rule it stands for, so that only what it does is other.
 
 
+class Swapped:
+    """A group whose rewards stand where its metrics should, held to [0, 1] as metrics are, and the other way round."""
+
+    def __init__(self, group):
+        self.group = group
+
+    def __getattr__(self, name):
+        if name == "metrics_G":
+            return np.clip(self.group.rewards_G, 0, 1)
+        return getattr(self.group, "metrics_G" if name == "rewards_G" else name)
+
+
+def misled(rule, method="__call__"):
+    """The rule, whose method takes rewards for metrics and metrics for rewards."""
+
+    def swapping(self, *given):
+        return getattr(super(Misled, self), method)(
+            *(Swapped(one) if isinstance(one, GroupView) else one for one in given)
+        )
+
+    Misled = type("Misled", (type(rule),), {method: swapping, "__module__": __name__})
+    return Misled(**{field.name: getattr(rule, field.name) for field in fields(rule)})
+
+
 @dataclass(frozen=True)
 class Impatient(judges.Complete):
     @property
@@ -450,15 +474,6 @@ class Drops(judges.Complete):
 class LetsAllThrough(judges.NonzeroVariance):
     def __call__(self, group, view):
         return None if group.unfinished else Verdict(self.act)
-
-
-@dataclass(frozen=True)
-class VarianceOfRewards(judges.NonzeroVariance):
-    def __call__(self, group, view):
-        if group.unfinished:
-            return None
-        differ = len(set(group.rewards_G.tolist())) > 1
-        return Verdict(self.act) if differ else Verdict(Act.DROP, "zero_variance")
 
 
 @dataclass(frozen=True)
@@ -492,26 +507,9 @@ class OneOfEach(Collected):
 
 
 @dataclass(frozen=True)
-class CountsRewardsAsSuccesses(Collected):
-    def __call__(self, group, view):
-        won = int((group.rewards_G > self.above).sum())
-        enough = min(won, group.scored - won) >= view.rows // 2
-        return None if group.unfinished else Verdict(Act.TRAIN if enough else Act.NEXT)
-
-
-@dataclass(frozen=True)
 class OpenBand(Band):
     def __call__(self, group, view):
         return None if group.unfinished else Verdict(Act.NEXT)
-
-
-@dataclass(frozen=True)
-class BandOfRewards(Band):
-    def __call__(self, group, view):
-        if group.unfinished:
-            return None
-        inside = self.p_lower <= group.rewards_G.mean() <= 1 - self.p_upper
-        return Verdict(Act.NEXT) if inside else Verdict(Act.DROP, "out_of_band")
 
 
 @dataclass(frozen=True)
@@ -733,34 +731,6 @@ class HalfWeight(rows.Everything):
 
 
 @dataclass(frozen=True)
-class FirstM(rows.MaxVariance):
-    def choose(self, group, rng):
-        return np.arange(self.m)
-
-
-@dataclass(frozen=True)
-class MetricVariance(rows.MaxVariance):
-    def choose(self, group, rng):
-        return rows.max_variance_subset(group.metrics_G, self.m)
-
-
-@dataclass(frozen=True)
-class FirstPilots(SubsampledPilots):
-    def __call__(self, group, view, rng):
-        chosen_M, _ = SubsampledPilots(group.scored)(group, view, rng)
-        chosen_M = np.concatenate([chosen_M[: self.n], np.flatnonzero(group.stages_G)])
-        return chosen_M, np.ones(chosen_M.size)
-
-
-@dataclass(frozen=True)
-class PilotsByReward(SubsampledPilots):
-    def __call__(self, group, view, rng):
-        pilot_G = group.stages_G == 0
-        chosen = [*rows.max_variance_subset(group.rewards_G[pilot_G], self.n), *np.flatnonzero(~pilot_G)]
-        return np.array(chosen), np.ones(len(chosen))
-
-
-@dataclass(frozen=True)
 class SubsamplesCommits(SubsampledPilots):
     def __call__(self, group, view, rng):
         chosen_M = rows.max_variance_subset(group.metrics_G, min(group.scored, self.n + 3))
@@ -771,18 +741,6 @@ class SubsamplesCommits(SubsampledPilots):
 class MinReward(rows.MaxReward):
     def choose(self, group, rng):
         return np.sort(np.argsort(group.rewards_G)[: self.m])
-
-
-@dataclass(frozen=True)
-class SuccessesFirst(rows.Balanced):
-    def choose(self, group, rng):
-        return np.sort(np.argsort(group.metrics_G <= self.above, kind="stable")[: self.m])
-
-
-@dataclass(frozen=True)
-class BalancedRewards(rows.Balanced):
-    def choose(self, group, rng):
-        return np.sort(np.argsort(group.rewards_G <= self.above, kind="stable")[[*range(self.m // 2), -2, -1]])
 
 
 @dataclass(frozen=True)
@@ -823,12 +781,6 @@ class MoreOfMore(LongestBySize):
 
 
 @dataclass(frozen=True)
-class AlwaysALongest(LongestBySize):
-    def longest_of(self, groups, sizes, view):
-        return [max(1, each) for each in super().longest_of(groups, sizes, view)]
-
-
-@dataclass(frozen=True)
 class NoLongestOfAny(LongestByRecord):
     def longest_of(self, groups, sizes, view):
         return [0] * len(groups)
@@ -866,18 +818,6 @@ class Flipped(advantages.OverGroup):
 
 
 @dataclass(frozen=True, repr=False)
-class OfMetrics(advantages.OverGroup):
-    def __call__(self, group, chosen_M):
-        return self.kernel(group.metrics_G)[chosen_M]
-
-
-@dataclass(frozen=True, repr=False)
-class NotCentred(advantages.OverGroup):
-    def __call__(self, group, chosen_M):
-        return group.rewards_G[chosen_M]
-
-
-@dataclass(frozen=True, repr=False)
 class GroupForChosen(advantages.OverChosen):
     """Statistics before the choice, where they are promised of what was chosen."""
 
@@ -888,11 +828,6 @@ class GroupForChosen(advantages.OverChosen):
 @advantages.promising(advantages.grpo.promises)
 def not_scaled(rewards_G):
     return advantages.dr_grpo(rewards_G)
-
-
-@advantages.promising(advantages.dr_grpo.promises)
-def nothing(rewards_G):
-    return np.zeros(len(rewards_G))
 
 
 @dataclass(frozen=True)
@@ -937,14 +872,6 @@ class DrawsItsOwn(prompts.AsOffered):
 
 
 @dataclass(frozen=True)
-class LearnsFromRewards(Posterior):
-    def observe(self, memory, group, view):
-        if group.scored:
-            memory["hits_N"][group.prompt] += max(0.0, group.rewards_G.sum())
-            memory["misses_N"][group.prompt] += max(0.0, (1 - group.rewards_G).sum())
-
-
-@dataclass(frozen=True)
 class DrawsTheFarthest(Posterior):
     def pick(self, memory, k, free_N, view, rng):
         pool = prompts.some_free(free_N, self.pool * k, rng)
@@ -971,12 +898,6 @@ class LowestFirst(Banked):
     def _best(memory, count, free_N):
         there = [entry for entry in memory["bank"] if entry[2] > 0 and free_N[entry[0]]]
         return sorted(there, key=lambda entry: entry[1])[: max(0, count)]
-
-
-@dataclass(frozen=True)
-class PlacesOfRewards(FirstSuccesses):
-    def observe(self, memory, group, view):
-        memory["places"] = [*memory["places"], first_success(group.rewards_G)][-self.visits :]
 
 
 @dataclass(frozen=True)
@@ -1008,31 +929,9 @@ class OwnBaselines(RunningMean):
 
 
 @dataclass(frozen=True)
-class MeanOfMetrics(RunningMean):
-    def observe(self, memory, group, view):
-        memory["reward_sum"] += float(group.metrics_G.sum())
-        memory["reward_count"] += group.scored
-
-
-@dataclass(frozen=True)
 class ExpectsAlways(LastVisit):
     def pick(self, memory, k, free_N, view, rng):
         return [each._replace(predicted=each.predicted or 0.25) for each in super().pick(memory, k, free_N, view, rng)]
-
-
-@dataclass(frozen=True)
-class RemembersRewards(LastVisit):
-    def observe(self, memory, group, view):
-        if group.scored:
-            memory["rate_N"][group.prompt] = np.clip(group.rewards_G.mean(), 0, 1)
-
-
-@dataclass(frozen=True)
-class TracksRewards(Tracker):
-    def observe(self, memory, group, view):
-        for reward in np.clip(group.rewards_G, 0, 1).tolist():
-            memory["hits_N"][group.prompt] += reward
-            memory["misses_N"][group.prompt] += 1 - reward
 
 
 @dataclass(frozen=True)
@@ -1061,12 +960,6 @@ class PredictsAll(Foresight):
     def pick(self, memory, k, free_N, view, rng):
         self.predictor(memory, view.table.features, np.arange(free_N.size))
         return super().pick(memory, k, free_N, view, rng)
-
-
-@dataclass(frozen=True)
-class MetricForReward(advantages.Rewards):
-    def __call__(self, group, chosen_M):
-        return group.metrics_G[chosen_M]
 
 
 @dataclass(frozen=True)
@@ -1120,12 +1013,6 @@ class MeanWithItself(advantages.BatchMean):
 
 
 @dataclass(frozen=True)
-class MeanOfEachGroup(advantages.BatchMean):
-    def __call__(self, made, groups, chosen, view):
-        return [advantages.rloo(each) for each in made]
-
-
-@dataclass(frozen=True)
 class ScaledOnly(advantages.BatchNormalised):
     def __call__(self, made, groups, chosen, view):
         std = np.concatenate(made).std()
@@ -1158,19 +1045,19 @@ RULES = [
     (9, "Complete", staged("grpo", judge=Impatient())),
     (9, "Complete", staged("grpo", judge=Drops())),
     (9, "NonzeroVariance", staged("dapo", judge=LetsAllThrough())),
-    (9, "NonzeroVariance", staged("dapo", judge=VarianceOfRewards())),
+    (9, "NonzeroVariance", staged("dapo", judge=misled(judges.NonzeroVariance()))),
     (9, "Band", staged("pilot_commit", 0, judge=OpenBand(*WINDOW))),
-    (9, "Band", staged("pilot_commit", 0, judge=BandOfRewards(*WINDOW))),
+    (9, "Band", staged("pilot_commit", 0, judge=misled(Band(*WINDOW)))),
     (9, "Varied", staged("vcrl", judge=AnyVariance(0.8, 0.8))),
     (9, "Varied", staged("vcrl", judge=FirstKappaForEver(0.8, 0.3, 2))),
     (9, "Banked", other("vcrl", prompts=NoBank())),
     (9, "Banked", other("vcrl", prompts=LowestFirst())),
     (9, "Resolved", staged("cgrpo", 1, judge=AnySuccess(0.5))),
     (9, "Resolved", staged("cgrpo", 0, judge=NeedsNoSuccess())),
-    (9, "FirstSuccesses", other("cgrpo", prompts=PlacesOfRewards(9))),
+    (9, "FirstSuccesses", other("cgrpo", prompts=misled(FirstSuccesses(9), "observe"))),
     (9, "FirstSuccesses", other("cgrpo", prompts=KeepsAllPlaces(9))),
     (9, "Collected", staged("reinforce_ada", 0, judge=OneOfEach())),
-    (9, "Collected", staged("reinforce_ada", 0, judge=CountsRewardsAsSuccesses())),
+    (9, "Collected", staged("reinforce_ada", 0, judge=misled(Collected()))),
     (9, "Fill", other("grpo", intake=Overfull())),
     (9, "Ahead", other("grpo", intake=OneGroupFurther(intake.Fill(), 4), max_staleness=2)),
     (9, "Ahead", other("grpo", intake=NoneAhead(intake.Fill(), 4), max_staleness=2)),
@@ -1187,7 +1074,7 @@ RULES = [
     (9, "Knapsack", staged("knapsack", size=Uniform(5, most=16))),
     (9, "Knapsack", staged("knapsack", size=Overspends(5, most=16))),
     (9, "LastVisit", other("knapsack", prompts=ExpectsAlways())),
-    (9, "LastVisit", other("knapsack", prompts=RemembersRewards())),
+    (9, "LastVisit", other("knapsack", prompts=misled(LastVisit(), "observe"))),
     (9, "SampledTail", staged("darts_sampled", stop=NeverStops())),
     (9, "SampledTail", staged("darts_sampled", stop=StopsAtOnce())),
     (9, "SampledTail", staged("darts_sampled", stop=StopsAll())),
@@ -1204,14 +1091,11 @@ RULES = [
     (9, "GRPO", other("grpo_sample", advantage=advantages.OverGroup(OtherDeviation(ddof=1)))),
     (9, "Everything", other("grpo", rows=AllButOne())),
     (9, "Everything", other("grpo", rows=HalfWeight())),
-    (9, "MaxVariance", other("pods", rows=FirstM(4))),
-    (9, "MaxVariance", other("pods", rows=MetricVariance(4))),
-    (9, "SubsampledPilots", other("pilot_commit_n_effective", rows=FirstPilots(2))),
-    (9, "SubsampledPilots", other("pilot_commit_n_effective", rows=PilotsByReward(2))),
+    (9, "MaxVariance", other("pods", rows=misled(rows.MaxVariance(4), "choose"))),
+    (9, "SubsampledPilots", other("pilot_commit_n_effective", rows=misled(SubsampledPilots(2)))),
     (9, "SubsampledPilots", other("pilot_commit_n_effective", rows=SubsamplesCommits(2))),
     (9, "MaxReward", other("pods", rows=MinReward(4))),
-    (9, "Balanced", other("reinforce_ada", rows=SuccessesFirst(4))),
-    (9, "Balanced", other("reinforce_ada", rows=BalancedRewards(4))),
+    (9, "Balanced", other("reinforce_ada", rows=misled(rows.Balanced(4), "choose"))),
     (9, "Random", other("pods", rows=NotAtRandom(4))),
     (9, "Percentile", other("pods", rows=Middle(4))),
     (9, "ShortestAndLongest", other("darts_exact", rows=LastToFinish(3, 1))),
@@ -1219,29 +1103,26 @@ RULES = [
     (9, "ShortestAndLongest", other("darts_sampled", rows=UnitTail(3, 1))),
     (9, "LongestBySize", other("darts_longest_by_size_exact", rows=TheRecipesLongest(3, 2))),
     (9, "LongestBySize", other("darts_longest_by_size", rows=MoreOfMore(3, 2))),
-    (9, "LongestBySize", other("darts_longest_by_size", rows=AlwaysALongest(3, 2))),
     (9, "LongestByRecord", other("darts_longest_by_record", rows=NoLongestOfAny(3, 1, 0.5))),
     (9, "LongestByRecord", other("darts_longest_by_record", rows=SolvedAlone(3, 1, 0.5))),
     (9, "OverGroup", other("grpo", advantage=Flipped(GRPO))),
-    (9, "OverGroup", other("grpo", advantage=OfMetrics(GRPO))),
-    (9, "OverGroup", other("grpo", advantage=NotCentred(GRPO))),
+    (9, "OverGroup", other("grpo", advantage=misled(advantages.OverGroup(GRPO)))),
     (9, "OverGroup", other("grpo", advantage=advantages.OverGroup(not_scaled))),
     (9, "OverChosen", other("pods", advantage=GroupForChosen(advantages.pods))),
-    (9, "Rewards", other("reinforce", advantage=MetricForReward())),
+    (9, "Rewards", other("reinforce", advantage=misled(advantages.Rewards()))),
     (9, "Rewards", other("reinforce_neg", advantage=CentredReward())),
     (9, "Successes", other("raft", advantage=FailuresToo())),
     (9, "Successes", other("raft", advantage=AllSuccessesAlike())),
     (9, "BatchMean", other("foresight", over_batch=FullFailures(0.3))),
     (9, "AgainstBaseline", other("spo", advantage=AgainstItself())),
     (9, "BatchMean", other("reinforce", over_batch=MeanWithItself())),
-    (9, "BatchMean", other("reinforce_neg", over_batch=MeanOfEachGroup())),
     (9, "BatchMean", other("reinforce_by_variance", over_batch=FullFailures(None))),
     (9, "BatchMean", other("reinforce_by_variance_of_chosen", over_batch=WeighedByFirstRows(None))),
     (9, "BatchNormalised", other("spo", over_batch=ScaledOnly())),
     (9, "BatchNormalised", other("spo", over_batch=SampleDeviation())),
     (9, "RunningMean", other("reinforce_running", prompts=OwnBaselines())),
-    (9, "RunningMean", other("reinforce_running", prompts=MeanOfMetrics())),
-    (9, "Tracker", other("spo", prompts=TracksRewards())),
+    (9, "RunningMean", other("reinforce_running", prompts=misled(RunningMean(), "observe"))),
+    (9, "Tracker", other("spo", prompts=misled(Tracker(), "observe"))),
     (9, "Tracker", other("spo", prompts=ExpectsHalf())),
     (9, "Foresight", other("foresight", prompts=ExpectsTheMetric(**QUICKLY))),
     (9, "Foresight", other("foresight", prompts=DrawsTheEasy(**QUICKLY))),
@@ -1256,7 +1137,7 @@ RULES = [
     (9, "Estimated", other("greso", intake=NothingToSpare(12))),
     (9, "Selective", other("greso", prompts=PassesOverAnyone())),
     (9, "Selective", other("greso", prompts=TwoPassesAnEpoch())),
-    (9, "Posterior", other("posterior_and_pilot_commit", prompts=LearnsFromRewards())),
+    (9, "Posterior", other("posterior_and_pilot_commit", prompts=misled(Posterior(), "observe"))),
     (9, "Posterior", other("posterior_and_pilot_commit", prompts=DrawsTheFarthest())),
     (11, "Posterior", other("posterior_and_pilot_commit", prompts=LooksAtAll())),
 ]
