@@ -17,7 +17,7 @@ TORCH  ?= torch==2.13.0
 JOBS   ?= 2
 
 # The tests of what `make check` holds: what decides, and what a user brings.
-UNIT   := $(addprefix tests/,core rules predict conformance data rewards recipes test_house.py)
+UNIT   := $(addprefix tests/,core rules predict conformance data recipes rewards/test_answers.py rewards/test_function.py test_house.py)
 
 VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,10 +37,15 @@ def floor(module: str) -> str | None:
     return parts[1] if parts[0] == "rollalloc" and len(parts) > 1 else None
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def imported(source: str) -> set[str]:
     """Floors that a module's text imports from, within functions too."""
     found: set[str | None] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             found |= {floor(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -114,7 +120,7 @@ def modules_imported(module: str) -> set[str]:
     path = ROOT.joinpath(*module.split(".")[1:])
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(parsed(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -147,7 +153,7 @@ def test_training_a_model_of_ones_own_needs_nothing_of_the_benchmark():
 
 def classes(source: str) -> set[str]:
     """Names of the classes that a module's text defines, whether at its top or within another class or a function."""
-    return {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)}
+    return {node.name for node in ast.walk(parsed(source)) if isinstance(node, ast.ClassDef)}
 
 
 def test_a_class_name_is_defined_once():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollalloc import Allocator, Budget, EventError, PromptTable, RuleError, recipes
@@ -67,7 +67,6 @@ def done(allocator, orders, reward=1.0):
 # ----------------------------------------------------------------------------------------- predictions travel with the group
 
 
-@settings(deadline=None)
 @given(st.lists(THOUGHTS, min_size=4, max_size=4))
 def test_thoughts_reach_the_advantage_bit_for_bit_through_json(thoughts):
     """In flight, and drawn while no budget had room: the batch has room for two groups of the four that were drawn."""

@@ -116,6 +116,4 @@ class Driver(RuleBasedStateMachine):
 
 
 TestDriver = Driver.TestCase
-TestDriver.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestDriver.settings = settings(max_examples=30, stateful_step_count=40, suppress_health_check=list(HealthCheck))

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollalloc.data._files import read_rows
@@ -107,6 +107,7 @@ random_rows = st.lists(
 )
 
 
+@settings(max_examples=15)
 @given(random_rows)
 def test_keys_are_unique_and_the_same_in_both_formats(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("formats")

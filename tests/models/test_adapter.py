@@ -205,9 +205,9 @@ def run_of(trainer_of, prompts_of, policy_of):
     "changes",
     [
         {},
-        {"loss": Loss(kl=0.3)},
-        {"sampling_dtype": "bfloat16"},
-        {"gradient_checkpointing": True},
+        pytest.param({"loss": Loss(kl=0.3)}, marks=pytest.mark.e2e),
+        pytest.param({"sampling_dtype": "bfloat16"}, marks=pytest.mark.e2e),
+        pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.e2e),
         {"sampling_dtype": "bfloat16", "lora": None, "optimizer_steps_per_batch": 2},
     ],
     ids=["lora", "lora and a reference", "lora and bf16", "lora and checkpointing", "bf16"],

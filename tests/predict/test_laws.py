@@ -47,7 +47,7 @@ def run(features, visits, predictor=None):
     return predictor, memory
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=80)
 @given(histories())
 def test_a_rate_is_within_0_and_1_and_figures_are_finite(history):
     features, visits = history
@@ -65,7 +65,6 @@ def test_a_rate_is_within_0_and_1_and_figures_are_finite(history):
             assert np.isfinite(value).all(), name
 
 
-@settings(deadline=None, max_examples=60)
 @given(histories(), st.permutations(range(PROMPTS)))
 def test_the_order_asked_in_and_the_company_change_nothing(history, order):
     """But for the last digits of float32, in which a product of matrices depends on its shape."""
@@ -77,7 +76,6 @@ def test_the_order_asked_in_and_the_company_change_nothing(history, order):
         np.testing.assert_allclose(predictor(memory, features, [prompt]), said_N[[prompt]], atol=1e-3)
 
 
-@settings(deadline=None, max_examples=60)
 @given(histories(), st.integers(0, 30))
 def test_the_same_history_gives_the_same_bytes_across_any_save(history, at):
     features, visits = history
@@ -92,7 +90,6 @@ def test_the_same_history_gives_the_same_bytes_across_any_save(history, at):
     assert predictor(memory, features, range(PROMPTS)).tolist() == again(part, features, range(PROMPTS)).tolist()
 
 
-@settings(deadline=None, max_examples=60)
 @given(histories())
 def test_asking_leaves_the_memory_as_it_is(history):
     features, visits = history
@@ -104,7 +101,6 @@ def test_asking_leaves_the_memory_as_it_is(history):
     assert json.dumps(pack_tree(memory)) == frozen
 
 
-@settings(deadline=None, max_examples=40)
 @given(histories(), st.integers(40, 80), st.booleans())
 def test_all_successes_or_all_failures_are_believed(history, count, success):
     features, _ = history
@@ -114,7 +110,6 @@ def test_all_successes_or_all_failures_are_believed(history, count, success):
     assert (wrong_N < 0.2).all()
 
 
-@settings(deadline=None, max_examples=60)
 @given(histories(), st.lists(st.integers(-1, PROMPTS - 1), min_size=1, max_size=8))
 def test_a_change_of_the_data_keeps_what_was_known_of_a_prompt(history, wanted):
     source_N = [each if each not in wanted[:at] else -1 for at, each in enumerate(wanted)]

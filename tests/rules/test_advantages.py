@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollalloc import recipes
@@ -169,7 +169,6 @@ def test_a_batchs_advantages_by_hand(rule, before, after):
     np.testing.assert_allclose(np.concatenate(made), np.concatenate(after), atol=1e-5)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5), min_size=1, max_size=5),
     st.floats(0, 2) | st.none(),

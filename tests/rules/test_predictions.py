@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollalloc import Allocator, PromptTable, recipes
@@ -131,8 +131,8 @@ def test_the_tracker_takes_metrics_that_rounding_put_beyond_1_and_keeps_its_rate
 
 
 def test_the_tracker_draws_in_proportion_and_says_so():
-    """Shares of √(v(1 - v)) + spread; 5,000 draws: a count off by 5 standard errors has probability below 1e-6."""
-    rule, times = Tracker(spread=0.1), 5_000
+    """Shares of √(v(1 - v)) + spread; 2,000 draws: a count off by 5 standard errors has probability below 1e-6."""
+    rule, times = Tracker(spread=0.1), 2_000
     rate_N = np.array([0.5, 0.9, 0.02, 0.2])
     memory = rule.init(PromptTable(4, prior_N=rate_N))
     share_N = np.sqrt(rate_N * (1 - rate_N)) + 0.1
@@ -197,7 +197,6 @@ def test_foresight_chances_by_hand():
     np.testing.assert_allclose(replace(rule, floor=1.0).chances(np.array([0.1, 0.3])), [0.5, 0.5])
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(0.001, 0.999), min_size=1, max_size=40),
     st.floats(0, 1e6),
@@ -220,8 +219,8 @@ def believing(rule, rate_N):
 
 
 def test_foresight_draws_in_proportion_and_says_so():
-    """5,000 first draws: a count off by 5 standard errors has probability below 1e-6."""
-    rule, times, rate_N = Foresight(exponent=3.0, floor=0.1), 5_000, np.array([0.5, 0.2, 0.8, 0.05])
+    """2,000 first draws: a count off by 5 standard errors has probability below 1e-6."""
+    rule, times, rate_N = Foresight(exponent=3.0, floor=0.1), 2_000, np.array([0.5, 0.2, 0.8, 0.05])
     memory = believing(rule, rate_N)
     share_N = rule.chances(rate_N)
     for each in draw(rule, memory, 4, [1] * 4):
@@ -261,8 +260,8 @@ def test_sampling_ratios_do_not_depend_on_how_many_are_drawn_at_once(rule, k):
 
 
 def test_the_second_of_a_draw_is_drawn_among_those_left():
-    """P(i, then j) = q_i q_j / (1 - q_i): 5,000 pairs, each within 5 standard errors (all twelve: above 1 - 1e-5)."""
-    rule, times, rate_N = Foresight(exponent=1.0, floor=0.0), 5_000, np.array([0.5, 0.2, 0.9, 0.05])
+    """P(i, then j) = q_i q_j / (1 - q_i): 2,000 pairs, each within 5 standard errors (all twelve: above 1 - 1e-5)."""
+    rule, times, rate_N = Foresight(exponent=1.0, floor=0.0), 2_000, np.array([0.5, 0.2, 0.9, 0.05])
     memory, share_N = believing(rule, rate_N), rule.chances(rate_N)
     pairs = Counter(
         tuple(each.prompt for each in draw(rule, memory, 2, [1] * 4, call, View.of(4))) for call in range(times)
@@ -280,7 +279,6 @@ def test_foresight_draws_uniformly_before_it_is_warm_or_where_it_is_told_to(rule
     assert all(abs(counts[prompt] - 500) < 5 * np.sqrt(2_000 * 0.25 * 0.75) for prompt in range(4))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 0.25, 1.0]), st.floats(-5, 5)), min_size=0, max_size=30),
 )

@@ -94,10 +94,12 @@ RESUMED["target"] = {"heldout": HeldOut(make_prompts(8), ((9, EOS_ID),) * 8), "e
 RESUMED["target"] |= {"max_batches": None, "checkpoint_every": 1}
 RESUMED["barren"] = {"recipe": RECIPES["grpo"], "reward": lambda **_: 0.0, "heldout": None, "max_batches": None}
 BREAKS = {"mean norm": (5,), "target": (3,), "barren": (41,)}  # others right after a checkpoint, and one batch later
-E2E = ("grpo, 3", "dapo_carry, 1", "pilot_commit, 3", "darts, 1", "racing, 3", "barren")
+IN_FAST = ("grpo, 1", "dapo_carry, 3", "pilot_commit, 1", "mean norm")  # the tier `e2e` has the others
 
 
-@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.e2e] * (each in E2E)) for each in RESUMED])
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=[pytest.mark.e2e] * (each not in IN_FAST)) for each in RESUMED]
+)
 def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path, name):
     for breaks in BREAKS.get(name, (3, 4)):
         unbroken, _ = resumed_is_unbroken(run_of, tmp_path / str(breaks), breaks, **RESUMED[name])
@@ -206,8 +208,13 @@ def tear(file, how):
         file.write_bytes(changed)
 
 
-@pytest.mark.parametrize("how", ["missing", "short", "changed"])
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(
+    ("file", "how"),
+    [
+        *((file, "changed") for file in FILES),
+        *((file, how) for file in ("manifest.json", "weights.safetensors") for how in ("missing", "short")),
+    ],
+)
 def test_a_torn_checkpoint_is_named_and_the_one_before_is_taken(run_of, broken, whole, caplog, file, how):
     if (file, how) == ("manifest.json", "changed"):
         (broken / "checkpoints/4/manifest.json").write_text("{")

@@ -53,7 +53,9 @@ def stateful(name: str) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(STATEFUL[name](vocab_size=len(tiny_trl.tiny_tokenizer())))
 
 
-@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize(
+    "name", ["lfm2", *(pytest.param(name, marks=pytest.mark.e2e) for name in STATEFUL if name != "lfm2")]
+)
 def test_trl_generates_with_a_model_whose_cache_cannot_follow_rows(name, tmp_path, caplog):
     trainer = tiny_trl.trainer(tmp_path, "pilot_commit", model=stateful(name), max_steps=2)
     assert caplog.text.count("TRL generates, since rollalloc's sampler does not know") == 1

@@ -100,7 +100,7 @@ def test_a_last_message_of_the_assistant_is_continued(messages, expected, tmp_pa
     assert trainer._tokenize_prompts([messages])[0] == [list(ids) for ids in encode(trainer, [messages])]
 
 
-@pytest.mark.parametrize("talk", [False, True])
+@pytest.mark.parametrize("talk", [False, pytest.param(True, marks=pytest.mark.e2e)])
 @pytest.mark.parametrize("skip", [False, True])
 def test_a_reward_sees_the_models_own_special_tokens_unless_asked_not_to(skip, talk, tmp_path):
     seen: dict[bool, str] = {True: "", False: ""}

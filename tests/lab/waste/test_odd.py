@@ -130,7 +130,7 @@ def corrupt(file, dice):
     file.write_text("\n".join(held))
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(list(FORMATS)), st.integers(0, 1 << 30), st.booleans())
 def test_a_corrupted_sample_is_read_and_told_of_or_refused(tmp_path, format, seed, say):
     dice, folder = random.Random(seed), tmp_path / "log"
