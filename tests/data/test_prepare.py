@@ -10,10 +10,9 @@ from typer.testing import CliRunner
 from rollalloc.cli.app import app
 from rollalloc.data import prepare as module
 from rollalloc.data._files import read_rows, write_rows
-from rollalloc.data.filters import can_be_guessed
 from rollalloc.data.prepare import prepare
 from rollalloc.data.prompts import load_prompts
-from rollalloc.data.public import INSTRUCTION, SETS
+from rollalloc.data.public import INSTRUCTION, SETS, can_be_guessed
 
 LONG = "A train leaves the station at noon and travels north at sixty miles an hour for exactly three hours"
 

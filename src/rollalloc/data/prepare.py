@@ -14,11 +14,10 @@ from reprlib import repr as short
 from typing import Any
 
 from rollalloc.data._files import is_readable, read_rows
-from rollalloc.data.filters import FILTERS
 from rollalloc.data.hub import why_unreachable
 from rollalloc.data.overlap import NGrams
 from rollalloc.data.prompts import check_row, write_prompts
-from rollalloc.data.public import INSTRUCTION, SETS, NoAnswer, PublicSplit, to_verl
+from rollalloc.data.public import FILTERS, INSTRUCTION, SETS, NoAnswer, PublicSplit, to_verl
 from rollalloc.data.splits import SUFFIXES, Wanted, files_of_split
 from rollalloc.files.atomic import write_text, written
 from rollalloc.files.claims import claim_files, refuse_foreign_files

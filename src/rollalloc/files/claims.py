@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import fnmatch
 import json
 import logging
 import os
@@ -33,18 +32,6 @@ log = logging.getLogger(__name__)
 HIDDEN = ".rollalloc"
 _SCHEMA = 1
 _NOBODYS = (HIDDEN, ".DS_Store", ".gitignore", ".gitkeep", "lost+found")  # do not make a folder anybody's
-_OWNERS = (  # pattern of a name → whose folder that is
-    (".git", "a git repository"),
-    ("trainer_state.json", "the output of TRL or transformers"),
-    ("training_args.bin", "the output of TRL or transformers"),
-    ("checkpoint-*", "the output of TRL or transformers"),
-    ("latest_checkpointed_iteration.txt", "checkpoints of verl"),
-    ("global_step_*", "checkpoints of verl"),
-    (".bashrc", "a home directory"),
-    (".profile", "a home directory"),
-    (".ssh", "a home directory"),
-    ("pyproject.toml", "a project"),
-)
 _SHOWN = 5  # names in an error
 _PATIENCE_S = 2.0  # one that was killed a moment ago may still be ending
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems without locks
@@ -78,7 +65,7 @@ class Claims:
                 beside the runs of `train`.
 
         Raises:
-            FileExistsError: names what is in the folder, and whose it looks to be.
+            FileExistsError: names what is in the folder.
             NotADirectoryError: it is a file.
             OSError: the folder cannot be read.
         """
@@ -94,8 +81,7 @@ class Claims:
         if beside:
             files = _of_file(self.folder / HIDDEN).names()
             names = [name for name in names if name not in files and not _holds_only(self.folder / name, beside)]
-        owner = next((owner for pattern, owner in _OWNERS if fnmatch.filter(names, pattern)), "")
-        refuse(self.folder, names, remedy, f"it looks like {owner}" if owner else "")
+        refuse(self.folder, names, remedy)
 
     def names(self) -> frozenset[str]:
         """Paths in the folder that are ours; none where there is no manifest.
@@ -192,14 +178,13 @@ def _of_file(path: Path) -> Claims:
     return Claims(path.parent, "file")
 
 
-def refuse(folder: Path, foreign: Iterable[str], remedy: str, guess: str = "") -> None:
+def refuse(folder: Path, foreign: Iterable[str], remedy: str) -> None:
     """Refuse to write where something stands that is not ours.
 
     Args:
         folder: in which it stands.
         foreign: the names; with none, nothing is refused.
         remedy: what to do.
-        guess: what the folder seems to be.
 
     Raises:
         FileExistsError: names them.
@@ -208,8 +193,8 @@ def refuse(folder: Path, foreign: Iterable[str], remedy: str, guess: str = "") -
     if names:
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         raise FileExistsError(
-            f"{folder} holds {shown}, which as far as is known rollalloc did not write{guess and f' ({guess})'}; it would "
-            f"write among or over files of yours: {remedy}"
+            f"{folder} holds {shown}, which as far as is known rollalloc did not write; it would write among or over files "
+            f"of yours: {remedy}"
         )
 
 

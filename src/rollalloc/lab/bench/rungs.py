@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
+from math import inf
 from pathlib import Path
-from types import MappingProxyType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Any, get_args
 
 from rollalloc.files.opening import read_text
 from rollalloc.files.text import one_line
@@ -24,7 +25,6 @@ __all__ = ["PREFIX", "RUNGS", "Budgeted", "LadderRung", "Model", "Questions", "W
 
 PREFIX = "ladder/"  # of the tasks' names
 _NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9._-]{0,59}")
-_MOST = 2**53  # largest number accepted: exact as a float, and far beyond any run
 _MOST_SEEDS = 1000
 _SHOWN = 1000  # characters of an error message
 
@@ -32,6 +32,10 @@ _SHOWN = 1000  # characters of an error message
 def _check_precision(where: str, precision: str) -> None:
     if precision not in get_args(Precision):
         raise ValueError(f"{where}: precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
+
+
+def _are_counts(*values: object) -> bool:
+    return all(type(value) is int and value >= 1 for value in values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +82,7 @@ class Questions:
     train: str
     heldout: str
     reward: str
-    sets: tuple[str, ...] = ()
+    sets: Sequence[str] = ()
     single_answer: bool = False
 
 
@@ -108,8 +112,8 @@ class WarmedUp:
 
     def __post_init__(self) -> None:
         _check_precision("warm_up", self.precision)
-        if min(self.steps, self.batch, self.check_every) < 1 or not self.learning_rate > 0:
-            raise ValueError("warm_up: expected steps, batch, check_every and learning_rate above 0")
+        if not _are_counts(self.steps, self.batch, self.check_every) or not 0 < self.learning_rate < inf:
+            raise ValueError("warm_up: expected whole steps, batch and check_every, and a learning_rate, above 0")
         if not 0 <= self.low < self.high <= 1 or not 0 <= self.pass_at_8 <= 1:
             raise ValueError(
                 f"warm_up: expected 0 <= low < high <= 1, got {self.low}, {self.high}; and a pass_at_8 in [0, 1]"
@@ -146,9 +150,11 @@ class Budgeted:
 
     def __post_init__(self) -> None:
         _check_precision("run", self.precision)
-        least = min(self.max_rollouts, self.eval_every, self.max_new_tokens, self.seeds, self.eval_samples)
-        if least < 1 or not self.learning_rate > 0 or not 0 < self.target <= 1:
-            raise ValueError("run: expected counts of at least 1, a learning_rate above 0 and a target in (0, 1]")
+        counts = (self.max_rollouts, self.eval_every, self.max_new_tokens, self.seeds, self.eval_samples)
+        if not _are_counts(*counts) or not 0 < self.learning_rate < inf or not 0 < self.target <= 1:
+            raise ValueError(
+                f"run: expected whole numbers of at least 1, a learning_rate above 0 and a target in (0, 1], got {self}"
+            )
         if self.seeds > _MOST_SEEDS:
             raise ValueError(f"run: expected at most {_MOST_SEEDS:,} seeds, got {self.seeds:,}")
         if self.rollouts_per_second is not None and not self.rollouts_per_second > 0:
@@ -200,49 +206,20 @@ def read_rung(path: Path) -> LadderRung:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: names the file and the field that is missing, unknown, of the wrong type or out of range.
+        ValueError: names the file and what is missing, unknown or out of range.
     """
     return _rung(str(path), lambda: read_text(path))
 
 
+_TABLES = {"model": Model, "run": Budgeted, "warm_up": WarmedUp, "questions": Questions}
+
+
 def _rung(place: str, text: Callable[[], str]) -> LadderRung:
     try:
-        return _filled(LadderRung, tomllib.loads(text()), "")
-    except (ValueError, RecursionError) as error:  # also raised for bad UTF-8 and TOML
+        fields: dict[str, Any] = tomllib.loads(text())
+        return LadderRung(**{name: _TABLES[name](**of) if name in _TABLES else of for name, of in fields.items()})
+    except (ValueError, TypeError, RecursionError) as error:  # also raised for bad UTF-8 and TOML
         raise ValueError(f"{place} describes no rung of the ladder: {one_line(str(error), _SHOWN)}") from None
-
-
-def _filled(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
-    """A dataclass, with nested ones, from a table of the file."""
-    known = {field.name: field for field in fields(kind)}
-    if unknown := [f"{where}{name}" for name in values if name not in known]:
-        raise ValueError(f"unknown {', '.join(unknown)}; there are {', '.join(known)}")
-    needed = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
-    if missing := [f"{where}{name}" for name in needed if name not in values]:
-        raise ValueError(f"{', '.join(missing)} missing")
-    hints = get_type_hints(kind)
-    return kind(**{name: _value(hints[name], value, f"{where}{name}") for name, value in values.items()})
-
-
-def _value(hint: Any, value: Any, where: str) -> Any:
-    if get_origin(hint) is Literal:  # the dataclass checks the value
-        hint = str
-    wanted = (
-        next(member for member in get_args(hint) if member is not type(None)) if isinstance(hint, UnionType) else hint
-    )
-    if wanted in (Model, Questions, WarmedUp, Budgeted):
-        if not isinstance(value, dict):
-            raise ValueError(f"{where} must be a table, got {value!r}")
-        return _filled(wanted, value, f"{where}.")
-    if wanted == tuple[str, ...]:
-        if not isinstance(value, list) or not all(isinstance(member, str) for member in value):
-            raise ValueError(f"{where} must be a list of texts, got {value!r}")
-        return tuple(value)
-    if type(value) is not wanted and (wanted, type(value)) != (float, int):
-        raise ValueError(f"{where} must be of {wanted.__name__}, got {value!r}")
-    if wanted in (int, float) and not -_MOST <= value <= _MOST:  # NaN fails every comparison
-        raise ValueError(f"{where} must be finite and at most {_MOST:,}")
-    return wanted(value)
 
 
 def _own() -> dict[str, LadderRung]:
