@@ -74,7 +74,7 @@ def test_held_out_prompts_that_are_trained_on_are_said_and_many_are_refused(call
         assert call(*command, "--heldout", f"{name}.jsonl", *accepted, "--out", tmp_path / name)[0] == 0
         assert f"{says} held-out prompts" in caplog.text
     code, output = call(*command, "--accept-overlap", "--out", tmp_path / "useless")
-    assert "--accept-overlap: without prompts to evaluate on it does nothing" in said(output)
+    assert "--accept-overlap: it has no effect without held-out prompts" in said(output)
 
 
 def test_training_prompts_that_repeat_another_are_said(call, own, tmp_path, caplog):
@@ -192,7 +192,7 @@ def test_a_single_answer_that_the_tokenizer_does_not_know_names_its_prompt(call,
         (("--task", "sort", "--prompts", "x", "--temperature", "0.5"), "--prompts, --temperature: a task has its own"),
         (
             (*OWN, "--target", "0.5", "--single-answer"),
-            "--target, --single-answer: without prompts to evaluate on it does",
+            "--target, --single-answer: it has no effect without held-out",
         ),
         ((*OWN[:3], "none.parquet", *OWN[4:]), "none.parquet"),
         ((*OWN[:-1], "none.py:score"), "none.py: no such file"),
@@ -205,7 +205,7 @@ def test_a_single_answer_that_the_tokenizer_does_not_know_names_its_prompt(call,
         ((*OWN, "--dual-clip", "1"), "--dual-clip: expected dual above 1"),
         ((*OWN, "--schedule", "constant", "--schedule-steps", "9"), "--schedule, --warmup-steps, --schedule-steps: "),
         ((*OWN, "--lora", "65"), "whose smaller side is 64; give a smaller rank, or other targets"),
-        ((*OWN, "--lora-alpha", "8"), "--lora-alpha: of adapters, which --lora RANK asks for"),
+        ((*OWN, "--lora-alpha", "8"), "--lora-alpha: only for adapters; give --lora RANK as well"),
         (("--task", "sort", "--lora", "4"), "--lora: a task has its own"),
         ((*OWN, "--no-overlap"), "--no-overlap: only the asynchronous engine uses it"),
         ((*OWN, "--track", "mlflow"), "unknown tracker mlflow; there are tensorboard, wandb"),
@@ -213,7 +213,7 @@ def test_a_single_answer_that_the_tokenizer_does_not_know_names_its_prompt(call,
         (("--model", "", *OWN[2:]), "--model: expected a model's name or folder"),
         ((*OWN, "--recipe", "grpo", "--set", "groups=25"), "25 groups per batch but there are only 24 prompts"),
         ((*OWN, "--device", "cuda:99"), "device 'cuda:99' cannot be used here"),
-        ((*OWN, "--resume", "--overwrite"), "a run either goes on or is replaced"),
+        ((*OWN, "--resume", "--overwrite"), "--resume continues a run and --overwrite replaces it"),
         ((*OWN, "--recipe", "racing", "--set", "sizes_S=4"), "racing: sizes_S must be a list of whole numbers, e.g."),
         ((*OWN, "--recipe", "grpo", "--set", "n=99999999999"), "max_rollouts: not one group fits, the budget of 4,096"),
         ((*OWN, "--recipe", "foresight", "--features", "prompts.parquet"), "is not what `rollalloc features` writes"),
@@ -361,7 +361,7 @@ def test_a_mistake_in_a_comparison_is_one_message(call, own, tmp_path, arguments
 def test_a_comparison_without_heldout_prompts_is_refused(call, tmp_path):
     code, output = call("compare", *OWN, *SHORT, "--out", tmp_path / "out")
     assert code == 2
-    assert "--heldout: recipes are compared by held-out accuracy" in said(output)
+    assert "--heldout is missing: recipes are compared by held-out accuracy" in said(output)
     assert not (tmp_path / "out").exists()
 
 
@@ -545,7 +545,7 @@ def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(tmp_p
         assert (tuned.betas, tuned.adaptive_clip, tuned.averaging) == ((0.9, 0.999), None, 0)
     with pytest.raises(ValueError, match="--settings must be one of defaults, tuned, got 'best'"):
         run_of(RunOptions(task="sort", settings="best"), "grpo", {}, 0)
-    with pytest.raises(ValueError, match="nothing was tuned for a model of your own"):
+    with pytest.raises(ValueError, match="there are tuned settings only for built-in tasks"):
         run_of(RunOptions(model="m", prompts=[tmp_path], reward="a:b", settings="tuned"), "grpo", {}, 0)
 
 

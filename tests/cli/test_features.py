@@ -110,7 +110,7 @@ def test_features_that_are_there_are_kept_unless_told(call, tmp_path):
         ((*OWN, "--width", "1000000000"), "width must be at most 4096, got 1000000000"),
         ((*OWN, "--batch-tokens", "0"), "batch_tokens must be a whole number of at least 1, got 0"),
         ((*OWN[:4], "--device", ""), "device '' cannot be used here"),
-        ((*OWN, "--tokens-only"), "--tokens-only loads no model; leave these or it out"),
+        ((*OWN, "--tokens-only"), "no effect with --tokens-only, which loads no model; leave one of the two out"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(call, tmp_path, monkeypatch, arguments, message):

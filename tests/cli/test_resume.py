@@ -93,7 +93,7 @@ def test_a_stopped_run_is_resumed(call, stopped, tmp_path):
     ("signals", "code", "message"),
     [
         ("SIGHUP", 129, "stopped by SIGHUP after batch 1; a checkpoint is in"),
-        ("SIGINT SIGINT", 130, "left at once; --resume goes on from the newest checkpoint"),
+        ("SIGINT SIGINT", 130, "stopped; --resume continues from the newest checkpoint"),
     ],
 )
 def test_ctrl_c_and_a_terminal_that_goes_away_leave_a_run_to_resume(script, own, tmp_path, signals, code, message):

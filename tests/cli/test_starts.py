@@ -129,7 +129,7 @@ def sliding(own):
         ("grpo", ("--engine", "sync", "--no-overlap"), "--no-overlap: only the asynchronous engine uses it"),
         ("grpo", ("--engine", "sync", "--ahead", 2), "--ahead: only the asynchronous engine uses it"),
         ("grpo", ("--engine", "async", "--ahead", 0), "ahead must be a whole number of at least 1"),
-        ("grpo", ("--engine", "async", "--ahead", 3, "--staleness", 2), "ahead=3: the last of so many batches is"),
+        ("grpo", ("--engine", "async", "--ahead", 3, "--staleness", 2), "ahead=3: a batch would be"),
         ("grpo", ("--engine", "sync", "--generator-limit", 30), "--generator-limit: only the asynchronous engine"),
         ("grpo", ("--engine", "async", "--sampling-dtype", "bfloat16"), "asynchronous engine samples in float32"),
         ("grpo", ("--engine", "async", "--generator-limit", 0.1), "generator_limit_s must be at least 1"),

@@ -86,11 +86,14 @@ REFUSED = {
         recipes.foresight(4, replay=4),
         recipes.foresight(4, replay=8),
     ),
-    r"trains on 4 rollouts but the stages give only 1; give the recipe .* n of at least 4": (
+    r"trains on 4 rollouts but the stages generate only 1; .* n of at least 4": (
         recipes.foresight(4),
         recipes.pods(4, 8, 4),
     ),
-    "waits for results that differ, and a group has 1 rollout by then": (recipes.reinforce(4), recipes.dapo(4, 4, 12)),
+    "waits for results that differ, but a group has only 1 rollout by then": (
+        recipes.reinforce(4),
+        recipes.dapo(4, 4, 12),
+    ),
 }
 
 
@@ -116,7 +119,7 @@ def test_darts_beside_pilot_commit_is_refused_by_name_and_joined_on_request():
 
 
 def test_what_to_take_is_checked():
-    with pytest.raises(ValueError, match=r"take names the slot 'sizes'; there are prompts, .*size"):
+    with pytest.raises(ValueError, match=r"take names the unknown slot 'sizes'; the slots are prompts, .*size"):
         recipes.mix(PILOT_COMMIT, recipes.pods(4, 8, 4), take={"sizes": "first"})
     with pytest.raises(ValueError, match="must be one of first, second, got 'both'"):
         recipes.mix(PILOT_COMMIT, recipes.pods(4, 8, 4), take={"size": "both"})

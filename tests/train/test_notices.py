@@ -108,7 +108,7 @@ def test_a_metric_that_is_no_success_rate_is_said_once(caplog):
     looked.after(Scored(3.0, 3.0))
     looked.notices.first_evaluation(Evaluation(2.75, 0.1, sampled=48))
     [said] = caplog.messages
-    assert said.startswith("a rollout has the metric 3, which is no success rate")
+    assert said.startswith("a rollout has the metric 3, which is not a success rate")
     assert '"acc": 1.0 if right else 0.0' in said
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rollalloc.lab.advise.verdict import Advice, Choice
     from rollalloc.lab.waste.groups import Log
 
-_MOST = 1_000_000  # rollouts per batch, at most: catches a slip of the finger before it is pasted
+_MOST = 1_000_000  # maximum number of rollouts per batch, to catch a mistyped number
 
 
 @with_fields(Asked)
@@ -39,7 +39,7 @@ def advise(
     present: Annotated[
         str | None,
         typer.Option(
-            help="What you train with now, e.g. grpo:n=8,groups=16 (default: read from the log, or grpo:n=8, TRL's)."
+            help="Your present settings, e.g. grpo:n=8,groups=16 (default: those of the log, or TRL's default grpo:n=8)."
         ),
     ] = None,
     framework: Annotated[
@@ -58,7 +58,7 @@ def advise(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Recommend a recipe and rollouts per prompt, from a log, or from a profile of a model that is sampled first."""
+    """Recommend a recipe and the number of rollouts per prompt, from a log of rollouts or from a new sample of a model."""
     from rollalloc.lab.advise.pasting import FRAMEWORKS, check_framework
     from rollalloc.lab.advise.profile import profile_of
     from rollalloc.lab.advise.profile_folder import is_profile, refuse_changed, refuse_unfinished
@@ -100,7 +100,7 @@ def advise(
 
 
 def _choice(text: str) -> Choice:
-    """Parse --present, the setting that is trained with now.
+    """Parse --present, the user's present settings.
 
     Raises:
         ValueError: wrong form, or an unknown recipe.
@@ -142,7 +142,8 @@ def _pastes(verdict: Advice, framework: str, asked: Asked) -> list[str]:
 
 
 def _features(at: str, log: Log) -> NDArray[np.float32] | None:
-    """Features that a sampled profile keeps beside its log, or those of its prompts' texts, (P, D); None: it has neither.
+    """Features that are stored beside the log, or else features of the prompts' texts, shape (P, D). None if there are
+    neither.
 
     Raises:
         ValueError: the file is corrupt, or lacks some of the log's prompts.

@@ -44,7 +44,7 @@ def bench(
     plan: Annotated[bool, typer.Option("--plan", help="Only print what would run and how long it takes.")] = False,
     table: Annotated[
         Path | None,
-        typer.Option(help="Only write the tables of the leaderboard in this folder again.", parser=place),
+        typer.Option(help="Only write the tables of an existing leaderboard again.", parser=place),
     ] = None,
 ) -> None:
     """Run every method on every task, with default and tuned settings, and write tables of the costs."""
@@ -80,7 +80,7 @@ def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int)
         _written(console, out)
         leave(console, str(stopped), stopped.by)
     except KeyboardInterrupt:
-        leave(console, "left at once; the same command goes on from the newest checkpoint of each run", SIGINT)
+        leave(console, "stopped; run the same command again to continue from the newest checkpoint of each run", SIGINT)
     except RunsFailed:  # show what is finished, although a run failed
         _written(console, out)
         raise
@@ -89,7 +89,7 @@ def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int)
 
 
 def _written(console: Console, out: Path) -> int:
-    """Write the tables; returns the number of final runs that are missing."""
+    """Write the tables. Returns the number of final runs that are missing."""
     from rollalloc.lab.bench.plan import TABLE
     from rollalloc.lab.report.leaderboard import write_leaderboard
 
@@ -114,14 +114,14 @@ def described(plan: Plan, cores: int) -> str:
     for task in plan.tasks:
         search = f", {search_rollouts(plan.search, task.budget):,} a method to search with" if tuned else ""
         hours = _hours(plan.seconds_of(task) / 3600)
-        known = f", about {hours} of a core" if task.name in RATES else " (nobody measured how fast it is)"
+        known = f", about {hours} of a core" if task.name in RATES else " (speed not measured)"
         seeds = "" if task.seeds is None else f" × {task.seeds} seeds"
         lines.append(f"{task.name}: to {task.target:g}, {task.budget:,} rollouts a run{seeds}{search}{known}")
     hours, meant = plan.seconds / cores / 3600, TIERS[plan.tier].hours
-    lines.append(f"about {_hours(hours)} on {cores} idle cores, one run each, and the making of tasks besides")
+    lines.append(f"about {_hours(hours)} on {cores} idle cores, with one run each, without the time to create tasks")
     if hours * cores > 2 * meant:
         lines.append(
-            f"that is more than the tier's {_hours(meant)} on two: fewer --tasks or --recipes, or one --track, are less"
+            f"the tier is meant for {_hours(meant)} on two cores; use fewer --tasks or --recipes, or one --track"
         )
     return "\n".join(lines)
 
@@ -133,7 +133,7 @@ def _hours(hours: float) -> str:
 
 def _names(option: str, text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    if text and not names:  # an empty list would mean all
+    if text and not names:  # an empty list would mean all of them
         raise ValueError(f"{option}: expected names between commas, got {text!r}; leave it out for all")
     return names
 

@@ -23,7 +23,7 @@ def board(
 
     console = Console(stderr=True)
     with serve(folder, port) as server:
-        say(console, f"http://{HOST}:{server.server_port}/ follows {folder}; Ctrl-C leaves")
+        say(console, f"http://{HOST}:{server.server_port}/ follows {folder}; stop with Ctrl-C")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

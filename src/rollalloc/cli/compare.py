@@ -37,7 +37,7 @@ _MEANS = {  # explains headings of the last evaluations' table
     "distinct_right": "distinct: different right answers of those attempts.",
     "entropy": "entropy: of the next token, in nats.",
 }
-_ENDS = {"rollouts": 15, "ratio": 11}  # columns that an interval takes, e.g. [12,130–13,684]
+_ENDS = {"rollouts": 15, "ratio": 11}  # width of an interval, e.g. [12,130–13,684]
 
 
 @with_fields(RunOptions)
@@ -63,7 +63,7 @@ def compare(
         output("Folder of the comparison; finished runs in it are reused, unfinished ones continue.", parser=folder),
     ] = Path("runs/compare"),
     overwrite: Annotated[
-        bool, output("Delete other runs' files in this comparison's folders first, and nothing else.", "--overwrite")
+        bool, output("First delete the files of other runs in this comparison's folders.", "--overwrite")
     ] = False,
     processes: Annotated[int | None, typer.Option(help="Parallel runs (default: one per core).", min=1)] = None,
     checkpoint_every: Annotated[int, output("Batches between two checkpoints.")] = 100,
@@ -93,8 +93,8 @@ def compare(
         ]
         if not all(run.task or run.heldout for run in runs):
             raise ValueError(
-                "--heldout: recipes are compared by held-out accuracy; give prompts to evaluate on, or train each by "
-                "itself (rollalloc train)"
+                "--heldout is missing: recipes are compared by held-out accuracy. Give held-out prompts, or train each "
+                "recipe with rollalloc train"
             )
         runs = [replace(run, **saving) for run in runs]
         check_places(runs, out)  # before tasks are created, which may take minutes
@@ -110,7 +110,7 @@ def compare(
     except Stopped as stopped:
         leave(console, str(stopped), stopped.by)
     except KeyboardInterrupt:
-        leave(console, "left at once; the same command goes on from the newest checkpoint of each run", SIGINT)
+        leave(console, "stopped; run the same command again to continue from the newest checkpoint of each run", SIGINT)
     except RuntimeError:  # show what is finished, although a run failed
         _show(console, out)
         raise
@@ -138,7 +138,7 @@ def _show(console: Console, out: Path) -> None:
 
 
 def cost_table(summary: Summary, *, wide: bool = True) -> Table:
-    """What each recipe paid until the target, against the baseline.
+    """What each recipe paid until it reached the target, compared with the baseline.
 
     Args:
         wide: also show the ratios of tokens, seconds and steps; needs 110 columns.
@@ -180,7 +180,7 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
 
 
 def last_table(summary: Summary) -> Table:
-    """Results of the last evaluations, for what was measured: a cheaper recipe may have lost on these."""
+    """Results of the last evaluations. A recipe that reached the target for less may be worse here."""
     from rollalloc.lab.bench.summary import in_words
 
     shown = summary.last

@@ -36,12 +36,12 @@ def prepare(
         Path | None,
         typer.Option(help="Read the data sets' original files from this folder instead of the hub.", parser=place),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write files again that already exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     ngram: Annotated[int, typer.Option(help="Questions overlap if they share this many words in a row.")] = 13,
     split: Annotated[
         list[str] | None,
         typer.Option(
-            help="SET=NAME: split to read from a local folder whose file names do not show it, or SET=all; repeatable."
+            help="SET=NAME: the split to read from a local folder whose file names do not show it, or SET=all; repeatable."
         ),
     ] = None,
     no_system: Annotated[
@@ -131,7 +131,8 @@ def convert(
     ],
     question: Annotated[str, typer.Option(help="Column of the question, text or chat messages.")],
     answer: Annotated[
-        str, typer.Option(help="Column of the answer: its last \\boxed{...}, else the text after ####, else all of it.")
+        str,
+        typer.Option(help="Column of the answer; the last \\boxed{...} in it, or the text after ####, or all of it."),
     ],
     out: Annotated[Path, typer.Option(help="New file to write, .parquet or .jsonl.", parser=place)],
     system: Annotated[str | None, typer.Option(help="System message to put before each question.")] = None,
@@ -163,7 +164,7 @@ def environment(
     name: Annotated[str, typer.Argument(help="An installed environment of verifiers 0.4, as for vf-eval.")],
     out: Annotated[Path, typer.Option(help="New file to write, .parquet or .jsonl.", parser=place)],
     tasks: Annotated[int | None, typer.Option(help="Number of tasks (default: all).")] = None,
-    skip: Annotated[int, typer.Option(help="Tasks to leave out at the beginning, e.g. those of another file.")] = 0,
+    skip: Annotated[int, typer.Option(help="Number of first tasks to skip, e.g. because another file has them.")] = 0,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of its taskset, key=value; repeatable.")
     ] = None,
@@ -199,7 +200,7 @@ def _table(files: list[Prepared], ngram: int) -> Table:
     for file in files:
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in file.dropped.items())
         overlap = ", ".join(f"{count:,} {name}" for name, count in file.overlap.items() if count)
-        name = f"{file.path.name}{' (was there)' if file.reused else ''}"
+        name = f"{file.path.name}{' (already there)' if file.reused else ''}"
         read = "\n".join(file.read[:_FILES_SHOWN]) + (
             f"\nand {more} more" if (more := len(file.read) - _FILES_SHOWN) > 0 else ""
         )

@@ -39,7 +39,7 @@ class Exported:
         """Refuse an impossible export before anything is read or sampled.
 
         Args:
-            log: file or folder that the curriculum is computed from; None where it is not known yet.
+            log: file or folder from which the curriculum is computed; None if it is not known yet.
 
         Raises:
             ValueError: --mix without --export, or as `curriculum.check_export`.
@@ -50,7 +50,9 @@ class Exported:
         if self.export is not None:
             check_export(self.export, self.mix, log)
         elif self.mix != _USUAL_MIX:
-            raise ValueError("--mix: sets the sampling weights of --export; give --export FILE too, or leave --mix out")
+            raise ValueError(
+                "--mix needs --export, whose sampling weights it sets; give --export FILE too, or leave --mix out"
+            )
 
     def write_export(
         self,

@@ -16,18 +16,14 @@ if TYPE_CHECKING:
 
 
 def features(
-    model: Annotated[
-        str, typer.Option(help="Causal language model, by name or folder: the one that training starts from.")
-    ],
+    model: Annotated[str, typer.Option(help="The model that training starts from, by name or folder.")],
     prompts: Annotated[
         list[Path], typer.Option(help="Prompts, Parquet or JSONL in verl's schema; repeatable.", parser=source)
     ],
     out: Annotated[Path, typer.Option(help="File to write, ending in .safetensors.")],
     width: Annotated[int, typer.Option(help="Maximum number of columns per block of features.")] = 256,
     seed: Annotated[int, typer.Option(help="Seed of the random projection and of the hash.")] = 0,
-    device: Annotated[
-        str | None, typer.Option(help="Device: cpu, cuda, ... (default: a GPU where there is one).")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, ... (default: a GPU if there is one).")] = None,
     batch_tokens: Annotated[
         int, typer.Option(help="Tokens per forward pass (at least one prompt); fewer need less memory.")
     ] = 4096,
@@ -61,7 +57,8 @@ def features(
     refuse_place(out, overwrite=overwrite)
     if tokens_only and (device is not None or batch_tokens != BATCH_TOKENS or drop_overlong):
         raise ValueError(
-            "--device, --batch-tokens, --drop-overlong: --tokens-only loads no model; leave these or it out"
+            "--device, --batch-tokens, --drop-overlong: no effect with --tokens-only, which loads no model; leave one of "
+            "the two out"
         )
     usable_device(device)
     template_args = template_arguments(chat_template_args)

@@ -35,8 +35,8 @@ def model(
 
     if name not in MODELS:
         raise ValueError(
-            f"unknown model {name!r}; there is {', '.join(MODELS)}. Any other model that transformers loads needs no "
-            "making: give its folder or its name to --model"
+            f"unknown model {name!r}; there is {', '.join(MODELS)}. Other models that transformers can load are given "
+            "to --model directly, by folder or name"
         )
     console = Console(stderr=True)
     made = make_model(

@@ -13,7 +13,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-_LEAST, _MOST = 1e-30, 2**63  # of numbers: a smaller one is 0 as a float32, a larger one does not fit an int64
+_LEAST, _MOST = (
+    1e-30,
+    2**63,
+)  # limits of numbers: a smaller one becomes 0 as a float32, a larger one does not fit into an int64
 _WHAT, _HOW, _STREAM, _OUTPUT = "What to train on", "Training", "Streaming", "Output"
 
 
@@ -69,7 +72,7 @@ def folder(text: str | Path) -> Path:
 
 
 def source(text: str | Path) -> Path:
-    """A file to read; its reader reports if it does not exist.
+    """A file to read. It may be missing; the function that reads it reports that.
 
     Raises:
         typer.BadParameter: its name is empty, or it is a folder, a pipe or a device.
@@ -84,7 +87,9 @@ def source(text: str | Path) -> Path:
 
 CheckpointMinutes = Annotated[
     float,
-    output("Minutes between two checkpoints of a run (0: not by time); one at the end, and when stopped, in any case."),
+    output(
+        "Minutes between two checkpoints of a run (0: not by time). One is always written at the end and on a stop."
+    ),
 ]
 Parameters = Annotated[
     list[str] | None, typer.Option("--set", help="A parameter of the recipe, key=value; repeatable.")
@@ -128,14 +133,14 @@ class SamplingOptions:
     reward_workers: Annotated[
         int, titled("Processes that score rollouts (0: this process, for a function you trust).", _HOW)
     ] = 1
-    reward_limit: Annotated[float, titled("Seconds in which a rollout must be scored.", _HOW)] = 10.0
+    reward_limit: Annotated[float, titled("Time limit for scoring one rollout, in seconds.", _HOW)] = 10.0
     reward_cache: Annotated[int, titled("Scores to cache (0 for a reward that is not deterministic).", _HOW)] = 10_000
     overlong_buffer: Annotated[
         int | None, titled("Last tokens of a rollout over which DAPO's overlong penalty grows to -1.", _HOW)
     ] = None
     max_rows: Annotated[int | None, titled("Maximum rollouts decoded at once.", _STREAM)] = None
-    device: Annotated[str | None, titled("Device: cpu, cuda, ... (default: a GPU where there is one).", _HOW)] = None
-    tasks: Annotated[Path, output("Folder in which built-in tasks are made and kept.", parser=folder)] = Path(
+    device: Annotated[str | None, titled("Device: cpu, cuda, ... (default: a GPU if there is one).", _HOW)] = None
+    tasks: Annotated[Path, output("Folder in which built-in tasks are created and kept.", parser=folder)] = Path(
         "runs/tasks"
     )
 
@@ -147,8 +152,8 @@ class RunOptions(SamplingOptions):
     settings: Annotated[
         str,
         titled(
-            "Settings on a built-in task: defaults, the same shape, learning rate and optimizer for every recipe and task; "
-            "or tuned, what a search found for this recipe on this task.",
+            "Settings on a built-in task. defaults: the same shape, learning rate and optimizer for every recipe and task. "
+            "tuned: found by a search for this recipe on this task.",
             _WHAT,
         ),
     ] = "defaults"
@@ -176,12 +181,13 @@ class RunOptions(SamplingOptions):
     max_grad_norm: Annotated[float | None, titled("Maximum gradient norm (default: 1).", _HOW)] = None
     adaptive_clip: Annotated[
         float | None,
-        titled("Clip gradients also to this multiple of their running mean norm (default: 1.5; 0: off).", _HOW),
+        titled("Also clip gradients to this multiple of their running mean norm (default: 1.5; 0: off).", _HOW),
     ] = None
     averaging: Annotated[
         int | None,
         titled(
-            "Rows that the averaged weights span, which sample, are evaluated and kept (default: 640; 0: off).", _HOW
+            "Sample, evaluate and save an average of the weights over about this many last rows (default: 640; 0: off).",
+            _HOW,
         ),
     ] = None
     optimizer_steps: Annotated[int, titled("Optimizer steps per batch, the same for every recipe.", _HOW)] = 1
@@ -191,13 +197,16 @@ class RunOptions(SamplingOptions):
     )
     schedule_steps: Annotated[
         int | None,
-        titled("Optimizer steps after which a linear or cosine rate is a tenth (default: over --max-rollouts).", _HOW),
+        titled(
+            "Optimizer steps until a linear or cosine rate has fallen to a tenth (default: it falls over --max-rollouts).",
+            _HOW,
+        ),
     ] = None
     aggregation: Annotated[str, titled("Loss aggregation over tokens: token_mean, sequence_mean or dr_grpo.", _HOW)] = (
         "token_mean"
     )
     dual_clip: Annotated[
-        float | None, titled("Dual clip: most that a bad token loses, in multiples of its advantage, e.g. 10.", _HOW)
+        float | None, titled("Dual clip: maximum loss of a bad token, as a multiple of its advantage, e.g. 10.", _HOW)
     ] = None
     kl: Annotated[float, titled("Coefficient of the KL divergence to the initial model.", _HOW)] = 0.0
     tokens_per_forward: Annotated[
@@ -235,7 +244,7 @@ class RunOptions(SamplingOptions):
     ahead: Annotated[
         int | None,
         titled(
-            "async: batches generated while one trains, at least (default: the recipe's, mostly 1); raises --staleness.",
+            "async: minimum batches generated while one trains (default: the recipe's, mostly 1); raises --staleness.",
             _STREAM,
         ),
     ] = None
@@ -245,13 +254,13 @@ class RunOptions(SamplingOptions):
     generator_limit: Annotated[
         float,
         titled(
-            "async: seconds without a sign of life after which a generator is given up, and the run saved.", _STREAM
+            "async: save and end the run after this many seconds without a sign of life from the generator.", _STREAM
         ),
     ] = 600.0
     features: Annotated[
         str | None,
         titled(
-            "For a recipe that predicts: a file that `rollalloc features` made, or none (default: made at the start).",
+            "For a recipe that predicts: a file from `rollalloc features`, or none (default: computed at the start).",
             _HOW,
         ),
     ] = None
@@ -273,7 +282,7 @@ def option(name: str, default: Any, hint: Any) -> inspect.Parameter:
 def with_options(
     command: Callable[..., None], shared: Sequence[inspect.Parameter], make_argument: Callable[[dict[str, Any]], Any]
 ) -> Callable[..., None]:
-    """Give a command further options, from which its first argument is made.
+    """Add options to a command. Its first argument is made from them.
 
     An option that the command itself declares under the same name takes precedence.
 
@@ -300,7 +309,7 @@ def with_options(
 
 
 def with_numbers_checked(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a first check that refuses numbers which PyTorch and NumPy cannot hold, in any option.
+    """Let a command first refuse numbers that PyTorch and NumPy cannot represent, in any option.
 
     NaN and infinity are left to the check of the option's own range.
     """
@@ -321,7 +330,7 @@ def with_numbers_checked(command: Callable[..., None]) -> Callable[..., None]:
 def parameters_of(pairs: list[str] | None) -> dict[str, Any]:
     """`key=value` pairs as a dictionary; a value that is not JSON or a number is text.
 
-    The last value of a repeated key counts, so that a command line can be extended.
+    If a key is repeated, its last value counts, so that a command line can be extended.
 
     Raises:
         ValueError: a pair without "=".
@@ -361,7 +370,7 @@ def named_recipes(recipes: Sequence[str]) -> dict[str, str]:
     """`LABEL=NAME` or `NAME`, as label → name.
 
     Raises:
-        ValueError: a label that occurs twice, or that is no name of a folder.
+        ValueError: a label occurs twice, or cannot be the name of a folder.
     """
     named: dict[str, str] = {}
     for recipe in recipes:
@@ -383,10 +392,10 @@ def named_recipes(recipes: Sequence[str]) -> dict[str, str]:
 def parameters_by_label(
     pairs: list[str] | None, matched: str | None, named: Mapping[str, str], *, lenient: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Label → parameters: the recipe's shape for `groups=G,n=N`, if it has one, updated by `label.key=value`.
+    """The parameters of each recipe by label: its shape for `groups=G,n=N`, if it has one, updated by `label.key=value`.
 
     Raises:
-        ValueError: not of these forms, no such label, or a recipe without that shape, unless `lenient`.
+        ValueError: a value has another form, a label is unknown, or, unless `lenient`, a recipe does not have that shape.
     """
     from rollalloc.named import RECIPES
 

@@ -1,4 +1,4 @@
-"""Progress of a command: a bar or a live table in a terminal, else a line now and then."""
+"""Progress of a command: a bar or a live table in a terminal, otherwise a line from time to time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _OPTIONAL = ("wasted on", "taught", "left, at most", "curve")  # columns that a 
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Print a sentence. Control characters and markup in it, which other people's names may contain, are made harmless."""
+    """Print a sentence. Control characters and markup are escaped, because names from files may contain them."""
     console.print(visible(text), style=style or None, markup=False, emoji=False, highlight=False)
 
 
@@ -56,7 +56,7 @@ def result_console() -> Console:
 
 
 def leave(console: Console, message: str, by: signal.Signals) -> NoReturn:
-    """Print why the command stops, and exit with the code of a process that this signal ended.
+    """Print why the command stops, and exit with the code of a process that was ended by this signal.
 
     Raises:
         typer.Exit: always.
@@ -66,7 +66,7 @@ def leave(console: Console, message: str, by: signal.Signals) -> NoReturn:
 
 
 def took(began: float) -> str:
-    """How long a command took since that moment of `time.monotonic`, and on what machine."""
+    """Say how long a command took since this `time.monotonic` value, and on which machine."""
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
     return f"this took {minutes} min {seconds} s, with {os.cpu_count()} cores ({platform.machine()})"
 
@@ -78,7 +78,7 @@ class TimeLeft:
         self._began: tuple[float, float] | None = None  # time of the first call, and the share done then
 
     def __call__(self, share: float) -> str:
-        """Time left in h:mm:ss, given the share that is done; empty if unknown, or if all is done."""
+        """Time left in h:mm:ss, for the share that is done; empty if it is unknown, or if everything is done."""
         now = time.monotonic()
         since, before = self._began = self._began or (now, share)
         if share <= before or share >= 1:
@@ -89,7 +89,7 @@ class TimeLeft:
 
 
 class Lines:
-    """Prints lines where there is no terminal. If a pipe's reader goes away, printing stops and the command goes on."""
+    """Prints lines if there is no terminal. If the reader of a pipe disappears, printing stops and the command continues."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._last, self._gone = console, float("-inf"), False
@@ -111,9 +111,9 @@ class Bar:
 
     Args:
         console: where to draw it.
-        text: beside the bar at the start.
+        text: first text beside the bar.
         every_s: seconds between two lines when there is no terminal.
-        endless: the end is not known, so no share and no time left are shown.
+        endless: the end is unknown, so neither share nor time left is shown.
     """
 
     def __init__(self, console: Console, text: str, every_s: float, *, endless: bool = False) -> None:
@@ -137,7 +137,7 @@ class Bar:
             self._bar.stop()
 
     def update(self, text: str, share: float, *, is_last: bool = False) -> None:
-        """Show the text and the share that is done, in [0, 1]; without a terminal, a last update prints no line."""
+        """Show the text and the share that is done, in [0, 1]. Without a terminal, the last update prints no line."""
         if self._lines is None:
             self._bar.update(self._task, completed=share, description=text)
         elif not is_last:
@@ -145,7 +145,7 @@ class Bar:
 
 
 class RunProgress(Bar):
-    """Rollouts paid so far, with the latest figures and the time left; no time left if `max_rollouts` is None."""
+    """Shows the rollouts paid so far, the latest figures and, unless `max_rollouts` is None, the time left."""
 
     def __init__(self, console: Console, max_rollouts: int | None) -> None:
         super().__init__(console, "starting", _EVERY_S, endless=max_rollouts is None)
@@ -186,7 +186,7 @@ def paid_for(run: RecordedRun) -> Table:
 def staged() -> Iterator[Callable[[str, int, int], None]]:
     """Show a bar on stderr for each stage of a command; yields the callback (stage, number done, number in all).
 
-    The bars vanish at the end. Without a terminal, it prints a line now and then, with the time left.
+    The bars disappear at the end. Without a terminal, a line with the time left is printed from time to time.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -263,7 +263,7 @@ class Standings:
         }
 
     def _time_left(self, row: tuple[str, str], runs: Sequence[RecordedRun]) -> str:
-        """Time until the runs of a row have spent their budgets, at their pace so far."""
+        """Estimated time until the runs of a row have spent their budgets."""
         known = [share for run in runs if (share := share_done(run)) is not None]
         if len(known) < len(runs):
             return "no budget"
@@ -272,7 +272,7 @@ class Standings:
         return left or ("" if share == 1 else "–")
 
     def _say(self, lines: Lines, standings: Sequence[tuple[Config, RecordedRun]]) -> None:
-        """Print a line for each run that has ended since the last call, and now and then one for all."""
+        """Print a line for each run that ended since the last call and, from time to time, one for all runs."""
         ended = {
             " on ".join(filter(None, (f"{run.name} with seed {run.seed}", run.task))): one
             for run, one in standings
@@ -288,7 +288,7 @@ class Standings:
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> FittingTable:
-    """A table of tasks and recipes as wide as the terminal allows; a single task becomes the title."""
+    """A table of tasks and recipes, as wide as the terminal allows. If there is only one task, it is the title."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     if len(tasks) > 1:
         return FittingTable(rows, prose=_PROSE, optional=_OPTIONAL)
@@ -297,7 +297,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> FittingTable:
 
 
 def uses(accounts: Sequence[Mapping[str, int]], *, grouped: bool = True) -> tuple[str, str]:
-    """The share of rollouts that taught (n/a for recipes without groups), and the two largest causes of waste."""
+    """The share of rollouts with a learning signal (n/a for recipes without groups), and the two largest causes of waste."""
     total = {cause: sum(one.get(cause, 0) for one in accounts) for cause in {c for one in accounts for c in one}}
     paid = sum(total.values())
     if not paid:

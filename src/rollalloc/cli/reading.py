@@ -33,7 +33,7 @@ class Reading:
     ] = None
     threshold: Annotated[
         float | None,
-        typer.Option(help="For graded rewards: a reward of at least this counts as right, any other as wrong."),
+        typer.Option(help="For graded rewards: rewards of at least this count as right, others as wrong."),
     ] = None
     reward: Annotated[
         str | None,
@@ -55,8 +55,8 @@ class Reading:
             shown: progress callback, called for each file with ("reading", files read before it, number of files).
 
         Raises:
-            FileNotFoundError: nothing there.
-            ValueError: options that do not apply to this log, or no usable rollout in the files.
+            FileNotFoundError: there is no such file or folder.
+            ValueError: an option does not apply to this log, or the files have no usable rollout.
         """
         from rollalloc.lab.waste.readers import read_log
 
@@ -108,7 +108,7 @@ def _numbers(text: str | None) -> tuple[float, ...] | None:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: tuples become lists, infinity and NaN become null."""
+    """Convert a value to JSON data: tuples become lists, infinity and NaN become null."""
     if isinstance(value, dict):
         return {key: plain(held) for key, held in value.items()}
     if isinstance(value, (list, tuple)):

@@ -15,7 +15,7 @@ from rich.table import Table
 def recipes(
     name: Annotated[
         str | None,
-        typer.Argument(help="Recipe to explain; NAME+NAME for a mixture of two.", metavar="NAME"),
+        typer.Argument(help="Recipe to explain, or NAME+NAME for a mixture of two.", metavar="NAME"),
     ] = None,
 ) -> None:
     """List the recipes and what each does, or explain the parameters of one and their defaults."""

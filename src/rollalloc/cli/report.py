@@ -23,7 +23,7 @@ _EXIT_ON_DAMAGE = 1
 
 
 def page(text: str | Path) -> Path:
-    """A page to write, as an option gives it.
+    """The page to write, from an option.
 
     Raises:
         typer.BadParameter: it is empty, or a folder.
@@ -40,18 +40,20 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The page; FOLDER/report.html by default.", parser=page)] = None,
     verl: Annotated[
         str | None,
-        typer.Option(help="FOLDER holds logs of verl's `file` logger: their validation's keys, comma-separated."),
+        typer.Option(help="For a FOLDER with logs of verl's `file` logger: their validation keys, comma-separated."),
     ] = None,
-    target: Annotated[float | None, typer.Option(help="Accuracy that verl's runs are to reach.")] = None,
+    target: Annotated[float | None, typer.Option(help="Target accuracy for verl's runs.")] = None,
     peak: Annotated[
         float | None,
-        typer.Option(help="Instead, a share of the best of the first run with grpo in its name, e.g. 0.99."),
+        typer.Option(
+            help="Instead of a target: a share of the best accuracy of the first run with grpo in its name, e.g. 0.99."
+        ),
     ] = None,
 ) -> None:
-    """Write one HTML page that needs nothing else, and its figures as PNG.
+    """Write one self-contained HTML page, and its figures as PNG.
 
-    Only pages and figures of earlier reports are overwritten. Where something of a run could not be read the page says so,
-    and the exit code is 1. With --verl: say what each run of verl had paid when it reached a target.
+    Only pages and figures of earlier reports are overwritten. If part of a run cannot be read, the page says so and the
+    exit code is 1. With --verl: print what each run of verl had paid when it reached a target.
     """
     if verl is not None or target is not None or peak is not None:
         _costs_of_verl(folder, verl, target, peak)
@@ -77,7 +79,7 @@ def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: f
     """A table of what each of verl's runs in a folder paid.
 
     Raises:
-        ValueError: options that do not go together, or out of range; no log, or none with these keys.
+        ValueError: options contradict each other or are out of range; or there is no log with these keys.
     """
     from rollalloc.files.text import visible
     from rollalloc.runs.cost import cost_to_target
@@ -86,10 +88,10 @@ def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: f
     metrics = [name.strip() for name in (verl or "").split(",") if name.strip()]
     if not metrics:
         raise ValueError(
-            "--target, --peak: of runs of verl; name a key of their validation, --verl val-core/…/acc/mean@1"
+            "--target, --peak: only for runs of verl; also give a key of their validation, --verl val-core/…/acc/mean@1"
         )
     if (target is None) == (peak is None):
-        raise ValueError("--verl: say what is to be reached, by --target ACCURACY or by --peak SHARE, one of them")
+        raise ValueError("--verl needs a target: give either --target ACCURACY or --peak SHARE")
     for option, value in (("--target", target), ("--peak", peak)):
         if value is not None and not 0 < value <= 1:
             raise ValueError(f"{option}: expected a number in (0, 1], got {value:g}")

@@ -36,7 +36,7 @@ class Asked(Reading, SamplingOptions, Exported):
             "package.module:function or file.py:function, called as verl's compute_score."
         ),
     ] = None
-    sample_prompts: Annotated[int | None, titled("Prompts to sample, at most (default: 256).", _PANEL)] = None
+    sample_prompts: Annotated[int | None, titled("Maximum number of prompts to sample (default: 256).", _PANEL)] = None
     sample_n: Annotated[int | None, titled("Rollouts per prompt (default: 4).", _PANEL)] = None
     endpoint: Annotated[
         str | None,
@@ -46,26 +46,28 @@ class Asked(Reading, SamplingOptions, Exported):
         ),
     ] = None
     served_model: Annotated[str | None, titled("Name under which the server serves the model.", _SERVER)] = None
-    concurrency: Annotated[int | None, titled("Requests under way at once (default: 16).", _SERVER)] = None
-    request_limit: Annotated[float | None, titled("Seconds that a request may take (default: 300).", _SERVER)] = None
-    retries: Annotated[int | None, titled("Further tries of a request that failed (default: 5).", _SERVER)] = None
+    concurrency: Annotated[int | None, titled("Maximum number of parallel requests (default: 16).", _SERVER)] = None
+    request_limit: Annotated[float | None, titled("Time limit of a request, in seconds (default: 300).", _SERVER)] = (
+        None
+    )
+    retries: Annotated[int | None, titled("Retries of a failed request (default: 5).", _SERVER)] = None
     price: Annotated[
         str | None,
-        titled("Prices of a million tokens of prompts and of answers, e.g. 0.15,0.60: shows the cost.", _SERVER),
+        titled("Prices per million tokens of prompts and of answers, e.g. 0.15,0.60, to show the cost.", _SERVER),
     ] = None
     out: Annotated[
         Path | None,
         output("Folder of the profile; an unfinished one continues (default: a new folder in runs/).", parser=folder),
     ] = None
-    overwrite: Annotated[
-        bool, output("Delete another profile's files in the folder first, and nothing else.", "--overwrite")
-    ] = False
+    overwrite: Annotated[bool, output("First delete the files of another profile in the folder.", "--overwrite")] = (
+        False
+    )
 
     def log(self, path: str | None, seed: int) -> tuple[str, Reading]:
         """The log to judge, and how to read it; without a path, one is sampled first.
 
         Raises:
-            ValueError: neither a log nor a model, or both; options that do not apply; what `sample_profile` raises.
+            ValueError: there is neither a log nor a model, or both; an option does not apply; or as `sample_profile`.
         """
         useless = [
             name for name in (_OF_LOGS if path is None else _OF_SAMPLING) if getattr(self, name) != getattr(Asked, name)
@@ -97,7 +99,7 @@ class Asked(Reading, SamplingOptions, Exported):
                 f"{options}: applies {where}; take it out" + (", or give it" if self.endpoint is None else "")
             )
         if self.endpoint is not None and not self.served_model:
-            raise ValueError("--endpoint: which of its models? Give --served-model, the name under which it is served")
+            raise ValueError("--endpoint also needs --served-model, the name under which the server serves the model")
 
     def _profile(self, seed: int) -> Path:
         """Sample a profile, or continue one, and return its folder."""
@@ -117,7 +119,7 @@ class Asked(Reading, SamplingOptions, Exported):
         place = self.out or Path("runs") / f"profile-{_name(run)}-{seed}"
         how: dict[str, Any] = {"prompts": self.sample_prompts, "n": self.sample_n}
         how = {name: value for name, value in how.items() if value is not None}
-        say(console, f"the profile is kept in {place}; the same command goes on with it")
+        say(console, f"the profile is kept in {place}; run the same command again to continue it")
         try:
             with staged() as shown:
                 if self.endpoint is not None:
@@ -128,7 +130,7 @@ class Asked(Reading, SamplingOptions, Exported):
                 return sample_profile(run, place, seed=seed, overwrite=self.overwrite, progress=shown, **how)
         except KeyboardInterrupt:
             since = "the last whole wave" if self.endpoint is None else "the answers"
-            leave(console, f"left at once; the same command goes on from {since} in {place}", SIGINT)
+            leave(console, f"stopped; run the same command again to continue from {since} in {place}", SIGINT)
 
     def _server(self) -> Endpoint:
         """The served model, as the options say."""
@@ -143,13 +145,13 @@ class Asked(Reading, SamplingOptions, Exported):
         return Endpoint(url=str(self.endpoint), model=str(self.served_model), **how)
 
     def _prices(self) -> tuple[float, float] | None:
-        """Prices of a million tokens of prompts and of answers; None: not given."""
+        """Prices per million tokens of prompts and of answers, or None."""
         if self.price is None:
             return None
         prices = listed("--price", self.price, float, "0.15,0.60")
         if len(prices) != 2 or not all(0 <= price < 1e6 for price in prices):
             raise ValueError(
-                f"--price: expected two prices, of prompts and of answers, got {self.price!r}; e.g. 0.15,0.60"
+                f"--price: expected two prices, for prompts and for answers, got {self.price!r}; e.g. 0.15,0.60"
             )
         return prices[0], prices[1]
 

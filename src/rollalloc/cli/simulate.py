@@ -132,7 +132,9 @@ def simulate(
     ] = None,
     log: Annotated[
         Path | None,
-        typer.Option(help="Use the lengths and successes, by prompt, in this rollouts.jsonl of a run.", parser=source),
+        typer.Option(
+            help="Use the lengths and successes of each prompt in this rollouts.jsonl of a run.", parser=source
+        ),
     ] = None,
     prompts: Annotated[
         int | None, typer.Option(help="Prompts in the data set (default: 8192, or those in --log).")
@@ -179,7 +181,7 @@ def _workload(given: Given, log: Path | None, prompts: int | None) -> Workload:
     beside = [f"--{name}" for name, value in said.items() if value != plain[name]]
     beside += [] if prompts is None else ["--prompts"]
     if beside:
-        raise ValueError(f"{', '.join(beside)}: --log says that already; leave one of the two out")
+        raise ValueError(f"{', '.join(beside)}: --log already sets these; leave one of the two out")
     return read_rollouts(log)
 
 
@@ -272,7 +274,7 @@ def _streaming_notes(scenario: Scenario, recipes: Mapping[str, Recipe], stalenes
 
 
 def _notes(scenario: Scenario, priced: Sequence[PricedRecipe]) -> list[str]:
-    """Sentences on the assumptions, and on what went wrong."""
+    """Notes about the assumptions, and about problems."""
     workload = scenario.workload.describe()
     holds = (
         f"{scenario.room:,.0f} tokens of context fit"
@@ -286,13 +288,14 @@ def _notes(scenario: Scenario, priced: Sequence[PricedRecipe]) -> list[str]:
     if workload.get("left_out"):
         notes.append(
             f"{workload['left_out']:,} logged rollouts were stopped or have no score and were left out: if they were "
-            "stopped, lengths come out too short."
+            "stopped, the simulated lengths are too short."
         )
     for each in priced:
         if preempted := each.figures["preempted"].point:
             notes.append(
-                f"{each.label}, {each.gpus} GPUs: {preempted:,.0f} times a batch a rollout was put back, since a replica's "
-                f"memory for keys and values, {scenario.room:,.0f} tokens, was full: fewer --slots, or more GPUs a replica."
+                f"{each.label}, {each.gpus} GPUs: {preempted:,.0f} times per batch a rollout was preempted, because the "
+                f"key-value cache of a replica, {scenario.room:,.0f} tokens, was full: use fewer --slots, or more GPUs per "
+                "replica."
             )
         short = [result for result in each.results if result.why is not None]
         if short:

@@ -57,8 +57,8 @@ def run_of(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed
     The files of a built-in task are not made yet: `rollalloc.cli.tasks.with_task_files` makes them.
 
     Raises:
-        ValueError: neither a task nor a model with prompts and a reward, or both; an option that has no effect; a recipe
-            that cannot be made.
+        ValueError: there is neither a task nor a model with prompts and a reward, or both; an option has no effect; or
+            the recipe cannot be made.
     """
     if options.settings not in SETTINGS:
         raise ValueError(f"--settings must be one of {', '.join(SETTINGS)}, got {options.settings!r}")
@@ -85,7 +85,7 @@ def _task_names() -> str:
 
 
 def changed_options(options: RunOptions, names: Sequence[str]) -> str:
-    """Those of the options whose value is not the default, as the user wrote them; "" if there are none."""
+    """The options that differ from their defaults, as a user would write them; "" if there are none."""
     changed = [name for name in names if getattr(options, name) != getattr(RunOptions, name)]
     return ", ".join(
         f"--{'no-' if getattr(RunOptions, name) is True else ''}{name.replace('_', '-')}" for name in changed
@@ -97,10 +97,10 @@ def _own_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], se
     if missing:
         raise ValueError(f"--model needs {' and '.join(missing)} as well")
     if options.settings != "defaults":
-        raise ValueError("--settings tuned: nothing was tuned for a model of your own; take it out")
+        raise ValueError("--settings tuned: there are tuned settings only for built-in tasks; take it out")
     unused = changed_options(options, _OF_EVALUATION)
     if options.heldout is None and unused:
-        raise ValueError(f"{unused}: without prompts to evaluate on it does nothing; give --heldout as well")
+        raise ValueError(f"{unused}: it has no effect without held-out prompts; give --heldout as well")
     values = config_fields(options)
     prompts = prompts_in(values["prompts"])
     budget = default_budget(prompts) if options.max_rollouts is None else options.max_rollouts
@@ -118,10 +118,10 @@ def _own_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], se
 
 
 def config_fields(options: RunOptions) -> dict[str, Any]:
-    """The fields of `Config` that the options give; the others have its defaults.
+    """The fields of `Config` that the options set. The others keep their defaults.
 
     Raises:
-        ValueError: a value out of its range, with the options that it is of.
+        ValueError: a value is out of its range; the message names the option.
     """
     values: dict[str, Any] = {name: getattr(options, name) for name in _SAME_NAME}
     values |= {field: getattr(options, name) for name, field in _OTHER_NAME.items()}
@@ -165,7 +165,7 @@ def prompts_in(files: tuple[str, ...]) -> int:
 
 
 def budget_said(options: RunOptions, rollouts: int | None) -> str:
-    """The budget in words, and how the default came about."""
+    """Describe the budget and how its default was computed."""
     if rollouts is None:
         return "rollouts without a limit"
     if options.max_rollouts is not None or options.task is not None:
@@ -179,7 +179,7 @@ def _lora(options: RunOptions) -> Lora | None:
         with _named("--lora, --lora-alpha, --lora-target"):
             return Lora(options.lora, options.lora_alpha, tuple(options.lora_target or ()))
     if unused := changed_options(options, ("lora_alpha", "lora_target")):
-        raise ValueError(f"{unused}: of adapters, which --lora RANK asks for; give it as well, e.g. --lora 16")
+        raise ValueError(f"{unused}: only for adapters; give --lora RANK as well, e.g. --lora 16")
     return None
 
 

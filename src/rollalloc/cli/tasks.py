@@ -23,7 +23,7 @@ from rollalloc.train.defaults import default_grid
 
 __all__ = ["PRESETS", "task_run", "with_task_files"]
 
-# Options that a task decides itself, so that they would be ignored beside --task.
+# Options that the task itself sets, so they would have no effect beside --task.
 _OF_OWN_RUNS = (
     *("prompts", "heldout", "reward", "single_answer", "drop_overlong", "max_new_tokens", "temperature", "kv_tokens"),
     *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device", "features"),
@@ -32,14 +32,16 @@ _OF_OWN_RUNS = (
 
 
 def task_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed: int) -> Config:
-    """The run of a recipe on the task that `--task` names; its files are not made yet, `with_task_files` makes them.
+    """The run of a recipe on the task of `--task`. The task's files are created later, by `with_task_files`.
 
     Raises:
-        ValueError: an unknown task, or an option that a task decides itself.
+        ValueError: the task is unknown, or it sets an option itself.
     """
     task = str(options.task)
     if unused := changed_options(options, _OF_OWN_RUNS):
-        raise ValueError(f"{unused}: a task has its own; take it out, or give --model with --prompts and --reward")
+        raise ValueError(
+            f"{unused}: the task sets this itself; take it out, or give --model with --prompts and --reward"
+        )
     _, preset = preset_of(task)
     if options.settings == "tuned":
         usual = tuned_of(preset.tuned_on).get(standard(recipe)) or Tuned({}, Config.learning_rate)

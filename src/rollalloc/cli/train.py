@@ -33,16 +33,15 @@ def train(
     checkpoint_minutes: CheckpointMinutes = 10.0,
     keep_checkpoints: Annotated[int, output("Newest checkpoints to keep.")] = 2,
     resume: Annotated[
-        bool, output("Resume from the newest checkpoint in the run's folder; start afresh without one.", "--resume")
+        bool,
+        output("Resume from the newest checkpoint in the run's folder, or start the run if there is none.", "--resume"),
     ] = False,
     overwrite: Annotated[
-        bool, output("Remove what another run wrote in the folder, and nothing else.", "--overwrite")
+        bool, output("First remove the files that another run wrote in the folder.", "--overwrite")
     ] = False,
     accept_recipe: Annotated[
         bool,
-        output(
-            "Resume although the recipe, or its --max-rollouts, is another than the checkpoint's.", "--accept-recipe"
-        ),
+        output("Resume although the recipe or --max-rollouts differs from the checkpoint's.", "--accept-recipe"),
     ] = False,
     accept_data: Annotated[
         bool,
@@ -57,7 +56,7 @@ def train(
     no_notices: Annotated[
         bool,
         output(
-            "Do not warn of a reward that fails, never differs or is slow, or of rollouts that teach little.",
+            "Do not warn about a reward that fails, never differs or is slow, or about too little learning signal.",
             "--no-notices",
         ),
     ] = False,
@@ -78,7 +77,7 @@ def train(
 
     console, results, began = Console(stderr=True), result_console(), time.monotonic()
     if resume and overwrite:
-        raise ValueError("--resume and --overwrite: a run either goes on or is replaced; give one of them")
+        raise ValueError("--resume continues a run and --overwrite replaces it; give only one of them")
     run = run_of(options, recipe, parameters_of(set_), seed)
     saving = {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes or None}
     saving |= {"keep_checkpoints": keep_checkpoints, "log_rollouts": log_rollouts, "notices": not no_notices}
@@ -90,7 +89,7 @@ def train(
     if at is not None:
         run = _as_begun(run, options, read_config(out))
     if at is None:
-        with RunFolder(out) as place:  # refused before a task is made, which may take minutes
+        with RunFolder(out) as place:  # raises before the task is created, which may take minutes
             place.check(overwrite=overwrite or resume)
     if options.task:
         from rollalloc.cli.tasks import with_task_files
@@ -127,11 +126,11 @@ def train(
         learned = held_out(read_run(out))
         leave(console, f"{stopped} (--resume){learned and f'; {learned} so far'}", stopped.by)
     except KeyboardInterrupt:
-        leave(console, f"left at once; --resume goes on from the newest checkpoint in {out}, if there is one", SIGINT)
+        leave(console, f"stopped; --resume continues from the newest checkpoint in {out}, if there is one", SIGINT)
     except NoScores:
         results.print(paid_for(read_run(out)))
         raise
-    run_made = read_run(out)  # the whole run, also what was trained before it was resumed
+    run_made = read_run(out)  # the whole run, including the part before it was resumed
     say(console, f"finished: {why}")
     results.print(paid_for(run_made))
     if learned := held_out(run_made):
@@ -142,7 +141,7 @@ def train(
 
 
 def _as_begun(run: Config, options: RunOptions, begun: Config) -> Config:
-    """A resumed run with the budget and the grid of evaluations that it began with, unless the options give others."""
+    """A resumed run keeps its first budget and grid of evaluations, unless the options set others."""
     if options.max_rollouts is None:
         run = replace(run, max_rollouts=begun.max_rollouts)
     if options.eval_every is None:

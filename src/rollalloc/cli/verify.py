@@ -19,7 +19,8 @@ def verify_resume(
         int, typer.Option(help="Batches to train, at least 2; the second training is killed half-way.", min=2)
     ] = 6,
 ) -> None:
-    """Check that resuming is exact: train a few batches unbroken, then killed and resumed; exit code 1 if they differ."""
+    """Check that resuming is exact: train a few batches without interruption, then killed and resumed. Exit code 1 if
+    they differ."""
     from rollalloc.train.run_json import read_config  # torch takes seconds to import, `--help` should not
     from rollalloc.train.verify import first_difference
 

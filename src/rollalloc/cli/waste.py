@@ -34,7 +34,8 @@ def waste(
     from_step: Annotated[int | None, typer.Option(help="Ignore rollouts logged before this step.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Count the rollouts in a training log that taught nothing, by cause: all right, all wrong, truncated, unscored."""
+    """Count the rollouts in a training log that gave no learning signal, by cause: all right, all wrong, truncated,
+    unscored."""
     from rollalloc.lab.waste.finding import find, sentence
 
     console = Console()
@@ -52,7 +53,7 @@ def waste(
 def _show_waste(console: Console, finding: Finding) -> None:
     if finding.booked:
         paid = sum(finding.booked.values())
-        shown = table(("as the run booked them", "rollouts", "share"))
+        shown = table(("as the run recorded them", "rollouts", "share"))
         for cause, rollouts in finding.booked.items():
             if rollouts:
                 shown.add_row(Text(cause.replace("_", " ")), f"{rollouts:,}", f"{rollouts / paid:.1%}")

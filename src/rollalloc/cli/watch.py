@@ -42,7 +42,7 @@ def watch(
         )
     reader, console = Reader(), Console()
     lines = None if console.is_terminal else Lines(console)
-    waiting = Text(visible(f"waiting for a run in {folder}; Ctrl-C leaves"), style="dim")
+    waiting = Text(visible(f"waiting for a run in {folder}; stop with Ctrl-C"), style="dim")
     with Live(waiting if lines is None else None, console=console, auto_refresh=False) as live:
         try:
             while True:
@@ -62,7 +62,7 @@ def watch(
 
 
 def _line(runs: Sequence[RecordedRun]) -> str:
-    """Progress of the runs, and what of them cannot be read, in one line."""
+    """One line with the progress of the runs, and what could not be read."""
     from rollalloc.lab.report.wording import damage
 
     ended = sum(run.why is not None for run in runs)

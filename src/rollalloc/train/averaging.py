@@ -1,4 +1,4 @@
-"""Averaged weights: what samples, is evaluated and is kept is the running mean of the weights that are trained."""
+"""Averaged weights: a running mean of the trained weights is sampled from, evaluated and saved."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from transformers import PreTrainedModel
 
 from rollalloc.models.weights import trained
 
-_WAITS = 2.0  # windows of rows that are trained before the mean begins
-_BEGINS = 9.0  # once it has begun, its window is about a ninth of the steps since, until the rows bound it
+_WAITS = 2.0  # the mean begins after this many windows of rows
+_BEGINS = 9.0  # at first the mean covers about a ninth of the steps since it began, and at most `window` rows
 
 
 class WeightAverage:
-    """A model that is trained beside the one that holds the mean of its weights.
+    """Trains a second model, and keeps the running mean of its weights in the first.
 
         mean ← d · mean + (1 - d) · weights,  d = min(1 - rows / window, t / (t + 9)),  t = step - 2 window / rows
 
-    Averaging removes the noise of a constant learning rate. Until two windows of rows are trained (t ≤ 0), the mean is the
-    weights themselves (d = 0): a short run learns most of what it learns in those steps, and a mean would lag behind that.
-    The window is in rows: the mean is then as far behind, and as free of noise, however rows are cut into batches (Hilton
-    et al., arXiv 2110.00641).
+    Averaging removes the noise of a constant learning rate. Until two windows of rows are trained (t ≤ 0), there is no
+    averaging (d = 0), because a model learns fast in these steps and a mean would lag behind. The window is a number of
+    rows, so the lag and the noise of the mean do not depend on the size of a batch (Hilton et al., arXiv 2110.00641).
 
     Args:
-        mean: the model that samples; its parameters are the mean, and it is left without gradients.
-        window: rows, 0 or more; 0: no mean, and the model that is trained is this one.
+        mean: the model that samples. Its parameters become the mean; it gets no gradients.
+        window: number of rows, 0 or more. 0: no averaging; the model that is passed is trained itself.
 
     Attributes:
-        model: what is trained. Frozen weights are shared, so that adapters alone are there twice.
+        model: the model that is trained. It shares frozen weights with `mean`, so only trained weights need more memory.
     """
 
     def __init__(self, mean: PreTrainedModel, window: int) -> None:
@@ -42,12 +41,12 @@ class WeightAverage:
         self._trained = [parameter.data for _, parameter in trained(self.model)]
 
     def take(self, step: int, rows: int) -> None:
-        """Let the mean take in the weights after a step of the optimizer, the first of which is 1, on so many rows."""
+        """Update the mean after an optimizer step on this many rows; the first step has the number 1."""
         if self.window:
             torch._foreach_lerp_(self._mean, self._trained, 1 - kept_share(self.window, step, rows))
 
 
 def kept_share(window: int, step: int, rows: float) -> float:
-    """The share of itself that the mean keeps after a step, the first of which is 1, on so many rows."""
+    """The factor d of the mean at an optimizer step on this many rows; the first step has the number 1."""
     since = step - _WAITS * window / rows
     return max(0.0, min(1 - rows / window, since / (since + _BEGINS))) if since > 0 else 0.0

@@ -1,8 +1,8 @@
 """Checkpoints of a native run: folders of safetensors and JSON, written whole or not at all.
 
-A checkpoint is the folder `checkpoints/<batches trained>`. It is written under a hidden name, every file and the folder are
-synced, and only then is the folder renamed. So a run that is killed, or whose disk is full, keeps the checkpoint before.
-Its manifest has the size and SHA-256 of every file; a checkpoint that does not match is passed over for the one before.
+A checkpoint is the folder `checkpoints/<batches trained>`. It is written under a hidden name and synced to disk, and only
+then renamed. So if the run is killed or the disk is full, the previous checkpoint is still complete. The manifest contains
+the size and SHA-256 of every file; if they do not match, the previous checkpoint is used.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ class Checkpoint:
 
 
 def foreign(folder: Path) -> list[str]:
-    """Files among a run's checkpoints that are not ours, as paths in the run's folder."""
+    """Files in a run's folder of checkpoints that rollalloc did not write, as paths in the run's folder."""
     places = [*(folder / CHECKPOINTS).glob(f"{_HIDDEN}*"), *_places(folder / CHECKPOINTS)]
     return [f"{CHECKPOINTS}/{place.name}/{name}" for place in places for name in _foreign(place)]
 
 
 def remove_all(folder: Path) -> None:
-    """Remove every checkpoint of a run, damaged ones too."""
+    """Remove every checkpoint of a run, including damaged ones."""
     for place in _places(folder / CHECKPOINTS):
         _remove(place)
     clear_away(folder)
 
 
 def clear_away(folder: Path) -> None:
-    """Remove what a killed run left half written or half removed."""
+    """Remove folders that a killed run had begun to write or to remove."""
     for left_over in (folder / CHECKPOINTS).glob(f"{_HIDDEN}*"):
         _unlink(left_over)
 
@@ -88,13 +88,13 @@ def save(
 
     Args:
         folder: of the run.
-        batches: trained so far, 0 or more; names the checkpoint.
+        batches: number of batches trained so far, 0 or more; the name of the checkpoint.
         state: plain data.
-        tensors: by file and name; no two of a file may share memory.
-        keep: newest checkpoints to keep, this one included, at least 1.
+        tensors: by file and name. Tensors of one file must not share memory.
+        keep: number of newest checkpoints to keep, including this one; at least 1.
 
     Raises:
-        OSError: it could not be written, e.g. to a full disk; those before it are still there.
+        OSError: it could not be written, for example because the disk is full. Earlier checkpoints are still there.
     """
     parent = folder / CHECKPOINTS
     partial, final = _hidden(parent, str(batches)), parent / str(batches)
@@ -136,7 +136,7 @@ def load_newest(folder: Path) -> Checkpoint:
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        CorruptCheckpoint: there are some, but none is whole.
+        CorruptCheckpoint: all checkpoints are damaged.
         ValueError: a checkpoint of another schema.
     """
     parent = folder / CHECKPOINTS
@@ -154,7 +154,7 @@ def load_newest(folder: Path) -> Checkpoint:
 
 
 def newest_before(folder: Path, batches: int, fits: Callable[[dict[str, Any]], bool]) -> int | None:
-    """The newest undamaged checkpoint before `batches` whose state fits, by its number; None: there is none."""
+    """Number of the newest undamaged checkpoint before `batches` whose state fits; None if there is none."""
     for number in sorted(_numbers(folder / CHECKPOINTS), reverse=True):
         if number < batches:
             with suppress(ValueError, OSError, KeyError, TypeError):
@@ -164,7 +164,7 @@ def newest_before(folder: Path, batches: int, fits: Callable[[dict[str, Any]], b
 
 
 def check_trainer(saved: Checkpoint, folder: Path) -> None:
-    """Refuse a checkpoint that does not hold a trainer's state; the `ValueError` names the file and the place in it."""
+    """Check that a checkpoint contains a trainer's state. Otherwise a `ValueError` names the file and the place in it."""
     place = folder / CHECKPOINTS / str(saved.batches)
     check_shape(saved.state, TRAINER, str(place / _STATE))
     averaged = (TRAINED,) if saved.state["identity"]["config"].get("averaging") else ()
@@ -231,7 +231,7 @@ def _checked_files(place: Path) -> list[str]:
 
 
 def _places(parent: Path) -> list[Path]:
-    """The checkpoints in a folder, damaged ones too."""
+    """The checkpoints in a folder, including damaged ones."""
     named = [path for path in parent.iterdir() if path.name.isdecimal()] if parent.is_dir() else []
     return [place for place in named if place.is_dir() and _ours(place)]
 
@@ -241,7 +241,7 @@ def _numbers(parent: Path) -> list[int]:
 
 
 def _ours(place: Path) -> set[str]:
-    """The files in a checkpoint's folder that are ours: those in the manifest, if it can be read, and the usual ones."""
+    """The files that rollalloc writes into a checkpoint: those in its manifest, if it can be read, and the usual ones."""
     try:
         named = set(json.loads(read_text(place / _MANIFEST))["files"])
     except (OSError, ValueError, TypeError, KeyError):
@@ -253,7 +253,7 @@ def _ours(place: Path) -> set[str]:
 
 
 def _foreign(place: Path) -> list[str]:
-    """Files in a checkpoint's folder that are not ours."""
+    """Files in a checkpoint's folder that rollalloc did not write."""
     ours = _ours(place)
     return sorted(path.name for path in place.iterdir() if path.name not in ours)
 
@@ -263,7 +263,7 @@ def _tensor_file(place: Path, name: str) -> Path:
 
 
 def _remove(place: Path) -> None:
-    """Remove a checkpoint. It is renamed first, so that a half removed one is not taken for a corrupt one."""
+    """Remove a checkpoint. It is renamed first, so that a partly removed one is not mistaken for a corrupt one."""
     _unlink(place.rename(_hidden(place.parent, place.name)))
 
 
@@ -292,8 +292,8 @@ def moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
 def load_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
     """Restore an optimizer of one group from the tensors of `moments`.
 
-    A parameter that has been stepped also gets a gradient of zero, as it has in a run that was never interrupted: without
-    one, AdamW would leave it out of a step in which no row has an advantage.
+    Each parameter with moments also gets a gradient of zero, as in a run without interruption. Without a gradient, AdamW
+    would skip the parameter in a step in which no row has an advantage.
     """
     index_of = {name: index for index, (name, _) in enumerate(trained(model))}
     state: dict[int, dict[str, Tensor]] = {}

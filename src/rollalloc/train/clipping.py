@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-_KEPT = 0.95  # of the running mean, a step
-_COUNTED = 2.0  # limits: the most that a norm counts in the mean, so that a spike hardly raises the next limit
+_KEPT = 0.95  # weight of the previous mean at each step
+_COUNTED = 2.0  # a norm counts in the mean as at most this many limits, so that a spike hardly raises the next limit
 
 
 @dataclass(slots=True, kw_only=True)
 class NormLimit:
-    """What the norm of the next gradient is clipped to.
+    """The norm to which the next gradient is clipped.
 
         limit = min(most, factor · m),   m ← 0.95 m + 0.05 min(norm, 2 limit),   m₁ = min(norm, most)
 
@@ -20,8 +20,8 @@ class NormLimit:
 
     Attributes:
         most: upper bound of the limit.
-        factor: of the running mean, at least 1; None: the limit is `most`.
-        mean: of the norms so far; None: no gradient yet.
+        factor: multiple of the running mean, at least 1. None: the limit is `most`.
+        mean: running mean of the norms so far. None: no gradient yet.
     """
 
     most: float

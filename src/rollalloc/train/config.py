@@ -24,7 +24,7 @@ SCHEMA = 3  # of run.json
 MAX_NEW_TOKENS = 1024
 _MOST_WORKERS = 1024  # processes that score: each is a Python of its own
 
-# Fields by what they are for. A resumed run must agree with its checkpoint in all that are in none of these groups.
+# Groups of fields. A resumed run must agree with its checkpoint in every field that is in none of these groups.
 SAVING = ("checkpoint_every", "checkpoint_minutes", "keep_checkpoints", "log_rollouts", "notices", "track")
 WAITING = ("generator_limit_s",)
 ASYNC = ("engine", "streaming")  # left out of the description of a run with the synchronous engine
@@ -45,71 +45,73 @@ class Config:
     """One training run: a model, prompts, a reward, a recipe, and how to train.
 
     Attributes:
-        model: name or folder of a causal language model; "": whoever trains has loaded one, or a task is still to be made.
+        model: name or folder of a causal language model. "": the caller has loaded one, or the built-in task makes one.
         prompts: Parquet or JSONL files in verl's schema.
-        heldout: such a file for evaluation; None: no evaluation.
+        heldout: a file of the same kind for evaluation. None: no evaluation.
         reward: `package.module:function`, or `file.py:function`, with verl's `compute_score` signature.
-        single_answer: every held-out prompt has just one right answer, its ground truth: accuracy is then exact.
-        drop_overlong: leave out prompts that do not fit the model's context, instead of refusing them.
-        reward_workers: processes that score; 0 scores in this process, for trusted rewards only.
-        reward_limit_s: seconds that scoring a rollout may take, in a process of its own.
-        reward_cache: scores to remember; 0 for a reward that is not deterministic.
-        overlong_buffer: last tokens of a rollout over which DAPO's overlong penalty grows; None: no penalty.
-        device: for example "cpu"; None: a GPU where there is one.
-        features: file of features of the prompts, for a recipe that predicts; "none": it predicts without features; None:
-            they are computed with the initial model where the recipe uses them.
-        lora: adapters that are trained instead of the model's own weights; None: those are trained.
+        single_answer: every held-out prompt has exactly one right answer, its ground truth. Accuracy is then exact.
+        drop_overlong: leave out prompts that do not fit the model's context, instead of raising an error.
+        reward_workers: number of processes that score. 0 scores in this process; only for trusted rewards.
+        reward_limit_s: time limit for scoring one rollout in a worker process, in seconds.
+        reward_cache: number of scores to remember; 0 for a reward that is not deterministic.
+        overlong_buffer: number of last tokens of a rollout over which DAPO's overlong penalty grows. None: no penalty.
+        device: for example "cpu". None: a GPU if there is one.
+        features: file of features of the prompts, for a recipe that predicts. "none": predict without features. None:
+            compute them with the initial model if the recipe uses them.
+        lora: adapters to train instead of the model's own weights. None: train the model's own weights.
         chat_template_args: further arguments of the chat template as a JSON object, for example
-            '{"enable_thinking": false}'; None: none.
+            '{"enable_thinking": false}'. None: no further arguments.
         accept_overlap: train although more than `rollalloc.data.overlap.MOST_SHARED` of the held-out prompts are in the
             training set.
         recipe: name of a recipe, as `rollalloc.named.make_recipe` takes it.
-        parameters: of the recipe.
-        max_rollouts: rollout budget; None: no limit.
-        staleness: maximum staleness, instead of the recipe's own; None: the recipe's, or what `ahead` needs.
-        ahead: batches that the asynchronous engine generates while one is trained; see `rollalloc.recipes.streamed`.
+        parameters: arguments of the recipe, by name.
+        max_rollouts: rollout budget. None: no limit.
+        staleness: maximum staleness, instead of the recipe's own. None: the recipe's, or what `ahead` needs.
+        ahead: number of batches that the asynchronous engine generates while one is trained; see
+            `rollalloc.recipes.streamed`.
         label: name of the run in tables and figures; the recipe's name by default.
-        task: the built-in task that it trains on; "" for a model and prompts of the user's own.
-        track: trackers that get the metrics as well (see `rollalloc.train.trackers`); they change nothing.
-        seed: of prompts, sampling and mini-batches, from 0 and less than 2**63.
-        sampling: of rollouts. top-k and top-p must be off, because the update needs the log-probabilities of the
-            distribution that was sampled from.
+        task: the built-in task to train on; "" for the user's own model and prompts.
+        track: trackers that also get the metrics (see `rollalloc.train.trackers`). They do not affect training.
+        seed: seed of prompts, sampling and mini-batches, in [0, 2**63).
+        sampling: how rollouts are sampled. top-k and top-p must be off, because the update needs the log-probabilities of
+            the distribution that was sampled from.
         learning_rate: AdamW's.
         weight_decay: AdamW's.
         betas: AdamW's, each in [0, 1).
-        schedule: of the learning rate, over optimizer steps or the budget.
-        optimizer_steps_per_batch: a batch is split into this many mini-batches, whatever the size of its groups.
-        loss: its clipping, its aggregation over tokens and its KL term.
+        schedule: how the learning rate changes over optimizer steps or over the budget.
+        optimizer_steps_per_batch: number of mini-batches into which each batch is split.
+        loss: clipping, aggregation over tokens, and KL term.
         max_grad_norm: gradients are clipped to this norm.
         adaptive_clip: also clip gradients to this multiple of the running mean of their norms, at least 1; see
             `rollalloc.train.clipping`. None: clip to `max_grad_norm` only.
-        averaging: sample, evaluate and save a running mean of the weights, over at most the last this many rows; see
-            `rollalloc.train.averaging`. Needs memory for one more copy of what is trained. 0 turns it off.
-        tokens_per_forward: maximum tokens of one forward and backward pass, prompts and padding included; a longer row has
-            a pass of its own. Bounds memory and changes nothing else.
-        precision: of the update and of an exact accuracy: "fp32", "bf16" or "auto", which is bf16 on a GPU that has it and
-            else fp32. Weights, gradients, optimizer and log-probabilities are always in fp32.
-        sampling_dtype: of weights and key-value cache while sampling. Unless it is float32, a copy of the model samples.
-            The importance ratio of each row is then to that copy; without an average of the weights, each row is treated
-            as a stale row is, with a truncated importance weight.
+        averaging: sample, evaluate and save an exponential moving average of the weights, over about this many last rows;
+            see `rollalloc.train.averaging`. Needs memory for one more copy of the trained weights. 0 turns it off.
+        tokens_per_forward: maximum number of tokens in one forward and backward pass, including prompts and padding. A
+            longer row gets a pass of its own. Limits memory and changes nothing else.
+        precision: number format of the update and of an exact evaluation: "fp32", "bf16" or "auto" (bf16 on a GPU that
+            supports it, otherwise fp32). Weights, gradients, optimizer and log-probabilities are always in fp32.
+        sampling_dtype: number format of weights and key-value cache while sampling. Unless it is float32, a copy of the
+            model samples, and the importance ratio of each row is relative to that copy. Without an average of the
+            weights, each row then gets a truncated importance weight, like a stale row.
         gradient_checkpointing: keep only the inputs of the model's layers and compute the rest again in the backward pass.
-            Bounds memory; the gradient is the same up to rounding.
-        eval_every: rollouts paid between two points of the grid of evaluations.
-        eval_samples: samples per held-out prompt, unless accuracy is exact.
+            Saves memory; the gradient is the same up to rounding.
+        eval_every: number of rollouts between two evaluations.
+        eval_samples: number of samples per held-out prompt, unless accuracy is exact.
         max_batches: batches after which the run ends; None: no limit.
-        stop_when_barren: end the run when as many groups as there are prompts, and at least 256, had no reward variance.
-        target: held-out accuracy at which the run ends, once two weights evaluated in a row reach it; None: no target.
-        checkpoint_every: batches between two checkpoints; None: not by batches.
-        checkpoint_minutes: minutes between two checkpoints; None: not by time. One is always written at the end, and when
-            the run is asked to stop. Checkpoints do not change what is trained.
-        keep_checkpoints: newest checkpoints to keep, at least 1.
+        stop_when_barren: end the run when this many groups in a row had no reward variance: as many as there are prompts,
+            and at least 256.
+        target: held-out accuracy at which the run ends, once two evaluations in a row reach it. None: no target.
+        checkpoint_every: number of batches between two checkpoints. None: not by batches.
+        checkpoint_minutes: minutes between two checkpoints. None: not by time. A checkpoint is always written at the end,
+            and when the run is asked to stop. Checkpoints do not affect training.
+        keep_checkpoints: number of newest checkpoints to keep, at least 1.
         log_rollouts: write the text and score of each rollout to `rollouts.jsonl`.
-        notices: warn, in the log, `watch` and the page, of a reward that fails, never differs or is slow, and of rollouts
-            that teach little.
-        engine: "sync": generate all that is ordered, then train a batch. "async": rollouts stream.
-        streaming: how the asynchronous engine works.
-        generator_limit_s: seconds without a sign of life, from a generator in a process of its own, after which the run is
-            saved and ends. A token is a sign of life, so no rollout is too long.
+        notices: warn in the log, in `watch` and on the page if the reward fails, never differs or is slow, or if rollouts
+            give little learning signal.
+        engine: "sync": generate all ordered rollouts, then train a batch. "async": generate while training.
+        streaming: settings of the asynchronous engine.
+        generator_limit_s: if a generator in another process gives no sign of life for this many seconds, the run is saved
+            and ends. Every token is a sign of life, so no rollout is too long.
 
     Raises:
         ValueError: a value is out of its range.
@@ -225,10 +227,10 @@ class Config:
             raise ValueError(f"the asynchronous engine samples in float32, got sampling_dtype {self.sampling_dtype!r}")
 
     def make_recipe(self) -> Recipe:
-        """The recipe with the run's budget, as the engine carries it out.
+        """The recipe with the run's budget, adapted to the engine.
 
         Raises:
-            ValueError: no such recipe, or parameters that it does not take.
+            ValueError: there is no such recipe, or it does not have these parameters.
         """
         recipe = make_recipe(self.recipe, self.parameters)
         if self.engine == "async":
@@ -245,7 +247,7 @@ class Config:
         return self.label or self.recipe
 
     def description(self) -> dict[str, Any]:
-        """The run as plain data for `run.json`. A finished run is used again if this is equal."""
+        """The run as plain data for `run.json`. A finished run is reused if this is equal."""
         left_out = {*SAVING, *WAITING, *(ASYNC if self.engine == "sync" else ())}
         described = {name: value for name, value in asdict(self).items() if name not in left_out}
         return json.loads(json.dumps({"schema": SCHEMA, **described}))

@@ -1,7 +1,7 @@
 """Defaults that depend on the recipe or on the number of prompts: parameters, budget, grid of evaluations.
 
-The other defaults are in `rollalloc.train.config.Config`. The benchmark uses the same ones, so that a comparison on its
-tasks shows what a user's run would do.
+The other defaults are in `rollalloc.train.config.Config`. The benchmark uses the same defaults, so that its results hold
+for a user's runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EVALUATIONS = 10  # over the budget, without the one of the initial model
 
 
 def default_parameters(recipe: str) -> dict[str, Any]:
-    """Parameters of a recipe, on every task and model, unless the user gives others.
+    """Default parameters of a recipe, the same for every task and model.
 
     Raises:
         ValueError: the recipe is not one of this package.
@@ -38,10 +38,10 @@ def default_grid(budget: int) -> int:
 def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
     """A recipe's parameters for comparisons in which all recipes have the same groups per batch and rollouts per group.
 
-    n stands for GRPO's and DAPO's n; Pilot-Commit's pilots plus commits; racing's last size; the rollouts of which PODS
-    keeps half; the rows DARTS trains on, out of up to twice as many; Knapsack's mean; Reinforce-Ada's rows and rounds;
-    C-GRPO's last size. Recipes that search for prompts generate three batches at a time. Recipes without groups get as many
-    rollouts per batch, each from a different prompt.
+    n is: for GRPO and DAPO their n; for Pilot-Commit pilots plus commits; for racing and C-GRPO the last size; for PODS the
+    rollouts, of which it keeps half; for DARTS the rows, out of up to twice as many rollouts; for Knapsack the mean; for
+    Reinforce-Ada the rows and the rollouts of a round. Recipes that search for prompts generate three batches at a time.
+    Recipes without groups get the same number of rollouts per batch, each from a different prompt.
 
     Args:
         recipe: a key of `rollalloc.named.RECIPES`.

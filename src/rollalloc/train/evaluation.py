@@ -1,4 +1,4 @@
-"""Held-out accuracy of a policy, exact or sampled; how broad the policy still is, and whether it narrows."""
+"""Evaluate a policy on held-out prompts: its accuracy, exact or sampled, and how diverse its answers still are."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from rollalloc.processes.stopping import StopRequest
 from rollalloc.rewards.function import Outcome, Scored
 
 EXACT_K = 8  # attempts of pass@k if success rates are exact
-_RIGHT = 1 - 1e-6  # metric from which on an answer counts as right: full marks
-_MUCH = 0.02  # of pass@k, beyond what sampling explains
-_ERRORS = 2.0  # standard errors that sampling explains
-_HALF = 0.5  # of the share of differing right pairs that the first evaluation found
-_POLITE_S = 0.1  # seconds between two looks at whether the run was asked to stop
+_RIGHT = 1 - 1e-6  # an answer with at least this metric counts as right
+_MUCH = 0.02  # a larger fall of pass@k, beyond the sampling error, gives a warning
+_ERRORS = 2.0  # a fall within this many standard errors may be sampling error
+_HALF = 0.5  # warn if the share of differing right pairs falls below this fraction of the first evaluation's
+_POLITE_S = 0.1  # seconds between two checks whether the run was asked to stop
 _T = TypeVar("_T")
 Score = Callable[[EncodedPrompts, Sequence[tuple[int, Generation]]], list[Outcome]]
 
 
 class Interrupted(Exception):
-    """An evaluation was given up because the run was asked to stop."""
+    """An evaluation was abandoned because the run was asked to stop."""
 
 
 def wait_unless_stopped(future: Future[_T], stop: StopRequest) -> _T:
-    """The result of a future, such as scores, which may never come.
+    """Wait for the result of a future, such as scores, but not if the run is asked to stop.
 
     Raises:
         Interrupted: the run was asked to stop before it came.
@@ -52,11 +52,11 @@ def wait_unless_stopped(future: Future[_T], stop: StopRequest) -> _T:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Prompts for evaluation. With `answers`, accuracy is exact by teacher forcing; else it is sampled.
+    """Prompts for evaluation. With `answers`, accuracy is computed exactly by teacher forcing; otherwise it is sampled.
 
     Attributes:
-        prompts: never trained on.
-        answers: the single right answer of each prompt as token ids, end of sequence included; None: sample and score.
+        prompts: the held-out prompts.
+        answers: the single right answer of each prompt as token ids, including the end of sequence. None: sample and score.
     """
 
     prompts: EncodedPrompts
@@ -65,18 +65,20 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Breadth:
-    """How well a policy does in several attempts, and how much its attempts differ; None: not known.
+    """Success within several attempts at a prompt, and how much the attempts differ. None means unknown.
 
     Attributes:
         k: attempts per prompt: `EXACT_K` if success rates are exact, else the number of samples.
-        pass_at_k: mean over prompts of the best metric of k attempts; of 0 and 1, the chance that one of k is right.
-        full_marks: share of attempts that have full marks, mean over prompts; the accuracy itself unless metrics are graded:
-            then that is a mean score. Only where answers are sampled.
-        distinct_right: different right answers of k attempts, mean over prompts; only where answers are sampled.
-        right_pairs_differ: the chance that two right answers of a prompt differ, mean over prompts with two; does not grow
-            with the number of right ones as `distinct_right` does.
-        entropy: of the next token, in nats: of sampled tokens the mean of −log π, else along the right answers.
-        tokens: of an attempt, on average; only where answers are sampled.
+        pass_at_k: mean over prompts of the best metric of k attempts. For metrics of 0 and 1, the probability that one
+            of k is right.
+        full_marks: share of attempts with full marks, mean over prompts. It equals the accuracy unless metrics are
+            graded. Only if answers are sampled.
+        distinct_right: number of different right answers among k attempts, mean over prompts. Only if answers are sampled.
+        right_pairs_differ: the probability that two right answers to a prompt differ, mean over prompts with at least
+            two. Unlike `distinct_right`, it does not grow with the number of right answers.
+        entropy: entropy of the next token, in nats: the mean of −log π over sampled tokens, or, if accuracy is exact,
+            the mean along the right answers.
+        tokens: mean length of an attempt. Only if answers are sampled.
     """
 
     k: int
@@ -93,14 +95,14 @@ class Evaluation:
     """The result of an evaluation.
 
     Attributes:
-        accuracy: in [0, 1]; None where no sample has a score.
-        standard_error: over prompts; 0 where the accuracy is exact, None where it is not known, as where all prompts have
-            the same mean.
-        unscored: samples without a score, by reason.
-        breadth: None where no sample has a score.
-        sampled: samples that were scored or not; 0 where the accuracy is exact.
-        truncated: of them, those that the length limit cut off.
-        constant: the metric of all samples that have a score, where it is the same; else None.
+        accuracy: in [0, 1]. None if no sample has a score.
+        standard_error: standard error over prompts; 0 if the accuracy is exact. None if it is unknown, for example
+            because all prompts have the same mean.
+        unscored: number of samples without a score, by reason.
+        breadth: None if no sample has a score.
+        sampled: number of samples, with or without a score; 0 if the accuracy is exact.
+        truncated: number of these that the length limit cut off.
+        constant: the metric that all scored samples have in common; None if they differ.
     """
 
     accuracy: float | None
@@ -122,16 +124,17 @@ def evaluate(
     seed: int,
     precision: Precision = "fp32",
 ) -> Evaluation:
-    """The accuracy of a policy on held-out prompts, under the distribution that rollouts are sampled from.
+    """Evaluate a policy on held-out prompts, under the distribution from which rollouts are sampled.
 
     Args:
-        policy: as it is now.
-        heldout: the prompts, and their answers where accuracy is to be exact.
-        score: (prompts, (index of the prompt, generation) of each sample) → outcome of each; unused where exact.
-        sampling: of rollouts.
-        samples: a prompt, where accuracy is not exact.
-        seed: of the run. Every evaluation samples alike: differences between evaluations are the model's.
-        precision: of an exact accuracy; what is sampled is sampled as rollouts are.
+        policy: the policy.
+        heldout: the prompts; with answers if accuracy is to be exact.
+        score: maps the prompts and the samples, as pairs (index of the prompt, generation), to one outcome per sample.
+            Unused if accuracy is exact.
+        sampling: how rollouts are sampled.
+        samples: number of samples per prompt, unless accuracy is exact.
+        seed: seed of the run. Every evaluation uses the same random numbers, so that differences come from the model.
+        precision: number format of an exact evaluation. Sampling uses the format of rollouts.
     """
     if heldout.answers is not None:
         return _exact(policy, heldout.prompts, heldout.answers, sampling.temperature, precision)
@@ -156,7 +159,7 @@ def _exact(
 def _sampled(
     policy: Policy, prompts: EncodedPrompts, score: Score, sampling: Sampling, samples: int, seed: int
 ) -> Evaluation:
-    """Mean over prompts of their mean metric."""
+    """Sample, score, and average over prompts."""
     requests = [
         Request(prompt, tokens, tuple(range(prompt * samples, (prompt + 1) * samples)))
         for prompt, tokens in enumerate(prompts.tokens)
@@ -167,12 +170,12 @@ def _sampled(
 
 
 def judged(generations: Sequence[Generation], outcomes: Sequence[Outcome], samples: int) -> Evaluation:
-    """The mean over prompts of their mean metric, and how broad the policy is.
+    """The evaluation of samples and their scores: the mean metric per prompt, averaged over prompts, and the diversity.
 
     Args:
         generations: `samples` of the first prompt, then as many of the second, and so on.
-        outcomes: of the generations.
-        samples: per prompt.
+        outcomes: the outcome of each generation.
+        samples: number of samples per prompt.
     """
     metrics = [outcome.metric if isinstance(outcome, Scored) else np.nan for outcome in outcomes]
     metrics_NE = np.array(metrics).reshape(-1, samples)
@@ -186,7 +189,7 @@ def judged(generations: Sequence[Generation], outcomes: Sequence[Outcome], sampl
     lowest, highest = float(np.nanmin(metrics_NE)), float(np.nanmax(metrics_NE))
     return Evaluation(
         float(mean_N.mean()),
-        error or None,  # None if all means are equal, which says nothing about the error: 0 means an exact accuracy
+        error or None,  # None, because an error of 0 would mean an exact accuracy
         unscored,
         _breadth(generations, metrics_NE[scored_N], scored_N),
         sampled,
@@ -224,7 +227,7 @@ def pass_at_k(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) ->
 def _breadth(
     generations: Sequence[Generation], metrics_NE: NDArray[np.float64], scored_N: NDArray[np.bool_]
 ) -> Breadth:
-    """The breadth of a policy from all its samples, in the order of `judged`; the metrics are of prompts with a score."""
+    """The breadth of a policy from its samples, in the order of `judged`. `metrics` has only prompts with a score."""
     samples = metrics_NE.shape[1]
     answers_NE = np.array([hash(generation.tokens) for generation in generations]).reshape(-1, samples)[scored_N]
     lengths = [len(generation.tokens) for generation in generations]
@@ -240,12 +243,12 @@ def _breadth(
 
 
 def narrowed(watched: Mapping[str, float], evaluation: Evaluation, prompts: int) -> tuple[str | None, dict[str, float]]:
-    """How a policy has become narrower without becoming worse, in words, and the values to compare the next one with.
+    """Describe how the policy became less diverse at no lower accuracy, and return the values for the next comparison.
 
         pass@k falls by more than 0.02 + 2·√(b(1 − b)/prompts) below its highest b, at no lower accuracy
         the share of differing right pairs falls below half of what it was at first, at no lower accuracy
 
-    An exact pass@k has no error to allow for. Entropy is not judged: it falls in every run that learns.
+    For an exact pass@k the sampling error is 0. Entropy is not compared, because it falls in every run that learns.
 
     Args:
         watched: as returned for the previous evaluation; empty before the first.
@@ -256,7 +259,7 @@ def narrowed(watched: Mapping[str, float], evaluation: Evaluation, prompts: int)
     if breadth is None or accuracy is None:
         return None, after
     signs: list[str] = []
-    highest = watched.get("pass_at_k", -inf)  # a metric may be any number, of any sign
+    highest = watched.get("pass_at_k", -inf)  # a metric may be any number, even negative
     error = sqrt(highest * (1 - highest) / prompts) if evaluation.standard_error != 0 and 0 < highest < 1 else 0.0
     allowed = _MUCH + _ERRORS * error
     if breadth.pass_at_k >= highest:

@@ -1,4 +1,4 @@
-"""The folder of a run: made new, resumed or refused, with one trainer at a time in it."""
+"""The folder of a run: create it, resume in it or refuse it. Only one trainer at a time may use it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollalloc.runs.reader import newest_line
 from rollalloc.train import checkpoint
 
 _PARTIAL = ".unfinished-model"
-# Everything that a run writes, except for trackers. The metrics come first: a folder without them is not taken for a run.
+# Everything that a run writes, except for trackers. The metrics are written first and mark a folder as a run's.
 _NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, FEATURES, MODEL, _PARTIAL, CHECKPOINTS)
 _PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS)
 _NEW_FOLDER = "give a new or empty folder (--out)"
@@ -27,19 +27,19 @@ _REMEDY = "give another folder (--out), or move it away"
 
 
 class Saves(Protocol):
-    """A model that can be saved in a folder."""
+    """A model that can be saved to a folder."""
 
     def save(self, folder: Path) -> None:
-        """Write it there."""
+        """Write the model into the folder."""
 
 
 class RunFolder:
     """The folder of a run, and its lock, which is held from `check`, `begin` or `go_on` until `release`.
 
-    Nothing is overwritten or removed but what the run's own manifest claims (see `rollalloc.files.claims`).
+    Only files that the run's own manifest lists are overwritten or removed (see `rollalloc.files.claims`).
 
     Args:
-        path: need not exist.
+        path: the folder; it need not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,7 +66,7 @@ class RunFolder:
         self._begun = False
 
     def held(self) -> str | None:
-        """What the folder holds of a run of ours, in words; None: nothing that could be lost."""
+        """Describe which files of a run the folder contains; None if nothing could be lost."""
         if METRICS not in self._claims.names():
             return None
         last, saved = newest_line(self.path), checkpoint.newest(self.path)
@@ -80,7 +80,7 @@ class RunFolder:
         return f"{', '.join(left)} of a run" if left else None
 
     def is_broken(self) -> bool:
-        """Whether it holds a run that neither ended nor wrote a checkpoint, and so can only start again."""
+        """Whether the folder has a run that neither ended nor wrote a checkpoint. Such a run can only start again."""
         return (
             checkpoint.newest(self.path) is None
             and not any((self.path / name).exists() for name in (MODEL, ALLOCATOR))
@@ -88,22 +88,22 @@ class RunFolder:
         )
 
     def check(self, *, overwrite: bool = False) -> None:
-        """Refuse a folder in which a new run must not begin; changes nothing.
+        """Raise an error if a new run must not begin in this folder. Nothing is changed.
 
         Args:
-            overwrite: what a run of ours wrote there may be removed.
+            overwrite: files that another run wrote there may be removed.
 
         Raises:
             InUse: another trainer is at work in it.
-            FileExistsError: it holds a run that is not to be overwritten, or files that are not ours.
-            PermissionError: it cannot be made there.
+            FileExistsError: it has a run that must not be overwritten, or files that rollalloc did not write.
+            PermissionError: the folder cannot be created.
         """
-        if not self._checked:  # later, a tracker may have written there
+        if not self._checked:  # checked before a tracker writes there
             self._claims.refuse_taken(_NEW_FOLDER)
             self._checked = True
         if self.path.exists():
             self.lock()
-        else:  # refused now, before the model is loaded
+        else:  # raises now, before the model is loaded
             refuse_read_only(self.path)
         held = self.held()
         if held is not None and not overwrite:
@@ -113,7 +113,7 @@ class RunFolder:
         refuse(self.path, self._claims.foreign(_NAMES) or inside, _REMEDY)
 
     def begin(self, *, overwrite: bool = False) -> None:
-        """Make it the folder of a new run; a second call does nothing. Arguments and errors are those of `check`."""
+        """Begin a new run in the folder. A second call does nothing. Arguments and errors are those of `check`."""
         if self._begun:
             return
         self.check(overwrite=overwrite)
@@ -129,23 +129,25 @@ class RunFolder:
         self._begun = True
 
     def go_on(self) -> None:
-        """Continue the run that it holds, once its checkpoint is known to be this run's."""
+        """Continue the run in the folder. Call it after checking that the checkpoint belongs to this run."""
         self.lock()
         for folder in (self.path, self.path / HIDDEN):
             remove_partials(folder)
         self._begun = True
 
     def save_features(self, keys: Sequence[str], features: Features) -> None:
-        """Save the features of the run: a resumed run uses these, not features that another machine computes."""
+        """Save the features of the run. A resumed run uses these, because another machine may compute slightly
+        different ones."""
         self._claims.add({FEATURES})
         save_features(self.path / FEATURES, keys, features)
 
     def save_model(self, model: Saves) -> None:
-        """Write the model completely or not at all, in place of an earlier one; never over a file that is not ours.
+        """Write the model completely or not at all. It replaces an earlier model of a run, but no other files.
 
         Raises:
             FileExistsError: a file that rollalloc did not write is in the way.
-            OSError: it could not be written, e.g. because the disk is full; names the folder. The last checkpoint stays.
+            OSError: it could not be written, for example because the disk is full. The message names the folder. The
+                last checkpoint is kept.
         """
         partial, final = self.path / _PARTIAL, self.path / MODEL
         if partial.exists():  # of a run that was killed
@@ -153,7 +155,7 @@ class RunFolder:
         with naming(final):
             try:
                 model.save(partial)
-            except SafetensorError as error:  # the library's own, also for a full disk
+            except SafetensorError as error:  # safetensors raises this, for a full disk too
                 full = "No space left" in str(error) or "os error 28" in str(error)
                 raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
         files = [file.relative_to(partial).as_posix() for file in partial.rglob("*") if file.is_file()]
@@ -168,7 +170,8 @@ class RunFolder:
         self._claims.keep(self._claims.names() - (before - names))
 
     def slim(self) -> None:
-        """Remove the model and the checkpoints of a finished run, except for files that are not ours; its metrics stay."""
+        """Remove the model and the checkpoints of a finished run, except for files that rollalloc did not write. Its
+        metrics are kept."""
         self.lock()
         checkpoint.remove_all(self.path)
         names = {name for name in self._claims.names() if name.startswith(f"{MODEL}/")}

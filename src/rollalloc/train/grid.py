@@ -1,4 +1,4 @@
-"""The grid of evaluations: held-out accuracy at fixed points of rollouts paid, the same points for every recipe."""
+"""The grid of evaluations: held-out accuracy after fixed numbers of rollouts, the same numbers for every recipe."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rollalloc.train.state import Counters
 
 log = logging.getLogger(__name__)
 
-_ROUNDING = 1e-6  # by which a mean of float32 scores may exceed 1
+_ROUNDING = 1e-6  # tolerance for a mean of float32 scores above 1
 
 
 class Grid:
-    """Says when an evaluation is due, and keeps what the newest one found.
+    """Says when an evaluation is due, and stores the newest one.
 
     Attributes:
-        prompts: number of held-out prompts; 0: nothing is evaluated.
-        latest: the newest version that was evaluated in this process; None: none was.
+        prompts: number of held-out prompts. 0: no evaluation.
+        latest: the newest version that was evaluated in this process, or None.
     """
 
     def __init__(self, prompts: int, config: Config, counters: Counters) -> None:
@@ -34,11 +34,11 @@ class Grid:
         self._narrower: str | None = None
 
     def is_due(self, rollouts: int) -> bool:
-        """Whether there is a point, up to this many rollouts, that was not evaluated yet."""
+        """Whether a grid point up to this number of rollouts was not evaluated yet."""
         return self.prompts > 0 and self._counters.next_at <= rollouts
 
     def add(self, version: int, evaluation: Evaluation) -> None:
-        """Keep the evaluation of a version of the weights.
+        """Store the evaluation of a version of the weights.
 
         Raises:
             FloatingPointError: the accuracy is not finite.
@@ -48,10 +48,10 @@ class Grid:
         self.latest, self._evaluation, self._narrower = version, evaluation, self._narrowed(evaluation)
 
     def record(self, at: int | None) -> dict[str, Any]:
-        """Count the newest evaluation at a point of the grid; returns it as fields of a line of the metrics.
+        """Record the newest evaluation for a grid point. Return it as fields of a line of the metrics.
 
         Args:
-            at: the point; None: the end of the run, which is no point of the grid and does not count for the target.
+            at: the grid point. None: the end of the run, which does not count towards the target.
         """
         version, evaluation, accuracies = self.latest, self._evaluation, self._counters.accuracies
         assert version is not None, "record follows add"
@@ -68,27 +68,25 @@ class Grid:
         }
 
     def confirmed(self) -> float | None:
-        """The newest accuracy, if the last two versions evaluated on the grid reach the target; else None."""
+        """The newest accuracy if the last two versions evaluated on the grid reached the target, otherwise None."""
         target, latest = self._config.target, [accuracy for _, accuracy in self._counters.accuracies[-2:]]
         return latest[-1] if target is not None and len(latest) == 2 and min(latest) >= target else None
 
     def _narrowed(self, evaluation: Evaluation) -> str | None:
-        """How the policy has become narrower, in words; warns the first time."""
+        """Describe how the policy became less diverse. Logs a warning the first time."""
         counters = self._counters
         is_known = "narrower" in counters.watched
         narrower, counters.watched = narrowed(counters.watched, evaluation, self.prompts)
         if narrower is not None and not is_known:
             counters.watched["narrower"] = 1.0
-            remedy = (
-                "A lower learning rate keeps more of it, as failures at full weight do (neg=1, where the recipe has it)"
-            )
+            remedy = "A lower learning rate preserves more diversity; so does neg=1, if the recipe has this parameter"
             log.warning("the policy is becoming narrower: %s. %s", narrower, remedy)
         return narrower
 
     def _check(self, evaluation: Evaluation) -> None:
         accuracy, target = evaluation.accuracy, self._config.target
         if accuracy is None:
-            if self._counters.batches:  # the notice of the first evaluation says more
+            if self._counters.batches:  # the notice about the first evaluation says more
                 log.warning("no held-out sample has a score: %s", counted(evaluation.unscored))
         elif not isfinite(accuracy):
             raise FloatingPointError(

@@ -1,6 +1,6 @@
 """Check a configuration, and load the prompts, the reward and the features that it names.
 
-What can be checked without the model is checked before it is loaded.
+Everything that can be checked without the model is checked before the model is loaded.
 """
 
 from __future__ import annotations
@@ -38,18 +38,17 @@ Loaded = tuple[PromptSet, PromptSet | None]  # training prompts and held-out pro
 
 
 def check(config: Config, loaded: Loaded | None = None) -> Loaded:
-    """Refuse an impossible run, as far as can be told without its model; returns its prompts.
+    """Check a run, as far as possible without its model, and return its prompts.
 
     Args:
-        config: of the run.
-        loaded: its prompts, if they were loaded and its reward was tried before.
+        config: of the run. loaded: its prompts, if they are already loaded and the reward was already tried.
 
     Raises:
-        ValueError: a device that cannot be used; a recipe that cannot be made, or with too few prompts or rollouts for it;
-            features that the recipe does not read; rollouts longer than the model's context; too many held-out prompts that
-            are in the training set.
-        OSError: a file that cannot be read.
-        ImportError: what is needed is not installed, or the reward function cannot be imported.
+        ValueError: the device cannot be used; the recipe cannot be made, or has too few prompts or rollouts; the recipe
+            does not read the features; rollouts are longer than the model's context; or too many held-out prompts are
+            in the training set.
+        OSError: a file cannot be read.
+        ImportError: a library is not installed, or the reward function cannot be imported.
     """
     usable_device(config.device)
     recipe = config.make_recipe()
@@ -68,7 +67,7 @@ def check(config: Config, loaded: Loaded | None = None) -> Loaded:
 
 
 def _refuse_less_than_a_batch(recipe: Recipe, prompts: int, seed: int) -> None:
-    """Refuse a budget below the first batch: such a run would end without an error and without training."""
+    """Refuse a budget smaller than the first batch. Such a run would end without training and without an error."""
     begun = Allocator(recipe, prompts, seed).ask(capacity=0)
     if begun.finished is not None:
         raise ValueError(f"max_rollouts: not one group fits, {begun.finished}; give more, or smaller groups (--set)")
@@ -85,10 +84,10 @@ def _refuse_less_than_a_batch(recipe: Recipe, prompts: int, seed: int) -> None:
 
 
 def try_reward(config: Config) -> None:
-    """Refuse a reward that cannot be imported, and rollouts as long as the model's context; no model is loaded.
+    """Check that the reward can be imported and that rollouts fit into the model's context. No model is loaded.
 
     Raises:
-        ValueError, TypeError, OSError, ImportError, AttributeError: says which.
+        ValueError, TypeError, OSError, ImportError, AttributeError: one of these does not hold; the message says which.
     """
     loaded_reward(config.reward)
     context = context_of(config.model)
@@ -97,7 +96,7 @@ def try_reward(config: Config) -> None:
 
 
 def _check_repeated(train: PromptSet) -> None:
-    """Warn of training prompts that have the text of another one."""
+    """Warn about training prompts with the same text as another one."""
     again = repeated([normalised(prompt) for prompt in train.prompts])
     if not again:
         return
@@ -111,7 +110,7 @@ def _check_repeated(train: PromptSet) -> None:
 
 
 def _check_overlap(train: PromptSet, held: PromptSet, *, accepted: bool) -> None:
-    """Warn of held-out prompts that are in the training set; refuse more than `MOST_SHARED` unless accepted."""
+    """Warn about held-out prompts that are in the training set. Refuse more than `MOST_SHARED` of them unless accepted."""
     shared = same_text(map(normalised, held.prompts), map(normalised, train.prompts))
     if not shared:
         return
@@ -129,7 +128,7 @@ def _check_overlap(train: PromptSet, held: PromptSet, *, accepted: bool) -> None
 
 
 def _check_features(config: Config, recipe: Recipe) -> None:
-    """Refuse features that the recipe does not read or that do not exist, before a model is loaded."""
+    """Check, before a model is loaded, that the features exist and that the recipe reads them."""
     if config.features is None:
         return
     if not recipe.reads_features:
@@ -145,7 +144,8 @@ def _check_features(config: Config, recipe: Recipe) -> None:
 def features_for(
     config: Config, recipe: Recipe, policy: Policy, train: EncodedPrompts, resumed: Path | None
 ) -> Features | None:
-    """Features for a recipe that predicts: those that a resumed run began with, those of a file, or new ones."""
+    """Features for a recipe that predicts: those that a resumed run began with, those from a file, or newly computed
+    ones."""
     if not recipe.reads_features:
         return None
     keys = train.prompt_set.keys
@@ -163,13 +163,13 @@ def features_for(
 
 
 def one_thread() -> None:
-    """Use one thread: for a tiny model, or when as many runs as cores share the machine."""
+    """Use one thread, for a tiny model or if each core of the machine has its own run."""
     torch.set_num_threads(1)
-    disable_progress_bar()  # of transformers, which would write into ours
+    disable_progress_bar()  # progress bars of transformers would disturb ours
 
 
 def scorer_of(config: Config) -> Scorer:
-    """The scorer of a run, with worker processes that can be killed unless `reward_workers` is 0."""
+    """The scorer of a run. It uses worker processes that can be killed, unless `reward_workers` is 0."""
     scorer: Scorer = InlineScorer(loaded_reward(config.reward))  # a wrong path fails now, not with the first rollouts
     if config.reward_workers > 0:
         workers, limit_s = config.reward_workers, config.reward_limit_s
@@ -183,7 +183,7 @@ def loaded_reward(reward: str) -> RewardFunction:
     """A reward function by its path."""
     try:
         return load_reward(reward)
-    except (ValueError, TypeError, OSError, ImportError, AttributeError):  # these name what to do
+    except (ValueError, TypeError, OSError, ImportError, AttributeError):  # these messages already say what to do
         raise
     except (Exception, SystemExit) as error:
         what = f"since its module raises {type(error).__name__} when it is imported: {error}"
@@ -191,10 +191,10 @@ def loaded_reward(reward: str) -> RewardFunction:
 
 
 def encoded(config: Config, policy: Policy, prompts: PromptSet) -> EncodedPrompts:
-    """Prompts as the policy's tokens.
+    """The prompts, encoded as the policy's tokens.
 
     Raises:
-        ValueError: as `encode_prompts`; a tokenizer that is another model's.
+        ValueError: as `encode_prompts`; or the tokenizer belongs to another model.
     """
     encoded_prompts = encode_prompts(
         prompts,

@@ -1,4 +1,4 @@
-"""Warnings about a reward that fails, never differs, is no success rate or is slow; each once in a process."""
+"""Warnings about a reward that fails, never differs, is not a success rate or is slow. Each is given once per process."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from rollalloc.train.evaluation import Evaluation
 
 log = logging.getLogger(__name__)
 
-_MANY = 0.1  # share of samples without a score from which on to warn
-_HALF = 0.5  # share of samples cut off, or of the time that scoring took, from which on to warn
-_HARDLY = 1e-3  # exact accuracy below which to warn that rollouts are hardly ever right
-_SLOW_S = 10.0  # seconds of scoring from which on to look at their share of the time
-_ROUNDING = 1e-6  # by which a mean of float32 scores may miss 0 or 1
-_NAMED = 2  # reasons that a warning names
+_MANY = 0.1  # warn from this share of samples without a score
+_HALF = 0.5  # warn from this share of truncated samples, or of time spent on scoring
+_HARDLY = 1e-3  # warn below this exact accuracy that rollouts are hardly ever right
+_SLOW_S = 10.0  # check the share of time spent on scoring after this many seconds
+_ROUNDING = 1e-6  # tolerance for means of float32 scores near 0 or 1
+_NAMED = 2  # number of reasons that a warning names
 
 
 class Notices:
-    """Watches how a run begins, and warns of what its user should check.
+    """Watches the beginning of a run, and warns about problems that the user should check.
 
     Args:
-        config: of the run; `notices=False` turns all of this off.
-        report: returns what scoring was like so far, as `Scorer.report`.
-        clock: seconds that never go back.
+        config: of the run; `notices=False` turns all warnings off.
+        report: returns figures about scoring so far, as `Scorer.report` does.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class Notices:
         self._look_at_time()
 
     def rolled_out(self, allocator: Allocator, outcomes: Outcomes) -> None:
-        """Check the rollouts scored so far; called before the first batch too, which may take long if the recipe filters."""
+        """Check the rollouts scored so far. It is also called before the first batch, which may take long if the recipe
+        filters."""
         self._look_at_time()
         unscored, paid = sum(outcomes.unscored.values()), allocator.paid
         if unscored >= max(FIRST * _MANY, paid * _MANY) and paid >= FIRST:
@@ -77,9 +78,9 @@ class Notices:
             self.teaching(in_words(allocator.teaching.final_shares()), allocator.paid)
 
     def teaching(self, text: str | None, paid: int) -> None:
-        """Warn that rollouts teach nothing, unless that was the last warning of this kind.
+        """Warn that rollouts give no learning signal, unless the last warning of this kind said the same.
 
-        A few rollouts that agree are no reason to suspect a reward function that told held-out samples apart.
+        If the reward function gave different scores to held-out samples, a few equal rewards are no reason to suspect it.
         """
         if text is not None and text != self._teaching and not (self._differs and paid < WINDOW):
             self._teaching = text
@@ -112,7 +113,7 @@ class Notices:
 
 
 def counted(reasons: Mapping[str, int]) -> str:
-    """The commonest reasons, each with its count, such as "KeyError: 'answer' (48)"."""
+    """The most frequent reasons with their counts, such as "KeyError: 'answer' (48)"."""
     most = sorted(reasons.items(), key=lambda entry: -entry[1])
     named = [f"{one_line(reason, 120)} ({count:,})" for reason, count in most[:_NAMED]]
     others = sum(count for _, count in most[_NAMED:])
@@ -120,7 +121,7 @@ def counted(reasons: Mapping[str, int]) -> str:
 
 
 def of_first_evaluation(evaluation: Evaluation) -> Iterator[str]:
-    """Warnings that follow from the evaluation of the initial model: what is odd, and what to check."""
+    """Warnings that follow from the evaluation of the initial model, each with what to check."""
     unscored, accuracy = sum(evaluation.unscored.values()), evaluation.accuracy
     of_all = f"of {evaluation.sampled:,} held-out samples"
     if accuracy is None:
@@ -173,6 +174,6 @@ def _of_one_token() -> str:
 
 def _of_no_rate(what: str) -> str:
     return (
-        f"{what}, which is no success rate: what is called accuracy is a mean score then, and 1 still counts as right. "
+        f"{what}, which is not a success rate. The reported accuracy is then a mean score, and only 1 counts as right. "
         'Let the reward function return {"score": reward, "acc": 1.0 if right else 0.0}'
     )

@@ -1,4 +1,4 @@
-"""What an optimizer step makes small, as a value; `loss` computes it."""
+"""The settings of the loss; `rollalloc.train.loss` computes it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Aggregation = Literal["token_mean", "sequence_mean", "dr_grpo"]
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """How far a token's ratio may leave 1 before its gradient stops, and how much a stale row may weigh.
+    """Limits of the importance ratios: of a token's ratio before its gradient stops, and of a stale row's weight.
 
     Attributes:
-        low: the ratio is clipped below 1 - low, in (0, 1].
-        high: and above 1 + high; larger than low is "clip-higher" (DAPO, arXiv 2503.14476). Above 0.
-        dual: a token with a negative advantage loses at most this many times its size (arXiv 1912.09729), above 1; None:
-            no bound.
+        low: ratios below 1 - low are clipped; in (0, 1].
+        high: ratios above 1 + high are clipped; above 0. A value larger than low is "clip-higher" (DAPO, arXiv 2503.14476).
+        dual: the loss of a token with a negative advantage is at most this multiple of the advantage's size, above 1
+            (arXiv 1912.09729). None: no bound.
         stale: truncation of the importance weight of rows sampled from older weights, at least 1.
 
     Raises:
@@ -38,13 +38,13 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What an optimizer step makes small.
+    """The loss that an optimizer step minimises.
 
     Attributes:
         clip: limits of the surrogate.
         aggregation: how the tokens of a mini-batch become one number, see `shares`.
-        kl: weight of the KL divergence to the initial policy, 0 or more. Every row of the batch pays it, one without
-            advantage too: the divergence is over all that the policy samples.
+        kl: weight of the KL divergence to the initial policy, 0 or more. It includes rows without an advantage, because
+            the divergence is a mean over everything that the policy samples.
 
     Raises:
         ValueError: a value out of its range.

@@ -31,7 +31,7 @@ def read_config(folder: Path) -> Config:
     """The configuration that a folder's `run.json` describes.
 
     Raises:
-        FileNotFoundError, ValueError: there is none, or it is damaged or of another version.
+        FileNotFoundError, ValueError: there is no `run.json`, or it is damaged or of another version.
     """
     path = folder / DESCRIPTION
     if not path.exists():
@@ -46,21 +46,21 @@ def read_config(folder: Path) -> Config:
 
 
 def is_run_in(config: Config, folder: Path) -> bool:
-    """Whether a folder's `run.json` is of this run, on files with the same contents as now."""
+    """Whether a folder's `run.json` describes this run, on files with the same contents as now."""
     saved, digests = _saved_in(folder)
     if saved != config.description():
         return False
-    # A file that is gone has no contents that could differ.
+    # A missing file cannot have changed contents.
     return all(digests.get(name) == digest for name, digest in digests_of(config).items())
 
 
 def is_described_in(config: Config, folder: Path) -> bool:
-    """Whether a folder's `run.json` is of this run, whatever its files contained; quick, however large they are."""
+    """Whether a folder's `run.json` describes this run. Does not read the files that the run names, so it is fast."""
     return _saved_in(folder)[0] == config.description()
 
 
 def was_begun_in(config: Config, folder: Path) -> bool:
-    """Whether a folder's `run.json` is of this run, perhaps on another device or with another number of workers."""
+    """Like `is_described_in`, but the device and the number of workers may differ."""
     if not (folder / DESCRIPTION).exists():
         return False
     begun = read_config(folder)
@@ -68,7 +68,7 @@ def was_begun_in(config: Config, folder: Path) -> bool:
 
 
 def refuse_another_run(config: Config, folder: Path) -> None:
-    """Refuse to resume a folder's run with a configuration that is another run's.
+    """Raise an error if this configuration cannot resume the run in the folder.
 
     Raises:
         ValueError: names the differences.
@@ -86,7 +86,7 @@ def folder_of(config: Config, folder: Path) -> Path:
 
 
 def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The description in a folder, and the digests of the run's files beside it; empty where there is none.
+    """The description in a folder, and the digests of the run's files; empty if there is no description.
 
     Raises:
         ValueError: it is damaged, or of another schema.
@@ -108,10 +108,10 @@ def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
-    """A dataclass from what `asdict` and JSON made of it; lists in it were tuples.
+    """Rebuild a dataclass from the JSON of its `asdict`. Lists become tuples.
 
     Raises:
-        TypeError: a value is not of its field's type, or there is no such field.
+        TypeError: a value has the wrong type, or there is no such field.
     """
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
@@ -129,7 +129,7 @@ def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type, of those that the fields of a configuration have."""
+    """Whether a value has a type. Supports the types of a configuration's fields."""
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
         return any(_fits(value, option) for option in inner)

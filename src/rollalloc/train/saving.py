@@ -1,4 +1,4 @@
-"""When checkpoints are written, from which one a run resumes, and the files that grow beside them."""
+"""When to write checkpoints, which one to resume from, and the files that grow during a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Checkpoints:
         self._place, self._state, self._config = place, state, config
         self._growing = None if place is None else GrowingFiles(place.path)
         self.newest: int | None = None
-        self._saved_s = 0.0  # when the newest one was written or the run began, by a clock that is never set
+        self._saved_s = 0.0  # monotonic time at which the newest one was written or the run began
 
     def start_clock(self) -> None:
         """Count the minutes until the next checkpoint from now on."""
@@ -54,7 +54,7 @@ class Checkpoints:
         return enough_batches or (minutes is not None and time.monotonic() - self._saved_s >= 60 * minutes)
 
     def save(self) -> bool:
-        """Write a checkpoint; returns False if there is one after this batch or nothing is written."""
+        """Write a checkpoint. Returns False if this batch already has one, or if the run writes nothing."""
         batches = self._state.counters.batches
         if self._place is None or self._growing is None or self.newest == batches:
             return False
@@ -65,16 +65,16 @@ class Checkpoints:
         return True
 
     def where(self) -> str:
-        """Where the newest checkpoint is, for a message about a run that ended early."""
+        """Say where the newest checkpoint is, for a message about a run that ended early."""
         if self._place is None or self.newest is None:
             return "nothing was generated before, so that there is no checkpoint"
         return f"a checkpoint after batch {self.newest} is in {self._place.path}, resuming (--resume) goes on from it"
 
     def load(self, *, accept_recipe: bool, accept_data: bool) -> ChangedData | None:
-        """Load the newest whole checkpoint; arguments and errors are those of `Loop.resume`.
+        """Load the newest undamaged checkpoint. Arguments and errors are those of `Loop.resume`.
 
         Returns:
-            How the data differ from those that it was saved with; None: they do not.
+            How the data differ from the checkpoint's data; None if they do not.
         """
         if self._place is None or self._growing is None:
             raise ValueError("a trainer without a folder has no checkpoints; give it the folder of the run")
@@ -99,7 +99,7 @@ class Checkpoints:
         return changed
 
     def _go_on_with(self, changed: ChangedData) -> None:
-        """Warn that the data have changed, and forget what was counted of the old data."""
+        """Warn that the data have changed, and reset the counts that belong to the old data."""
         log.warning("going on with other data: %s", changed)
         counters = self._state.counters
         if "heldout" in changed.others:
@@ -126,10 +126,11 @@ class Checkpoints:
 
     @staticmethod
     def _refuse_changed_files(saved: Checkpoint, folder: Path, growing: GrowingFiles) -> None:
-        """Refuse to resume if the metrics or the log have changed before the checkpoint.
+        """Refuse to resume if the part of the metrics or of the log before the checkpoint has changed.
 
         Raises:
-            ValueError: names the file, and the checkpoint for which all files are unchanged, if there is one.
+            ValueError: the message names the file and, if there is one, an earlier checkpoint for which all files are
+                unchanged.
         """
         reason = growing.why_changed(saved.state["written"])
         if reason is None:
@@ -141,14 +142,14 @@ class Checkpoints:
         do = "put it back as it was, or start the run afresh (--overwrite)"
         if earlier is not None:
             do = f"put it back as it was, or remove {newest} to go on from the checkpoint after batch {earlier}"
-        raise ValueError(f"{reason}, although the checkpoint after batch {saved.batches} goes on from it; {do}")
+        raise ValueError(f"{reason}, but the checkpoint after batch {saved.batches} needs it unchanged; {do}")
 
 
 class GrowingFiles:
     """The metrics and the log of rollouts in a run's folder.
 
-    A resumed run continues these files, so they must still begin with what the run wrote before the checkpoint: the
-    checkpoint has a stamp of each (see `rollalloc.files.stamps`).
+    A resumed run continues these files, so they must still begin with what the run wrote before the checkpoint. To
+    check this, the checkpoint contains a stamp of each (see `rollalloc.files.stamps`).
 
     Args:
         folder: of the run.
@@ -159,7 +160,7 @@ class GrowingFiles:
         self._growing = {name: GrowingStamp(folder / name) for name in _GROWING}
 
     def stamps(self) -> dict[str, Stamp]:
-        """A stamp of each file that exists, once it is on disk.
+        """Sync each file to disk and return its stamp; files that do not exist are left out.
 
         Raises:
             OSError: a file cannot be read or synced.
@@ -170,11 +171,11 @@ class GrowingFiles:
         return {name: self._growing[name].renewed() for name in there}
 
     def why_changed(self, saved: Mapping[str, Stamp]) -> str | None:
-        """Why the files do not begin with what a checkpoint stamped, in words; None if they do."""
+        """Explain why the files do not match a checkpoint's stamps; None if they do."""
         growing = {name: GrowingStamp(self._folder / name) for name in saved}
         reason = next(filter(None, (growing[name].why_changed(stamp) for name, stamp in saved.items())), None)
         if reason is None:
-            self._growing |= growing  # the next stamps begin with what was just checked
+            self._growing |= growing  # the next stamps continue from here
         return reason
 
     def cut(self, saved: Mapping[str, Stamp]) -> None:

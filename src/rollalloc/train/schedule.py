@@ -1,4 +1,4 @@
-"""Learning rates over a run."""
+"""The learning rate over a run."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Shape = Literal["constant", "linear", "cosine"]
 class Schedule:
     """Learning rate over a run: a linear rise, then constant or falling to a floor.
 
-    It falls over a number of optimizer steps, or over the run's budget: the rate of a batch then depends on the share of the
-    budget that was spent before it, not on the number of steps.
+    It falls over a number of optimizer steps, or over the run's budget. In the second case, the rate of a batch depends
+    on the share of the budget that was spent before the batch.
 
     Attributes:
         warmup: steps over which the rate rises, 0 or more.
-        shape: what follows.
-        steps: optimizer steps, including the rise, after which the floor is reached; more than `warmup`. None: the rate
-            falls over the budget, or is constant.
+        shape: how it continues after the rise.
+        steps: number of optimizer steps, including the rise, until the floor is reached; more than `warmup`. None: the
+            rate falls over the budget, or is constant.
         floor: share of the rate at the end, in [0, 1].
 
     Raises:
-        ValueError: a value out of its range, or steps for a constant rate.
+        ValueError: a value is out of its range, or `steps` is set for a constant rate.
     """
 
     warmup: int = 0
@@ -59,12 +59,13 @@ class Schedule:
             then, with x = min(1, (step - 1 - warmup) / (steps - warmup)), or x = spent:
             constant: 1,   linear: floor + (1 - floor) · (1 - x),   cosine: floor + (1 - floor) · (1 + cos πx) / 2
 
-        The first step after the rise has the full rate, and the first after `steps` the floor, as in PyTorch and
-        transformers; the rise begins above 0. Over the budget the rate falls from the beginning, and the rise is a factor.
+        As in PyTorch and transformers, the first step after the rise has the full rate and the first step after `steps`
+        has the floor; the rise begins above 0. If the rate falls over the budget, it falls from the beginning and is
+        multiplied by the rise.
 
         Args:
-            step: 1 is the first.
-            spent: share of the budget that was spent before the batch, in [0, 1], where the rate falls over it.
+            step: number of the step, from 1.
+            spent: share of the budget that was spent before the batch, in [0, 1]; used if the rate falls over the budget.
         """
         if self.over_budget:
             assert spent is not None
@@ -87,7 +88,7 @@ def share_spent(budget: Budget, max_batches: int | None, batches: int, paid: Map
         budget: of the recipe.
         max_batches: a further limit.
         batches: number of batches trained.
-        paid: has `rollouts_paid` and `tokens_paid` at the newest update.
+        paid: contains `rollouts_paid` and `tokens_paid` at the newest update.
     """
     spent = (paid["rollouts_paid"], paid["tokens_paid"], batches)
     limits = (budget.run_rollouts, budget.run_tokens, max_batches)

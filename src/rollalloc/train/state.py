@@ -43,9 +43,9 @@ class Counters:
         batches: trained so far.
         seconds: spent so far, without evaluation.
         next_at: the next grid point to evaluate at, in rollouts paid.
-        made: what had been paid at the newest update, as fields of a line of the metrics.
+        made: rollouts and tokens paid at the newest update, as fields of a line of the metrics.
         accuracies: (version, accuracy) of the versions evaluated on the grid.
-        barren_groups: groups trained since the last one with an advantage.
+        barren_groups: number of groups trained since the last one with a nonzero advantage.
         watched: values with which the next evaluation is compared, see `evaluation.narrowed`.
     """
 
@@ -60,7 +60,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class ChangedPrompts:
-    """Numbers of prompts that are gone, new and still there since a checkpoint was saved."""
+    """How many prompts left, were added or stayed since a checkpoint was saved."""
 
     lost: int
     new: int
@@ -75,8 +75,8 @@ class ChangedData:
     """How the data differ from the data that a checkpoint was saved with.
 
     Attributes:
-        prompts: changes of the training prompts; None: none.
-        others: names of the other data that differ, of `_OTHER_DATA`.
+        prompts: changes of the training prompts, or None.
+        others: names of other data that differ, from `_OTHER_DATA`.
     """
 
     prompts: ChangedPrompts | None
@@ -108,12 +108,12 @@ class Updates(Protocol):
         measure_kl: bool = False,
         between_passes: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """Train on a batch; returns its figures. The arguments are those of `Updater.update`."""
+        """Train on a batch and return its figures. The arguments are those of `Updater.update`."""
         ...
 
 
 class RunState(ABC):
-    """Everything of a run that outlives its process. A subclass knows where the weights are.
+    """The state of a run that a checkpoint contains. Subclasses know where the weights are.
 
     Attributes:
         counters: the trainer's own.
@@ -126,11 +126,13 @@ class RunState(ABC):
     @cached_property
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """What must agree, besides the recipe, for a checkpoint to belong to this run; "prompts" is a digest."""
+        """The values, besides the recipe, that must be equal for a checkpoint to belong to this run; "prompts" is a
+        digest."""
 
     @abstractmethod
     def weights(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-        """Further entries of the state, such as where a service keeps the weights, and the weights by file and name."""
+        """Return further entries of the state, such as where a service keeps the weights, and the weights by file and
+        name."""
 
     @abstractmethod
     def load_weights(self, saved: Checkpoint) -> None:
@@ -138,13 +140,13 @@ class RunState(ABC):
 
     @abstractmethod
     def check(self, saved: Checkpoint, place: Path) -> None:
-        """Raise a `ValueError` if a checkpoint does not hold the state of this kind of trainer."""
+        """Raise a `ValueError` if a checkpoint does not contain the state of this kind of trainer."""
 
     def packed(self, written: Mapping[str, Stamp]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         """The state for `checkpoint.save`: plain data, and tensors by file and name.
 
         Args:
-            written: stamp of each file that grows with the run (`GrowingFiles.stamps`).
+            written: the stamps of the files that grow during the run (`GrowingFiles.stamps`).
         """
         rollouts, payloads = self.engine.state()
         where, weights = self.weights()
@@ -160,7 +162,7 @@ class RunState(ABC):
         return state, {**weights, "payloads": payloads}
 
     def refuse_another(self, saved: Checkpoint, place: Path, *, accept_data: bool) -> ChangedData | None:
-        """Refuse a checkpoint of another run; returns how its data differ if that is accepted.
+        """Refuse a checkpoint of another run. Returns how its data differ, if differences are accepted.
 
         Raises:
             ValueError: names each difference.
@@ -181,10 +183,10 @@ class RunState(ABC):
         return changed
 
     def load(self, saved: Checkpoint, *, accept_recipe: bool, remap: bool) -> None:
-        """Load a checkpoint; warns if it was saved under another recipe.
+        """Load a checkpoint. Logs a warning if it was saved under another recipe.
 
         Raises:
-            ValueError: it was saved under another recipe, and that is not accepted. Nothing was changed.
+            ValueError: it was saved under another recipe, and `accept_recipe` is False. Nothing was changed.
         """
         state = saved.state
         others = list(differences(state["allocator"]["recipe"], self.allocator.recipe.description))
@@ -196,7 +198,7 @@ class RunState(ABC):
             log.warning("going on under %s: %s", another(others), "; ".join(others))
         self.load_weights(saved)
         rollouts = state["rollouts"]
-        if remap and "stream" in rollouts:  # rollouts in flight begin again: their prompts may be others
+        if remap and "stream" in rollouts:  # rollouts in flight start again, because their prompts may have changed
             rollouts = rollouts | {"stream": None}
         self.engine.load_state(rollouts, saved.tensors["payloads"])
         for name, value in state["counters"].items():
@@ -204,7 +206,7 @@ class RunState(ABC):
         self.updater.steps = state["optimizer_steps"]
 
     def _changed_data(self, state: Mapping[str, Any]) -> ChangedData | None:
-        """How the data differ from a checkpoint's; None: they do not."""
+        """How the data differ from a checkpoint's data; None if they do not."""
         before, now = state["identity"], self.identity
         others = tuple(name for name in _OTHER_DATA if name in now and before.get(name, now[name]) != now[name])
         prompts = None if before["prompts"] == now["prompts"] else self._changed_prompts(state)
@@ -289,7 +291,7 @@ def digest(prompts: EncodedPrompts) -> str:
 
 
 def template_digest(prompts: EncodedPrompts, tokenizer: Any) -> str | None:
-    """A digest of the chat template's text and its arguments; None: no prompt uses the template."""
+    """A digest of the chat template's text and arguments; None if no prompt uses the template."""
     if all(isinstance(prompt, str) for prompt in prompts.prompt_set.prompts):
         return None
     return sha([getattr(tokenizer, "chat_template", None), sorted(prompts.template_args.items())])

@@ -1,4 +1,4 @@
-"""A run's metrics in TensorBoard or Weights & Biases: listeners for `Trainer`."""
+"""Send a run's metrics to TensorBoard or Weights & Biases: listeners for `Trainer`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def tracked(
     The trackers plot against the rollouts paid, so that recipes can be compared at an equal price.
 
     Args:
-        names: of trackers, keys of `TRACKERS`.
+        names: names of trackers, from `TRACKERS`.
         folder: of the run.
         described: the run as plain data.
-        listener: gets each line too.
+        listener: also gets each line.
 
     Raises:
-        ValueError, ImportError: an unknown name; a tracker's library is not installed.
+        ValueError, ImportError: a name is unknown, or a tracker's library is not installed.
     """
     unknown = [name for name in names if name not in TRACKERS]
     if unknown:
@@ -51,7 +51,7 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a line of the metrics by name: all of them under `rollalloc/`, and the mean reward as `reward`.
 
     Nested numbers are named by their path. Counts of rollouts without a score are summed over the reasons, which are free
-    text. Of an evaluation, only the fields that no other line has.
+    text. Of an evaluation, only fields that no other line has are included.
     """
     own = {name: value for name, value in line.items() if name not in ("kind", "unscored", "lengths")}
     if line["kind"] == "eval":
@@ -68,7 +68,7 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
 
 @contextmanager
 def _tensorboard(folder: Path, described: Mapping[str, Any]) -> Iterator[Listener]:
-    """Event files in the run's folder, beneath `tensorboard`."""
+    """Event files in the folder `tensorboard` of the run."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -78,7 +78,7 @@ def _tensorboard(folder: Path, described: Mapping[str, Any]) -> Iterator[Listene
     def listen(line: dict[str, Any]) -> None:
         nonlocal writer
         paid = line["rollouts_paid"]
-        # Hides what an earlier run here, or this one after the checkpoint that it resumes from, has written.
+        # Hides points that an earlier run wrote here, or that this run wrote after the checkpoint from which it resumes.
         writer = writer or SummaryWriter(folder / "tensorboard", purge_step=paid)
         for name, value in scalars(line).items():
             writer.add_scalar(name, value, paid)

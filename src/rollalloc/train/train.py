@@ -1,8 +1,8 @@
 """Training: `train` loads what a configuration names and runs the loop.
 
-`Loop` reads from top to bottom: ask the allocator, generate what it orders, tell it the scores, update the weights on its
-batch, evaluate and save. Everything that a recipe decides, it decides in the core. `Trainer` is the loop of a model in this
-process; `rollalloc.drivers.tinker` has one that trains at a service.
+`Loop` reads from top to bottom: ask the allocator, generate what it orders, tell it the scores, update the weights on
+its batch, evaluate and save. The recipe's decisions are made in the core. `Trainer` is the loop for a model in this
+process; `rollalloc.drivers.tinker` has one for a model at a service.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from rollalloc.train.update import Updater
 log = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
-_PATIENCE = 256  # groups without variance, at least, before a run is given up
-_NAMED = 20  # quarantined prompts that the last line of the metrics names
+_PATIENCE = 256  # a run ends after at least this many groups without variance
+_NAMED = 20  # maximum number of quarantined prompts named in the last line of the metrics
 
 
 def train(
@@ -70,23 +70,24 @@ def train(
     accept_data: bool = False,
     overwrite: bool = False,
 ) -> str:
-    """Train; writes `run.json`, `metrics.jsonl`, checkpoints and the trained model. Returns why the run ended.
+    """Train, and write `run.json`, `metrics.jsonl`, checkpoints and the trained model. Returns why the run ended.
 
-    Mistakes are found in the order of what it costs to find them: in the folder, the reward, the prompts, then the model.
+    Cheap checks come first: the folder, the reward, the prompts, then the model.
 
     Args:
         config: of the run.
         folder: of the run.
         listener: called with each line of the metrics.
-        resume: continue from the newest checkpoint in the folder. Without a checkpoint, the same run begins again.
+        resume: continue from the newest checkpoint in the folder. If there is no checkpoint, the run starts again.
         accept_recipe: resume under this recipe although the checkpoint was saved under another.
         accept_data: resume with these prompts although the checkpoint was saved with others; see `Loop.resume`.
-        overwrite: remove what another run wrote in the folder, as its manifest says, when this one begins.
+        overwrite: first remove the files that another run wrote in the folder, as listed in its manifest.
 
     Raises:
         InUse, FileExistsError: as `RunFolder.check`.
-        ValueError: an impossible configuration; a checkpoint of another run, naming the differences; no whole checkpoint.
-        ImportError: the library of a tracker is not installed, or the reward function cannot be imported.
+        ValueError: the configuration is impossible; the checkpoint belongs to another run (the message names the
+            differences); or every checkpoint is damaged.
+        ImportError: a tracker's library is not installed, or the reward function cannot be imported.
     """
     with RunFolder(folder) as place:
         resumes = resume and checkpoint.newest(folder) is not None
@@ -123,21 +124,21 @@ def train(
 
 
 class Loop(ABC):
-    """The loop of a run under a recipe, wherever the model is.
+    """The training loop under a recipe, for a model in this process or elsewhere.
 
     Args:
-        keys: of the prompts to train on.
-        state: what outlives the process: the allocator, the engine, the updater and the counters.
-        model: saved at the end.
-        heldout: number of held-out prompts; 0: no evaluation.
-        report: returns what scoring was like, as plain data.
+        keys: keys of the training prompts.
+        state: the part of the run that checkpoints contain: the allocator, the engine, the updater and the counters.
+        model: the model to save at the end.
+        heldout: number of held-out prompts. 0: no evaluation.
+        report: returns figures about scoring, as plain data.
         config: everything else.
         features: of the prompts, with their cost; saved with the run.
         place: the run's folder; None: nothing is written.
         listener: called with each line of the metrics, for progress.
 
     Raises:
-        ValueError: the learning rate falls over a budget, and the run has none.
+        ValueError: the learning rate falls over a budget, but the run has none.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class Loop(ABC):
         """
 
     def bill(self) -> dict[str, Any]:
-        """What a service charged so far, as further fields of every line of the metrics."""
+        """What a service charged so far, as fields that are added to every line of the metrics."""
         return {}
 
     def description(self) -> dict[str, Any] | None:
@@ -182,19 +183,19 @@ class Loop(ABC):
         return None
 
     def run(self, *, overwrite: bool = False) -> str:
-        """Train until the budget is spent, the data are used up or the target is reached; returns why it ended.
+        """Train until the budget is spent, the data are used up or the target is reached. Returns why the run ended.
 
         Args:
-            overwrite: remove what another run wrote in the folder, and nothing else; a resumed run removes nothing.
+            overwrite: remove the files that another run wrote in the folder. A resumed run removes nothing.
 
         Raises:
             FileExistsError, InUse: as `RunFolder.check`.
             Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came, and a checkpoint was written after the current batch or in the
-                current evaluation. Only a run with a folder, in the main thread, stops in this way.
+                current evaluation. This applies only to a run with a folder, in the main thread.
             KeyboardInterrupt: Ctrl-C came after one of these; nothing was saved.
-            NoScores: no rollout got a score, or none does any more.
-            MetricError: a metric outside [0, 1] under a recipe whose rules take it for a success rate.
-            BackendDied: the generator is gone or silent; a checkpoint was written.
+            NoScores: no rollout got a score, or recent ones no longer do.
+            MetricError: a metric is outside [0, 1], and a rule of the recipe reads it as a success rate.
+            BackendDied: the generator died or stopped responding; a checkpoint was written.
             OSError: a checkpoint could not be written; the one before it is still there.
         """
         try:
@@ -223,11 +224,11 @@ class Loop(ABC):
         if why is None:
             self._begin_rollouts()
         while why is None:
-            batch = self.allocator.batch  # there is one already if the run was stopped in the evaluation before it
+            batch = self.allocator.batch  # exists already if the run was stopped during the evaluation before this
             if batch is None or not self.engine.can_update:
                 why = self._generate()
                 continue
-            # The points of the grid that the batch's rollouts went beyond are those of the weights before it.
+            # The batch's rollouts may pass grid points. These are evaluated with the weights before the batch.
             before = self.allocator.paid - 1
             if self.grid.is_due(before):
                 self.engine.pause()
@@ -251,14 +252,15 @@ class Loop(ABC):
         self._write({"kind": "features", **self._spent(), **cost})
 
     def _begin_rollouts(self) -> None:
-        """Begin to generate: after a load or an interruption, what the allocator has outstanding."""
+        """Start the engine. After a load or an interruption, submit the allocator's outstanding orders again."""
         self.engine.load_weights(self.allocator.version)
         outstanding = self.allocator.outstanding()
         self.engine.submit(outstanding.generate)
         self.engine.cancel(outstanding.cancel)
 
     def _generate(self) -> str | None:
-        """Ask the allocator once, generate and score, and tell it what ended; returns why the run is over, if it is."""
+        """Ask the allocator once, generate and score, and tell it which rollouts ended. Returns why the run is over, or
+        None."""
         started = time.perf_counter()
         actions = self._ask()
         if not self._is_due(actions):
@@ -277,7 +279,7 @@ class Loop(ABC):
         return why
 
     def _ask(self) -> Actions:
-        """Ask for as many rollouts as the engine has room for, and hand the orders to it."""
+        """Ask for as many rollouts as the engine has room for, and submit the orders."""
         actions = self.allocator.ask(self.engine.capacity())
         self.engine.release(actions.release)
         self.engine.cancel(actions.cancel)
@@ -288,11 +290,12 @@ class Loop(ABC):
         tell(self.allocator, results, outcomes=self.engine.outcomes, remedy=self.engine.remedy)
 
     def _is_due(self, actions: Actions) -> bool:
-        """Whether a batch is to be trained, or the run is over."""
+        """Whether a batch is ready to train on, or the run is over."""
         return self.engine.can_update and (actions.batch is not None or actions.finished is not None)
 
     def _go_on(self) -> None:
-        """While a batch is trained: if rollouts go on in the meantime, tell which ended and order others."""
+        """While a batch is trained: if generation continues meanwhile, tell the allocator which rollouts ended and
+        order more."""
         if self.engine.streams:
             self._tell(self.engine.poll(wait=False))
             self._ask()
@@ -337,13 +340,13 @@ class Loop(ABC):
         )
 
     def _evaluate_until(self, rollouts: int) -> None:
-        """Evaluate at each point of the grid, up to this many rollouts, that was not evaluated yet."""
+        """Evaluate for each grid point up to this number of rollouts that was not evaluated yet."""
         while self.grid.is_due(rollouts):
             self._evaluate(self.counters.next_at)
             self.counters.next_at += self.config.eval_every
 
     def _evaluate(self, at: int | None) -> None:
-        """Write the accuracy of the weights at a point of the grid, or of the final weights; evaluate them once."""
+        """Write the accuracy of the weights for a grid point, or at the end. The same weights are evaluated only once."""
         started, version = time.perf_counter(), self.allocator.version
         if self.grid.latest != version:
             is_first = self.grid.latest is None and not version
@@ -377,7 +380,7 @@ class Loop(ABC):
             raise self._stopped("after")
 
     def _finish(self, why: str) -> None:
-        """Evaluate the final weights and write the model; the metrics' last line says that everything is written."""
+        """Evaluate the final weights and write the model. The last line of the metrics shows that everything was written."""
         self._tell(self.engine.drain())
         self._save()
         self._evaluate_until(self.allocator.paid)
@@ -392,7 +395,7 @@ class Loop(ABC):
     # ------------------------------------------------------------------------------------- what ends a run before its end
 
     def _train_and_save(self) -> str:
-        """The loop; what can be saved is saved before an error is raised."""
+        """Run the loop. If an error occurs, save what can be saved before raising it."""
         try:
             return self._train()
         except Interrupted:
@@ -411,7 +414,7 @@ class Loop(ABC):
             raise
 
     def _give_up(self, why: str) -> NoReturn:
-        """End a run whose rewards fail, without a new checkpoint: the last one is resumed once they are repaired."""
+        """End a run whose rewards fail, without a new checkpoint, so that the last one can be resumed after a repair."""
         if self.folder is not None:
             self._report()
         self._write_last("failed", why)
@@ -424,22 +427,22 @@ class Loop(ABC):
         return Stopped(f"stopped by {by.name} {where}; a checkpoint is in {self.folder}, resuming goes on from it", by)
 
     def _write_failure(self, error: Exception) -> None:
-        """Write to the metrics that the run is over; resuming cuts this line off again."""
+        """Write to the metrics that the run failed. Resuming removes this line."""
         with suppress(Exception):  # the first error is the one to raise
             self._write_last("failed", f"{type(error).__name__}: {error}")
 
     # ----------------------------------------------------------------------------------------------------- resuming
 
     def resume(self, *, accept_recipe: bool = False, accept_data: bool = False) -> int:
-        """Load the newest whole checkpoint in the folder; `run` then goes on from it.
+        """Load the newest undamaged checkpoint in the folder. `run` then continues from it.
 
-        Lines of the metrics after the checkpoint are cut off: the run writes them again.
+        Lines of the metrics after the checkpoint are removed, because the run writes them again.
 
         Args:
-            accept_recipe: go on under this recipe although the checkpoint was saved under another.
-            accept_data: go on with these prompts, held-out prompts and chat template although the checkpoint was saved with
-                others. Prompts are matched by key; what is known of those that are gone is dropped. A line of kind "resume"
-                counts them.
+            accept_recipe: continue with this recipe although the checkpoint was saved under another.
+            accept_data: continue with these prompts, held-out prompts and chat template although the checkpoint was
+                saved with others. Prompts are matched by key; the records of prompts that left are dropped. A line of
+                kind "resume" in the metrics counts them.
 
         Returns:
             The number of batches trained so far.
@@ -447,7 +450,8 @@ class Loop(ABC):
         Raises:
             FileNotFoundError: no checkpoint.
             InUse: another trainer is at work in the folder.
-            ValueError: no folder, no whole checkpoint, or one of another run; names the difference. Nothing was changed.
+            ValueError: there is no folder or no undamaged checkpoint, or it belongs to another run (the message names
+                the difference). Nothing was changed.
         """
         changed = self.checkpoints.load(accept_recipe=accept_recipe, accept_data=accept_data)
         if changed is not None and (prompts := changed.prompts) is not None:
@@ -457,7 +461,7 @@ class Loop(ABC):
     # ----------------------------------------------------------------------------------------------- what is written
 
     def _save(self) -> None:
-        """Write a checkpoint, unless there is one after this batch or nothing is written."""
+        """Write a checkpoint, unless this batch already has one or the run writes nothing."""
         if self.checkpoints.save():
             self._report()
 
@@ -473,7 +477,8 @@ class Loop(ABC):
         }
 
     def _give_notices(self, figures: dict[str, Any]) -> None:
-        """Log warnings about this batch. Without notices its line has no shares, so that no view warns of them either."""
+        """Log warnings about this batch. With notices off, the metrics have no shares, so that `watch` and the page do
+        not warn either."""
         if not self.config.notices:
             figures["teaching"] = {}
             return
@@ -499,7 +504,7 @@ class Loop(ABC):
         return [self.keys[prompt] for prompt in self.allocator.quarantined()]
 
     def _report(self) -> None:
-        """Write what scoring was like since this process began, and which prompts are quarantined."""
+        """Log figures about scoring since this process began, and which prompts are quarantined."""
         assert self.folder is not None
         report = dict(self._report_of_scoring()) | {"quarantined": self._quarantined()}
         write_text(self.folder / REWARDS, json.dumps(report, indent=1))
@@ -509,16 +514,16 @@ class Trainer(Loop):
     """Trains a policy of this process under a recipe.
 
     Args:
-        policy: the model, or adapters in it (`Policy.with_lora`); trained in place.
+        policy: the model, or adapters in it (`Policy.with_lora`). It is trained in place.
         recipe: its budget ends the run.
         train: prompts to train on.
         scorer: scores rollouts.
-        config: everything else; what it says of the model, prompts, reward and recipe is not read.
+        config: everything else. Its fields about the model, prompts, reward and recipe are ignored.
         heldout: prompts to evaluate on; None: no evaluation.
-        features: of the prompts to train on, in their order (`rollalloc.models.features.features_of`), for a recipe that
-            predicts. None: it predicts only from what it sees during the run.
-        folder: gets metrics, checkpoints and the model; None: nothing is written. A folder with a run is refused, unless
-            the run is resumed.
+        features: of the prompts to train on, in their order (`rollalloc.models.features.features_of`), for a recipe
+            that predicts. None: it predicts only from results of the run.
+        folder: folder for metrics, checkpoints and the model. None: nothing is written. A folder that has a run is
+            refused, unless the run is resumed.
         listener: called with each line of the metrics, for progress.
     """
 

@@ -36,12 +36,13 @@ MEASURED = 16  # rows with which the change of the policy is measured
 
 @dataclass(slots=True, eq=False)
 class Example:
-    """A row with what its loss needs. Each tensor has one entry per token of the completion, on the model's device.
+    """A row with everything that its loss needs. Each tensor has one entry per token of the completion, on the model's
+    device.
 
     Attributes:
-        row: of the batch.
+        row: the row of the batch.
         prompt: token ids.
-        tokens: of the completion.
+        tokens: token ids of the completion.
         behaviour_T: log-probabilities when it was sampled.
         proximal_T: log-probabilities under the weights before the batch's first step; None: not computed yet.
         reference_T: log-probabilities under the initial policy; None without a KL term.
@@ -61,18 +62,19 @@ class Updater:
     """Trains a policy on batches.
 
     Args:
-        policy: the model; trained in place. With a KL term it is also the reference, as it is now: a resumed run must be
-            given the policy that it began with.
+        policy: the model; trained in place. With a KL term, a copy of it now becomes the reference, so a resumed run
+            must start from the policy that the run began with.
         prompts: token ids of each prompt.
-        config: of the trainer.
+        config: configuration of the trainer.
 
     Raises:
         ValueError: gradient checkpointing is on, and the model's layers cannot be computed again.
 
     Attributes:
-        model: the model that is trained: the policy's own, or, if weights are averaged, one whose mean the policy has.
+        model: the model that is trained. It is the policy's own model or, if weights are averaged, a second one, and
+            the policy's model has the mean.
         optimizer: AdamW.
-        steps: taken so far.
+        steps: number of steps taken so far.
         limit: the norm to which the next gradient is clipped.
         reference: a frozen copy of the initial policy's model; None without a KL term.
     """
@@ -88,7 +90,7 @@ class Updater:
         self.limit = NormLimit(most=config.max_grad_norm, factor=config.adaptive_clip)
         self._between_passes: Callable[[], None] | None = None
         self.reference = deepcopy(policy.model).requires_grad_(False) if config.loss.kl else None
-        with self._recomputing():  # a model that does not allow it is refused now
+        with self._recomputing():  # raises now if the model does not allow it
             pass
 
     def update(
@@ -104,14 +106,14 @@ class Updater:
 
         Args:
             batch: rows with advantages and weights.
-            generations: by rollout, at least those of the batch.
-            spent: share of the run's budget that was spent before the batch, for a rate that falls over it.
-            measure_kl: measure with a forward pass of a few rows how far the steps moved the policy.
-            between_passes: called after each forward pass, and its backward pass, so that generation can go on.
+            generations: generations by rollout id, at least those of the batch.
+            spent: share of the run's budget that was spent before the batch, for a learning rate that falls over the budget.
+            measure_kl: measure with a forward pass on a few rows how far the steps moved the policy.
+            between_passes: called after each forward and backward pass, so that generation can continue.
 
         Returns:
-            Means over the steps, their number, and the last one's learning rate; with `measure_kl` also "approx_kl", in nats
-            a token.
+            Means over the steps, the number of steps, and the learning rate of the last one; with `measure_kl` also
+            "approx_kl", in nats per token.
 
         Raises:
             FloatingPointError: a gradient is not finite.
@@ -138,16 +140,17 @@ class Updater:
         return {example.row.rollout: now_T for example, now_T in self._judged(self.policy.model, _measured(examples))}
 
     def _moved(self, examples: Sequence[Example], before: Mapping[int, Tensor]) -> float:
-        """The divergence of the policy before the batch's steps from the one after, by the tokens of a few of its rows.
+        """The KL divergence of the policy before the batch's steps from the one after, estimated on the tokens of a few
+        rows.
 
         mean over tokens of k3 = exp(after - before) - (after - before) - 1
 
-        Where weights are not averaged, the rows' proximal log-probabilities are those before.
+        If weights are not averaged, the rows' proximal log-probabilities are the ones before the steps.
         """
         sums, tokens = list[Tensor](), 0
         for example, after_T in self._judged(self.policy.model, _measured(examples)):
             before_T = before.get(example.row.rollout, example.proximal_T)
-            assert before_T is not None, "a row whose step was taken has them"
+            assert before_T is not None, "the row's step was taken, so it has them"
             sums.append(divergences(before_T, after_T).sum())
             tokens += len(after_T)
         return sum(torch.stack(sums).tolist()) / tokens
@@ -159,12 +162,13 @@ class Updater:
     def _examples(
         self, batch: Batch, generations: Mapping[int, Generation], *, measure_kl: bool = False
     ) -> list[Example]:
-        """The batch's rows with their log-probabilities, under the reference too where there is one.
+        """The batch's rows with their log-probabilities, also under the reference if there is one.
 
-        The proximal log-probabilities of a fresh row are its sampler's. Where weights are averaged, the mean sampled, so
-        that the clip bounds how far the trained weights may go from the mean. Without a mean, a sampler or an update in
-        half precision gives other values than a forward pass would, so that every row is treated as stale: the truncated
-        importance weight then corrects the difference. `_judge` computes those of stale rows.
+        The proximal log-probabilities of a fresh row are the sampler's. If weights are averaged, the mean has sampled,
+        so the clip bounds the distance between the trained weights and the mean. If weights are not averaged and the
+        sampler or the update uses half precision, their log-probabilities differ slightly. Then every row is treated as
+        stale, so that the truncated importance weight corrects the difference. `_judge` computes the proximal
+        log-probabilities of stale rows.
         """
         of_rows = [generations[row.rollout] for row in batch.rows]
         sampled = sent(np.concatenate([generation.logprobs for generation in of_rows]), self.policy.model.device)
@@ -175,7 +179,7 @@ class Updater:
             stale = row.advantage and (row.version < batch.version or rounded)
             proximal_T = None if stale else sampled_T
             examples.append(Example(row, self.prompts[row.prompt], generation.tokens, sampled_T, proximal_T))
-        if rounded and measure_kl:  # or the rounding would be measured as a change of the policy
+        if rounded and measure_kl:  # otherwise rounding would be measured as a change of the policy
             for example in _measured(examples):
                 example.proximal_T = None
         if self.reference is not None:
@@ -185,7 +189,7 @@ class Updater:
 
     @property
     def averages(self) -> bool:
-        """Whether the policy's weights are the mean of those that are trained, in a model of their own."""
+        """Whether the policy has the mean of the trained weights, and another model is trained."""
         return self.model is not self.policy.model
 
     @property
@@ -197,8 +201,7 @@ class Updater:
     def _judge(self, examples: Sequence[Example]) -> None:
         """Compute the proximal log-probabilities of the rows that have none.
 
-        A row of the batch's first step needs no extra pass: its loss is still computed with the proximal weights, so `_loss`
-        takes them from its own pass.
+        Rows of the batch's first step need no extra pass, because their loss is computed with the proximal weights anyway.
         """
         for example, logprobs_T in self._judged(self.model, [e for e in examples if e.proximal_T is None]):
             example.proximal_T = logprobs_T
@@ -212,11 +215,15 @@ class Updater:
         """One optimizer step on the loss of a mini-batch."""
         names, figures = self._backward(examples)
         norms = torch.nn.utils.clip_grad_norm_(self._parameters, self.limit.value)
-        *found, norm = torch.cat([figures, norms.double()[None]]).tolist()  # the only wait for the device in a step
+        *found, norm = torch.cat(
+            [figures, norms.double()[None]]
+        ).tolist()  # the only point in a step that waits for the device
         if not isfinite(norm):
             what = f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged"
             raise FloatingPointError(f"{what}; try a smaller learning rate")
-        if any(example.row.advantage for example in examples):  # with only a KL term the norm may be rounding noise
+        if any(
+            example.row.advantage for example in examples
+        ):  # if there is only a KL term, the norm may be rounding noise
             self.limit.saw(norm)
         self.steps += 1
         for group in self.optimizer.param_groups:
@@ -226,9 +233,9 @@ class Updater:
         return {**dict(zip(names, found, strict=True)), "grad_norm": norm}
 
     def _backward(self, examples: Sequence[Example]) -> tuple[tuple[str, ...], Tensor]:
-        """Add up the gradient of a mini-batch's loss; returns the loss, and means over the mini-batch's tokens, with names.
+        """Accumulate the gradient of a mini-batch's loss. Returns the loss, and named means over the mini-batch's tokens.
 
-        Without a KL term, a row without advantage has no gradient: it counts in the means, but needs no forward pass.
+        Without a KL term, a row without an advantage has no gradient. It counts in the means, but needs no forward pass.
         """
         lengths_B = torch.tensor([len(example.tokens) for example in examples])
         names = ("loss", "clip_fraction") + (() if self.reference is None else ("kl",))
@@ -254,13 +261,13 @@ class Updater:
         return bool(example.row.advantage) or self.reference is not None
 
     def _add_up(self, examples: Sequence[Example]) -> Tensor:
-        """Add the gradient of some rows; returns their loss and the sums over their tokens of the reported figures."""
+        """Accumulate the gradient of some rows. Returns their loss, and the reported figures summed over their tokens."""
         loss, sums = self._loss(examples)
         loss.backward()
         return torch.stack([loss.detach().double(), *(of_tokens.double() for of_tokens in sums.values())])
 
     def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The part of some rows in their mini-batch's loss, and the sums over their tokens of the reported figures."""
+        """The contribution of some rows to their mini-batch's loss, and the reported figures summed over their tokens."""
         loss = self.config.loss
         with self._recomputing():
             logprobs_BT, mask_BT = self._logprobs(self.model, examples)
@@ -306,7 +313,7 @@ class Updater:
                 [example.tokens for example in examples],
                 pad_id=self.policy.pad_id,
                 temperature=self.config.sampling.temperature,
-                share=not self.config.gradient_checkpointing,  # it needs a cache
+                share=not self.config.gradient_checkpointing,  # the caller needs the cache
             )
 
     def _pass_ended(self) -> None:
@@ -318,12 +325,13 @@ class Updater:
 
 
 def _measured(examples: Sequence[Example]) -> list[Example]:
-    """The rows with which the change of the policy is measured."""
+    """The rows on which the change of the policy is measured."""
     return [example for example in examples if not example.row.replays][:MEASURED] or list(examples[:MEASURED])
 
 
 def mini_batches(rows: Sequence[Row], parts: int, seed: int, version: int) -> Iterator[list[int]]:
-    """Indices of a batch's rows, in one part per optimizer step; groups stay together unless there are fewer than parts."""
+    """Split a batch's rows into one part per optimizer step, by index. Groups stay together unless there are fewer
+    groups than parts."""
     by_group: dict[int, list[int]] = {}
     for index, row in enumerate(rows):
         by_group.setdefault(row.group, []).append(index)
@@ -336,7 +344,7 @@ def mini_batches(rows: Sequence[Row], parts: int, seed: int, version: int) -> It
 
 
 def passes(examples: Iterable[Example], tokens_per_forward: int) -> Iterator[list[Example]]:
-    """Rows of similar length that share a forward pass: at most this many tokens with padding, or a single row."""
+    """Split rows into forward passes of similar lengths: at most this many tokens each, with padding, or a single row."""
     part: list[Example] = []
     longest_prompt = 0
     for example in sorted(examples, key=lambda example: (len(example.tokens), len(example.prompt))):
@@ -351,5 +359,5 @@ def passes(examples: Iterable[Example], tokens_per_forward: int) -> Iterator[lis
 
 
 def _beside(rows: Sequence[Tensor], like_BT: Tensor) -> Tensor:
-    """The rows as a matrix, padded with 0."""
+    """The values of all rows as one matrix, padded with 0."""
     return pad_sequence(list(rows), batch_first=True).to(like_BT.dtype)

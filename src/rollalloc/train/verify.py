@@ -1,4 +1,4 @@
-"""Check that a run that is killed and resumed equals the unbroken run."""
+"""Check that a run that is killed and resumed equals a run without interruption."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from rollalloc.train.train import train
 
 
 def first_difference(config: Config, batches: int, folder: Path) -> str | None:
-    """Train the first batches of a run twice: unbroken, and killed half-way and resumed; each in its own process.
+    """Train the first batches of a run twice: without interruption, and killed half-way and resumed. Each uses its own
+    process.
 
     Args:
-        config: of the run; its limit of batches and its target are replaced.
-        batches: to train, at least 2.
+        config: of the run. Its limit of batches and its target are replaced.
+        batches: number of batches to train, at least 2.
         folder: gets `unbroken` and `resumed`.
 
     Returns:
-        The first difference between their metrics, without times, or between their final weights; None: they are equal.
+        The first difference between their metrics, ignoring times, or between their final weights. None if they are equal.
 
     Raises:
-        ValueError: fewer than 2 batches, a run that ends before it could be killed, or one whose batches depend on a clock.
+        ValueError: there are fewer than 2 batches, the run ends before it can be killed, or its batches depend on a clock.
         RuntimeError: a run failed.
     """
     if batches < 2:
@@ -72,7 +73,7 @@ def _exit_code(config: Config, folder: Path, kill_after: int | None = None) -> i
 
 
 def _execute(config: Config, folder: Path, kill_after: int | None) -> None:
-    """Train, or resume; after `kill_after` batches this process kills itself with SIGKILL."""
+    """Train or resume. After `kill_after` batches this process kills itself with SIGKILL."""
 
     def listen(line: dict[str, Any]) -> None:
         if kill_after is not None and line["kind"] == "batch" and line["batch"] >= kill_after:
@@ -93,12 +94,12 @@ def _in_metrics(unbroken: Path, resumed: Path) -> str | None:
 
 
 def _untimed(folder: Path) -> list[dict[str, Any]]:
-    """The lines of the metrics without what a clock measured."""
+    """The lines of the metrics without measured times."""
     return [without_times(line) for line in lines_in(folder / METRICS)]
 
 
 def without_times(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of the metrics without what a clock measured, nested figures such as `streaming` included."""
+    """A line of the metrics without measured times, also in nested figures such as `streaming`."""
     return {
         name: without_times(value) if isinstance(value, Mapping) else value
         for name, value in line.items()

@@ -212,7 +212,7 @@ def test_ctrl_c_leaves_at_once_and_keeps_the_answers(advise, server):
     code, _, said = advise(concurrency=2)
     ended.set()
     assert code == 128 + signal.SIGINT
-    assert "left at once; the same command goes on from the answers in profile" in said
+    assert "stopped; run the same command again to continue from the answers in profile" in said
     server.replies = answered
     code, _, said = advise(concurrency=2)
     assert code == 0

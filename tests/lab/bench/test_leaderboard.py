@@ -256,7 +256,7 @@ def test_a_plan_is_shown_and_nothing_is_written(tmp_path, capsys):
     bench(tier="smoke", out=tmp_path / "out", plan=True)
     said = " ".join(capsys.readouterr().err.split())
     assert "2 methods × 1 tasks × defaults and tuned, 14 runs, at most 1,536 rollouts" in said
-    assert "sort: to 0.6, 128 rollouts a run, 256 a method to search with (nobody measured how fast it is)" in said
+    assert "sort: to 0.6, 128 rollouts a run, 256 a method to search with (speed not measured)" in said
     assert not list(tmp_path.iterdir())
 
 
@@ -284,4 +284,4 @@ def test_ctrl_c_while_tasks_are_made_leaves_at_once_and_says_so(rollalloc, monke
     what = ("--task", "sort", "--recipes", "grpo") if command == "compare" else ("--tier", "smoke")
     code, _, error = rollalloc(command, *what, *out, "--processes", 1)
     assert code == 130, error
-    assert "left at once; the same command goes on" in " ".join(error.split())
+    assert "stopped; run the same command again to continue" in " ".join(error.split())

@@ -147,10 +147,10 @@ def test_stopped_rollouts_of_a_log_are_named(call, tmp_path):
         (("--schedule", "async", "--ahead", "0"), "ahead must be a whole number of at least 1"),
         (
             ("--schedule", "async", "--ahead", "3", "--staleness", "2"),
-            "ahead=3: the last of so many batches is trained",
+            "ahead=3: a batch would be trained",
         ),
         (("--latency", "nothing.csv"), "nothing.csv"),
-        (("--log", "nothing.jsonl", "--prompts", "8192"), "--prompts: --log says that already"),
+        (("--log", "nothing.jsonl", "--prompts", "8192"), "--prompts: --log already sets these"),
         (("--model", "gpt"), "model must be one of qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b,"),
         (("--gpu", "h1"), "gpu must be one of a100, h100, h200, got 'h1'"),
         (("--memory-share", "1.5"), "memory_share must be at most 1"),
@@ -177,7 +177,7 @@ def test_lengths_beside_a_log_that_has_them_are_refused(call, tmp_path):
     (tmp_path / "rollouts.jsonl").write_text(line())
     code, _, err = call("--log", tmp_path / "rollouts.jsonl", "--median", 7, "--solved", 0.5)
     assert code == 2
-    assert "--median, --solved: --log says that already; leave one of the two out" in " ".join(err.split())
+    assert "--median, --solved: --log already sets these; leave one of the two out" in " ".join(err.split())
 
 
 def test_what_a_log_says_of_itself_does_not_reach_the_terminal(call, tmp_path):
@@ -192,7 +192,7 @@ def test_a_memory_that_is_full_is_said(call):
     code, out, _ = call(*SMALL, "--recipes", "grpo", "--kv-tokens", 9000, "--median", 3000)
     assert code == 0
     said = " ".join(out.split())
-    assert "times a batch a rollout was put back, since a replica's memory for keys and values, 9,000 tokens" in said
+    assert "times per batch a rollout was preempted, because the key-value cache of a replica, 9,000 tokens" in said
     assert "put back" not in call(*SMALL, "--recipes", "grpo")[1]
 
 
