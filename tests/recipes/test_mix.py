@@ -81,7 +81,7 @@ REFUSED = {
         recipes.darts(4, 3, 1, deviation="sample"),
     ),
     r"both recipes change advantage: Rewards\(\) and Successes": (recipes.foresight(4), recipes.raft(4)),
-    "both recipes change advantage: rloo and pods; .*make one plain": (recipes.rloo(4, 8), recipes.pods(4, 8, 4)),
+    "both recipes change advantage: rloo and pods; .*plain value": (recipes.rloo(4, 8), recipes.pods(4, 8, 4)),
     "both recipes change replay: Replay.*rows=4.* and Replay.*rows=8": (
         recipes.foresight(4, replay=4),
         recipes.foresight(4, replay=8),

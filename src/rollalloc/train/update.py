@@ -221,9 +221,7 @@ class Updater:
         if not isfinite(norm):
             what = f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged"
             raise FloatingPointError(f"{what}; try a smaller learning rate")
-        if any(
-            example.row.advantage for example in examples
-        ):  # if there is only a KL term, the norm may be rounding noise
+        if any(example.row.advantage for example in examples):  # with only a KL term the norm may be rounding noise
             self.limit.saw(norm)
         self.steps += 1
         for group in self.optimizer.param_groups:
