@@ -20,7 +20,8 @@ finite = st.floats(-1e6, 1e6, width=32)
 
 
 @given(arrays(np.float32, array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=12), elements=finite))
-def test_each_column_has_mean_0_and_one_deviation_or_is_0(block_ND):
+def test_each_column_has_mean_0_and_the_same_deviation_or_is_0(block_ND):
+    """Columns that vary are scaled so that a row's squared length is 16 on average, whatever their number."""
     x_ND = standardised(block_ND)
     assert x_ND.dtype == np.float32
     varies_D = np.ptp(block_ND.astype(np.float64), axis=0) > np.maximum(1e-4 * np.abs(block_ND).max(axis=0), 1e-28)

@@ -1,4 +1,4 @@
-"""A process at the other end of a pipe ends with whoever holds it."""
+"""A spawned process does not outlive the process that spawned it, even if it ignores every signal but SIGKILL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-DEAF = """
+SCRIPT = """
 import os, signal, sys, time
 from rollalloc.processes.spawned import Spawned
 
@@ -18,25 +18,28 @@ def serve(pipe, name):
     time.sleep(1000)
 
 if __name__ == "__main__":
-    held = Spawned(serve, "up", name="deaf")
-    assert held.connection.recv() == "up"
-    {then}
+    child = Spawned(serve, "up", name="deaf")
+    assert child.connection.recv() == "up"
+    {end}
 """
 
 
 @pytest.mark.parametrize(
-    ("then", "says"),
+    ("end", "printed"),
     [
-        ("pass", ""),
-        ("raise KeyboardInterrupt", ""),
-        ("process = held.process; del held; process.join(); print(process.exitcode)", "-9"),
-        ("print(held.end(0.1), held.end(), held.process.exitcode)", "-9 -9 -9"),
+        pytest.param("pass", "", id="the script ends"),
+        pytest.param("raise KeyboardInterrupt", "", id="the script is interrupted"),
+        pytest.param(
+            "process = child.process; del child; process.join(); print(process.exitcode)", "-9",
+            id="the handle is garbage collected",
+        ),
+        pytest.param("print(child.end(0.1), child.end())", "-9 -9", id="it is ended, twice"),
     ],
-)
-def test_a_process_that_hears_no_signal_ends_with_the_one_that_began_it(tmp_path, then, says):
-    """However that ends: the interpreter waits for its children at its own end."""
+)  # fmt: skip
+def test_a_child_that_ignores_signals_is_killed_when_its_parent_lets_go_of_it(tmp_path, end, printed):
+    """A script that left such a child alive would hang here: Python waits for its children when it exits."""
     script = tmp_path / "script.py"
-    script.write_text(DEAF.format(then=then))
+    script.write_text(SCRIPT.format(end=end))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == says
-    assert done.returncode == (-2 if "Interrupt" in then else 0), done.stderr
+    assert done.stdout.strip() == printed
+    assert done.returncode == (-2 if "Interrupt" in end else 0), done.stderr

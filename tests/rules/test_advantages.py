@@ -52,8 +52,12 @@ def test_rewards_that_are_not_finite_are_an_error(kernel, bad):
         kernel([0.0, bad])
 
 
-def test_a_deviation_that_is_said_holds_and_one_left_open_is_settled_by_what_trains():
-    """Figures of the issue, of (1, 0, 0, 0): TRL's 1.4997, and the population's 1.732."""
+def test_an_explicit_deviation_is_kept_and_a_default_one_becomes_the_trainers():
+    """Which standard deviation GRPO divides by: of the population, as in the paper, or of the sample, as TRL does.
+
+    A recipe made without `deviation` takes that of the trainer (`settled`). Rewards (1, 0, 0, 0) tell them apart: the first
+    advantage is 1.732 with the population's and 1.4997 with TRL's.
+    """
     group, all_G = GroupView.of([1, 0, 0, 0]), np.arange(4)
     trls = advantages.GRPO(ddof=1, eps=1e-4)
     for recipe, kernel, first in (
@@ -143,7 +147,8 @@ def over_batch(rule, before, groups):
         ([None, None, None], [[2 / 3], [-1 / 3], [-1 / 3, 2 / 3]]),
     ],
 )
-def test_what_was_expected_comes_before_the_mean_of_the_batch(baselines, after):
+def test_a_row_is_compared_with_its_baseline_and_without_one_with_the_mean_of_the_other_rows(baselines, after):
+    """Negative differences count half (`BatchMean(0.5)`)."""
     before = [[1.0], [0.0], [0.0, 1.0]]
     made = over_batch(advantages.BatchMean(0.5), before, drawn(before, baselines))
     for each, expected in zip(made, after, strict=True):
@@ -196,6 +201,10 @@ def test_the_promises_of_rules_over_a_batch_hold_for_any_batch(batch, neg):
     ],
 )
 def test_the_weight_of_failures_by_hand(over, uncertainty, weight):
+    """The mean uncertainty of rows above the baseline divided by that of rows below it, at most 1.
+
+    Without a known uncertainty on both sides it is `USUAL_NEG`.
+    """
     made = advantages.variance_ratio(np.array(over, float), np.array(uncertainty, float))
     assert made == pytest.approx(weight)
 

@@ -23,6 +23,7 @@ def test_the_limit_follows_the_norms_by_hand():
 
 
 def test_a_first_norm_beyond_all_others_is_forgotten():
+    """The mean begins with at most `most`, so after 60 usual norms almost nothing is left of the first."""
     limit = NormLimit(most=1.0, factor=1.5)
     limit.saw(1e30)
     assert limit.mean == 1.0

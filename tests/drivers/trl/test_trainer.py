@@ -88,9 +88,10 @@ def assert_as_natively(trainer: GRPOTrainer, gradients: Gradients) -> None:
     assert_same_gradients(gradients, natives)
 
 
-# What it stops depends on what runs when the first are done, and TRL's batch is generated in two parts.
+# darts_sampled is left out: which rollouts it stops depends on which still run at that moment, and that differs, because
+# TRL generates a batch in two parts.
 _TRAIN_OTHERWISE = ("darts_sampled",)
-# Of each way to make a batch one; the tier `e2e` has the others.
+# One recipe for each way to make a batch; the tier `e2e` has the others.
 _ONE_OF_EACH = ("pilot_commit", "pods", "darts_none", "racing", "reinforce_running", "foresight_replay")
 _KINDS = [
     name if name in _ONE_OF_EACH else pytest.param(name, marks=pytest.mark.e2e)
@@ -172,7 +173,11 @@ def test_padding_changes_nothing(loss_type, tmp_path):
     ],
 )
 def test_rows_without_advantage_are_not_read_and_change_nothing(changes, left_out, tmp_path, monkeypatch):
-    """A prompt of one word is always right: its groups have no advantage."""
+    """The driver leaves rows with advantage 0 out of the forward pass, unless the loss needs every row.
+
+    Prompts of one word always get the reward 1, so their groups have no advantage. The gradients must equal those of a run
+    in which all rows are read.
+    """
 
     def reward(prompts: list[str], completions: list[str], answer: list[str], **_: Any) -> list[float]:
         scores = tiny_trl.starts_right(completions, answer)

@@ -124,7 +124,9 @@ def test_files_that_are_there_are_accepted_and_named_from_where_the_command_is_g
         ),
     ],
 )
-def test_a_file_that_is_missing_or_wrong_is_refused_and_a_step_still_said(files, override, says, capsys):
+def test_a_file_that_is_missing_or_wrong_is_refused_and_the_plan_of_a_step_is_printed_all_the_same(
+    files, override, says, capsys
+):
     assert main([*files, override]) == 1
     shown = capsys.readouterr()
     assert f"refused: {says}" in shown.err or says in shown.err

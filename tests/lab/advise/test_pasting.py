@@ -54,11 +54,11 @@ def test_a_built_in_task_is_named_by_itself():
 
 
 @pytest.mark.parametrize("name", ["reinforce", "raft", "foresight", "grpo"])
-def test_the_parameters_are_those_that_were_measured(name):
-    """The evidence is of the defaults, 64 rows a batch."""
-    measured = default_parameters(name)
-    choice = Choice(name, measured["groups"], measured["n"])
-    assert make_recipe(name, pasting.parameters_of(choice)) == make_recipe(name, measured)
+def test_a_choice_of_the_default_shape_is_pasted_as_the_default_recipe(name):
+    """The advice rests on measurements of the defaults, so what is pasted must be the recipe that was measured."""
+    defaults = default_parameters(name)
+    choice = Choice(name, defaults["groups"], defaults["n"])
+    assert make_recipe(name, pasting.parameters_of(choice)) == make_recipe(name, defaults)
 
 
 def test_what_changes_is_said_and_no_more():

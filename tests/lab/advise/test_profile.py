@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -19,7 +20,16 @@ NAN = float("nan")
 
 
 def log_of(rewards, *, prompts=None, steps=None, asked=None, answered=None, tokens=None):
-    """A log of groups of rewards, one prompt each; texts and tokens by (group, rollout)."""
+    """A log with one group for each row of rewards.
+
+    Args:
+        rewards: a row of rewards for each group; None is a rollout without a score.
+        prompts: the prompt of each group; a prompt of its own by default.
+        steps: the training step of each group.
+        asked: (group) → the prompt's text.
+        answered: (group, rollout) → the completion's text.
+        tokens: (group, rollout) → the completion's length.
+    """
     gathering = Gathering()
     for group, row in enumerate(rewards):
         for at, reward in enumerate(row):
@@ -36,31 +46,37 @@ def log_of(rewards, *, prompts=None, steps=None, asked=None, answered=None, toke
 
 
 def drawn(prompts=200, n=4, seed=0, rates=None):
+    """Rewards 0 or 1 of n rollouts of each prompt, drawn with the prompt's success rate; rates are random by default."""
     random = np.random.default_rng(seed)
     rates = random.random(prompts) if rates is None else rates
     return (random.random((len(rates), n)) < np.asarray(rates)[:, None]).astype(float)
 
 
 def profiled(rewards, **more):
+    """The profile of `log_of(rewards, **more)`."""
     return profile_of(log_of(rewards, **more), resamples=30)
 
 
-def test_success_that_the_text_tells_is_told_by_features_and_what_it_does_not_tell_is_not():
-    told, blind = (drawn(200, rates=[0.9 if group % 2 else 0.1 for group in range(200)]) for _ in range(2))
-    long = profiled(told, asked=lambda group: "x" * (5 + 40 * (group % 2))).predictability
-    same = profiled(blind, asked=lambda group: "x").predictability
-    assert long.features.auc.value > 0.85
-    assert 0.45 < same.features.auc.value < 0.55
-    assert same.record.auc.value > 0.8
-    assert long.both.log_loss.value < long.blind.value
+def test_features_predict_success_where_the_text_tells_it_and_a_record_predicts_it_anyway():
+    """Every second prompt has a success rate of 0.9, the others 0.1; in the first log those prompts are also longer."""
+    rewards = drawn(200, rates=[0.9 if group % 2 else 0.1 for group in range(200)])
+    telling = profiled(rewards, asked=lambda group: "x" * (5 + 40 * (group % 2))).predictability
+    assert telling.features.auc.value > 0.85
+    assert telling.both.log_loss.value < telling.blind.value
+    same_text = profiled(rewards, asked=lambda group: "x").predictability
+    assert 0.45 < same_text.features.auc.value < 0.55
+    assert same_text.record.auc.value > 0.8
 
 
-def test_what_predicts_nothing_has_half_of_the_pairs():
-    """1,000 rollouts of 250 prompts of one rate: an AUC's standard error is .019 by the rollouts; 4 of them have 6e-5."""
+def test_where_nothing_predicts_success_every_predictor_has_an_auc_of_one_half():
+    """All prompts have a success rate of 0.5, and texts are random.
+
+    Error rate: of 1,000 rollouts an AUC has a standard error of 0.019; four of them have a probability of 6e-5.
+    """
     random = np.random.default_rng(1)
     found = profiled(drawn(250, rates=[0.5] * 250), asked=lambda group: str(random.random())).predictability
-    for told in (found.features, found.record, found.both):
-        assert told.auc.value == pytest.approx(0.5, abs=0.08)
+    for predictor in (found.features, found.record, found.both):
+        assert predictor.auc.value == pytest.approx(0.5, abs=0.08)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +125,11 @@ def test_a_log_of_which_some_groups_without_variance_were_filtered_is_said_to_be
         assert ("the log was filtered" in profiled(rewards, prompts=prompts).too_few) == filtered
 
 
-def test_sizes_that_results_decided_do_not_make_a_log_look_filtered():
-    """Groups of 2 that are alike get 14 rollouts more: those of 2 all differ, and nothing is missing."""
+def test_a_method_that_adds_rollouts_to_groups_that_are_alike_does_not_make_its_log_look_filtered():
+    """Groups whose first two rewards are equal get 14 rollouts more, so that all groups that stay at two rollouts differ.
+
+    That is what a log looks like from which groups without variance were removed, but here nothing is missing.
+    """
     gathering, rewards = Gathering(), drawn(400, 16)
     for group, row in enumerate(rewards):
         for at, reward in enumerate(row if row[0] == row[1] else row[:2]):
@@ -192,24 +211,27 @@ def test_running_ahead_is_simulated_where_tokens_are_known():
 # --------------------------------------------------------------------------------------------------------------- shares
 
 
-def test_a_ratio_has_the_interval_of_a_ratio_over_prompts():
-    apart = share_of(np.tile([0.0, 1.0], 200), np.ones(400), np.arange(400))
-    assert apart.value == 0.5
-    assert apart.interval == pytest.approx((0.5 - 1.96 * 0.025, 0.5 + 1.96 * 0.025), abs=1e-3)
-    assert share_of(np.zeros(40), np.ones(40), np.arange(40)).interval == pytest.approx((0, 1 - 0.025 ** (1 / 40)))
-    assert share_of(np.ones(40), np.ones(40), np.arange(40) % 5).interval is None
-    assert share_of(np.zeros(3), np.zeros(3), np.arange(3)) is None
+def test_the_interval_of_a_share_counts_prompts_by_hand():
+    """`share_of(hits, counts, prompts)`: half of 400 prompts is 0.5 ± 1.96 · √(0.25 / 400); none of 40 has Clopper and
+    Pearson's upper limit; five prompts are too few for an interval, however many rollouts each has."""
+    half = share_of(np.tile([0.0, 1.0], 200), np.ones(400), np.arange(400))
+    assert half.value == 0.5
+    assert half.interval == pytest.approx((0.5 - 1.96 * 0.025, 0.5 + 1.96 * 0.025), abs=1e-3)
+    none = share_of(np.zeros(40), np.ones(40), np.arange(40))
+    assert none.interval == pytest.approx((0, 1 - 0.025 ** (1 / 40)))
+    of_five_prompts = share_of(np.ones(40), np.ones(40), np.arange(40) % 5)
+    assert of_five_prompts.interval is None
+    assert share_of(np.zeros(3), np.zeros(3), np.arange(3)) is None  # a share of nothing
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0, NAN]), min_size=1, max_size=6), min_size=1, max_size=12))
-def test_groups_alike_are_those_that_all_draws_without_replacement_would_give(rewards):
-    from itertools import combinations
-
-    found = alike(columns(Group(str(at), 0, row) for at, row in enumerate(rewards)), 2)
-    scored = [[reward for reward in row if reward == reward] for row in rewards]
-    each = [np.mean([a == b for a, b in combinations(row, 2)]) for row in scored if len(row) > 1]
-    assert (found is None) == (not each)
-    assert found is None or found.value == pytest.approx(np.mean(each))
+def test_the_share_of_groups_of_two_that_are_alike_is_that_over_all_pairs_of_a_group(rewards):
+    """Rollouts without a score (NaN) are left out; None where no group has a pair."""
+    share = alike(columns(Group(str(at), 0, row) for at, row in enumerate(rewards)), 2)
+    scored = [[reward for reward in row if not np.isnan(reward)] for row in rewards]
+    equal_pairs = [np.mean([a == b for a, b in combinations(row, 2)]) for row in scored if len(row) > 1]
+    assert (share is None) == (not equal_pairs)
+    assert share is None or share.value == pytest.approx(np.mean(equal_pairs))
 
 
 def test_what_has_no_score_counts_neither_as_right_nor_as_wrong():
