@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from rollalloc.core.table import key_digests
-from rollalloc.data.feature_file import Origin, holds_features, read_features, seal, write_features
+from rollalloc.data.feature_file import Origin, digest_of, holds_features, read_features, write_features
 from rollalloc.data.features import FeatureCost, Features
 
 KEYS = tuple(f"mine/{number}" for number in range(6))
@@ -44,9 +44,9 @@ def changed(path, tensors=None, sealed=True, **header):
     hidden_N2 = np.stack([numbers_N, -numbers_N], axis=1)
     held = {"keys": key_digests(KEYS), "block:hidden": hidden_N2, "block:length": numbers_N[:, None]}
     held = {name: array for name, array in (held | (tensors or {})).items() if array is not None}
-    save_file(held, path, metadata={"rollalloc": json.dumps(described)} | ({"digest": "0" * 32} if sealed else {}))
-    if sealed:
-        seal(path)
+    blocks = {name.removeprefix("block:"): array for name, array in held.items() if name != "keys"}
+    digest = {"digest": digest_of(described, held["keys"], blocks)} if sealed else {}
+    save_file(held, path, metadata={"rollalloc": json.dumps(described)} | digest)
 
 
 # written and read
@@ -201,10 +201,10 @@ def test_one_byte_that_changed_anywhere_is_found(path):
                 read_features(path, KEYS)
 
 
-@pytest.mark.parametrize(("schema", "sealed", "reason"), [(1, True, "schema 1"), (2, False, "header has no digest")])
+@pytest.mark.parametrize(("schema", "sealed", "reason"), [(1, True, "schema 1"), (3, False, "digest")])
 def test_a_file_of_another_schema_or_without_a_digest_is_refused(path, schema, sealed, reason):
     changed(path, sealed=sealed, schema=schema)
-    with pytest.raises(ValueError, match=rf"not a complete file of features of schema 2 \(.*{reason}.*write it again"):
+    with pytest.raises(ValueError, match=rf"not a complete file of features of schema 3 \(.*{reason}.*write it again"):
         read_features(path, KEYS)
 
 
@@ -212,11 +212,10 @@ def test_a_file_of_another_schema_or_without_a_digest_is_refused(path, schema, s
     "header",
     [
         {"schema": 1},
-        {"schema": 3},
+        {"schema": 4},
         {"made_by": "others"},
         {"prompts": 7},
         {"prompts": 6.0},
-        {"keys": "0" * 32},
         {"blocks": {}},
         {"blocks": {"hidden": 3}},
         {"blocks": {"other": 2}},

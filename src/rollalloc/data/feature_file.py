@@ -1,7 +1,7 @@
 """A file of features: safetensors, with a digest of the key of each row's prompt, and a header with the features' origin.
 
-The file is written completely or not at all, and replaces only files that this module wrote. It contains a digest of all
-its bytes, so that any change is detected. The digest is computed with zeros in its own place.
+The file is written completely or not at all, and replaces only files that this module wrote. A digest of header, keys and
+features in its metadata detects any change.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from math import isfinite
@@ -31,14 +30,13 @@ from rollalloc.files.claims import claim_files, refuse_foreign_files
 log = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
-_SCHEMA = 2
+_SCHEMA = 3
 _MADE_BY = "rollalloc features"
 _HEADER = "rollalloc"  # name of our header in the file's metadata; its value is JSON
 _KEYS = "keys"
-_DIGEST, _DIGEST_BYTES = "digest", 16  # name of the digest in the file's metadata
+_DIGEST = "digest"  # name of the digest in the file's metadata
 _BLOCK = "block:"  # prefix of the names of tensors with features
 _LONGEST_HEADER = 1 << 20  # bytes; ours have a few hundred
-_READ_AT_ONCE = 1 << 20  # bytes
 # Errors from reading a file that is corrupt or of another program.
 _NOT_OURS = (SafetensorError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError)
 
@@ -133,17 +131,15 @@ def save_features(path: Path, keys: Sequence[str], features: Features, *, origin
         "schema": _SCHEMA,
         "made_by": _MADE_BY,
         "prompts": len(keys_N),
-        "keys": _digest(keys_N),
         "origin": None if origin is None else asdict(origin),
         "blocks": {name: block_ND.shape[1] for name, block_ND in features.blocks.items()},
         "cost": asdict(features.cost),
     }
     tensors = {f"{_BLOCK}{name}": np.ascontiguousarray(block_ND) for name, block_ND in features.blocks.items()}
+    metadata = {_HEADER: json.dumps(header), _DIGEST: digest_of(header, keys_N, features.blocks)}
     with written(path) as temporary:
         try:
-            digest = "00" * _DIGEST_BYTES  # `seal` replaces it
-            save_file({_KEYS: keys_N, **tensors}, temporary, metadata={_HEADER: json.dumps(header), _DIGEST: digest})
-            seal(temporary)
+            save_file({_KEYS: keys_N, **tensors}, temporary, metadata=metadata)
         except SafetensorError as error:
             raise OSError(f"{path} could not be written ({error}); free some space, or give another --out") from error
 
@@ -171,13 +167,15 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
         raise FileNotFoundError(f"{path}: no such file; `{_MADE_BY} --out {path}` writes it")
     wanted_N = key_digests(keys)
     try:
-        _check_seal(path)
         with safe_open(path, "np") as file:
             header = _read_header(file.metadata())
-            rows_N = _rows(_keys_of(file, header), wanted_N)
-            missing_N = rows_N < 0
-            names = () if missing_N.any() else header["blocks"]
-            blocks = {name: _select(_block_of(file, name, header), rows_N) for name in names}
+            keys_N = _tensor(file, _KEYS, "U64", [header["prompts"]])
+            whole = {name: _block_of(file, name, header) for name in header["blocks"]}
+            if file.metadata()[_DIGEST] != digest_of(header, keys_N, whole):
+                raise ValueError("it was changed after it was written")
+        rows_N = _rows(keys_N, wanted_N)
+        missing_N = rows_N < 0
+        blocks = {} if missing_N.any() else {name: _select(block_ND, rows_N) for name, block_ND in whole.items()}
         features = Features(blocks, FeatureCost(**header["cost"])) if blocks else None
     except _NOT_OURS as error:
         raise ValueError(
@@ -192,44 +190,13 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
     return features
 
 
-def seal(path: Path) -> None:
-    """Write the digest of a file's bytes into its header.
-
-    Raises:
-        ValueError: the header has no place for it.
-    """
-    place, _, digest = _digests(path)
-    with path.open("r+b") as file:
-        file.seek(place)
-        file.write(digest)
-
-
-def _check_seal(path: Path) -> None:
-    """Check that a file's bytes have the digest in its header.
-
-    Raises:
-        ValueError: they have another, the header has none, or the file is not a safetensors file.
-    """
-    _, written_digest, digest = _digests(path)
-    if written_digest != digest:
-        raise ValueError("its bytes were changed after they were written")
-
-
-def _digests(path: Path) -> tuple[int, bytes, bytes]:
-    """The position of a file's digest, the digest written there, and the digest of the file's bytes."""
-    with path.open("rb") as file:
-        first = file.read(8)
-        if (length := int.from_bytes(first, "little")) > _LONGEST_HEADER:
-            raise ValueError("its header is too long")
-        head = file.read(length)
-        places = [*re.finditer(rb'"%s": ?"([0-9a-f]{%d})"' % (_DIGEST.encode(), 2 * _DIGEST_BYTES), head)]
-        if len(places) != 1:
-            raise ValueError("its header has no digest of its bytes")
-        begin, end = places[0].span(1)
-        digest = blake2b(first + head[:begin] + b"0" * (end - begin) + head[end:], digest_size=_DIGEST_BYTES)
-        while part := file.read(_READ_AT_ONCE):
-            digest.update(part)
-    return len(first) + begin, places[0][1], digest.hexdigest().encode()
+def digest_of(header: Mapping[str, Any], keys_N: NDArray[np.uint64], blocks: Mapping[str, NDArray[np.float32]]) -> str:
+    """A digest of all that a file holds."""
+    digest = blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(keys_N, "<u8").data)
+    for name in sorted(blocks):
+        digest.update(np.ascontiguousarray(blocks[name], "<f4").data)
+    return digest.hexdigest()
 
 
 def _rows(keys_N: NDArray[np.uint64], wanted_M: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -245,13 +212,6 @@ def _rows(keys_N: NDArray[np.uint64], wanted_M: NDArray[np.uint64]) -> NDArray[n
 def _select(block_ND: NDArray[np.float32], rows_M: NDArray[np.int64]) -> NDArray[np.float32]:
     """These rows of a block. All rows in order are the block itself, since a copy may be large."""
     return block_ND if np.array_equal(rows_M, np.arange(len(block_ND))) else block_ND[rows_M]
-
-
-def _keys_of(file: Any, header: dict[str, Any]) -> NDArray[np.uint64]:
-    keys_N = _tensor(file, _KEYS, "U64", [header["prompts"]])
-    if _digest(keys_N) != header["keys"]:
-        raise ValueError("its keys were changed after they were written")
-    return keys_N
 
 
 def _block_of(file: Any, name: str, header: dict[str, Any]) -> NDArray[np.float32]:
@@ -291,7 +251,3 @@ def _warn_of_another_model(path: Path, origin: dict[str, Any] | None, weights: s
             "%s has features of another model (%s) than the run's: predictions may be worse, but training stays correct",
             path, short(origin["model"]),
         )  # fmt: skip
-
-
-def _digest(keys_N: NDArray[np.uint64]) -> str:
-    return blake2b(np.ascontiguousarray(keys_N, "<u8").data, digest_size=16).hexdigest()
