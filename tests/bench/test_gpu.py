@@ -78,24 +78,6 @@ def test_a_rung_stops_when_its_time_is_up_and_goes_on_to_the_end(gpu, tiny, tmp_
         gpu.carried_out(given(out, tiny, methods="grpo"))
 
 
-def test_the_share_of_the_bandwidth_is_of_what_a_step_reads(gpu, monkeypatch):
-    """10 tokens of 2 rows in 1 s less 0.1 s for the prefill and the first; a step reads the weights and what rows hold."""
-    model = tiny_model([None] * 50, Shape(hidden=32, layers=2, context=64)).eval()
-    policy = Policy(model, None, (1,), 0, 64, 50)
-    monkeypatch.setattr(gpu, "_bandwidth", lambda device, size: 1e6)
-    monkeypatch.setattr(gpu, "_best", lambda ways, device: {"ours": 1.0, "one_token": 0.1, "generate": 3.0})
-    asked = gpu.Asked(1, 2, 10, 1)
-    found = gpu.measured(policy, Namespace(tokens=((2, 3, 4),)), asked)["float32"]
-    # Tied embeddings are the head's; a layer has 4·32² and 3·32·128 weights and 2·32 of norms; the last norm 32.
-    weights = 4 * (50 * 32 + 2 * (4 * 32**2 + 3 * 32 * 128 + 64) + 32)
-    cache = 2 * 2 * 32 * 4
-    most = 2 * 1e6 / (weights + 2 * (3 + 5) * cache)
-    assert found["tokens_per_s"] == 20
-    assert found["against_generate"] == 3
-    assert found["decoding_tokens_per_s"] == pytest.approx(2 * 9 / 0.9)
-    assert found["bandwidth_share"] == pytest.approx(20 / most)
-
-
 def test_what_is_timed_is_sampled_to_its_last_token_both_ways(gpu, monkeypatch):
     model = tiny_model([None] * 50, Shape(hidden=32, layers=1, context=64)).eval()
     policy = Policy(model, None, (1,), 0, 64, 50)

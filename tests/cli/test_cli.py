@@ -6,13 +6,11 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from inspect import signature
 
 import pytest
 
 from rollalloc.cli.compare import cost_table
 from rollalloc.cli.options import RunOptions, parameters_of
-from rollalloc.cli.recipes import explained_parameters
 from rollalloc.cli.sources import budget_said, run_of
 from rollalloc.data.prompts import write_prompts
 from rollalloc.generate.sampling import Sampling
@@ -20,7 +18,6 @@ from rollalloc.lab.bench import presets
 from rollalloc.lab.bench.summary import LAST, Interval, RecipeSummary, Summary
 from rollalloc.models.lora import Lora
 from rollalloc.models.policy import Policy
-from rollalloc.named import RECIPES, functions_of
 from rollalloc.runs.reader import read_metrics
 from rollalloc.train.config import Config
 from rollalloc.train.defaults import default_parameters
@@ -115,13 +112,6 @@ def test_adapters_are_trained_resumed_and_saved_from_the_command_line(call, own,
     assert not (tmp_path / "run" / "model" / "adapter").exists()
 
 
-def test_train_says_that_without_heldout_there_is_no_accuracy(call, tmp_path):
-    code, output = call("train", *OWN, *SHORT, *GRPO, "--reward-workers", 0, "--out", tmp_path)
-    assert code == 0, output
-    assert "no --heldout prompts" in output
-    assert {line["kind"] for line in read_metrics(tmp_path / "metrics.jsonl")} == {"batch", "end"}
-
-
 def test_a_console_script_finds_modules_where_it_is_called(script, own, tmp_path):
     """`--reward module:function` names a file beside the prompts; a script's own search path does not hold it."""
     arguments = ("train", *OWN[:-1], "my_reward:score", *SHORT, *GRPO, "--seed", 3, "--out", tmp_path)
@@ -162,17 +152,6 @@ def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
     assert "1 of 6 prompts have more than 60 tokens (context 64 - max_new_tokens 4), the longest 71" in said(output)
     code, output = call(*arguments, *SHORT, *GRPO, "--drop-overlong", "--reward-workers", 0, "--out", tmp_path / "out")
     assert code == 0, output
-
-
-def test_a_single_answer_that_the_tokenizer_does_not_know_names_its_prompt(call, own, tmp_path):
-    rows = [{"data_source": "m", "prompt": f"s{n} =", "reward_model": {"ground_truth": "s1"}} for n in range(2)]
-    rows[1] |= {"reward_model": {"ground_truth": "twelve"}, "extra_info": {"index": 7}}
-    write_prompts(tmp_path / "held.jsonl", rows)
-    arguments = (*OWN, "--heldout", tmp_path / "held.jsonl", "--single-answer", *SHORT[:2])
-    code, output = call("train", *arguments, "--out", tmp_path / "out")
-    assert code == 2
-    assert "the answer to held-out prompt 'm/7' " in said(output)
-    assert "its content is 'twelve'; take it out of the data, or" in said(output)
 
 
 # Mistakes
@@ -383,12 +362,6 @@ def test_a_folder_of_others_is_refused_before_a_task_is_made_and_nothing_is_left
     assert list(run.iterdir()) == [run / "metrics.jsonl"]
 
 
-def test_what_fails_before_a_run_begins_leaves_nothing_in_an_empty_folder(call, tmp_path):
-    code, _ = call("train", *OWN[:-1], "none.py:score", *SHORT, "--out", tmp_path)
-    assert code == 2
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_without_a_budget_a_run_has_one_that_is_said_and_a_resumed_run_keeps_it(call, own, tmp_path):
     assert (
         run_of(RunOptions(model="model", prompts=[own / "prompts.jsonl"], reward="r:s"), "grpo", {}, 0).max_rollouts
@@ -572,16 +545,6 @@ def test_a_run_that_is_resumed_keeps_its_budget_and_its_grid_where_none_is_given
     assert points == [*range(0, 64, 3), None]
 
 
-def test_what_a_command_was_called_for_goes_to_standard_output(own, rollalloc, monkeypatch, tmp_path):
-    monkeypatch.chdir(own)
-    code, out, err = rollalloc("train", *OWN, *SHORT, *GRPO, "--heldout", "heldout.jsonl", "--out", tmp_path / "run")
-    assert code == 0, err
-    assert "rollouts paid" in out
-    assert "held-out" in out
-    assert "finished: the budget" in err
-    assert "finished" not in out
-
-
 # -------------------------------------------------------------------------------------------------------------- recipes
 
 
@@ -599,9 +562,3 @@ def test_recipes_explains_the_parameters_of_one(rollalloc, name, words):
     assert code == 0
     for word in words:
         assert word in out
-
-
-def test_recipes_explains_every_parameter_of_every_recipe():
-    for name in RECIPES:
-        for function in functions_of(name).values():
-            assert explained_parameters(function).keys() == signature(function).parameters.keys(), name

@@ -152,17 +152,6 @@ def test_pods_trains_on_m_and_accounts_for_the_rest(drive):
     assert nonzero(driver.allocator.accounts()) == {"trained": 2, "unselected": 2}
 
 
-def test_racing_goes_on_with_mixed_prompts_as_soon_as_they_are_mixed(drive):
-    driver = drive(recipes.racing(1, (2, 4), 1), prompts=3)
-    first = driver.ask().generate
-    assert [len(order.rollouts) for order in first] == [2]
-    driver.answer(first)
-    second = driver.ask().generate
-    assert [(order.group, order.stage, len(order.rollouts)) for order in second] == [(first[0].group, 1, 2)]
-    driver.answer(second)
-    assert len(driver.ask().batch.rows) == 4
-
-
 # --------------------------------------------------------------------------------------------------------------- laws
 
 
@@ -352,19 +341,6 @@ def test_a_driver_may_cancel_on_its_own_and_the_tail_is_still_sampled(drive):
     assert [row.weight for row in driver.ask().batch.rows] == [1.0, 1.0, 1.0]
 
 
-def test_the_sampled_tail_carries_its_weight_into_the_batch(drive):
-    driver = drive(recipes.darts(1, 2, 1, 3.0, tail="sampled"), prompts=2)
-    running = ids(driver.ask().generate)
-    assert len(running) == 6
-    driver.allocator.tell([Done(running[0], 1, 1, 5, 0), Done(running[1], 0, 0, 6, 0)])
-    cancel = driver.ask().cancel
-    assert len(cancel) == 3
-    (kept,) = set(running[2:]) - set(cancel)
-    driver.allocator.tell([Done(kept, 1, 1, 9, 0)])
-    batch = driver.ask().batch
-    assert {row.rollout: row.weight for row in batch.rows} == {running[0]: 1.0, running[1]: 1.0, kept: 4.0}
-
-
 def test_a_late_result_that_makes_a_waiting_group_too_old_ends_it_before_more_is_paid_for_it(drive):
     """Racing lets a group pass while rollouts still run; one of them may have begun under much older weights."""
     driver = drive(recipes.racing(2, (3, 6), 2, max_staleness=1), prompts=9)
@@ -475,19 +451,6 @@ def test_what_came_to_nothing_before_a_batch_is_forgiven_to_the_weights_after_it
     driver.update()
     assert driver.until_end().startswith("barren: none of the last 300 prompts")
     assert sum(driver.allocator.accounts().values()) == 2 * (100 + 300)
-
-
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_an_evicted_prompt_is_probed_again_after_so_many_epochs(drive, every):
-    recipe = recipes.pilot_commit(2, 2, 2, 2, p_lower=0.0, max_staleness=0, **ONE_VISIT | {"reprobe_every": every})
-    driver = drive(recipe, prompts=6, rewards={0: [1.0]})
-    visits = []
-    while driver.allocator.epoch < 7:
-        driver.until_batch()
-        driver.update()
-    for actions in driver.log:
-        visits += [order.rollouts for order in actions.generate if order.prompt == 0 and order.stage == 0]
-    assert len(visits) in (-(-7 // every), -(-7 // every) + 1)  # the epoch that has begun may have probed it already
 
 
 # ---------------------------------------------------------------------------------------------------------- quarantine
@@ -612,27 +575,6 @@ def test_as_offered_epochs_are_the_loaders():
         allocator.tell([Offered((2,), 0)])
     with pytest.raises(EventError, match=r"prompts below 3 .* prompts \[3\]"):
         allocator.tell([Offered((3,), 1)])
-
-
-def test_as_offered_passes_over_what_is_quarantined_and_ends_where_that_is_all_there_is():
-    allocator = Allocator(offered(recipes.grpo(1, 2)), 2, 0)
-    drawn, failing = [], {0}
-    for epoch in range(60):
-        while allocator.wanted():
-            allocator.tell([Offered((0, 1), epoch)])
-        actions = allocator.ask()
-        if actions.finished:
-            break
-        for order in actions.generate:
-            drawn.append(order.prompt)
-            fails, version = order.prompt in failing, allocator.version
-            allocator.tell([Failed(r, "x") if fails else Done(r, r % 2, r % 2, 1, version) for r in order.rollouts])
-        if actions.batch:
-            allocator.tell([Updated(allocator.version + 1)])
-        if epoch == 29:
-            assert drawn.count(0) == 3
-            failing.add(1)
-    assert actions.finished.startswith("prompts: none of 2 may be drawn, 0 are evicted and 2 quarantined")
 
 
 def test_offers_to_a_recipe_that_draws_its_own_prompts_are_refused():
@@ -965,22 +907,6 @@ def test_a_metric_outside_0_and_1_is_refused_where_a_rule_takes_it_for_a_success
     ):
         driver.answer(orders)
     assert driver.allocator.accounts()["open"] == driver.allocator.paid  # the event was not taken
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        recipes.grpo(2, 4),
-        recipes.dapo(2, 4, 4),
-        recipes.pods(2, 4, 2),
-        recipes.darts(2, 2, 1),
-        recipes.racing(2, (2, 4), 4),
-    ],
-    ids=lambda recipe: type(recipe.rows).__name__,
-)
-def test_recipes_that_read_no_rate_take_any_finite_metric(drive, recipe):
-    driver = drive(recipe, default=(-3.0, 7.5))
-    assert len(driver.until_batch().batch.rows) >= 4
 
 
 @pytest.mark.parametrize("recipe", [recipes.grpo(2, 2), recipes.dapo(2, 2, 2), recipes.pilot_commit(2, 2, 2, 4)])

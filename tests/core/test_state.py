@@ -66,14 +66,6 @@ def test_a_run_goes_on_after_a_load_as_if_nothing_had_happened(name, at):
     assert run(whole, 30, seed=1) == run(copy_of(broken), 30, seed=1)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_the_state_is_json_and_a_loaded_allocator_has_the_same(name):
-    allocator = Allocator(ALL[name], PromptTable(KEYS), 0)
-    run(allocator, 12)
-    state = allocator.state_dict()
-    assert json.loads(json.dumps(state)) == json.loads(json.dumps(copy_of(allocator).state_dict()))
-
-
 def test_a_saved_state_does_not_change_with_what_is_told_later():
     """E.g. while another thread writes it to disk."""
     allocator = Allocator(recipes.darts(2, 1, 0, tail="none"), 6, 0)
@@ -321,25 +313,6 @@ def test_a_batch_in_training_survives_the_loss_of_its_prompts():
     assert set(copy.ask().release) == set(order.rollouts)
 
 
-def test_eviction_and_epochs_move_with_the_prompts():
-    published = {"p_solve": 1.0, "confidence": None, "reprobe_every": None}
-    recipe = recipes.pilot_commit(1, 1, 1, 1, p_lower=0.0, p_upper=0.0, max_staleness=0, **published)
-    allocator = Allocator(recipe, PromptTable(KEYS[:3]), 0)
-    order = allocator.ask().generate[0]
-    allocator.tell([Done(order.rollouts[0], 1, 1, 1, 0)])  # solved: never again
-    solved = KEYS[order.prompt]
-    keys = (*(key for key in KEYS[:3] if key != solved), solved)
-    copy = copy_of(allocator, prompts=PromptTable(keys), remap="keys")
-    seen = set()
-    for _ in range(30):
-        actions = copy.ask()
-        seen |= {order.prompt for order in actions.generate}
-        copy.tell([Done(r, 0, 0, 1, copy.version) for order in actions.generate for r in order.rollouts])
-        if actions.batch:
-            copy.tell([Updated(copy.version + 1)])
-    assert seen == {0, 1}
-
-
 def test_a_run_that_had_used_up_its_prompts_goes_on_with_new_ones(drive):
     old = drive(recipes.grpo(1, 2), PromptTable(("a", "b")), default=(None,))
     assert "2 quarantined" in old.until_end()
@@ -447,28 +420,6 @@ def test_a_state_of_odd_shape_is_refused_with_its_place_or_makes_a_sound_run(sav
 )
 def test_an_error_of_loading_names_its_place(saved, path, junk, message):
     refuse(put(saved, path, junk), message)
-
-
-@pytest.mark.parametrize("tail", ["none", "exact"])
-def test_a_state_whose_prompt_left_the_data_is_saved_and_loaded_again(tail):
-    """Rollouts of it are still to end: stopped beside a batch that was made, or running."""
-    first = Allocator(recipes.darts(1, 2, 0, tail=tail), 2, 0)
-    order = first.ask().generate[0]
-    first.tell([Done(rollout, rollout, rollout, 9, 0) for rollout in order.rollouts[:2]])
-    first.ask()
-    second, third = Allocator(first.recipe, 1, 0), Allocator(first.recipe, 1, 0)
-    second.load_state_dict(first.state_dict(), remap=[1 - order.prompt])
-    third.load_state_dict(json.loads(json.dumps(second.state_dict())))
-    assert third.state_dict() == second.state_dict()
-    assert third.accounts() == second.accounts()
-    assert third.state_dict()["trailing"][0]["prompt"] == -1
-    cancelled = {*third.outstanding().cancel, *third.ask().cancel}
-    third.tell([Cancelled(rollout, 5) for rollout in cancelled])
-    assert third.state_dict()["trailing"] == []
-    corrupt = second.state_dict()
-    corrupt["trailing"][0]["prompt"] = -2
-    with pytest.raises(ValueError, match=r"trailing\[0\]: prompt: expected a whole number of 0 or more, got -2"):
-        third.load_state_dict(corrupt)
 
 
 @pytest.mark.parametrize(

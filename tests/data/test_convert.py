@@ -207,16 +207,3 @@ def test_the_command_says_what_it_wrote_and_replaces_nothing(rollalloc, tmp_path
     assert code == 2
     assert "FileExistsError: out.parquet is there already" in said
     assert Path("out.parquet").read_bytes() == before
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(GSM8K, ("question", "answer")), (TRL, ("prompt", "solution"))])
-def test_a_run_on_such_a_file_names_the_command(tmp_path, rows, columns):
-    file = tmp_path / "mine.jsonl"
-    write_rows(file, rows)
-    question, answer = columns
-    command = (
-        f"`rollalloc data convert {file} --question {question} --answer {answer} --out prompts.parquet` writes such"
-    )
-    with pytest.raises(ValueError, match="missing or null") as error:
-        load_prompts(file)
-    assert command in str(error.value)

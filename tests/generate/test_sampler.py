@@ -269,11 +269,6 @@ def test_what_all_prompts_begin_with_is_prefilled_once_and_changes_nothing(model
         np.testing.assert_allclose(each.logprobs, other.logprobs, atol=1e-4)
 
 
-@pytest.mark.parametrize("requests", [headed(15), headed(20)[:1]], ids=["a short header", "one prompt"])
-def test_what_is_not_worth_it_is_not_shared(model, requests):
-    assert forwarded(model, requests)[1] == len(requests) * max(len(each.tokens) for each in requests)
-
-
 def test_a_cache_that_holds_not_one_rollout_is_refused(model):
     with pytest.raises(ValueError, match=r"at least one rollout, 26 tokens with its prompt, got 25"):
         run(model, kv_tokens=25)
@@ -518,32 +513,9 @@ def test_logits_that_are_not_numbers_are_an_error(model):
         hook.remove()
 
 
-def test_the_models_mode_is_restored(model):
-    model.train()
-    run(model, max_new_tokens=2)
-    assert all(module.training for module in model.modules())
-    model.eval()
-    run(model, max_new_tokens=2)
-    assert not any(module.training for module in model.modules())
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 def test_logprobs_equal_a_forward_pass(model, temperature):
     assert_logprobs_equal_a_forward_pass(model, temperature)
-
-
-def test_a_prompt_that_begins_another_keeps_a_token_of_its_own(model, monkeypatch):
-    requests = [Request(0, HEADER[:18], (0, 1)), Request(1, HEADER, (2,)), Request(2, HEADER[:18], (3,))]
-    made, tokens = forwarded(model, requests)
-    assert tokens == 17 + 3 * 3
-    monkeypatch.setattr(likelihood, "LEAST_SHARED", 1000)
-    assert [each.tokens for each in made] == [each.tokens for each in run(model, requests)]
-
-
-def test_a_model_that_counts_positions_by_itself_shares_nothing():
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2)).eval()
-    assert forwarded(model, headed(20))[1] == 3 * 26
 
 
 def test_stopped_rollouts_leave_the_batch_and_those_not_begun_cost_nothing(model):

@@ -17,7 +17,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from rollalloc.data.prompts import encode_prompts, load_prompts, write_prompts
-from rollalloc.models import pretrained
 from rollalloc.models.policy import Policy
 from rollalloc.models.pretrained import MODELS, Published, make_model
 
@@ -247,10 +246,10 @@ def test_a_full_disk_leaves_nothing(
     with pytest.raises(OSError, match=r"takes up to 1,000,000,000,000 MB.*are free"):
         make_model(replace(published, room=10**18), place, source=weights)
 
-    def full(*_: object, **__: object) -> str:
+    def full(*_: object, **__: object) -> None:
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr(pretrained, "_card", full)  # once the weights are written
+    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
     with pytest.raises(OSError, match="cannot be written: No space left"):
         make_model(published, place, source=weights)
     nothing_left()

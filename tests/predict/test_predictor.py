@@ -132,43 +132,6 @@ def test_state_goes_through_json_and_on_as_if_it_never_had():
     assert predictor(memory, LINE, range(8)).tolist() == predictor(other, LINE, range(8)).tolist()
 
 
-class Counted:
-    """A block of 50,000,000 rows that are made when they are read, and counted."""
-
-    shape = (50_000_000, 4)
-
-    def __init__(self):
-        self.read = 0
-
-    def __getitem__(self, at):
-        self.read += len(at)
-        return np.sin(np.outer(at % 1000, [1.0, 2.0, 3.0, 4.0])).astype(np.float32)
-
-
-def test_only_the_rows_asked_for_are_read():
-    predictor, block = Predictor(first_fits=(4,), track_every=4, events=32), Counted()
-    memory = predictor.init(1000, {"hidden": 4})
-    for name in ("hits_N", "count_N", "last_N"):  # as for 50,000,000 prompts, in 8 bytes
-        memory[name] = np.lib.stride_tricks.as_strided(memory[name][:1].copy(), (50_000_000,), (0,))
-    for prompt in (5, 49_999_999, 7_000_000, 11):
-        predictor.observe(memory, prompt, None, 1.0, 1)
-    predictor.refit(memory, {"hidden": block})
-    fitted = block.read
-    assert 0 < fitted <= 8
-    predictor(memory, {"hidden": block}, [1, 2, 49_999_999])
-    assert block.read == fitted + 3
-
-
-def test_the_ring_forgets_the_oldest_and_only_them():
-    predictor = Predictor(first_fits=(10_000,), track_every=10_000, events=4)
-    memory = predictor.init(8, {"length": 1})
-    for prompt in range(6):
-        predictor.observe(memory, prompt, None, 1.0, 1)
-    assert memory["event_prompt"].tolist() == [4, 5, 2, 3]
-    predictor.refit(memory, LINE)
-    assert memory["tracked"] == memory["seen"] == 6
-
-
 def test_records_and_events_follow_their_prompts_into_another_data_set():
     predictor, memory = after()
     before = predictor(memory, LINE, range(8))

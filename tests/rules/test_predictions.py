@@ -250,15 +250,6 @@ def test_weighed_by_its_odds_a_draw_stands_for_all_its_candidates():
     assert away(lambda ratio: 1.0) > 8
 
 
-@pytest.mark.parametrize("rule", [Foresight(floor=0.0), Foresight(None), Tracker()], ids=repr)
-@pytest.mark.parametrize("k", [1, 16, 400])
-def test_sampling_ratios_do_not_depend_on_how_many_are_drawn_at_once(rule, k):
-    """Candidates are 16 for each drawn, and all alike here."""
-    memory = rule.init(PromptTable(400, prior_N=np.full(400, 0.3)))
-    memory["paid"] = 1000
-    assert {round(each.sampling_ratio, 9) for each in draw(rule, memory, k, np.ones(400), 0, View.of(400))} == {1.0}
-
-
 def test_the_second_of_a_draw_is_drawn_among_those_left():
     """P(i, then j) = q_i q_j / (1 - q_i): 2,000 pairs, each within 5 standard errors (all twelve: above 1 - 1e-5)."""
     rule, times, rate_N = Foresight(exponent=1.0, floor=0.0), 2_000, np.array([0.5, 0.2, 0.9, 0.05])
@@ -340,31 +331,6 @@ def test_foresight_learns_from_the_tables_features_and_takes_them_to_other_data(
     assert rate_N[-1] > 0.8 > 0.2 > rate_N[0]
     assert (memory["count_N"][0] > 0, memory["count_N"][1:].any()) == (allocator._run.memory["count_N"][3] > 0, False)
     assert memory["line"] == allocator._run.memory["line"]
-
-
-def test_foresight_learns_other_features_from_the_visits_it_has_kept():
-    recipe = replace(recipes.foresight(4), prompts=Foresight(warm=8, predictor=QUICK))
-    keys, x_N = [f"p{i}" for i in range(40)], np.linspace(-2, 2, 40)
-    allocator = visited(PromptTable(keys, features={"x": x_N[:, None]}), recipe)
-    others = PromptTable(keys, features={"y": np.stack([np.zeros(40), -x_N], 1), "z": np.ones((40, 1))})
-    copy = Allocator(recipe, others, 0)
-    with pytest.raises(ValueError, match=r"the state was saved with the features \{.x.: "):
-        copy.load_state_dict(allocator.state_dict())
-    copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())), remap="keys")
-    assert copy._run.memory["hits_N"].tolist() == allocator._run.memory["hits_N"].tolist()
-    copy.tell([Done(r, 1, 1, 1, copy.version) for o in copy.outstanding().generate for r in o.rollouts])
-    while not copy.ask().generate:
-        copy.tell([Updated(copy.version + 1)])
-    assert copy._run.memory["fits"] == 1  # at the first draw
-    blind = copy._run.memory | {"count_N": np.zeros(40, np.float32), "hits_N": np.zeros(40, np.float32)}
-    rate_K = recipe.prompts.predictor(blind, others.features, [0, 39])
-    assert rate_K[0] + 0.2 < rate_K[1]
-    plain = PromptTable(keys)
-    bare = Allocator(recipe, plain, 0)
-    bare.load_state_dict(json.loads(json.dumps(copy.state_dict())), remap="keys")
-    assert bare._run.memory["blocks"] == []
-    bare.tell([Done(r, 1, 1, 1, bare.version) for o in bare.outstanding().generate for r in o.rollouts])
-    assert bare.ask().batch or bare.outstanding().generate
 
 
 def test_last_visit_by_hand():

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -228,16 +226,6 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_is_taken(run_of, broken, 
     assert checkpoints(broken) == [4, 6]
 
 
-def test_a_manifest_with_one_letter_of_a_name_changed_is_in_nobodys_way(run_of, broken, whole):
-    """It is JSON still, and names a file that there is not: the one that there is was taken for the user's."""
-    manifest = broken / "checkpoints/4/manifest.json"
-    manifest.write_text(manifest.read_text().replace("payloads.", "paylobds."))
-    trainer = run_of(broken)
-    assert trainer.resume() == 2
-    trainer.run()
-    assert untimed(broken) == whole
-
-
 def test_where_all_are_torn_the_run_cannot_be_resumed(run_of, broken):
     for number in (2, 4):
         tear(broken / f"checkpoints/{number}/state.json", "short")
@@ -282,13 +270,6 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(run_of, broken, changes,
     assert untimed(broken) == before
 
 
-def test_another_model_is_refused(run_of, broken, policy_of):
-    policy = policy_of()
-    policy.model.resize_token_embeddings(policy.vocabulary + 1)
-    with pytest.raises(ValueError, match=r"run\.model\.parameters"):
-        run_of(broken, policy=policy).resume()
-
-
 def test_a_changed_recipe_is_refused_or_accepted(run_of, broken, caplog):
     other = recipes.pilot_commit(5, 2, 6, 12)
     with pytest.raises(ValueError, match=r"recipe\.groups: saved 4, given 5"):
@@ -313,11 +294,6 @@ def refused_by_name(run_of, folder, match):
     with pytest.raises(ValueError, match=match):
         run_of(folder, log_rollouts=True).resume()
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def test_metrics_that_were_cut_are_refused(run_of, broken):
-    os.truncate(broken / "metrics.jsonl", 100)
-    refused_by_name(run_of, broken, r"metrics\.jsonl has 100 bytes, but had [\d,]+, .* put it back as it was, or start")
 
 
 def test_a_finished_run_whose_accuracies_were_edited_is_not_certified_again(run_of, tmp_path):
@@ -396,22 +372,6 @@ def test_a_run_that_is_asked_to_stop_saves_and_leaves(run_of, whole, tmp_path, b
     assert untimed(tmp_path / "b") == whole
 
 
-def test_a_second_ctrl_c_leaves_at_once(run_of, tmp_path):
-    """What was saved before is still there, and the handlers are put back."""
-
-    def listen(line):
-        if line["kind"] == "batch" and line["batch"] == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        run_of(tmp_path, listener=listen).run()
-    assert signal.getsignal(signal.SIGINT) is before
-    assert checkpoints(tmp_path) == [2]
-    assert run_of(tmp_path).resume() == 2
-
-
 def test_checkpoints_by_time_change_nothing(run_of, tmp_path, monkeypatch):
     """A clock that goes two minutes a batch; the other run has no checkpoint before its end."""
     now = [0.0]
@@ -483,22 +443,6 @@ def test_a_save_that_ends_at_any_of_its_steps_leaves_a_whole_checkpoint(tmp_path
         steps += 1
     assert steps > 8
     assert found == {2, 3}
-
-
-def test_what_is_not_ours_among_what_a_kill_left_stays_and_is_in_nobodys_way(run_of, tmp_path):
-    unbroken = run_of(tmp_path / "a", max_batches=3, checkpoint_every=1)
-    unbroken.run()
-    run_of(tmp_path / "b", max_batches=1, checkpoint_every=1).run()
-    left = tmp_path / "b/checkpoints/.unfinished-2"
-    left.mkdir()
-    for name in ("weights.safetensors", ".tmpESNrY6", "notes.txt", ".tmp"):
-        (left / name).write_text("begun")
-    resumed = run_of(tmp_path / "b", max_batches=3, checkpoint_every=1)
-    assert resumed.resume() == 1
-    resumed.run()
-    assert torch.equal(weights(resumed), weights(unbroken))
-    assert sorted(path.name for path in left.iterdir()) == [".tmp", "notes.txt"]
-    assert checkpoint.load_newest(tmp_path / "b").batches == 3
 
 
 CHILD = """
@@ -592,25 +536,3 @@ def test_a_run_that_is_not_resumed_starts_afresh_where_that_is_wished(run_of, br
     run_of(broken, max_batches=3, checkpoint_every=None).run(overwrite=True)
     assert checkpoints(broken) == [3]
     assert untimed(broken)[-1]["why"].startswith("max_batches: 3")
-
-
-@contextmanager
-def files_of_at_most(size):
-    """As good as a full disk, for the tensors too, which Python does not write itself."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.parametrize("size", [200, 3000, 9000])
-def test_a_file_that_cannot_grow_leaves_the_one_before(tmp_path, size):
-    tensors = {"weights": {"w": torch.zeros(2000)}, "payloads": {"tokens": torch.zeros(0, dtype=torch.int64)}}
-    state = {"text": "x" * 10_000}
-    checkpoint.save(tmp_path, 1, state, tensors, keep=2)
-    with files_of_at_most(size), pytest.raises(OSError, match=r"after batch 2 could not be written .* after batch 1"):
-        checkpoint.save(tmp_path, 2, state, tensors, keep=2)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
-    assert checkpoint.load_newest(tmp_path).state == state

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections import Counter
 from dataclasses import replace
@@ -13,13 +12,11 @@ import pytest
 import torch
 
 from rollalloc import MetricError, recipes
-from rollalloc.core.errors import NoScores
 from rollalloc.generate.outcomes import tell
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID
 from rollalloc.models.likelihood import completion_logprobs
 from rollalloc.rewards.scorers import WorkerScorer
-from rollalloc.rules.intake import KeepInFlight
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Evaluation, HeldOut
 from tiny_policy import lines_of, untimed, weights
@@ -278,19 +275,6 @@ def test_a_target_needs_an_accuracy(trainer_of, prompts_of):
         trainer.run()
 
 
-def test_reasons_that_quote_the_completion_do_not_fill_the_metrics(trainer_of):
-    lines, calls = [], []
-
-    def reward(**_):
-        calls.append(None)
-        raise ValueError(f"cannot parse {len(calls)}")
-
-    with pytest.raises(NoScores, match="cannot parse"):
-        trainer_of(RECIPES["grpo"], 200, reward=reward, listener=lines.append).run()
-    assert len(lines[-1]["unscored"]) <= 30
-    assert sum(lines[-1]["unscored"].values()) == 200
-
-
 # How a run ends
 
 
@@ -335,15 +319,6 @@ def test_the_target_must_hold_at_two_grid_points_in_a_row(trainer_of, prompts_of
     assert found == [(0, 0.5), (32, 0.9), (64, 0.79), (96, 0.8), (128, 0.85), (None, 0.2)]
     assert lines[-1]["rollouts_paid"] == 4 * 32 + 16
     assert lines[-1]["accounts"]["open"] == 0
-
-
-def test_weights_do_not_confirm_themselves(trainer_of, prompts_of):
-    """A batch of four grid points: the same weights are at the target at four points in a row."""
-    heldout = HeldOut(prompts_of(4), ((FIRST_IMAGE, EOS_ID),) * 4)
-    lines = []
-    trainer = trainer_of(recipes.grpo(8, 8), 5000, heldout=heldout, target=0.8, eval_every=16, listener=lines.append)
-    assert with_accuracies(trainer, [0.5, 0.9, 0.7, 0.9, 0.9, 0.9]).run().startswith("target")
-    assert lines[-1]["version"] == 5
 
 
 def test_a_gradient_that_diverges_is_an_error(trainer_of):
@@ -436,48 +411,6 @@ def test_evaluation_costs_no_budget_and_changes_nothing(trainer_of, prompts_of):
 def test_settings_out_of_range_are_refused(setting, value):
     with pytest.raises(ValueError, match="top_p and top_k" if setting == "sampling" else setting):
         Config(**{"sampling": Sampling(3), setting: value})
-
-
-def test_a_batch_of_fewer_rows_than_steps_says_so(trainer_of, caplog):
-    trainer = trainer_of(recipes.grpo(1, 2), max_batches=1, optimizer_steps_per_batch=4)
-    batches = spied(trainer)
-    with caplog.at_level(logging.WARNING):
-        trainer.run()
-    assert [len(rows) for _, parts in batches for rows in parts] == [1, 1]
-    assert "2 rows cannot be split into 4 optimizer steps" in caplog.text
-
-
-def test_a_batch_that_is_full_while_others_still_run_is_trained(trainer_of):
-    recipe = recipes.darts(2, 2, 0, tail="none")
-    recipe = replace(recipe, intake=KeepInFlight(6), max_staleness=3)
-    trainer = trainer_of(recipe, 240, sampling=Sampling(20))
-    batches, meanwhile, ask = spied(trainer), [], trainer.allocator.ask
-
-    def asking(capacity=None):
-        actions = ask(capacity)
-        if capacity == 0:
-            assert not actions.generate
-            meanwhile.append(actions.batch)
-        return actions
-
-    trainer.allocator.ask = asking
-    assert trainer.run().startswith("the budget of ")
-    early = [batch for batch in meanwhile if batch is not None]
-    assert early
-    trained = [batch for batch, _ in batches]
-    assert all(trained.count(batch) == 1 for batch in early)
-    assert len(trained) == trainer.allocator.version
-    assert trainer.engine.generations == {}
-    assert trainer.allocator.accounts()["open"] == 0
-
-
-@pytest.mark.parametrize("name", ["grpo", "dapo_carry", "pilot_commit", "darts_stopped"])
-def test_payloads_are_released(trainer_of, name):
-    held = []
-    trainer = trainer_of(RECIPES[name], 600, listener=lambda _: held.append(len(trainer.engine.generations)))
-    assert trainer.run().startswith("the budget of ")
-    assert trainer.engine.generations == {}
-    assert 0 < max(held) <= 12 * 8  # a round of pilots and the groups of a batch, whatever was paid
 
 
 def test_seconds_are_without_evaluation(trainer_of, prompts_of, monkeypatch):

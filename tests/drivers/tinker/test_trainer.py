@@ -125,15 +125,6 @@ def test_clipping_is_the_services_own(by_hand, trainer_of):
     assert config == pytest.approx({"clip_low_threshold": 0.9, "clip_high_threshold": 1.3})
 
 
-def test_more_batches_are_sampled_beside_the_one_that_is_trained(by_hand, trainer_of):
-    trainer = trainer_of(recipes.grpo(groups=2, n=2), 40, remote=Remote(concurrency=16, ahead=2))
-    expected = recipes.streamed(recipes.grpo(groups=2, n=2), ahead=2)
-    assert (trainer.allocator.recipe.intake, trainer.allocator.recipe.max_staleness) == (expected.intake, 4)
-    trainer.run()
-    in_waves = trainer_of(RECIPES["pilot_commit"], 40)
-    assert in_waves.allocator.recipe.stages == RECIPES["pilot_commit"].stages
-
-
 # ------------------------------------------------------------------------------------------------------------------ costs
 
 
@@ -498,16 +489,3 @@ def test_a_request_without_an_answer_is_given_up(by_hand, trainer_of):
     trainer.run()
     assert trainer.allocator.accounts()["failed"] == 4
     assert list(trainer.engine.outcomes.unscored) == ["sampling failed, TimeoutError: "]
-
-
-def test_a_trainer_that_fails_can_be_resumed(by_hand, trainer_of, tmp_path):
-    cloud, given = Cloud(), {"folder": tmp_path, "checkpoint_every": 1}
-    cloud.steps_fail = {3}
-    with pytest.raises(ServiceFailed, match="the optimizer step failed, ConnectionError: the trainer is gone"):
-        trainer_of(cloud=cloud, **given).run()
-    cloud.steps_fail = set()
-    trainer = trainer_of(cloud=cloud, **given)
-    trainer.resume()
-    assert trainer.updater.steps == 2
-    trainer.run()
-    assert trainer.updater.steps > 2

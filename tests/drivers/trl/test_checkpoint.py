@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 import tiny_trl
 import torch
@@ -272,23 +270,6 @@ def test_a_run_that_began_with_features_is_not_resumed_without(tmp_path):
         tiny_trl.trainer(tmp_path, "foresight", max_steps=6, driver={"features": None}).train(
             resume_from_checkpoint=True
         )
-
-
-def test_what_reward_functions_logged_of_held_pilots_is_there_again(tmp_path):
-    def reward(completions: list[str], log_extra: Any, **columns: Any) -> list[float]:
-        log_extra("text", completions)
-        log_extra("length", np.array([len(text) for text in completions]))
-        return tiny_trl.starts_right(completions, **columns)
-
-    given = {"reward": reward, "log_completions": True, "logging_steps": 1}
-    whole = tiny_trl.trainer(tmp_path / "whole", "pilot_commit", max_steps=11, **given)
-    whole.train()
-    resumed = stopped_and_resumed(tmp_path / "parts", "pilot_commit", steps=11, **given)
-    tables = [
-        pd.read_parquet(tmp_path / part / "completions" / "completions_00011.parquet") for part in ("whole", "parts")
-    ]
-    assert resumed.state.log_history[-2]["rollalloc/staleness_max"] > 0
-    pd.testing.assert_frame_equal(*tables)
 
 
 def test_a_long_data_sets_state_is_small(tmp_path):

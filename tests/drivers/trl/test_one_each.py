@@ -183,13 +183,6 @@ def test_a_file_of_features_is_read_by_key(key, tmp_path):
         tiny_trl.trainer(tmp_path, "foresight", **given | {"driver": given["driver"] | {"key": None if key else "id"}})
 
 
-def test_features_of_a_sharded_model_are_refused_with_the_way_out(monkeypatch, tmp_path):
-    monkeypatch.setattr("rollalloc.drivers.trl.features._sharded", lambda trainer: True)
-    with pytest.raises(ValueError, match="the whole model in each process, but it is sharded; make a file"):
-        tiny_trl.trainer(tmp_path, "foresight")
-    assert tiny_trl.trainer(tmp_path, "foresight", driver={"features": None})
-
-
 def test_with_an_adapter_they_are_those_of_the_model_under_it(tmp_path):
     plain = tiny_trl.trainer(tmp_path, "foresight")
     adapted = tiny_trl.trainer(tmp_path, "foresight", more={"peft_config": LoraConfig(target_modules=["q_proj"], r=2)})

@@ -3,20 +3,15 @@
 import json
 import os
 import signal
-from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
-import torch
 
 from rollalloc import recipes
 from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.recipes.streaming import streamed
-from rollalloc.rewards.scorers import InlineScorer
-from rollalloc.train import checkpoint
-from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.train import Stopped
-from tiny_policy import lines_of, resumed_is_unbroken, untimed, weights
+from tiny_policy import lines_of, resumed_is_unbroken
 
 STREAMS = {"engine": "async", "streaming": Streaming(overlap=False)}
 AHEAD = replace(recipes.grpo(4, 4), max_staleness=1)
@@ -145,47 +140,6 @@ def test_in_one_process_a_killed_run_is_the_unbroken_one_whatever_is_in_flight(t
     resumed_is_unbroken(run_of, tmp_path, 3)
     straddled = sum(line["streaming"]["straddled"] for line in lines_of(tmp_path / "unbroken") if "streaming" in line)
     assert (straddled > 0) == (staleness > 0)
-
-
-def test_in_one_process_a_run_stopped_in_an_evaluation_is_the_unbroken_one(trainer_of, prompts_of, tmp_path):
-    """Rollouts are in flight then, and the batch at hand is still to be trained."""
-
-    evaluated = []
-
-    class Hangs(InlineScorer):
-        def submit(self, samples):
-            if len(samples) == 24:  # a rollout has at most 20 neighbours
-                evaluated.append(samples)
-                if len(evaluated) == 4:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                    return Future()
-            return super().submit(samples)
-
-    def run_of(folder, scorer=InlineScorer):
-        return trainer_of(
-            streamed(recipes.grpo(4, 4), staleness=2),
-            folder=folder,
-            scorer=scorer(lambda *, solution_str, **_: float(solution_str.startswith("a"))),
-            heldout=HeldOut(prompts_of(6)),
-            eval_every=20,
-            max_batches=5,
-            **STREAMS,
-            **IN_TURN,
-        )
-
-    unbroken = run_of(tmp_path / "unbroken")
-    unbroken.run()
-    with pytest.raises(Stopped, match="in an evaluation"):
-        run_of(tmp_path / "stopped", Hangs).run()
-    state = json.loads(
-        (tmp_path / f"stopped/checkpoints/{checkpoint.newest(tmp_path / 'stopped')}/state.json").read_text()
-    )
-    assert state["rollouts"]["stream"]["in_flight"]
-    resumed = run_of(tmp_path / "stopped")
-    resumed.resume()
-    resumed.run()
-    assert untimed(tmp_path / "stopped") == untimed(tmp_path / "unbroken")
-    assert torch.equal(weights(resumed), weights(unbroken))
 
 
 def test_forward_passes_of_another_size_are_refused_where_rollouts_go_on_between_them(trainer_of, tmp_path):

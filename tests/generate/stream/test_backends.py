@@ -13,7 +13,7 @@ from rollalloc.generate.sampler import Request, generate
 from rollalloc.generate.sampling import Sampling
 from rollalloc.generate.stream.backend import BackendDied, Decoding, RunningRow
 from rollalloc.generate.stream.local import LocalBackend
-from rollalloc.generate.stream.process import ProcessBackend, _Heard
+from rollalloc.generate.stream.process import ProcessBackend
 from rollalloc.models.likelihood import completion_logprobs
 from rollalloc.models.weights import weights_of
 
@@ -194,29 +194,3 @@ def test_a_process_that_dies_before_it_has_read_anything_is_not_waited_for(polic
     with pytest.raises(BackendDied, match=r"exit code 1, and so did the one before it.*--max-rows"):
         drained_rest(backend, 1)
     backend.close()
-
-
-@pytest.mark.parametrize("last", [b"", b"what nobody can read"])
-def test_a_pipe_that_says_nothing_more_keeps_nobody_waiting(last):
-    """Whatever was asked for before it ended, or after."""
-    ours, theirs = multiprocessing.Pipe()
-    heard = _Heard(ours)
-    waiting = threading.Thread(target=heard.wait_until_copied, args=(60,))
-    waiting.start()
-    waiting.join(0.1)
-    assert waiting.is_alive()
-    theirs.send(("copied", 0))
-    waiting.join(60)
-    assert not waiting.is_alive()
-    heard.copied = False
-    theirs.send(("ended", 1))
-    if last:
-        theirs.send_bytes(last)
-    else:
-        theirs.close()
-    assert [heard.inbox.get(timeout=60) for _ in range(2)] == [("ended", 1), None]
-    assert soon(lambda: heard.wait_until_copied(60))
-    heard.copied = False
-    assert soon(lambda: heard.wait_until_copied(60))
-    heard.end(ours)
-    assert ours.closed

@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from rollalloc.files.claims import InUse, Lock, claim_files
-from rollalloc.lab.bench import pool
 from rollalloc.lab.bench.compare import check_places, compare, is_finished, result_of, standing
-from rollalloc.lab.bench.pool import Job, _Worker
 from rollalloc.processes.stopping import Stopped
 from rollalloc.runs.reader import newest_line, read_metrics
 from rollalloc.runs.recorded import share_done
@@ -156,30 +154,6 @@ def test_a_run_whose_process_dies_costs_no_other_run(run_of, tmp_path):
     assert str(caught.value) == "dies with seed 0 failed: its process died with exit code 7"
     for name in ("grpo-1", "grpo-2"):
         assert read_metrics(tmp_path / "out" / name / "metrics.jsonl")[-1]["kind"] == "end"
-
-
-def test_a_process_that_was_stopped_is_named_and_goes_on_when_it_is_woken(run_of, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(pool, "_SILENT_S", 0.2)
-    worker = _Worker()
-    os.kill(worker.spawned.process.pid, signal.SIGSTOP)
-    job = Job(run_of(max_rollouts=16), tmp_path)
-    worker.give(job)
-    while not caplog.messages:
-        assert worker.hear() is None
-        time.sleep(0.05)
-    pid = worker.spawned.process.pid
-    assert caplog.messages[0].startswith(
-        f"grpo with seed 0: its process ({pid}) has given no sign of life for 0 s; where"
-    )
-    assert f"kill -CONT {pid} lets it go on" in caplog.messages[0]
-    assert worker.hear() is None
-    assert len(caplog.messages) == 1  # it is said once
-    monkeypatch.setattr(pool, "_SILENT_S", 60.0)
-    os.kill(pid, signal.SIGCONT)
-    while (ended := worker.hear()) is None:
-        time.sleep(0.05)
-    assert ended == (job, None)
-    worker.spawned.end()
 
 
 def test_a_run_that_was_begun_goes_on_from_its_checkpoint(run_of, tmp_path):

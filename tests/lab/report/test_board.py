@@ -81,23 +81,6 @@ def test_a_damaged_run_does_not_end_the_board(ask, write_run):
     assert "expected an object with its kind, rollouts_paid" in body
 
 
-def test_large_metrics_are_read_page_by_page(write_run, tmp_path, monkeypatch):
-    monkeypatch.setattr("rollalloc.lab.report.board._BYTES", 20_000)
-    monkeypatch.setattr("rollalloc.runs.reader._AT_LEAST", 0)
-    write_run("large", batches=60)
-    board = BoardPages(tmp_path)
-    page = board.page("/")
-    assert "being read" in page
-    assert 'http-equiv="refresh"' in page
-    address = page.partition('<a href="')[2].partition('"')[0]
-    assert "reading the runs" in board.page(address)
-    looks = 2
-    while "being read" in page and looks < 100:
-        page, looks = board.page("/"), looks + 1
-    assert 3 < looks < 100
-    assert "target reached" in page
-
-
 @pytest.mark.parametrize(
     "address", ["/1", "/compare/grpo-0/run.json", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/?/run"]
 )

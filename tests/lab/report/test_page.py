@@ -212,11 +212,3 @@ def test_lines_that_are_no_rollouts_are_passed_over(write_run):
     assert said.startswith("rollouts.jsonl:4 is no rollout: expected an object with its group")
     assert said.endswith(", and 3 more")  # the corrupt line is none of them
     write_page(folder)
-
-
-@pytest.mark.parametrize("reward", [float("nan"), 10**400, "1"])
-def test_a_reward_that_is_no_finite_number_is_none(write_run, reward):
-    folder = write_run()
-    (folder / "rollouts.jsonl").write_text(json.dumps(rollout(0, 0, reward)) + "\n")
-    assert samples(folder).examples == []
-    assert "its reward, a finite number" in samples(folder).problem

@@ -218,28 +218,6 @@ def test_trl_training_on_few_prompts_is_not_taken_for_evaluation(tmp_path):
     assert len(read_log(tmp_path).groups) == 120
 
 
-def test_trl_messages_say_what_the_same_text_says(tmp_path):
-    """Lengths, answers and the prompt's features are of the text; "ok" has two characters, not those of its JSON."""
-    parts = [{"type": "text", "text": "so "}, {"type": "text", "text": "4"}]
-
-    def written(name, prompt, completion):
-        table(tmp_path / name / "c.parquet", prompt=[prompt] * 2, completion=completion, r=[0.0, 1.0])
-        return read_log(tmp_path / name)
-
-    plain = written("text", "2+2", ["ok", "so 4"])
-    messages = [[{"role": "assistant", "content": content}] for content in ("ok", "so 4")]
-    for log in (
-        written("messages", [{"role": "user", "content": "2+2"}], messages),
-        written("parts", [{"role": "user", "content": [parts[0] | {"text": "2+2"}]}],
-                [[{"role": "assistant", "content": [{"type": "text", "text": "ok"}]}],
-                 [{"role": "assistant", "content": parts}]]),
-    ):  # fmt: skip
-        assert log.groups.characters_R.tolist() == plain.groups.characters_R.tolist() == [2, 4]
-        assert (log.groups.answer_R == plain.groups.answer_R).all()
-        assert (log.groups.features_PD == plain.groups.features_PD).all()
-        assert any("lists of messages" in note for note in log.notes)
-
-
 @pytest.mark.parametrize("format", ["trl", "verl/v1", "prime-rl", "rollalloc"])
 def test_a_file_that_is_there_twice_counts_once_and_is_said(tmp_path, format):
     whole = read_log(SAMPLES / format)
@@ -451,12 +429,6 @@ def test_ours_knows_which_rollouts_were_ordered_first(tmp_path):
     log = read_log(lines(tmp_path / "rollouts.jsonl", rows))
     assert rewards(log) == [[1, 0, 1], [None]]
     assert [(group.first, group.truncated, group.step) for group in each(log.groups)] == [(2, 0, 2), (1, 1, 2)]
-
-
-def test_ours_rollouts_of_the_first_stage_come_first_whenever_they_ended(tmp_path):
-    rows = [ours(0, 0, 1.0), ours(2, 0, 0.5, stage=1), ours(1, 0, 0.0)]
-    (group,) = each(read_log(lines(tmp_path / "rollouts.jsonl", rows)).groups)
-    assert (list(group.rewards), group.first) == ([1, 0, 0.5], 2)
 
 
 def test_ours_rollouts_and_accounts_of_a_run_agree():
