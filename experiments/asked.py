@@ -27,13 +27,13 @@ optimizer's defaults of 2026-11-25. Learning rate: of GRPO and the arms of `vari
 mean accuracy over the curve on seed 9700; that is 6e-4 for all four, and every other arm has GRPO's. (The first plan chose
 each arm's by the accuracy at the end. It was changed when the eight tuning runs of `variance` and three runs on seed 9701,
 GRPO's at 3e-4, had ended: the end of one run says little, and a run takes 35 s on a machine that others share. `two` and
-`share` were far behind GRPO in the tuning runs at both rates, so that `two` has no further seed. For want of time `apart` and
-a `min_spread` of .5 were struck before any of their runs.)
+`share` were far behind GRPO in the tuning runs at both rates, so that `two` has no further seed. For want of time `apart`
+and a `min_spread` of .5 were struck before any of their runs.)
 Seeds 9701 to 9703. Reported: the mean accuracy over the curve (nine evaluations, one every 1,024 rollouts, exact except on
 skills/graded) and the accuracy at the end, less those of GRPO with the same seed, with 95% intervals of Student's t. A gain
 is an interval above 0.
-The three arms of `stale` diverged at 6e-4 (means .09 to .24 below GRPO's). So they run again, planned after that: each arm at
-the better of 1.5e-4 and 3e-4 by the mean of the curve on seed 9700, seeds 9701 to 9703.
+The three arms of `stale` diverged at 6e-4 (means .09 to .24 below GRPO's). So they run again, planned after that: each arm
+at the better of 1.5e-4 and 3e-4 by the mean of the curve on seed 9700, seeds 9701 to 9703.
 """
 
 from __future__ import annotations
@@ -166,6 +166,23 @@ class Young(RowRule):
         return young_M, np.ones(young_M.size)
 
 
+@dataclass(frozen=True, slots=True)
+class Spread(JudgeRule):
+    """Train on a complete group whose largest metric exceeds the smallest by at least `least`; drop it otherwise."""
+
+    least: float
+
+    @property
+    def traits(self) -> JudgeTraits:
+        return JudgeTraits(reads=("metrics_G",), waits_for_all=True)
+
+    def __call__(self, group: GroupView, view: View) -> Verdict | None:
+        if group.unfinished:
+            return None
+        wide = np.ptp(group.metrics_G) >= self.least - judges.TINY
+        return Verdict(Act.TRAIN) if wide else Verdict(Act.DROP, "zero_variance")
+
+
 # -------------------------------------------------------------------------------------------------------------- recipes
 
 
@@ -254,7 +271,7 @@ QUESTIONS: Mapping[
 
 def spread(groups: int, n: int, gen_groups: int, min_spread: float) -> Recipe:
     """DAPO that carries surplus groups over, with a least difference of a group's metrics."""
-    return recipes.dapo(groups, n, gen_groups, surplus="carry", min_spread=min_spread)
+    return recipes.dapo(groups, n, gen_groups, surplus="carry").replace(judge=Spread(min_spread))
 
 
 LOW = [arm for arm in QUESTIONS["stale"][1] if arm != "grpo"]

@@ -35,7 +35,7 @@ MADE = {
     },
     recipes.dapo: {
         "groups": (4, 3), "n": (4, 2), "gen_groups": (12, 6), "surplus": ("discard", "carry"), "max_candidates": (None, 16),
-        "deviation": (None, "sample"), "min_spread": (0.0, 0.5),
+        "deviation": (None, "sample"),
     },
     recipes.greso: {
         "groups": (4, 3), "n": (4, 2), "gen_groups": (12, 6), "zero_share": (0.25, 0.5), "max_candidates": (None, 16),
@@ -61,7 +61,7 @@ MADE = {
         "pilots": ("as_needed", "every_round"), "n_effective": (2, 1),
         "effective": ("max_variance", "first"),
         "max_candidates": (None, 24), "reprobe_every": (None, 2), "confidence": (0.9, None),
-        "deviation": (None, "sample"), "min_spread": (0.0, 0.5),
+        "deviation": (None, "sample"),
     },
     recipes.pods: {"groups": (4, 3), "n": (8, 6), "m": (4, 2), "rule": ("max_variance", "random")},
     recipes.darts: {

@@ -23,7 +23,6 @@ def test_names_joined_by_plus_are_mixed_and_each_takes_what_it_knows():
         "surplus",
         "max_candidates",
         "deviation",
-        "min_spread",
         "m",
         "rule",
     )

@@ -38,13 +38,6 @@ MIXED, EQUAL = Verdict(Act.TRAIN), Verdict(Act.DROP, "zero_variance")
         (NonzeroVariance(early=True), GroupView.of([], running=1), None),
         (NonzeroVariance(Act.NEXT), GroupView.of([1, 0]), Verdict(Act.NEXT)),
         (NonzeroVariance(until=NEVER), GroupView.of([0, 0]), Verdict(Act.DROP, "zero_variance", NEVER)),
-        # graded metrics: what differs by less than the least spread counts as equal
-        (NonzeroVariance(min_spread=0.1), GroupView.of([0.42, 0.5, 0.43]), Verdict(Act.DROP, "zero_variance/alike")),
-        (NonzeroVariance(min_spread=0.1), GroupView.of([0.4, 0.5, 0.43]), MIXED),
-        (NonzeroVariance(min_spread=0.1), GroupView.of([0.5, 0.5]), EQUAL),
-        (NonzeroVariance(early=True, min_spread=0.1), GroupView.of([0.42, 0.5], running=1), None),
-        (NonzeroVariance(early=True, min_spread=0.1), GroupView.of([0.3, 0.5], running=1), MIXED),
-        (NonzeroVariance(min_spread=1.0), GroupView.of([1, 0]), MIXED),
         # selection looks at the metric, not at the shaped reward
         (NonzeroVariance(), GroupView.of([1, 1], rewards=[1.0, 0.7]), EQUAL),
         (NonzeroVariance(), GroupView.of([1, 0], rewards=[0.5, 0.5]), MIXED),
@@ -61,32 +54,6 @@ def band(ones, count, *, running=0, **window):
 
 IN = Verdict(Act.NEXT)
 HARD, EASY = Verdict(Act.DROP, "out_of_band/too_hard"), Verdict(Act.DROP, "out_of_band/too_easy")
-
-
-@pytest.mark.parametrize(
-    ("metrics", "min_spread", "expected"),
-    [
-        ([0.5, 0.52], 0.0, IN),
-        ([0.5, 0.52], 0.1, Verdict(Act.DROP, "zero_variance/alike")),
-        ([0.5, 0.5], 0.1, Verdict(Act.DROP, "zero_variance/alike")),
-        ([0.4, 0.5], 0.1, IN),
-        ([0.9, 0.92], 0.1, EASY),  # the window is looked at first
-    ],
-)
-def test_pilots_of_a_graded_metric_pass_if_they_differ_enough(metrics, min_spread, expected):
-    judge = Band(0.125, 0.25, 2.0, min_spread=min_spread)
-    verdict, group = judge(GroupView.of(metrics), NO_VIEW), GroupView.of(metrics)
-    assert verdict == expected
-    assert all(judge.promises(verdict, group, NO_VIEW).values())
-
-
-@pytest.mark.parametrize("wrong", [-0.1, float("nan"), float("inf")])
-@pytest.mark.parametrize(
-    "make", [lambda wrong: NonzeroVariance(min_spread=wrong), lambda wrong: Band(0, 0, 2.0, min_spread=wrong)]
-)
-def test_a_least_spread_is_a_number_from_0_on(make, wrong):
-    with pytest.raises(ValueError, match="min_spread"):
-        make(wrong)
 
 
 @pytest.mark.parametrize(

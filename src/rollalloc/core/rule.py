@@ -35,7 +35,6 @@ class Act(Enum):
 
 
 CAUSES = ("trained", "zero_variance", "out_of_band", "stale", "surplus", "unselected", "cancelled", "failed", "open")
-ALIKE = "zero_variance/alike"  # reason to drop a group whose metrics differ by less than the judge's `min_spread`
 _DROPS = tuple(cause for cause in CAUSES if cause not in ("trained", "open"))
 
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from rollalloc.core.group import Group
 from rollalloc.core.packing import exact_keys, natural, naturals, rate
-from rollalloc.core.rule import ALIKE
 
 WINDOW = 2048  # number of recent rollouts that are considered
 FIRST = 64  # if all outcomes since the start are the same, warn after this many rollouts
@@ -62,15 +61,11 @@ def never_differed(shares: Mapping[str, float]) -> str | None:
 
 
 def outcomes(group: Group, fate: str) -> Mapping[str, int]:
-    """Number of a group's scored rollouts by outcome.
-
-    `fate` is "trained" if one of them had a nonzero advantage, and `ALIKE` if a judge dropped the
-    group because its metrics differ too little.
-    """
+    """Number of a group's scored rollouts by outcome. `fate` is "trained" if one of them had a nonzero advantage."""
     done = group.done
     if len(done) == 1:  # fast path for one rollout per prompt
         return {_kind(done[0].metric) or "between": 1}
-    if len(set(map(_reward, done))) > 1 and fate != ALIKE:
+    if len(set(map(_reward, done))) > 1:
         return {"mixed": len(done)}
     if fate == "trained":
         return Counter(_kind(each.metric) or "between" for each in done)

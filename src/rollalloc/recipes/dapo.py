@@ -27,7 +27,6 @@ def dapo(
     surplus: Literal["discard", "carry"] = "discard",
     max_candidates: int | None = None,
     deviation: advantages.Deviation | None = None,
-    min_spread: float = 0.0,
 ) -> Recipe:
     """DAPO's dynamic sampling: generate until `groups` groups have rewards that differ. arXiv 2503.14476.
 
@@ -44,8 +43,6 @@ def dapo(
             into the next batch.
         max_candidates: maximum number of prompts tried for one batch; after that the batch is short. None: no limit.
         deviation: as for `grpo`.
-        min_spread: keep a group only if its largest metric exceeds its smallest by at least this, 0 or more. For graded
-            metrics, which are rarely equal. 0 keeps every group whose metrics differ, as published.
     """
     at_least("n", n, 2, "so that rewards can differ")
     gen_groups = batches_ahead(groups, gen_groups)
@@ -53,7 +50,7 @@ def dapo(
     base = grpo(groups, n, deviation)
     return replace(
         base,
-        stages=(replace(base.stages[0], judge=judges.NonzeroVariance(min_spread=min_spread)),),
+        stages=(replace(base.stages[0], judge=judges.NonzeroVariance()),),
         intake=intake.KeepInFlight(gen_groups),
         max_staleness=1 if surplus == "carry" else 0,
         max_candidates=max_candidates,

@@ -30,7 +30,6 @@ from rollalloc.core.group import GroupView
 from rollalloc.core.prompt_pool import NEVER, NEXT_EPOCH, Epochs
 from rollalloc.core.recipe import Recipe, Stage, at_least, one_of
 from rollalloc.core.rule import (
-    ALIKE,
     Act,
     IntakeRule,
     IntakeTraits,
@@ -47,7 +46,7 @@ from rollalloc.core.statistics import aged
 from rollalloc.recipes.grpo import batches_ahead, grpo
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, intake, promote, sizes
-from rollalloc.rules.judges import TINY, mixed, refuse_spread
+from rollalloc.rules.judges import TINY
 from rollalloc.rules.rows import Chosen, MaxVariance, even, max_variance_subset
 
 _Promote = Literal["top_variance", "random", "oldest", "most_recent"]
@@ -82,7 +81,6 @@ def pilot_commit(
     reprobe_every: int | None = 4,
     confidence: float | None = 0.95,
     deviation: advantages.Deviation | None = None,
-    min_spread: float = 0.0,
 ) -> Recipe:
     """Pilot-Commit: pilot rollouts find prompts with reward variance, which get the other rollouts. arXiv 2605.26606.
 
@@ -126,9 +124,6 @@ def pilot_commit(
             halves with every 64 later rollouts of the same prompt. None: the pilots of one visit decide. With two
             pilots, one in four prompts with a success rate of 0.5 then counts as solved.
         deviation: as for `grpo`.
-        min_spread: a prompt passes only if the largest metric of its pilots exceeds the smallest by at least this, 0 or
-            more. For graded metrics, which may be alike although their mean is in the window. 0: only the mean decides,
-            as published.
 
     Raises:
         ValueError: a number is out of its range, or the window is empty.
@@ -149,7 +144,7 @@ def pilot_commit(
         base = replace(
             base, rows=SubsampledPilots(n_effective, effective == "first"), advantage=advantages.OverChosen(kernel)
         )
-    window = Band(p_lower, p_upper, p_solve, reprobe_every, confidence, min_spread)
+    window = Band(p_lower, p_upper, p_solve, reprobe_every, confidence)
     return replace(
         base,
         stages=(
@@ -201,8 +196,7 @@ class Band(JudgeRule):
     1. If the prompt is solved, drop the group and evict the prompt for `reprobe_every` epochs, or permanently.
     2. Otherwise, if mean > 1 - p_upper or mean < p_lower, drop the group; its prompt may be drawn again in the next
        epoch.
-    3. Otherwise, if max - min < min_spread, drop the group in the same way.
-    4. Otherwise the group goes on to the next stage.
+    3. Otherwise the group goes on to the next stage.
 
     A prompt is solved if the mean of this visit is at least p_solve and, with a `confidence`, all its visits together
     show that its success rate is at least p_solve (`surely_at_least`). There the weight of an attempt halves with every
@@ -215,7 +209,6 @@ class Band(JudgeRule):
         p_solve: success rate of a solved prompt, above 0. Above 1 nothing is evicted.
         reprobe_every: epochs until an evicted prompt is tried again, at least 1. None: it stays evicted.
         confidence: in (0, 1). None: the mean of this visit alone decides, as published.
-        min_spread: least difference of the largest and the smallest metric, 0 or more.
 
     Raises:
         ValueError: a number is out of its range, the window is empty (p_lower > 1 - p_upper), or p_solve is 1 with a
@@ -227,10 +220,8 @@ class Band(JudgeRule):
     p_solve: float
     reprobe_every: int | None = None
     confidence: float | None = None
-    min_spread: float = 0.0
 
     def __post_init__(self) -> None:
-        refuse_spread(self.min_spread)
         if not (0 <= self.p_lower <= 1 and 0 <= self.p_upper <= 1):
             raise ValueError(f"p_lower and p_upper must lie in [0, 1], got {self.p_lower} and {self.p_upper}")
         if self.p_lower > 1 - self.p_upper + TINY:
@@ -269,8 +260,6 @@ class Band(JudgeRule):
             return Verdict(Act.DROP, "out_of_band/too_easy")
         if mean < self.p_lower - TINY:
             return Verdict(Act.DROP, "out_of_band/too_hard")
-        if self.min_spread and not mixed(group, self.min_spread):
-            return Verdict(Act.DROP, ALIKE)
         return Verdict(Act.NEXT)
 
     def _solved(self, group: GroupView, mean: float) -> bool:
@@ -284,17 +273,13 @@ class Band(JudgeRule):
             return {"it decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0)}
         mean = fmean(group.metrics_G.tolist())
         inside = self.p_lower - TINY <= mean <= 1 - self.p_upper + TINY
-        spread = float(np.ptp(group.metrics_G))
-        varied = not self.min_spread or (spread > 0 and spread >= self.min_spread - TINY)
         solved = self._solved_promised(group, mean)
         if solved is None:  # too close to the limit for numerical integration
             return {"it decides exactly when all rollouts have ended": not group.unfinished}
         away = NEXT_EPOCH if not solved else NEVER if self.reprobe_every is None else Epochs(self.reprobe_every)
         return {
             "it decides exactly when all rollouts have ended": not group.unfinished,
-            "exactly the groups inside the window go on, if their metrics differ enough": (
-                (verdict.act is not Act.DROP) == (inside and varied and not solved)
-            ),
+            "exactly the groups inside the window go on": (verdict.act is not Act.DROP) == (inside and not solved),
             "a solved prompt is evicted for `reprobe_every` epochs, any other comes back in the next epoch": (
                 verdict.act is not Act.DROP or verdict.until == away
             ),
