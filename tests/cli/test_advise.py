@@ -108,7 +108,7 @@ def test_a_curriculum_is_exported_and_is_a_file_of_prompts(call, own, tmp_path):
         ((*ADVISE[1:], "--export", "a.csv"), "ends in .parquet"),
         (
             (*ADVISE[1:], "--export", "prompts.parquet"),
-            "prompts.parquet, which as far as is known rollalloc did not write",
+            "prompts.parquet, which was not written by rollalloc",
         ),
         ((*ADVISE[1:], "--out", "here", "--export", "here/a.parquet"), "in the folder of the log"),
         ((*ADVISE[1:], "--sample-n", 0), "n must be a whole number of at least 1"),

@@ -236,7 +236,7 @@ def test_a_report_overwrites_no_page_or_figure_of_others(call, own, tmp_path):
         (folder / theirs).write_text("mine")
         code, output = call("report", run, "--out", folder / "page.html")
         assert code == 2
-        assert f"{theirs}, which as far as is known rollalloc did not write" in said(output)
+        assert f"{theirs}, which was not written by rollalloc" in said(output)
         assert {path.name: path.read_text() for path in folder.iterdir()} == {theirs: "mine"}
     for wrong in ("", tmp_path):
         assert call("report", run, "--out", wrong)[0] == 2
@@ -324,7 +324,7 @@ def test_compare_shows_what_each_paid(call, tmp_path):
             ("--recipes", "grpo"),
             "max_rollouts: 32 is less than the first batch takes, 64 rollouts for 16 prompts; give at",
         ),
-        (("--out", "theirs"), "theirs holds results.json, which as far as is known rollalloc did not write"),
+        (("--out", "theirs"), "theirs holds results.json, which was not written by rollalloc"),
     ],
 )
 def test_a_mistake_in_a_comparison_is_one_message(call, own, tmp_path, arguments, message):
@@ -357,7 +357,7 @@ def test_a_folder_of_others_is_refused_before_a_task_is_made_and_nothing_is_left
     code, output = call(command, "--task", "sort", *recipe, *where)
     assert code == 2
     there = "metrics.jsonl" if command == "train" else "sort"
-    assert f"holds {there}, which as far as is known rollalloc did not write" in said(output)
+    assert f"holds {there}, which was not written by rollalloc" in said(output)
     assert not (tmp_path / "tasks").exists()
     assert list(run.iterdir()) == [run / "metrics.jsonl"]
 

@@ -126,7 +126,7 @@ def test_nothing_of_others_is_overwritten(path, kind):
     before = sorted(path.parent.iterdir())
     assert not holds_features(path)
     for overwrite in (False, True):
-        with pytest.raises(FileExistsError, match=r"which as far as is known rollalloc did not write.* move it away"):
+        with pytest.raises(FileExistsError, match=r"which was not written by rollalloc.* move it away"):
             write_features(path, KEYS, make_features(), overwrite=overwrite)
     assert sorted(path.parent.iterdir()) == before
 

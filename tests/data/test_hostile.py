@@ -127,7 +127,7 @@ def test_a_file_that_the_manifest_does_not_know_is_never_overwritten(sets, tmp_p
         path.mkdir()
     else:
         path.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(FileExistsError, match=r"holds gsm8k_test.parquet, which as far as is known rollalloc did not"):
+    with pytest.raises(FileExistsError, match=r"holds gsm8k_test.parquet, which was not written by rollalloc"):
         prepare.prepare(["gsm8k"], out, local=sets, force=force)
     assert list(out.iterdir()) == [path]  # nor was the other file made
 

@@ -167,7 +167,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(tmp_p
 
 
 FOLDERS_OF_OTHERS = {
-    "notes": ("thesis.txt", "holds README.md, thesis.txt, which as far as is known rollalloc did not write; it would"),
+    "notes": ("thesis.txt", "holds README.md, thesis.txt, which was not written by rollalloc, and"),
     "TRL's output": ("checkpoint-500/trainer_state.json", "holds README.md, checkpoint-500, which"),
     "a git repository": (".git/HEAD", "holds .git, README.md, which"),
     "another writer of ours": (".rollalloc/bench-manifest.json", "holds README.md, which"),

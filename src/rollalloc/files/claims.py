@@ -1,12 +1,13 @@
-"""Which files in a folder are ours, so that nothing else is ever overwritten or removed; and who writes there now.
+"""Records which files in a folder rollalloc wrote, so that no others are overwritten or removed, and which process
+writes now.
 
-`FOLDER/.rollalloc/` holds, for each kind of writer, a manifest of the names that it claims there, and a lock. All that
-rollalloc writes follows the same three rules:
+`FOLDER/.rollalloc/` contains, for each kind of writer, a manifest of the names that it has claimed, and a lock.
+Everything that rollalloc writes follows three rules:
 
-1. A folder is taken only if it is empty, or if this kind of writer has been there before (`Claims.refuse_taken`). A
-   comparison also takes a folder that holds nothing but runs and reports of ours.
-2. A name is claimed before the file is written, and only where nothing has that name (`Claims.add`).
-3. `--overwrite` and later writers replace and remove claimed names only (`Claims.remove`).
+1. A folder is used only if it is empty, or if this kind of writer has used it before (`Claims.refuse_taken`). A
+   comparison may also use a folder that contains only runs and reports of rollalloc.
+2. A name is claimed before the file is written, and only if no other file has that name (`Claims.add`).
+3. `--overwrite` and later writers replace and remove only claimed names (`Claims.remove`).
 """
 
 from __future__ import annotations
@@ -31,10 +32,16 @@ log = logging.getLogger(__name__)
 
 HIDDEN = ".rollalloc"
 _SCHEMA = 1
-_NOBODYS = (HIDDEN, ".DS_Store", ".gitignore", ".gitkeep", "lost+found")  # do not make a folder anybody's
-_SHOWN = 5  # names in an error
-_PATIENCE_S = 2.0  # one that was killed a moment ago may still be ending
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems without locks
+_NOBODYS = (
+    HIDDEN,
+    ".DS_Store",
+    ".gitignore",
+    ".gitkeep",
+    "lost+found",
+)  # files that do not make a folder count as used
+_SHOWN = 5  # maximum number of names in an error
+_PATIENCE_S = 2.0  # seconds to wait, since a process that was just killed may still be ending
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
 
 
 class InUse(RuntimeError):
@@ -42,11 +49,11 @@ class InUse(RuntimeError):
 
 
 class Claims:
-    """The names in a folder that one kind of writer made.
+    """The names in a folder that one kind of writer has claimed.
 
     Args:
-        folder: need not exist.
-        kind: e.g. "run".
+        folder: the folder; it need not exist.
+        kind: kind of writer, for example "run".
     """
 
     def __init__(self, folder: Path, kind: str) -> None:
@@ -57,16 +64,15 @@ class Claims:
         return self.folder / HIDDEN / f"{self.kind}-manifest.json"
 
     def refuse_taken(self, remedy: str = "give a new or empty folder (--out)", *, beside: str = "") -> None:
-        """Refuse a folder in which something stands and in which no writer of this kind has been.
+        """Raise an error if the folder is not empty and no writer of this kind has used it before.
 
         Args:
-            remedy: what to do.
-            beside: a kind of writer whose folders, with single files of ours, may stand in it already: a comparison goes on
-                beside the runs of `train`.
+            remedy: what the user can do, for the error. beside: a kind of writer whose folders, and single files of
+                rollalloc, may be in it already. So a comparison can use a folder with runs of `train`.
 
         Raises:
             FileExistsError: names what is in the folder.
-            NotADirectoryError: it is a file.
+            NotADirectoryError: the path is a file.
             OSError: the folder cannot be read.
         """
         if not os.path.lexists(self.folder):
@@ -84,7 +90,7 @@ class Claims:
         refuse(self.folder, names, remedy)
 
     def names(self) -> frozenset[str]:
-        """Paths in the folder that are ours; none where there is no manifest.
+        """The claimed paths in the folder; none if there is no manifest.
 
         Raises:
             ValueError: the manifest is damaged.
@@ -105,31 +111,31 @@ class Claims:
         return frozenset(names)
 
     def foreign(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that something has which is not ours."""
+        """The given names that exist in the folder and are not claimed."""
         ours = self.names()
         return [name for name in names if name not in ours and os.path.lexists(self.folder / name)]
 
     def add(self, names: Iterable[str], remedy: str = "give another folder, or move it away") -> None:
-        """Claim names, so that files of these names may be written and replaced from now on.
+        """Claim names, so that files with these names may be written and replaced from now on.
 
         Raises:
-            FileExistsError: something has one of them already.
+            FileExistsError: a file that is not claimed has one of these names.
         """
         names = list(names)
         refuse(self.folder, self.foreign(names), remedy)
         self.keep(self.names().union(names))
 
     def keep(self, names: Iterable[str]) -> None:
-        """Claim exactly these names, whatever stands there."""
+        """Claim exactly these names, even if there are such files."""
         text = json.dumps({"schema": _SCHEMA, "claims": sorted(names)}, indent=1)
         if self._manifest.exists() and read_text(self._manifest) == text:
             return
         write_text(self._manifest, text)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files that are claimed, and claimed folders that are empty then."""
+        """Remove claimed files, and claimed folders that are then empty."""
         ours = self.names()
-        for name in sorted(names, reverse=True):  # what is in a folder before the folder
+        for name in sorted(names, reverse=True):  # contents before their folder
             path = self.folder / name
             if name not in ours:
                 continue
@@ -140,7 +146,8 @@ class Claims:
 
 
 def _holds_only(folder: Path, kind: str, depth: int = 1) -> bool:
-    """Whether a folder is of that kind of writer, or has only such folders in it, as that of a comparison's task has."""
+    """Whether a folder belongs to this kind of writer, or contains only such folders, like the folder of a comparison's
+    task."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     if os.path.lexists(_lock_file(folder, kind)) or os.path.lexists(Claims(folder, kind)._manifest):
@@ -153,7 +160,7 @@ def claim_files(paths: Iterable[Path]) -> None:
     """Claim single files, each in the manifest of its folder, before they are written.
 
     Raises:
-        FileExistsError: something that rollalloc did not write has one of the names; nothing was claimed.
+        FileExistsError: a file that rollalloc did not write has one of the names. Nothing was claimed.
     """
     paths = list(paths)
     refuse_foreign_files(paths)
@@ -163,7 +170,7 @@ def claim_files(paths: Iterable[Path]) -> None:
 
 
 def refuse_foreign_files(paths: Iterable[Path]) -> None:
-    """Refuse single files that would replace something that rollalloc did not write; changes nothing.
+    """Raise an error if writing single files would replace files that rollalloc did not write. Nothing is changed.
 
     Raises:
         FileExistsError: names them.
@@ -179,11 +186,11 @@ def _of_file(path: Path) -> Claims:
 
 
 def refuse(folder: Path, foreign: Iterable[str], remedy: str) -> None:
-    """Refuse to write where something stands that is not ours.
+    """Raise an error if there are files that rollalloc did not write.
 
     Args:
-        folder: in which it stands.
-        foreign: the names; with none, nothing is refused.
+        folder: the folder of these files.
+        foreign: their names. If there are none, no error is raised.
         remedy: what to do.
 
     Raises:
@@ -193,16 +200,16 @@ def refuse(folder: Path, foreign: Iterable[str], remedy: str) -> None:
     if names:
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         raise FileExistsError(
-            f"{folder} holds {shown}, which as far as is known rollalloc did not write; it would write among or over files "
-            f"of yours: {remedy}"
+            f"{folder} holds {shown}, which was not written by rollalloc, and rollalloc does not write among files of "
+            f"others: {remedy}"
         )
 
 
 def refuse_read_only(folder: Path) -> None:
-    """Refuse a folder that is not there and cannot be made.
+    """Raise an error if a folder does not exist and cannot be created.
 
     Raises:
-        PermissionError: says so.
+        PermissionError: it cannot be created.
     """
     parent = next(place for place in folder.absolute().parents if place.exists())
     if not os.access(parent, os.W_OK | os.X_OK):
@@ -210,7 +217,7 @@ def refuse_read_only(folder: Path) -> None:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder unless something is in it."""
+    """Remove a folder if it is empty."""
     try:
         folder.rmdir()
     except OSError:
@@ -230,22 +237,22 @@ class Lock:
     """A lock on a folder, held by one process at a time. The operating system frees it when the process ends or is killed.
 
     Args:
-        folder: made when the lock is taken.
-        kind: of writer, as for `Claims`.
+        folder: the folder; it is created when the lock is taken.
+        kind: kind of writer, as for `Claims`.
     """
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder, self.kind = folder, kind
         self._file: FileIO | None = None
-        self._made: list[Path] = []  # what was not there before
+        self._made: list[Path] = []  # files and folders that this lock created
         _LOCKS.add(self)
 
     def take(self) -> None:
         """Take the lock.
 
         Raises:
-            InUse: another one does; names it.
-            FileExistsError: something else has the name of the hidden folder.
+            InUse: another process has it; the message names the process.
+            FileExistsError: there is something else with the name of the hidden folder.
             OSError: the folder cannot be written to.
         """
         if self._file is not None:
@@ -259,7 +266,7 @@ class Lock:
             hidden.mkdir(parents=True, exist_ok=True)
             try:
                 self._file = opened(path, os.O_RDWR | os.O_CREAT)
-            except FileNotFoundError:  # another one withdrew
+            except FileNotFoundError:  # another process withdrew its lock
                 continue
             try:
                 self._wait(self._file.fileno())
@@ -271,10 +278,10 @@ class Lock:
             self.release()
 
     def withdraw(self) -> None:
-        """Free the lock, and remove the files and folders that taking it made."""
+        """Free the lock, and remove the files and folders that were created for it."""
         if self._file is not None:
             for path in self._made:
-                with suppress(OSError):  # another one may write there by now
+                with suppress(OSError):  # another process may write there by now
                     path.rmdir() if path.is_dir() else path.unlink()
         self.release()
 
@@ -313,7 +320,7 @@ class Lock:
             log.warning("%s has no locks (%s): see that no other process writes there", self.folder, error)
         else:
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)  # only to be read
+            os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)  # for messages only
         return True
 
 
@@ -325,7 +332,7 @@ _LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """A process that forks off, out of a reward function say, must not hold a lock when its parent is gone."""
+    """A forked process, for example from a reward function, must not keep the lock after its parent has ended."""
     for lock in list(_LOCKS):
         lock.release()
 

@@ -1,4 +1,4 @@
-"""A table for a terminal, without the columns that it has no room for, and a curve in a cell of it."""
+"""A table that leaves out columns for which the terminal has no room, and curves drawn in a table cell."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FittingTable:
         rows: values by heading; all rows have the same headings.
         prose: headings of left-aligned columns; others are right-aligned.
         optional: headings of columns that may be left out, in that order.
-        title: above the table.
+        title: text above the table.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class FittingTable:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Values in [0, 1] as block characters, the newest last; a long series is thinned to `width`."""
+    """Draw values in [0, 1] as block characters, the newest last. A long series is thinned to `width`."""
     if len(values) > width:
         values = [values[round(at * (len(values) - 1) / (width - 1))] for at in range(width)]
     return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(max(0.0, value) * len(_BLOCKS)))] for value in values)

@@ -1,1 +1,1 @@
-"""What is known of a run: the one reader of its files, and what it cost to reach a target."""
+"""Reads the files of a run, and computes what it cost to reach a target."""

@@ -1,6 +1,6 @@
-"""What a framework's own log is brought into: the lines of `metrics.jsonl` that every view of a run reads.
+"""Converts a framework's own log into lines of `metrics.jsonl`, which every view of a run reads.
 
-A resumed run goes back to the step of its checkpoint. Lines of later steps that the log already has are dropped then.
+A resumed run goes back to the step of its checkpoint. Lines of later steps in the log are then dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rollalloc.runs.values import MOST
 
 ROLLOUTS, TOKENS = f"{PREFIX}/rollouts_paid", f"{PREFIX}/tokens_paid"
 _FIGURES = ("selection", "teaching")
-_PLAIN = {  # of ours, under the same name in a line
+_PLAIN = {  # our metrics that have the same name in a line
     **dict.fromkeys(("rows", "groups", "replayed", "staleness_max", "evicted", "revived", "quarantined"), int),
     **dict.fromkeys(("staleness_mean", "entropy"), float),
 }
@@ -30,16 +30,15 @@ _NOTHING_PAID: Line = {
 
 
 def number(value: Any) -> float | None:
-    """A number that a view can draw, or None: NaN, infinite, beyond 2^53, or something else."""
+    """The value if a view can draw it. None if it is NaN, infinite, beyond 2^53 or not a number."""
     return value if type(value) in (int, float) and abs(value) <= MOST else None  # NaN is not
 
 
 def figures_in(logged: Mapping[str, Any], names: Mapping[str, str]) -> Line:
-    """What a batch's line says: the framework's figures, and ours under `rollalloc/`.
+    """The fields of a batch's line: the framework's metrics, and ours from `rollalloc/`.
 
     Args:
-        logged: of one step, by its keys.
-        names: of a line's figures, and the framework's key of each.
+        logged: the framework's metrics of one step, by their keys. names: maps each name in a line to the framework's key.
     """
     line: Line = {ours: value for ours, theirs in names.items() if (value := number(logged.get(theirs))) is not None}
     line |= {"prompts": counts} if (counts := _under(logged, "prompts")) else {}
@@ -51,7 +50,7 @@ def figures_in(logged: Mapping[str, Any], names: Mapping[str, str]) -> Line:
 
 
 def lengths_in(logged: Mapping[str, Any], keys: Iterable[str]) -> Line:
-    """Minimum, mean and maximum of the rollouts' lengths, where all three are logged."""
+    """Minimum, mean and maximum length of the rollouts, if all three are logged."""
     lengths = [number(logged.get(key)) for key in keys]
     return {} if None in lengths else {"mean_lengths": lengths}
 
@@ -64,14 +63,14 @@ def _under(logged: Mapping[str, Any], name: str, kind: type = int) -> dict[str, 
 
 @dataclass
 class LoggedSteps:
-    """The lines of a log so far.
+    """The lines of a log so far, one for each step.
 
     Args:
-        counts_rollouts: the log says how many rollouts were paid; else steps stand in their place.
+        counts_rollouts: whether the log has the number of rollouts paid. Otherwise steps are counted instead.
 
     Attributes:
-        lines: in the order of the steps.
-        rolled_back: training steps that a resume took back.
+        lines: the lines, in the order of the steps.
+        rolled_back: number of training steps that a resume undid.
     """
 
     counts_rollouts: bool
@@ -81,19 +80,19 @@ class LoggedSteps:
 
     @property
     def paid(self) -> Line:
-        """The totals by now."""
+        """The totals so far."""
         newest = self._batches[-1] if self._batches else _NOTHING_PAID
         return {name: newest[name] for name in _NOTHING_PAID}
 
     def train(self, step: int, logged: Mapping[str, Any], figures: Line, seconds: float, tokens: float | None) -> None:
-        """A training step. A second entry of the same step adds to the first.
+        """Add a training step. A second entry for the same step is merged into the first.
 
         Args:
-            step: at or before the newest one if the run was resumed.
-            logged: by its keys, of which ours are read here.
-            figures: of the step.
-            seconds: that the steps since the entry before took.
-            tokens: paid so far, by the framework's own count; None: not known.
+            step: number of the step. If the run was resumed, it may be at or before the newest one.
+            logged: the logged metrics by key; ours are read from them.
+            figures: the framework's metrics of the step.
+            seconds: time that the steps since the previous entry took.
+            tokens: tokens paid so far, as the framework counts them. None: unknown.
         """
         self.begin(step)
         again = self._batches.pop() if self._batches and self._batches[-1]["version"] == step else None
@@ -106,7 +105,7 @@ class LoggedSteps:
             "seconds": before["seconds"] + max(0.0, seconds),
             "accounts": _under(logged, "accounts") or before["accounts"],
         }
-        if again is not None:  # what the second entry does not say stays
+        if again is not None:  # values that the second entry does not have are kept
             totals = {name: max(again[name], totals[name]) for name in ("rollouts_paid", "tokens_paid", "seconds")}
             totals["accounts"] = _under(logged, "accounts") or again["accounts"]
         steps = {"version": step, "optimizer_steps": step, "batch": len(self._batches) + 1}
@@ -118,10 +117,10 @@ class LoggedSteps:
             self.lines[next(at for at in range(len(self.lines) - 1, -1, -1) if self.lines[at] is again)] = line
 
     def evaluate(self, step: int, logged: Mapping[str, Any], accuracy: float, breadth: Line) -> None:
-        """An evaluation after that many steps; of two in a row after the same step the second counts."""
+        """Add an evaluation after this many steps. If two follow after the same step, the second one counts."""
         self.go_back_to(step)
         paid = self.paid
-        if not self._batches:  # before the first step, or of a log that begins with a resume
+        if not self._batches:  # before the first step, or in a log that begins with a resume
             paid |= {"version": step, "optimizer_steps": step}
             paid["rollouts_paid"] = int(number(logged.get(ROLLOUTS)) or 0) if self.counts_rollouts else step
         if self.lines and self.lines[-1]["kind"] == "eval" and self.lines[-1]["version"] == paid["version"]:
@@ -130,12 +129,13 @@ class LoggedSteps:
         self.lines.append({**paid, **line, "breadth": breadth})
 
     def begin(self, step: int) -> None:
-        """Get ready for a training step: one before the newest is trained anew, after a resume."""
+        """Prepare for a training step. If it is before the newest one, the run was resumed, and its later steps are
+        dropped."""
         if step < self.paid["version"]:
             self.go_back_to(step - 1)
 
     def go_back_to(self, step: int) -> None:
-        """Forget what the log says of steps after this one."""
+        """Drop the lines of all steps after this one."""
         while self._batches and self._batches[-1]["version"] > step:
             removed = self._batches.pop()
             self.rolled_back += 1
@@ -144,11 +144,11 @@ class LoggedSteps:
 
     @property
     def newest(self) -> Line:
-        """The totals by now, with the state of the prompts where it is logged."""
+        """The totals so far, with the state of the prompts if it is logged."""
         prompts = self._batches[-1].get("prompts") if self._batches else None
         return self.paid if prompts is None else {**self.paid, "prompts": prompts}
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the lines must know."""
+        """Notes for a reader of these lines."""
         return [f"{self.rolled_back:,} steps were rolled back by a resume and are left out"] if self.rolled_back else []

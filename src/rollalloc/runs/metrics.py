@@ -290,7 +290,7 @@ def totals(core: Allocator) -> dict[str, Any]:
 
 
 def away(core: Allocator) -> dict[str, Any]:
-    """Prompts that are not drawn now, or that were not, and the share of the evicted ones."""
+    """Numbers of prompts that are evicted, revived and quarantined, and the share of evicted prompts."""
     away = core.away()
     return away | {"evicted_share": away["evicted"] / len(core.table)}
 
@@ -321,7 +321,7 @@ def of_batch(core: Allocator, batch: Batch) -> dict[str, Any]:
 
 
 def _negative_weight(batch: Batch) -> float | None:
-    """Σ |A| over A < 0, divided by Σ A over A > 0, of the fresh rows; None where no row is credited with anything."""
+    """Σ |A| over A < 0, divided by Σ A over A > 0, for fresh rows; None if no row has a positive advantage."""
     advantages = [row.advantage for row in batch.rows if not row.replays]
     positive = sum(advantage for advantage in advantages if advantage > 0)
     return sum(-advantage for advantage in advantages if advantage < 0) / positive if positive > 0 else None

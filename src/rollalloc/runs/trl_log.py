@@ -1,8 +1,8 @@
-"""A run of TRL as its `trainer_state.json` tells it, brought into the lines of `metrics.jsonl` that every view reads.
+"""Reads a TRL run from its `trainer_state.json` and converts it into lines of `metrics.jsonl`, which every view reads.
 
 Under `AllocatedGRPOTrainer` the log has everything under `rollalloc/`: rollouts, accounts, states of prompts. TRL's own
-trainer does not log how many rollouts a step takes, so such a run is drawn over optimizer steps. The file is written with
-each checkpoint: a run is seen as far as its newest one.
+trainer does not log how many rollouts a step takes, so such a run is drawn over optimizer steps. The file is written
+with each checkpoint, so a run is shown up to its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHECKPOINT = "checkpoint-"
 _LONGEST = 256 << 20  # bytes
 _SHOWN = 3  # problems
 _STEPS = "optimizer steps"
-_NAMES = {  # of a line's figures, and TRL's key of each
+_NAMES = {  # names in a line, each with TRL's key
     "reward_mean": "reward",
     "loss": "loss",
     "grad_norm": "grad_norm",
@@ -31,14 +31,15 @@ _LENGTHS = tuple(f"completions/{name}_length" for name in ("min", "mean", "max")
 
 
 def state_in(folder: Path) -> Path | None:
-    """The newest `trainer_state.json` of TRL's output folder, or of one of its checkpoints; None where it is neither."""
+    """The newest `trainer_state.json` of TRL's output folder or of one of its checkpoints; None if the folder is neither."""
     return next(iter(_states(folder)), None)
 
 
 def _states(folder: Path) -> list[Path]:
-    """Every `trainer_state.json` of it, the newest first: that of `trainer.save_state()`, then by the checkpoints' steps.
+    """Every `trainer_state.json` in the folder, newest first: the one of `trainer.save_state()`, then those of the
+    checkpoints.
 
-    One that was written before the newest checkpoint is of a run that was resumed since.
+    If the state of `save_state` is older than the newest checkpoint, the run has been resumed since, and it comes second.
     """
     numbered = [
         (int(place.name.removeprefix(_CHECKPOINT)), place / STATE)
@@ -53,12 +54,12 @@ def _states(folder: Path) -> list[Path]:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether it is a checkpoint of a run of TRL whose folder lies around it."""
+    """Whether the folder is a checkpoint inside the folder of a TRL run."""
     return folder.name.startswith(_CHECKPOINT) and (folder / STATE).is_file()
 
 
 def read_trl(folder: Path) -> RecordedRun:
-    """The run of an output folder of TRL; what cannot be read is said in its `problem`, not raised."""
+    """The run in an output folder of TRL. Errors are not raised; its `problem` describes them."""
     states = _states(folder)
     if not states:
         return RecordedRun(folder, problem=f"no {STATE} in it, nor in a checkpoint of it")
@@ -75,11 +76,11 @@ def read_trl(folder: Path) -> RecordedRun:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    """A state of TRL's trainer.
+    """Parse a state of TRL's trainer.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is too long, no JSON, or no such state.
+        ValueError: it is too long, or is not a state in JSON.
     """
     with open_regular(path) as file:
         content = file.read(_LONGEST + 1)
@@ -92,7 +93,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _run_of(folder: Path, path: Path, name: str, state: dict[str, Any], problems: list[str]) -> RecordedRun:
-    """The run that a state tells; `problems` are those of newer states, which cannot be read."""
+    """The run described by a state. `problems` are the errors of newer states, which cannot be read."""
     history = [entry for entry in state.get("log_history") or () if isinstance(entry, dict)]
     is_ours = any(ROLLOUTS in entry for entry in history)
     steps = _steps(history, is_ours)
@@ -118,7 +119,7 @@ def _run_of(folder: Path, path: Path, name: str, state: dict[str, Any], problems
 
 
 def _note(name: str, is_ours: bool, evaluated: bool) -> str:
-    """What the figures of a run are, which is not what they are of a run of this trainer."""
+    """A note on how the metrics differ from those of rollalloc's own trainer."""
     remarks = [f"its figures are those of {name}, which TRL writes with each checkpoint"]
     remarks += (
         [] if is_ours else ["TRL's own trainer logs no number of rollouts, so optimizer steps stand in their place"]

@@ -1,10 +1,10 @@
-"""A run of verl as the log of its `file` logger tells it, brought into the lines of `metrics.jsonl` that every view reads.
+"""Reads a verl run from the log of its `file` logger and converts it into lines of `metrics.jsonl`, which every view reads.
 
 Under our trainer the log has everything under `rollalloc/`: rollouts, accounts, states of prompts. verl's own trainer does
 not log how many rollouts a step takes, so such a run is drawn over training steps. The log is written after each step.
 
-verl opens its log anew when a run is resumed, so that a log may begin in the midst of a run. Rollouts and tokens are logged
-as totals of the run, seconds by step: from the first step that is missing on, the seconds are not known.
+verl starts a new log when a run is resumed, so a log may begin in the middle of a run. Rollouts and tokens are logged
+as totals of the run, but seconds for each step. Therefore, after a missing step, the total seconds are unknown.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from rollalloc.runs.recorded import RecordedRun
 from rollalloc.runs.values import parsed
 
 _UNIT, _OUR_UNIT = "training steps", "rollouts paid"
-_FIRST = "first_step"  # in the description: the first step before which others are not in the log
-_SECONDS, _SAVING = "timing_s/step", "timing_s/save_checkpoint"  # the second is within the first; validation is not
-_NAMES = {  # of a line's figures, and verl's key of each
+_FIRST = "first_step"  # key of the description: the first step whose predecessors are missing in the log
+_SECONDS, _SAVING = "timing_s/step", "timing_s/save_checkpoint"  # the second is part of the first; validation is not
+_NAMES = {  # names in a line, each with verl's key
     "reward_mean": "critic/score/mean",
     "loss": "actor/pg_loss",
     "grad_norm": "actor/grad_norm",
     "entropy": "actor/entropy",
 }
 _LENGTHS = tuple(f"response_length/{name}" for name in ("min", "mean", "max"))
-_TOKENS = "perf/total_num_tokens"  # of prompts and responses of a step
+_TOKENS = "perf/total_num_tokens"  # tokens of prompts and responses of a step
 _ACCURACY = re.compile(r"val-core/.+/mean@\d+")
 
 
 def is_log(path: Path) -> bool:
-    """Whether the first line of a file is one of verl's `file` logger: a step and its data."""
+    """Whether the first line of a file is from verl's `file` logger: a step and its data."""
     if path.suffix != ".jsonl" or not path.is_file():
         return False
     try:
@@ -50,11 +50,11 @@ def is_log(path: Path) -> bool:
 
 
 def read_verl_run(path: Path, metrics: Sequence[str] = ()) -> RecordedRun:
-    """The run of a log; what cannot be read is said in its `problem`, not raised.
+    """The run in a log. Errors are not raised; its `problem` describes them.
 
     Args:
         path: of the log.
-        metrics: keys of verl's validation, whose mean is the accuracy; by default all of the form val-core/…/mean@N.
+        metrics: keys of verl's validation metrics, whose mean is the accuracy. Default: all of the form val-core/…/mean@N.
 
     Raises:
         ValueError: no validation has all of `metrics`.
@@ -74,7 +74,7 @@ def read_verl_run(path: Path, metrics: Sequence[str] = ()) -> RecordedRun:
                     entries.append(entry)
                 elif line is None or line.strip():
                     wrong.append(f"{path.name}:{at} is no line of verl's file logger")
-        with suppress(ValueError):  # a killed run leaves its last line broken off
+        with suppress(ValueError):  # a killed run may leave an incomplete last line
             if (entry := _entry(file.rest)) is not None:
                 entries.append(entry)
     except OSError as error:
@@ -104,10 +104,10 @@ def read_verl_run(path: Path, metrics: Sequence[str] = ()) -> RecordedRun:
 
 
 def _entry(line: bytes) -> tuple[int, Mapping[str, Any]] | None:
-    """A step and its data; None: something else.
+    """A step and its data; None if the line is something else.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: it is not a JSON object.
     """
     entry = parsed(line)
     step, data = entry.get("step"), entry.get("data")
@@ -116,7 +116,7 @@ def _entry(line: bytes) -> tuple[int, Mapping[str, Any]] | None:
 
 
 def costs_known(run: RecordedRun) -> Curve:
-    """Accuracy against rollouts, tokens, seconds of training and steps; NaN where the log does not say."""
+    """The curve of accuracy against rollouts, tokens, seconds of training and steps; NaN where the log has no value."""
     curve, first = curve_of(run.metrics), run.description.get(_FIRST)
     if first is not None:
         known = zip(curve.version, curve.seconds, strict=True)
@@ -124,11 +124,11 @@ def costs_known(run: RecordedRun) -> Curve:
     if run.unit == _OUR_UNIT:
         return curve
     unknown = (nan,) * len(curve.accuracy)
-    return replace(curve, rollouts=unknown, tokens=unknown)  # verl's own tokens are of prompts too
+    return replace(curve, rollouts=unknown, tokens=unknown)  # verl's own count includes prompts
 
 
 def _first_missing(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> int | None:
-    """The first step before which others are not in the log; None if all are there."""
+    """The first step whose predecessors are missing in the log; None if none are missing."""
     last = 0
     for step, data in entries:
         if _SECONDS in data:
@@ -148,7 +148,7 @@ def _gaps(first: int | None) -> list[str]:
 def _steps(entries: list[tuple[int, Mapping[str, Any]]], is_ours: bool, keys: Sequence[str]) -> LoggedSteps:
     steps = LoggedSteps(is_ours)
     for step, data in entries:
-        if _SECONDS in data:  # without it: a validation before the first step, or after a resume
+        if _SECONDS in data:  # the log may begin with a validation, before the first step or after a resume
             seconds = (number(data[_SECONDS]) or 0.0) - (number(data.get(_SAVING)) or 0.0)
             steps.go_back_to(step - 1)
             tokens = steps.paid["tokens_paid"] + (number(data.get(_TOKENS)) or 0)
@@ -161,7 +161,7 @@ def _steps(entries: list[tuple[int, Mapping[str, Any]]], is_ours: bool, keys: Se
 
 
 def _notes(name: str, is_ours: bool, keys: Sequence[str], validated: Sequence[str]) -> list[str]:
-    """What the figures of a run are, which is not what they are of a run of this trainer."""
+    """Notes on how the metrics differ from those of rollalloc's own trainer."""
     notes = [f"its figures are those of {name}, which does not say when a run ends"]
     if not is_ours:
         notes.append("verl's own trainer logs no number of rollouts, so training steps stand in their place")

@@ -110,9 +110,7 @@ def test_a_file_is_written_whole_again_and_never_over_another(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"mine": [1]}), file)
     before = file.read_bytes()
     for refused in (lambda: check_export(file, "variance", None), lambda: write_curriculum(file, [ROW])):
-        with pytest.raises(
-            FileExistsError, match=r"holds c\.parquet, which as far as is known rollalloc did not write"
-        ):
+        with pytest.raises(FileExistsError, match=r"holds c\.parquet, which was not written by rollalloc"):
             refused()
     assert file.read_bytes() == before
     with pytest.raises(ValueError, match="Parquet cannot hold these prompts"):

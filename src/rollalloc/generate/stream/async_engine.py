@@ -22,9 +22,9 @@ from rollalloc.generate.stream.backend import Backend, BackendDied, Ended, Pausa
 from rollalloc.models.weights import weights_of
 from rollalloc.rewards.function import Unscored
 
-_SOON_S = 0.005  # how long generation is waited for where scores may come first
-_LATER_S = 1.0  # and where nothing else can happen
-_STEPS = 10_000  # newest decoding steps that are kept
+_SOON_S = 0.005  # seconds to wait for generation if a score may come first
+_LATER_S = 1.0  # seconds to wait for generation if nothing else can happen
+_STEPS = 10_000  # number of newest decoding steps to keep
 
 
 class AsyncEngine(LocalEngine):
@@ -32,8 +32,8 @@ class AsyncEngine(LocalEngine):
 
     Args:
         shared: as for `LocalEngine`.
-        begin: makes the back-end, for the version of the weights that the policy has then.
-        streaming: what overlaps.
+        begin: creates the back-end; it is called with the version of the policy's weights.
+        streaming: whether generation overlaps with training.
 
     Attributes:
         steps: (rows, seconds) of the newest decoding steps.
@@ -45,14 +45,14 @@ class AsyncEngine(LocalEngine):
         super().__init__(*shared)
         self._begin, self._streaming = begin, streaming
         self._backend: Backend | None = None
-        self._loaded = _InFlight()  # of a checkpoint, until there is a back-end
-        self._ended_before: list[Ended] = []  # of these, what had ended and was not taken in
-        self._died: BackendDied | None = None  # while a batch was trained, which comes to its end first
+        self._loaded = _InFlight()  # rollouts from a checkpoint, until there is a back-end
+        self._ended_before: list[Ended] = []  # those of them that had ended and were not processed yet
+        self._died: BackendDied | None = None  # raised while a batch was trained, which is finished first
         self._running: set[int] = set()  # rollouts in flight that the back-end has; the others are being scored
         self._scoring: list[Scoring] = []
-        self._room = 0  # what `capacity` returned last
-        self._straddled = 0  # rollouts that went on over an update
-        self._paces = np.zeros(3)  # decoding steps, rows in them, seconds
+        self._room = 0  # the last result of `capacity`
+        self._straddled = 0  # rollouts that continued over an update
+        self._paces = np.zeros(3)  # number of decoding steps, of rows in them, and seconds
         self.steps: deque[tuple[int, float]] = deque(maxlen=_STEPS)
 
     # ---------------------------------------------------------------------------------------------------- the protocol
@@ -65,7 +65,7 @@ class AsyncEngine(LocalEngine):
         rows: list[RunningRow] = []
         for order in orders:
             for rollout in order.rollouts:
-                if rollout not in self._order_of:  # otherwise it came with a checkpoint, and goes on
+                if rollout not in self._order_of:  # otherwise it came from a checkpoint and continues
                     self._order_of[rollout] = order
                     self._running.add(rollout)
                     rows.append(RunningRow(rollout, order.prompt, self.prompts.tokens[order.prompt]))
@@ -77,12 +77,12 @@ class AsyncEngine(LocalEngine):
             self._opened.cancel(running)
 
     def poll(self, *, wait: bool = True) -> list[RolloutResult]:
-        """Return what was scored, stopped or failed.
+        """Return the rollouts that were scored, stopped or failed.
 
         Raises:
-            BackendDied: only if `wait` is True. Until then what generates has no capacity, so that a batch that is being
-                trained comes to its end first.
-            RuntimeError: nothing is in flight although there is room, so that nothing can come.
+            BackendDied: the back-end died. Raised only if `wait` is True; until then the capacity is 0, so that a batch
+                that is being trained is finished first.
+            RuntimeError: nothing is in flight although there is room, so nothing can end.
         """
         results, self._ended = self._ended, []
         if self._died is not None:
@@ -103,7 +103,7 @@ class AsyncEngine(LocalEngine):
             return results
 
     def load_weights(self, version: int) -> None:
-        """Hand the weights to the back-end; running rollouts continue with them. The first call starts the back-end."""
+        """Pass the weights to the back-end. Running rollouts continue with them. The first call starts the back-end."""
         self._version = version
         if self._backend is None:
             self._open(version)
@@ -114,7 +114,7 @@ class AsyncEngine(LocalEngine):
                 self._died = died
 
     def pause(self) -> None:
-        """If nothing overlaps, pause the running rollouts, so that a checkpoint can hold them."""
+        """Without overlap, pause the running rollouts, so that a checkpoint can contain them."""
         self._in_flight()
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class AsyncEngine(LocalEngine):
         self._ended.clear()
 
     def figures(self) -> dict[str, Any]:
-        """As of every engine, and what streamed since the last call."""
+        """The metrics of every engine, and those of streaming since the last call."""
         steps, rows, seconds = self._paces.tolist()
         streamed = {
             "straddled": self._straddled,
@@ -171,7 +171,7 @@ class AsyncEngine(LocalEngine):
         self._straddled, self._paces = stream["straddled"], np.array(stream["paces"], np.float64)
 
     def _in_flight(self) -> _InFlight:
-        """What the back-end has, which is paused for that; nothing where one has no pause, or goes on by a clock."""
+        """Pause the back-end and return its rollouts. Empty if it cannot pause, or if timing decides what it does."""
         if self._backend is None:
             return self._loaded
         if self._streaming.overlap or not isinstance(self._backend, Pausable):
@@ -188,7 +188,7 @@ class AsyncEngine(LocalEngine):
         return self._backend
 
     def _open(self, version: int) -> None:
-        """Begin a back-end with what a checkpoint had in flight, each rollout after the tokens that it has."""
+        """Start a back-end with a checkpoint's rollouts in flight. Each continues after the tokens that it has."""
         self._backend = backend = self._begin(version)
         rows: list[RunningRow] = []
         for generation, order in zip(self._loaded.generations, self._loaded.orders, strict=True):
@@ -208,7 +208,7 @@ class AsyncEngine(LocalEngine):
     # ------------------------------------------------------------------------------------------------------- taking in
 
     def _take_in(self, *, wait: bool) -> list[RolloutResult]:
-        """Hand what ended to the scorer; return what is scored, stopped or failed."""
+        """Pass rollouts that ended to the scorer. Return those that are scored, stopped or failed."""
         wait_s = (_SOON_S if self._scoring else _LATER_S) if wait else 0.0
         backend = self._opened
         ended = [*self._ended_before, *backend.poll(wait_s)]
@@ -224,14 +224,14 @@ class AsyncEngine(LocalEngine):
         return results + self._scored()
 
     def _wait_for_others(self) -> None:
-        """Nothing is generated: a score comes next, or the back-end has no room at the moment."""
+        """Nothing is being generated: wait for a score, or for the back-end to have room."""
         if self._scoring:
             wait_for([future for _, future in self._scoring], _LATER_S, FIRST_COMPLETED)
         else:
             time.sleep(_SOON_S)
 
     def _sort(self, ended: Sequence[Ended]) -> list[RolloutResult]:
-        """Hand complete rollouts to the scorer; return those that failed or were stopped."""
+        """Pass complete rollouts to the scorer. Return those that failed or were stopped."""
         results: list[RolloutResult] = []
         complete: list[Generation] = []
         stopped: list[Generation] = []
@@ -252,7 +252,8 @@ class AsyncEngine(LocalEngine):
         return results
 
     def _scored(self) -> list[RolloutResult]:
-        """Return what is scored; where nothing overlaps, wait for it, so that no order depends on a clock."""
+        """Return the rollouts that are scored. Without overlap, wait for all scores, so that the run does not depend on
+        timing."""
         if not self._streaming.overlap:
             wait_for([future for _, future in self._scoring])
         done = [scoring for scoring in self._scoring if scoring[1].done()]
@@ -262,7 +263,7 @@ class AsyncEngine(LocalEngine):
 
 @dataclass(frozen=True)
 class _InFlight:
-    """Unfinished rollouts, with the tokens sampled so far and the order of each; `cancelled` ones were stopped."""
+    """Unfinished rollouts, each with its order and the tokens sampled so far. Those in `cancelled` were stopped."""
 
     generations: tuple[Generation, ...] = ()
     orders: tuple[Order, ...] = ()

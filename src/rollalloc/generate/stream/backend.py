@@ -8,8 +8,8 @@ The engine calls all methods from one thread. Only `poll` waits:
     backend.cancel([7])                             # `poll` still returns 7, once: cancelled, or as it ended before that
     backend.close()
 
-`poll` returns each submitted rollout exactly once, whatever happens to it. A rollout that the back-end loses is returned as
-"failed". If everything is lost, `poll` raises `BackendDied`.
+`poll` returns each submitted rollout exactly once, whatever happens to it. A rollout that the back-end loses is
+returned as "failed". If the back-end is lost, `poll` raises `BackendDied`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rollalloc.generate.sampling import Sampling
 
 NO_LOGPROBS = np.zeros(0, np.float32)
 End = Literal["stop", "length", "cancelled", "failed"]
-Span = tuple[int, int]  # a version of the weights, and how many tokens in a row were sampled under it
+Span = tuple[int, int]  # a version of the weights, and the number of successive tokens sampled under it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledTokens:
-    """What a rollout has sampled so far: token ids, the log-probability of each, and the versions they are of."""
+    """The tokens that a rollout has sampled so far, with their log-probabilities and the versions of the weights."""
 
     tokens: tuple[int, ...] = ()
     logprobs: NDArray[np.float32] = field(default_factory=lambda: NO_LOGPROBS)
@@ -47,10 +47,10 @@ class RunningRow:
     """A rollout to sample.
 
     Attributes:
-        rollout: its id; no other row that runs has it.
-        prompt: index of its prompt; where draws are keyed, they are by this and the rollout's id.
+        rollout: its id; running rows have different ids.
+        prompt: index of its prompt. Keyed random draws depend on it and on the rollout's id.
         tokens: the prompt's token ids, at least one.
-        sampled: what it sampled before it was paused; it continues after that.
+        sampled: the tokens that it sampled before it was paused. It continues after them.
     """
 
     rollout: int
@@ -61,16 +61,16 @@ class RunningRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ended:
-    """A rollout that samples no more.
+    """A rollout that has ended.
 
     Attributes:
         rollout: its id.
-        tokens: token ids sampled; the one that ends it is the last.
-        logprobs: float32 log-probability of each under the distribution that it was drawn from, temperature applied.
+        tokens: token ids sampled, including the one that ends the rollout.
+        logprobs: float32 log-probability of each under the distribution from which it was drawn, including the temperature.
         spans: versions of the weights under which the tokens were sampled, in order; the counts sum to their number.
-        end: "stop": by EOS or another token that ends a rollout; "length": at `max_new_tokens`; "cancelled": as asked;
-            "failed": the back-end lost it.
-        reason: why it failed, in words; "" otherwise.
+        end: "stop": EOS or another token that ends a rollout; "length": `max_new_tokens` reached; "cancelled": stopped
+            on request; "failed": the back-end lost it.
+        reason: why it failed; otherwise "".
     """
 
     rollout: int
@@ -82,20 +82,21 @@ class Ended:
 
 
 def spans_of(versions: Sequence[int]) -> tuple[Span, ...]:
-    """Each token's version as runs of the same one."""
+    """Group the versions of successive tokens into spans of the same version."""
     return tuple((version, len(list(run))) for version, run in groupby(versions))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """How rollouts are decoded, whatever back-end does it.
+    """Settings of decoding, for any back-end.
 
     Attributes:
-        sampling: how; `max_rows` and `kv_tokens` bound the rows that run, the latter as if each were as long as it may be.
+        sampling: how tokens are sampled. `max_rows` and `kv_tokens` limit the number of running rows; for `kv_tokens`
+            each row counts with its maximum length.
         eos_ids: tokens that end a rollout, as `sampling.stop_ids` do.
         pad_id: any id in the vocabulary.
-        seed: of the draws.
-        longest_prompt: tokens of the longest prompt that will come.
+        seed: seed of the random draws.
+        longest_prompt: number of tokens of the longest prompt.
     """
 
     sampling: Sampling
@@ -106,10 +107,10 @@ class Decoding:
 
     @property
     def slots(self) -> int:
-        """Rows that run at a time at most.
+        """Maximum number of rows that run at the same time.
 
         Raises:
-            ValueError: `kv_tokens` too few for one rollout.
+            ValueError: `kv_tokens` is too small for one rollout.
         """
         sampling, tokens = self.sampling, self.longest_prompt + self.sampling.max_new_tokens
         if sampling.kv_tokens is None:
@@ -118,10 +119,10 @@ class Decoding:
         return min(sampling.max_rows, sampling.kv_tokens // tokens)
 
     def refuse_unfit(self, rows: Sequence[RunningRow], running: Iterable[int]) -> None:
-        """Refuse rows that cannot run beside those that are there, before any of them is taken.
+        """Check that all of these rows can run beside the present ones, before any of them is accepted.
 
         Raises:
-            ValueError: names the first of them, and why.
+            ValueError: one cannot; the message names the first one and the reason.
         """
         there = set(running)
         for row in rows:
@@ -134,12 +135,12 @@ class Decoding:
 
 
 class BackendDied(RuntimeError):
-    """The back-end is gone and cannot be replaced. None of its rollouts comes back."""
+    """The back-end died and cannot be replaced. Its rollouts are lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The rows of a back-end that run or wait, in order, and the rollouts that ended and that `poll` did not return yet."""
+    """The rows of a back-end that run or wait, in order, and the rollouts that ended but were not returned by `poll` yet."""
 
     rows: tuple[RunningRow, ...] = ()
     ended: tuple[Ended, ...] = ()
@@ -149,45 +150,45 @@ class Backend(Protocol):
     """Samples many rollouts at a time; each starts and ends independently of the others."""
 
     def capacity(self) -> int:
-        """Rows that may be started now, 0 or more; it may fall to 0 and come back."""
+        """Number of rows that may be started now. It may be 0 for a while."""
         ...
 
     def submit(self, rows: Sequence[RunningRow]) -> None:
-        """Begin to sample these rows. Rows beyond `capacity` wait until there is room.
+        """Start to sample these rows. Rows beyond `capacity` wait until there is room.
 
         Raises:
-            ValueError: a row that runs already, is empty, or can never fit.
+            ValueError: a row runs already, is empty, or can never fit.
         """
 
     def cancel(self, rollouts: Sequence[int]) -> None:
-        """Stop these soon. Rollouts that have ended or were never submitted are ignored."""
+        """Stop these rollouts soon. Those that have ended or were never submitted are ignored."""
 
     def poll(self, wait_s: float) -> list[Ended]:
-        """Return what ended since the last call. In this process this takes one decoding step.
+        """Return the rollouts that ended since the last call. A back-end in this process runs one decoding step.
 
         Args:
-            wait_s: seconds to wait at most if nothing has ended and something runs, 0 or more.
+            wait_s: maximum seconds to wait if nothing has ended and something runs, 0 or more.
 
         Raises:
-            BackendDied: the back-end is gone and cannot be replaced.
+            BackendDied: the back-end died and cannot be replaced.
             FloatingPointError: the model's logits are not numbers.
         """
         ...
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Sample with these weights from now on, or from the next safe point on. Running rollouts continue.
+        """Sample with these weights from now on, or from the next possible moment. Running rollouts continue.
 
-        When this returns the caller may change the tensors; each token says by `Ended.spans` under which version it was
-        sampled. Keys and values that are cached of earlier weights may be kept: log-probabilities are those of the
-        distribution that was drawn from, which is all that the importance weights need.
+        When this returns, the caller may change the tensors. `Ended.spans` says under which version each token was
+        sampled. Cached keys and values of earlier weights may be kept, because importance weights only need the
+        log-probabilities of the distribution from which a token was really drawn.
 
         Args:
             weights: by name, as `rollalloc.models.weights.weights_of` gives them.
-            version: above all before it.
+            version: larger than all earlier versions.
         """
 
     def paces(self) -> Sequence[tuple[int, float]]:
-        """(rows, seconds) of decoding steps since the last call, for a cost model; empty where they are not known."""
+        """(rows, seconds) of the decoding steps since the last call, for a cost model; empty if they are unknown."""
         ...
 
     def figures(self) -> dict[str, Any]:
@@ -205,6 +206,6 @@ class Pausable(Backend, Protocol):
     def pause(self) -> Paused:
         """Return all rows in a form with which another back-end can start. The next `poll` continues them.
 
-        Started with these rows, in this order and under the same weights, that one samples the same tokens.
+        If it starts with these rows in this order and the same weights, it samples the same tokens.
         """
         ...

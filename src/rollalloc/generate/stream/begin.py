@@ -1,4 +1,4 @@
-"""Makes the back-end that a run generates with."""
+"""Creates the back-end with which a run generates."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def begin(
     seed: int,
     limit_s: float,
 ) -> Callable[[int], Backend]:
-    """Return a function that makes the back-end, with the weights that the policy has when it is called.
+    """Return a function that creates the back-end. It uses the policy's weights at the time of its call.
 
     The back-end has its own copy of the model. Its weights change only by `load_weights`.
 
     Args:
-        behaviour: gives the policy that samples; without adapters.
+        behaviour: provides the policy that samples, without adapters.
         prompts: token ids of each prompt.
         sampling: how rollouts are sampled.
-        streaming: which back-end, and whether it has a process of its own.
-        seed: of all draws.
-        limit_s: seconds without a sign of life after which a process that generates is given up.
+        streaming: which back-end, and whether it runs in its own process.
+        seed: seed of all draws.
+        limit_s: a generating process is given up after this many seconds without a sign of life.
 
     Returns:
-        version of the weights → back-end; see `LocalBackend` for what may be wrong.
+        A function from the version of the weights to the back-end. It raises the errors of `LocalBackend`.
 
     Raises:
         ValueError: the back-end cannot generate with the model, or has no room for one rollout.
@@ -62,10 +62,10 @@ def begin(
 def refuse_unfit_model(
     model: PreTrainedModel, prompts: Sequence[Tokens], sampling: Sampling, streaming: Streaming
 ) -> None:
-    """Refuse a model with which the back-end that the settings name cannot generate, before anything is made of it.
+    """Check that the back-end of these settings can generate with a model, before anything is created.
 
     Args:
-        model: without adapters, or before it has them.
+        model: the model, without adapters.
         prompts: token ids of each prompt.
         sampling: how rollouts are sampled.
         streaming: which back-end.

@@ -1,7 +1,7 @@
-"""What another process builds a model of: a description as plain data, and weights in memory that both share.
+"""A description of a model as plain data, and its weights in shared memory, from which another process builds the model.
 
-A live model takes along whatever was hung on it, such as the hooks that transformers leaves where hidden states were asked
-for once, and those cannot be sent.
+A model itself cannot always be sent to a process: it may carry objects that cannot be pickled, such as the hooks that
+transformers adds when hidden states are requested.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-_ELSE = "so that no other process can build it: generate in this one (--no-overlap), or use --engine sync"
+_ELSE = "so another process cannot build it: generate in this process (--no-overlap), or use --engine sync"
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What a model is, without its weights.
+    """The description of a model, without its weights.
 
     Attributes:
-        kind: its class, which is sent by name.
-        config_kind: that of its configuration.
+        kind: the model's class, which is sent by its name.
+        config_kind: the class of its configuration.
         config: its configuration.
-        attention: the implementation that it attends by.
-        same: by each name of a parameter or buffer, the first name of the same tensor: another one where they are tied.
-        trained: first names of the parameters that are not frozen.
+        attention: name of its attention implementation.
+        same: maps each name of a parameter or buffer to the first name of the same tensor. The two differ for tied tensors.
+        trained: names of the parameters that are not frozen, each by its first name.
     """
 
     kind: type[PreTrainedModel]
@@ -40,7 +40,7 @@ class Blueprint:
 
     @staticmethod
     def of(model: PreTrainedModel) -> Blueprint:
-        """A model's; a `ValueError` where its class and configuration do not make a model like it."""
+        """The description of a model. Raises a `ValueError` if its class and configuration do not give the same model."""
         firsts: dict[int, str] = {}
         here = _tensors(model)
         made = Blueprint(
@@ -53,7 +53,7 @@ class Blueprint:
         )
         try:
             there = _tensors(pickle.loads(pickle.dumps(made))._empty())
-        except Exception as error:  # whatever its class may raise
+        except Exception as error:  # its class may raise anything
             raise ValueError(f"{type(model).__name__} is not made by its configuration, {_ELSE} ({error})") from error
         if others := [name for name in here.keys() | there.keys() if _shape(here, name) != _shape(there, name)]:
             first = min(others)
@@ -62,11 +62,11 @@ class Blueprint:
         return made
 
     def first(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """The model's parameters and buffers, those that are not saved included, by their first names."""
+        """The model's parameters and buffers by their first names, including buffers that are not saved."""
         return {name: tensor for name, tensor in _tensors(model).items() if self.same[name] == name}
 
     def built(self, tensors: Mapping[str, Tensor], device: torch.device) -> PreTrainedModel:
-        """The model, in eval mode, of parameters and buffers by their first names, which are copied."""
+        """Build the model, in eval mode, from parameters and buffers by their first names. They are copied."""
         model = self._empty()
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         made: dict[str, Tensor] = {}
@@ -80,7 +80,7 @@ class Blueprint:
         return model.eval()
 
     def _empty(self) -> PreTrainedModel:
-        """A model of this kind whose weights are nowhere."""
+        """A model of this kind without memory for its weights (device "meta")."""
         config = self.config_kind.from_dict(dict(self.config))
         config._attn_implementation = self.attention
         with torch.device("meta"):
@@ -88,7 +88,7 @@ class Blueprint:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, by each of their names."""
+    """Parameters and buffers by all of their names."""
     parameters = model.named_parameters(remove_duplicate=False)
     return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
 
@@ -98,10 +98,10 @@ def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:
 
 
 class SharedWeights:
-    """A place for weights of these names, shapes and types, on the CPU; it goes to a process that is spawned as it is.
+    """Shared CPU memory for weights of these names, shapes and types. It can be passed to a spawned process.
 
     Args:
-        like: the weights that it holds to begin with.
+        like: the first weights to store.
     """
 
     def __init__(self, like: Mapping[str, Tensor]) -> None:
@@ -111,18 +111,18 @@ class SharedWeights:
             first = sizes.get(tensor.dtype, 0)
             self._places[name] = tensor.dtype, first, tensor.shape
             sizes[tensor.dtype] = first + tensor.numel()
-        # One tensor a type: each that is shared takes a file descriptor.
+        # One tensor per type, because each shared tensor needs a file descriptor.
         self._flat = {dtype: torch.empty(size, dtype=dtype).share_memory_() for dtype, size in sizes.items()}
         self.put(like)
 
     def put(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy weights into it."""
+        """Copy weights into the shared memory."""
         with torch.no_grad():
             for name, here in self.views().items():
                 here.copy_(weights[name])
 
     def views(self) -> dict[str, Tensor]:
-        """What it holds, by name, without a copy."""
+        """The stored weights by name, without a copy."""
         return {
             name: self._flat[dtype][first : first + shape.numel()].view(shape)
             for name, (dtype, first, shape) in self._places.items()

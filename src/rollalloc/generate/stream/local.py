@@ -1,4 +1,4 @@
-"""Our sampler as a back-end: one decoding step a call, in the process that calls."""
+"""rollalloc's sampler as a back-end in this process: each `poll` runs one decoding step."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from rollalloc.models.attention import decoding_attention
 from rollalloc.models.likelihood import appends_only, cache_argument, evaluating, ready_mask, sent
 from rollalloc.models.weights import load_weights, weights_of
 
-_PREFILL_TOKENS = 1 << 15  # of rows that are prefilled again in one pass, padding included
-# What `LocalBackend` has of each row.
+_PREFILL_TOKENS = 1 << 15  # tokens, including padding, that may be prefilled again in one pass
+# The data of a row in `LocalBackend`.
 _OF_ROWS = ("_key_R", "_count_R", "_position_R", "_tokens_RT", "_logprobs_RT", "_versions_RT")
 
 
 class LocalBackend:
-    """Samples with a model of this process; rows join and leave at every step.
+    """Samples with a model in this process. Rows join and leave at every step.
 
-    What a rollout draws is a function of (seed, prompt, rollout, position) alone, as in `rollalloc.generate.sampler`.
+    A rollout's random draws depend only on (seed, prompt, rollout, position), as in `rollalloc.generate.sampler`.
 
     Args:
-        model: samples; one whose cache is plain keys and values.
-        decoding: how.
-        version: of the weights that the model has.
-        repeatable: True: after each `load_weights` the keys and values of running rows are computed again, as after a pause.
-            A run that is paused, saved and resumed right after a `load_weights` then samples the same tokens as one that
-            was not. False: they are kept, which saves a prefill at each update.
+        model: the model that samples. Its cache must consist of plain keys and values.
+        decoding: settings of decoding.
+        version: version of the model's weights.
+        repeatable: True: after each `load_weights`, the keys and values of running rows are computed again, as after a
+            pause. Then a run that is paused, saved and resumed right after a `load_weights` samples the same tokens as
+            a run without interruption. False: they are kept, which saves a prefill at each update.
 
     Raises:
-        ValueError: a model with another cache, `kv_tokens` too few for one rollout, an EOS outside the vocabulary.
+        ValueError: the model has another cache, `kv_tokens` is too small for one rollout, or an EOS id is outside the
+            vocabulary.
     """
 
     def __init__(
@@ -52,13 +53,13 @@ class LocalBackend:
         self.slots = decoding.slots
         self._version = version
         self._waiting: deque[RunningRow] = deque()
-        self._over: list[Ended] = []  # cancelled, not given back yet
+        self._over: list[Ended] = []  # cancelled, not returned yet
         self._paces: list[tuple[int, float]] = []
         self._slab = Slab(model)
-        self._running: list[RunningRow] = []  # in the order of the slab's rows, as all that follows
+        self._running: list[RunningRow] = []  # this and the following are in the order of the slab's rows
         self._key_R = np.zeros(0, np.uint64)
-        self._count_R = np.zeros(0, np.int64)  # tokens of the completion so far
-        self._position_R = np.zeros(0, np.int64)  # of the newest token
+        self._count_R = np.zeros(0, np.int64)  # number of tokens of the completion so far
+        self._position_R = np.zeros(0, np.int64)  # position of the newest token
         width = self._sampling.max_new_tokens
         self._tokens_RT = np.zeros((0, width), np.int64)
         self._logprobs_RT = np.zeros((0, width), np.float32)
@@ -66,7 +67,7 @@ class LocalBackend:
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether there is anything to do in a step."""
         return bool(self._running or self._waiting or self._over)
 
     # ------------------------------------------------------------------------------------------------- the interface
@@ -101,16 +102,18 @@ class LocalBackend:
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         here = weights_of(self._model)
-        if any(here[name] is not tensor for name, tensor in weights.items()):  # else they are the model's own
+        if any(
+            here[name] is not tensor for name, tensor in weights.items()
+        ):  # otherwise they are the model's own tensors
             load_weights(self._model, weights)
         self._version = version
         if self._repeatable:
             self.pause()
 
     def pause(self) -> Paused:
-        """Give up the keys and values of what runs, which the next `poll` computes anew; returns all that is held.
+        """Return all rows, and drop the keys and values of those that run. The next `poll` computes them again.
 
-        Another back-end that starts these rows in this order, with the same weights, samples the same tokens.
+        If another back-end starts with these rows in this order and the same weights, it samples the same tokens.
         """
         running = [
             RunningRow(row.rollout, row.prompt, row.tokens, SampledTokens(ended.tokens, ended.logprobs, ended.spans))
@@ -136,7 +139,7 @@ class LocalBackend:
     # ---------------------------------------------------------------------------------------------------------- a step
 
     def _feed(self) -> Tensor:
-        """Logits of the token after the newest of each row."""
+        """Compute the logits that follow the newest token of each row."""
         slab, count = self._slab, len(self._running)
         slab.make_room()
         newest_B = self._tokens_RT[np.arange(count), self._count_R[:count] - 1]
@@ -155,21 +158,22 @@ class LocalBackend:
         return output.logits[:, -1].float()
 
     def _join(self) -> Tensor:
-        """Prefill what waits, as far as there are slots and one pass may be long; the logits of its next tokens."""
+        """Prefill waiting rows, limited by free slots and by the size of one pass. Returns the logits of their next
+        tokens."""
         joining = self._next_to_join()
         texts = [row.tokens + row.sampled.tokens for row in joining]
         place_of = {text: place for place, text in enumerate(dict.fromkeys(texts))}
         rows = Rows(self._model, list(place_of), np.array([place_of[text] for text in texts]), self._decoding.pad_id)
         length_K = np.array([len(text) for text in texts])
         if rows.held[0][0].shape[-2] != length_K.max():
-            what = f"{type(self._model).__name__} keeps other tokens in its cache than it is given"
+            what = f"{type(self._model).__name__} does not keep exactly the given tokens in its cache"
             raise ValueError(f"{what}; use the synchronous engine (--engine sync)")
         self._slab.join(rows.held, length_K)
         self._write_down(joining, length_K)
         return rows.logits_BV
 
     def _next_to_join(self) -> list[RunningRow]:
-        """Take the next rows from those that wait: what was paused may be long, and a pass over all of it too large."""
+        """Take the next waiting rows. Paused rows may be long, so one pass over all of them could be too large."""
         joining: list[RunningRow] = []
         longest = 0
         while self._waiting and len(self._running) + len(joining) < self.slots:
@@ -200,7 +204,7 @@ class LocalBackend:
             self._versions_RT[at, before] = [version for version, count in row.sampled.spans for _ in range(count)]
 
     def _draw(self, logits_BV: Tensor) -> NDArray[np.int64]:
-        """Draw each row's next token; the rows that end with it."""
+        """Draw each row's next token. Returns the rows that end with it."""
         count = len(self._running)
         at_B = self._count_R[:count].copy()
         draws_B = sent(uniforms(self._key_R[:count], at_B), logits_BV.device)
@@ -215,7 +219,7 @@ class LocalBackend:
         return np.flatnonzero(self._ends_V[tokens_B] | (at_B + 1 == self._sampling.max_new_tokens))
 
     def _leave(self, rows_K: NDArray[np.int64], cancelled: bool = False) -> list[Ended]:
-        """Let rows go as they are now."""
+        """Remove rows in their present state."""
         if not rows_K.size:
             return []
         ended = [self._ended(at, cancelled) for at in rows_K.tolist()]
@@ -242,12 +246,12 @@ class LocalBackend:
 
 
 def _cancelled(row: RunningRow) -> Ended:
-    """A row that is stopped before it runs, or runs again."""
+    """The result of a row that is stopped while it waits, before its first token or after a pause."""
     return Ended(row.rollout, row.sampled.tokens, row.sampled.logprobs, row.sampled.spans, "cancelled")
 
 
 def refuse_unstreamable(model: PreTrainedModel) -> None:
-    """Refuse, by a `ValueError`, a model whose rollouts cannot join and leave while others run."""
+    """Raise a `ValueError` if rollouts of this model cannot join and leave while others run."""
     if not appends_only(model.config):
         what = f"whose cache is plain keys and values, and {type(model).__name__} has sliding windows or states"
         raise ValueError(f"rollouts stream only from a model {what}: use the synchronous engine (--engine sync)")

@@ -1,7 +1,7 @@
-"""A back-end in a process of its own, so that what is generated and what is trained do not wait for each other.
+"""A back-end in its own process, so that generation and training do not wait for each other.
 
-A tiny model's time is Python's, which threads would share; so it is a process, with a model of its own. Weights reach it
-through shared memory, everything else through a pipe, and it ends when the pipe does.
+It is a process and not a thread, because a tiny model spends its time in Python, which threads would share. It has its
+own model. Weights reach it through shared memory, everything else through a pipe. It ends when the pipe is closed.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ from rollalloc.processes.spawned import Spawned
 
 log = logging.getLogger(__name__)
 
-_GRACE_S = 5.0  # between a process's last word and its exit code
-_SPEAKS_S = 0.5  # how often a process at work says so
-_GONE = None  # what is heard when the pipe ends
+_GRACE_S = 5.0  # seconds between a process's last message and its exit code
+_SPEAKS_S = 0.5  # seconds between signs of life of a busy process
+_GONE = None  # received when the pipe is closed
 
 
 class ProcessBackend:
-    """`LocalBackend` in a process of its own.
+    """`LocalBackend` in another process.
 
-    A process that dies is replaced, and what ran there begins again under the newest weights, to the same tokens where these
-    are the same; one that dies again before any rollout has ended is not. One that gives no sign of life is killed.
+    If the process dies, it is replaced, and its rollouts start again under the newest weights; if the weights are the
+    same, they get the same tokens. If the replacement dies before any rollout has ended, it is not replaced again. A
+    process without signs of life is killed.
 
     Args:
-        model: is built there once more, with the same weights, on the same device.
+        model: the process builds the same model, with the same weights, on the same device.
         decoding: how.
         version: of the weights that the model has.
-        limit_s: seconds without a sign of life after which it is given up; longer at the beginning.
+        limit_s: the process is given up after this many seconds without a sign of life; at its start the limit is longer.
 
     Raises:
-        ValueError: as `Blueprint.of`; as `LocalBackend`, but when the first rollouts are asked for where only the model
-            says it.
+        ValueError: as `Blueprint.of` and `LocalBackend`. An error that only the model can detect is raised by the first
+            `poll`.
     """
 
     def __init__(
@@ -71,11 +72,11 @@ class ProcessBackend:
         )
         self._threads = max(1, torch.get_num_threads() // 2)
         self._version = version
-        self._rows: dict[int, RunningRow] = {}  # started and not given back
-        self._cancelled: set[int] = set()  # of these
+        self._rows: dict[int, RunningRow] = {}  # started and not returned
+        self._cancelled: set[int] = set()  # those of them
         self._paces: list[tuple[int, float]] = []
         self._restarts = 0
-        self._ended_since = True  # whether a rollout ended since the process was last replaced
+        self._ended_since = True  # whether a rollout has ended since the process was last replaced
         self._silence = Silence(lambda: f"the process that generates ({self._spawned.process.pid})", limit_s)
         self._begin()
 
@@ -100,7 +101,7 @@ class ProcessBackend:
         while self._rows and not ended:
             try:
                 said = self._heard.inbox.get(timeout=min(LOOK_S, max(0.0, until - monotonic())))
-                while True:  # and what else is there
+                while True:  # and other things
                     ended += self._take(said)
                     said = self._heard.inbox.get_nowait()
             except Empty:
@@ -110,7 +111,7 @@ class ProcessBackend:
         return ended
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        while not self._heard.wait_until_copied(LOOK_S):  # what it was given last
+        while not self._heard.wait_until_copied(LOOK_S):  # the last weights that were sent
             self._look(f"the weights of version {version}")
         self._weights.put(weights)
         self._version = version
@@ -125,13 +126,13 @@ class ProcessBackend:
         return {"restarts": self._restarts}
 
     def close(self) -> None:
-        self._spawned.end()  # it has nothing to save
+        self._spawned.end()  # there is nothing to save
         self._told.end()
         self._heard.end(self._spawned.connection)
         self._rows.clear()
 
     def _look(self, what: str) -> None:
-        """It says nothing: for how long?"""
+        """Check for how long the process has been silent."""
         try:
             self._silence.look(self._heard.signs, what)
         except BackendDied:
@@ -170,14 +171,16 @@ class ProcessBackend:
         return ended
 
     def _replace(self) -> list[Ended]:
-        """The process is gone: begin with another one, and with what ran in it."""
+        """The process died: start another one with its rollouts."""
         code = self._spawned.end(_GRACE_S)
         self._told.end()
         self._heard.end(self._spawned.connection)
         how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with exit code {code}"
         if not self._ended_since:
             why = 'it may lack memory (--max-rows, --kv-tokens), or your program `if __name__ == "__main__":`'
-            what = f"the process that generates ended {how}, and so did the one before it, without a rollout between"
+            what = (
+                f"the process that generates ended {how}, and so did the one before it, and no rollout ended in between"
+            )
             raise BackendDied(f"{what}; {why}")
         log.warning("the process that generates ended %s; %d rollouts begin again in another", how, len(self._rows))
         self._restarts += 1
@@ -192,7 +195,7 @@ class ProcessBackend:
 
 
 class _Told:
-    """What goes into a pipe, so that its reader is not waited for: one that has stopped takes in what the pipe holds."""
+    """Writes to a pipe in a thread, so that the caller does not wait for a reader that has stopped."""
 
     def __init__(self, pipe: Connection) -> None:
         self._outbox: SimpleQueue[Any] = SimpleQueue()
@@ -200,11 +203,11 @@ class _Told:
         self._thread.start()
 
     def say(self, what: Any) -> None:
-        """Say it after what was said before; where nobody hears it any more, `poll` will hear that."""
-        self._outbox.put(ForkingPickler.dumps(what))  # here, where an error belongs
+        """Queue a message. If the reader is gone, `poll` will notice."""
+        self._outbox.put(ForkingPickler.dumps(what))  # pickled here, so that an error is raised in the caller
 
     def end(self) -> None:
-        """Of a process that is gone; before its pipe is closed."""
+        """Stop writing. Called when the process is gone, before its pipe is closed."""
         self._outbox.put(None)
         self._thread.join(_GRACE_S)
 
@@ -215,9 +218,9 @@ class _Told:
 
 
 class _Heard:
-    """What comes out of a pipe, taken in at once, so that its writer never waits; at last, whatever happens, `_GONE`.
+    """Reads from a pipe in a thread, so that the writer never waits. The last message is always `_GONE`.
 
-    `signs` counts what came; `copied`: whether the weights given last are, which only the one who gives them denies.
+    `signs` counts the messages. `copied` says whether the last weights were copied; only the sender sets it to False.
     """
 
     def __init__(self, pipe: Connection) -> None:
@@ -230,13 +233,14 @@ class _Heard:
         self._thread.start()
 
     def wait_until_copied(self, wait_s: float) -> bool:
-        """Whether they are, or never will be; so many seconds are waited for it."""
+        """Wait up to this many seconds until the weights are copied, or can no longer be copied. Returns whether that
+        is so."""
         with self._changed:
             return self._changed.wait_for(lambda: self.copied or self._gone, wait_s)
 
     def end(self, pipe: Connection) -> None:
-        """Close the pipe of a process that is gone."""
-        self._thread.join(_GRACE_S)  # before that: it might read from whoever has the pipe's number next
+        """Close the pipe of a process that has ended."""
+        self._thread.join(_GRACE_S)  # end the thread first: it might read from a new file with the pipe's number
         pipe.close()
 
     def _read(self, pipe: Connection) -> None:
@@ -252,8 +256,8 @@ class _Heard:
                     self.inbox.put(said)
         except (EOFError, OSError):
             pass
-        except Exception:  # what cannot be read is as good as nothing
-            log.exception("the process that generates said what cannot be read")
+        except Exception:  # a message that cannot be read ends the connection
+            log.exception("the process that generates sent a message that cannot be read")
         finally:
             with self._changed:
                 self._gone = True
@@ -269,9 +273,10 @@ def _serve(
     decoding: Decoding,
     threads: int,
 ) -> None:
-    """The process: do what is said, decode while anything runs, and say what ended, or now and then that it is at work."""
+    """The process: follow messages, decode while anything runs, and report rollouts that ended or, from time to time, a
+    sign of life."""
     torch.set_num_threads(threads)
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent decides; a pipe that ends says so
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent decides when it ends, by closing the pipe
         signal.signal(each, signal.SIG_IGN)
     try:
         blueprint, device = pipe.recv()
@@ -300,13 +305,13 @@ def _serve(
                 continue
             spoke = monotonic()
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # nobody is there any more
+        os._exit(0)  # the parent is gone
     except Exception as error:
         pipe.send(("failed", _as_it_travels(error)))
 
 
 def _as_it_travels(error: Exception) -> Exception:
-    """An error that can be sent; one that is not the same elsewhere is said in words."""
+    """An error that can be sent through a pipe. If it does not survive pickling, its text is sent."""
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:

@@ -10,9 +10,11 @@ from rollalloc.generate.stream.backend import BackendDied
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # at most between two looks at what is waited for
-_SAID_S = 10.0  # of silence, before it is said for the first time; then after twice as long, and so on
-_BEGINS_S = 120.0  # at least, before one that has never given a sign is given up: it imports, and builds its model
+LOOK_S = 1.0  # maximum seconds between two checks
+_SAID_S = 10.0  # seconds of silence before the first warning; later warnings come after twice as long each
+_BEGINS_S = (
+    120.0  # minimum limit for a process that has given no sign yet, because it imports modules and builds its model
+)
 
 
 class Silence:
@@ -24,7 +26,7 @@ class Silence:
     Args:
         who: returns the name of the process, with its id.
         limit_s: seconds of silence after which it is given up, above 0.
-        clock: seconds, never set back.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, who: Callable[[], str], limit_s: float, clock: Callable[[], float] = monotonic) -> None:

@@ -1,8 +1,8 @@
-"""Keys and values of rows that come and go, in tensors that stay.
+"""A key-value cache in fixed tensors, for rows that join and leave.
 
-Rows are the first `live` of each tensor. All of them write their next token into the same column, so that a step copies
-nothing; a row's own first token lies in the column that is its `start`, and what is left of it is masked. The last rows take
-the places of those that leave.
+The first `live` rows of each tensor are in use. All rows write their next token into the same column, so a step copies
+nothing. A row's first token is in its column `start`; columns to the left are masked. When rows leave, the last rows
+take their places.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from rollalloc.models.likelihood import sent
 
 
 class Slab:
-    """A cache for a model, with rows that join and leave.
+    """A key-value cache of a model whose rows join and leave.
 
     Args:
-        model: whose cache does nothing but append (`rollalloc.models.likelihood.appends_only`).
+        model: the model. Its cache must only append (`rollalloc.models.likelihood.appends_only`).
 
     Attributes:
-        cache: for the model's forward pass.
-        live: rows there.
-        filled: columns with tokens; the next one comes after them.
-        start_R: column of each live row's first token.
+        cache: the cache to pass to the model.
+        live: number of rows in use.
+        filled: number of columns with tokens. The next token is written into the column after them.
+        start_R: column of the first token of each row in use.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -44,23 +44,24 @@ class Slab:
 
     @property
     def mask_BC(self) -> Tensor | None:
-        """Which columns each live row attends to, the next one included; None: to all."""
+        """The columns to which each row attends, including the next one. None: all columns."""
         return self._mask_RC[: self.live, : self.filled + 1] if self.start_R[: self.live].any() else None
 
     def make_room(self) -> None:
-        """See to it that there is a next column, and few that nobody attends to; call it before each forward pass."""
+        """Make sure that there is a next column, and drop columns that no row attends to. Call it before each forward
+        pass."""
         spare = int(self.start_R[: self.live].min(initial=self.filled))
-        if 4 * spare > self.filled:  # what is copied is at most four times what was written since
+        if 4 * spare > self.filled:  # so that at most four times as much is copied as was written
             self._shift(-spare)
         if self.filled == self._mask_RC.shape[1]:
             self._grow(len(self.start_R), self.filled + ROOM)
 
     def wrote(self) -> None:
-        """A forward pass wrote the next column of every live row."""
+        """Record that a forward pass wrote the next column of every row in use."""
         self.filled += 1
 
     def join(self, held: Sequence[tuple[Tensor, Tensor]], length_K: NDArray[np.int64]) -> None:
-        """Take in rows behind those that are there.
+        """Add rows behind the present ones.
 
         Args:
             held: keys and values of each layer, shape (K, heads, columns, width), the last token in the last column.
@@ -84,7 +85,7 @@ class Slab:
 
     @torch.inference_mode()
     def leave(self, rows_K: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Let rows go; returns the places that became free among those that stay, and the rows that now stand there."""
+        """Remove rows. Returns the places that became free among the remaining rows, and the rows that were moved there."""
         stay = self.live - len(rows_K)
         leaves_B = np.zeros(self.live, bool)
         leaves_B[rows_K] = True
@@ -100,7 +101,7 @@ class Slab:
         return to, movers
 
     def _grow(self, rows: int, columns: int) -> None:
-        """Make the tensors at least so large; what is there stays where it is."""
+        """Enlarge the tensors to at least this size. The contents keep their places."""
         had_rows, had_columns = self._mask_RC.shape
         if rows <= had_rows and columns <= had_columns:
             return
@@ -114,7 +115,7 @@ class Slab:
         self.start_R = np.concatenate([self.start_R, np.zeros(rows - had_rows, np.int64)])
 
     def _shift(self, by: int) -> None:
-        """Move what is there to the right, or, where `by` is negative, to the left."""
+        """Move the contents to the right or, if `by` is negative, to the left."""
         for layer in self._layers:
             layer.shift(by, self.live, self.filled)
         self.filled += by
