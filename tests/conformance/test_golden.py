@@ -11,7 +11,10 @@ CASES = golden.cases()
 KEPT = json.loads(golden.FILE.read_text("utf-8"))
 
 
-@pytest.mark.parametrize("name", CASES)
+# The recipes as their names make them; the tier `e2e` has their variants.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.e2e] * (name not in RECIPES)) for name in CASES]
+)
 def test_the_decisions_are_those_of_the_golden_traces(name):
     assert golden.digests(*CASES[name]) == KEPT.get(name), (
         "where that is meant: python tests/conformance/golden.py --write"

@@ -256,7 +256,7 @@ def forwarded(model, requests, **settings):
         hook.remove()
 
 
-@pytest.mark.parametrize("threads", [1, 2], indirect=True)
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.e2e), 2], indirect=True)
 def test_what_all_prompts_begin_with_is_prefilled_once_and_changes_nothing(model, threads, monkeypatch):
     made, tokens = forwarded(model, headed(20))
     assert tokens == 20 + 3 * 6

@@ -135,7 +135,6 @@ def test_it_is_refused_when_the_trainer_is_made(message, tmp_path):
     [
         ({"save_steps": 3}, "save_steps=3; make it a multiple of 2"),
         ({"save_steps": 2, "max_steps": 5}, "max_steps=5; make it a multiple of 2"),
-        ({"save_steps": 0.1, "max_steps": 10}, "save_steps=1; make it a multiple of 2"),
     ],
 )
 def test_saving_off_a_batchs_boundary_is_refused_before_training(changes, message, tmp_path):

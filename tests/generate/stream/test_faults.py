@@ -107,7 +107,9 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.e2e] * (name in ("dapo", "mopps", "foresight"))) for name in RECIPES]
+)
 @pytest.mark.parametrize("rollouts", [ROLLOUTS, pytest.param(2000, marks=pytest.mark.slow)])
 def test_the_laws_hold_whatever_fails(trainer_of, policy, name, rollouts):
     draw = random.Random(name)
