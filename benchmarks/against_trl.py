@@ -26,19 +26,24 @@ of its prompts at 8M) and outside the clock.
   optimizer of the best stock arm; `line`: the one line with `averaging=640` and `adam_beta2=0.95`, as rollalloc's own
   trainer has them, at its best rate. Final seeds 200 to 207 at 0.15M, 200 to 204 at 8M; seeds outside, arms inside, so
   that arms are compared under the same load.
+- Foresight, added on 2026-11-25 at 23:30 when stock and `line` had their final runs and foresight had one or two at 6e-4:
+  `foresight` is `line` with `recipes.foresight(groups=32)`, which README recommends where most prompts are solved or
+  hopeless, as they are here. Four rates on seed 100, then the final seeds at the best. This arm is held against the bars,
+  whatever it shows. `foresight-unaveraged` is the same with `averaging=0`, tuned by itself and reported beside it. Seconds
+  contain the predictor's. So that seconds are compared under one load, all final arms are run again together.
 - Ablations at 0.15M, seeds 200 to 202, all beside the best stock n: other losses of TRL (`grpo`, `dr_grpo` without scaled
   rewards; TRL's default is `dapo`); batches of 32 rows; `adam_beta2=0.95`; averaged weights, that sample and are
   evaluated; the last three together. Each at 3e-4 and at 6e-4, of which the better one counts. `line-unaveraged` is `line`
   without its mean, at the same two rates.
-- Other recipes by the one line, seeds 200 to 202: foresight, GRPO, PODS, DAPO and Pilot-Commit, at the same two rates.
+- Other recipes by the one line, seeds 200 to 202: GRPO, PODS, DAPO and Pilot-Commit, at the same two rates.
   Foresight with and without `adaptive_clip=1.5`, which the driver got after the tuning, and with `once=False`, seeds 200
   to 204, at 6e-4 only: does it fall?
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M) or until two successive
   evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
   there were two tuning seeds, and all three stock arms had final runs.
-- Bars: the best stock arm over `line` at least 3 in rollouts and 2 in seconds; lower ends of the 95% intervals above 2.5
-  and 1.5. `line` and `foresight` do not fall by more than .04 below the mean of the first two evaluations at the target.
+- Bars: the best stock arm over `line`, and over `foresight`, at least 3 in rollouts and 2 in seconds; lower ends of the 95%
+  intervals above 2.5 and 1.5. `line` and `foresight` do not fall by more than .04 below the mean of the first two evaluations at the target.
 
 Seconds are those of the training loop, evaluation excluded: wall-clock and the processor's. The machine does other work
 too, so that the processor's seconds are the ones to compare.
@@ -153,11 +158,14 @@ def line(
 
 
 reinforce = partial(recipes.reinforce, groups=32)
+foresight = partial(recipes.foresight, groups=32)
 MAIN = {
     "stock-4": stock(4),
     "stock-8": stock(8),
     "stock-16": stock(16),
     "line": line("the one line, averaged", reinforce, **LIKE_OURS),
+    "foresight": line("the one line, foresight, averaged", foresight, **LIKE_OURS),
+    "foresight-unaveraged": line("the one line, foresight, not averaged", foresight, 0, **LIKE_OURS),
 }
 
 
@@ -185,7 +193,6 @@ def others(n: int) -> dict[str, Arm]:
     """Other recipes by the one line; those of groups take their sizes from TRL's settings."""
     groups = {"per_device_train_batch_size": 64, "num_generations": n}
     return {
-        "foresight": line("foresight", partial(recipes.foresight, groups=32), **LIKE_OURS),
         "grpo": line("GRPO", "grpo", **groups, **LIKE_OURS),
         "pods": line("PODS", "pods", **groups, **LIKE_OURS),
         "dapo": line("DAPO", "dapo", **groups, **LIKE_OURS),
@@ -194,13 +201,12 @@ def others(n: int) -> dict[str, Arm]:
 
 
 def falls() -> dict[str, Arm]:
-    """Foresight in four ways, of which some may fall after the target."""
+    """Foresight in three more ways, of which some may fall after the target."""
+    again = partial(recipes.foresight, groups=32, once=False)
     return {
-        f"foresight{name}{suffix}": line(
-            f"foresight{name}{suffix}", partial(recipes.foresight, groups=32, once=once), 640, clip, **LIKE_OURS
-        )
-        for name, clip in (("", None), ("-clipped", 1.5))
-        for suffix, once in (("", True), ("-again", False))
+        "foresight-clipped": line("foresight, adaptive_clip 1.5", foresight, clip=1.5, **LIKE_OURS),
+        "foresight-again": line("foresight, once=False", again, **LIKE_OURS),
+        "foresight-clipped-again": line("foresight, once=False, adaptive_clip 1.5", again, clip=1.5, **LIKE_OURS),
     }
 
 
@@ -533,7 +539,7 @@ def best_stock(out: Path, size: str) -> tuple[str, int]:
 def tuned_arms(out: Path, size: str) -> list[str]:
     """The arms that are tuned at a size: all at the smallest one, and of stock the best of these elsewhere."""
     smallest = next(iter(SIZES))
-    return [*MAIN] if size == smallest else [best_stock(out, smallest)[0], "line"]
+    return [*MAIN] if size == smallest else [best_stock(out, smallest)[0], "line", "foresight"]
 
 
 # ------------------------------------------------------------------------------------------------------------- many runs
@@ -555,7 +561,7 @@ def final_keys(out: Path, size: str) -> Iterator[Key]:
     """The final runs, in order."""
     best, (name, n) = tuned(out, size), best_stock(out, size)
     for seed in SIZES[size].final:
-        for arm in (name, "line", "line-only"):
+        for arm in (name, "line-only", *(arm for arm in best if not arm.startswith("stock"))):
             yield Key(size, arm, best.get(arm, best[name]), seed, n)
 
 
@@ -571,7 +577,7 @@ def more_keys(out: Path, size: str, arms: Callable[[int], Mapping[str, Arm]]) ->
 def fall_keys(size: str) -> Iterator[Key]:
     """Runs of foresight that show whether it falls."""
     for seed in SIZES[size].final[:5]:
-        for arm in falls():
+        for arm in ("foresight", *falls()):
             yield Key(size, arm, RATES_OF_ABLATIONS[1], seed)
 
 
