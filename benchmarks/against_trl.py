@@ -43,7 +43,8 @@ of its prompts at 8M) and outside the clock.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
   there were two tuning seeds, and all three stock arms had final runs.
 - Bars: the best stock arm over `line`, and over `foresight`, at least 3 in rollouts and 2 in seconds; lower ends of the 95%
-  intervals above 2.5 and 1.5. `line` and `foresight` do not fall by more than .04 below the mean of the first two evaluations at the target.
+  intervals above 2.5 and 1.5. `line` and `foresight` do not fall by more than .04 below the mean of the first two
+  evaluations at the target.
 
 Seconds are those of the training loop, evaluation excluded: wall-clock and the processor's. The machine does other work
 too, so that the processor's seconds are the ones to compare.
