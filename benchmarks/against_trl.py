@@ -2,6 +2,7 @@
 
     python benchmarks/against_trl.py tune  SIZE OUT             # learning rates, on the tuning seeds
     python benchmarks/against_trl.py final SIZE OUT             # every arm at its best rate, on the final seeds
+    python benchmarks/against_trl.py seconds SIZE OUT           # the final runs again to the target, for their seconds
     python benchmarks/against_trl.py report OUT DOCS            # figure, summary and tables of what is over
     python benchmarks/against_trl.py run SIZE ARM RATE SEED OUT # one run
 
@@ -18,19 +19,24 @@ of its prompts at 8M) and outside the clock.
 - Task: skills/late, target .85, at 0.15M (the task's own model) and at 8M (a Llama of 288 x 6, warmed up on the same
   examples). 135M is planned in a later commit.
 - Stock: 64 rows in a step, in groups of 4, 8 and 16. Ours: `recipes.reinforce(groups=32)`, which is 32 rows in a step.
-- Rates, four for each arm: 1.5e-4, 3e-4, 6e-4, 1.2e-3 at 0.15M, three at 8M: 7.5e-5, 1.5e-4, 3e-4.
+- Rates, four for each arm at 0.15M: 1.5e-4, 3e-4, 6e-4, 1.2e-3.
   Tuning seed 100. A tuning run ends at the target, or without
   it after 1.5 times the least budget, and counts as twice that then. The best rate has the fewest rollouts to the target;
   ties go to the mean accuracy. At 8M stock is tuned and run with the n that is best at 0.15M.
 - Final arms: the best stock arm at its best rate; `line-only`: the one line and nothing else, at the rate and with the
   optimizer of the best stock arm; `line`: the one line with `averaging=640` and `adam_beta2=0.95`, as rollalloc's own
-  trainer has them, at its best rate. Final seeds 200 to 207 at 0.15M, 200 to 204 at 8M; seeds outside, arms inside, so
-  that arms are compared under the same load.
+  trainer has them, at its best rate. Final seeds 200 to 207; seeds outside, arms inside.
 - Foresight, added on 2026-11-25 at 23:30 when stock and `line` had their final runs and foresight had one or two at 6e-4:
   `foresight` is `line` with `recipes.foresight(groups=32)`, which README recommends where most prompts are solved or
   hopeless, as they are here. Four rates on seed 100, then the final seeds at the best. This arm is held against the bars,
   whatever it shows. `foresight-unaveraged` is the same with `averaging=0`, tuned by itself and reported beside it. Seconds
-  contain the predictor's. So that seconds are compared under one load, all final arms are run again together.
+  contain the predictor's.
+- Seconds, added on 2026-11-25 at 23:55, when the step had become faster and five seeds of foresight were over: the final
+  runs of four arms (stock, `line-only`, `line`, `foresight`) are made again, seeds outside and arms inside, and end at the
+  target. Their seconds count, so that all arms ran under one load and with one code. Their accuracies must equal those of
+  the first runs.
+- 8M, cut on 2026-11-25 at 23:55 before any run, for want of time: stock with n = 4, `line` and `foresight` at 1.5e-4 and
+  3e-4 on seed 100 alone, to the target or to 12,288 rollouts. No interval; README does not quote it.
 - Ablations at 0.15M, seeds 200 to 202, all beside the best stock n: other losses of TRL (`grpo`, `dr_grpo` without scaled
   rewards; TRL's default is `dapo`); batches of 32 rows; `adam_beta2=0.95`; averaged weights, that sample and are
   evaluated; the last three together. Each at 3e-4 and at 6e-4, of which the better one counts. `line-unaveraged` is `line`
@@ -118,7 +124,7 @@ class Size:
 
 SIZES = {
     "0.15m": Size((1.5e-4, 3e-4, 6e-4, 1.2e-3), (100,), tuple(range(200, 208)), 12_288, 512, 1024),
-    "8m": Size((7.5e-5, 1.5e-4, 3e-4), (100,), tuple(range(200, 205)), 8_192, 1024, 512),
+    "8m": Size((1.5e-4, 3e-4), (100,), tuple(range(200, 205)), 8_192, 1024, 512),
 }
 
 
@@ -411,12 +417,12 @@ def arm_of(key: Key) -> Arm:
     return {**finals(key.n), **ablations(key.n), **others(key.n), **falls()}[key.arm]
 
 
-def run(key: Key, out: Path, tasks: Path) -> None:
-    """Carry out one run and write its file."""
+def run(key: Key, out: Path, tasks: Path, timed: bool = False) -> None:
+    """Carry out one run and write its file. A timed run ends at the target, as those of the tuning do."""
     one_thread()
     size, reward = SIZES[key.size], Reward()
     task = task_of(key.size, tasks)
-    watch = Watch(task, reward, size, key.seed in size.tuning)
+    watch = Watch(task, reward, size, timed or key.seed in size.tuning)
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(arm_of(key), task, key.rate, key.seed, reward, watch, folder)
         watch.trainer = trainer
@@ -478,6 +484,12 @@ class Run:
     megabytes: float
     date: str
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    timed: list[Point] = field(default_factory=list[Point])  # of the run that was made again for its seconds, if any
+
+    @property
+    def clocked(self) -> list[Point]:
+        """The points whose seconds count."""
+        return self.timed or self.points
 
     @property
     def cost(self) -> Cost:
@@ -490,8 +502,20 @@ def over(out: Path, size: str) -> list[Run]:
     for place in sorted(out.glob(f"{size}_*.json")):
         read = json.loads(place.read_text())
         points = [Point(**point) for point in read["points"]]
-        found.append(Run(Key(**read["key"]), points, read["megabytes"], read["date"], read["versions"]))
+        timed = timed_points(out / "seconds" / place.name, points)
+        found.append(Run(Key(**read["key"]), points, read["megabytes"], read["date"], read["versions"], timed))
     return found
+
+
+def timed_points(place: Path, points: Sequence[Point]) -> list[Point]:
+    """The points of a run that was made again for its seconds; none if it was not. Its training must equal the first."""
+    if not place.exists():
+        return []
+    timed = [Point(**point) for point in json.loads(place.read_text())["points"]]
+    for first, again in zip(points, timed, strict=False):
+        if (first.rollouts, first.tokens, first.accuracy) != (again.rollouts, again.tokens, again.accuracy):
+            raise SystemExit(f"{place.name} did not train as before: {first} became {again}")
+    return timed
 
 
 def score_of(runs: Sequence[Run], size: str) -> tuple[float, float]:
@@ -582,7 +606,7 @@ def fall_keys(size: str) -> Iterator[Key]:
             yield Key(size, arm, RATES_OF_ABLATIONS[1], seed)
 
 
-def carry_out(keys: Iterable[Key], out: Path, tasks: Path, minutes: float) -> bool:
+def carry_out(keys: Iterable[Key], out: Path, tasks: Path, minutes: float, timed: bool = False) -> bool:
     """Carry out runs that are missing, each in a process of its own, and begin none after so many minutes.
 
     Several of these may work on the same folder: a run that one of them has claimed is not begun by another. A claim that a
@@ -601,7 +625,7 @@ def carry_out(keys: Iterable[Key], out: Path, tasks: Path, minutes: float) -> bo
             claim.touch(exist_ok=False)
         except FileExistsError:
             continue
-        child = get_context("fork").Process(target=run, args=(key, out, tasks))
+        child = get_context("fork").Process(target=run, args=(key, out, tasks, timed))
         child.start()
         child.join()
         claim.unlink()
@@ -615,9 +639,9 @@ def carry_out(keys: Iterable[Key], out: Path, tasks: Path, minutes: float) -> bo
 
 def measures(one: Run) -> dict[str, tuple[float, bool]]:
     """What a run paid until the target, and whether it is more than that because the target was not reached."""
-    cost, wall = one.cost, wall_to_target(one.points)
+    cost, cpu, wall = one.cost, to_target(one.clocked), wall_to_target(one.clocked)
     paid = {name: cost.paid[name] for name in ("rollouts", "tokens")}
-    paid |= {"cpu seconds": cost.paid["seconds"], "wall seconds": wall.paid["seconds"]}
+    paid |= {"cpu seconds": cpu.paid["seconds"], "wall seconds": wall.paid["seconds"]}
     return {name: (value, cost.censored) for name, value in paid.items()}
 
 
@@ -656,7 +680,7 @@ def summary_of(out: Path, size: str) -> dict[str, Any]:
             "fall": [_rounded(fall_after(one.points)) for one in found],
             "end": [round(one.points[-1].accuracy, 3) for one in found],
             "megabytes": round(max(one.megabytes for one in found)),
-            "seconds_per_step": round(fmean(one.points[-1].cpu / one.points[-1].steps for one in found), 4),
+            "seconds_per_step": round(fmean(one.clocked[-1].cpu / one.clocked[-1].steps for one in found), 4),
             "curve": curve(found),
         }
         for (arm, rate), found in sorted(runs.items())
@@ -801,6 +825,7 @@ def main() -> None:
     for name, more in (
         ("tune", ("size",)),
         ("final", ("size",)),
+        ("seconds", ("size",)),
         ("ablate", ("size",)),
         ("others", ("size",)),
         ("falls", ("size",)),
@@ -830,13 +855,16 @@ def main() -> None:
     keys = {
         "tune": lambda: tuning_keys(given.out, given.size),
         "final": lambda: final_keys(given.out, given.size),
+        "seconds": lambda: final_keys(given.out, given.size),
         "ablate": lambda: more_keys(given.out, given.size, ablations),
         "falls": lambda: fall_keys(given.size),
         "others": lambda: more_keys(given.out, given.size, others),
     }[given.command]()
     wanted = given.arms.split(",") if given.arms else None
     chosen = (key for key in keys if wanted is None or key.arm in wanted)
-    raise SystemExit(MORE if carry_out(chosen, given.out, given.tasks, given.minutes) else 0)
+    timed = given.command == "seconds"
+    out = given.out / "seconds" if timed else given.out
+    raise SystemExit(MORE if carry_out(chosen, out, given.tasks, given.minutes, timed) else 0)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,8 @@ def generate(
         One generation per rollout, in the order of the requests.
     """
     ended = stream(model, requests, sampling, eos_ids=eos_ids, pad_id=pad_id, seed=seed)
-    done = {generation.rollout: generation for generations in ended for generation in generations}
+    with evaluating(model):  # once for all steps: `stream` sets the mode whenever rollouts end, which costs time
+        done = {generation.rollout: generation for generations in ended for generation in generations}
     return [done[rollout] for request in requests for rollout in request.rollouts]
 
 

@@ -22,7 +22,7 @@ from rollalloc.drivers.trl.chats import Tokens, decode, encode
 from rollalloc.drivers.trl.failures import by_all, uninterrupted
 from rollalloc.drivers.trl.features import Blocks
 from rollalloc.drivers.trl.generation import Generator
-from rollalloc.drivers.trl.keys import check_key, keyed
+from rollalloc.drivers.trl.keys import check_key, keyed, rows_of
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions, Score
 from rollalloc.drivers.trl.turns import Played
@@ -225,9 +225,8 @@ class Allocation:
             self._take(by_all(lambda: scored(generate(requests))))
 
     def _rows(self, prompts: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """The rows of these prompts. `datasets` reads many at once in the time that a few take one by one."""
-        wanted, several = list(prompts), getattr(self.dataset, "__getitems__", None)
-        return dict(zip(wanted, several(wanted) if several else [self.dataset[at] for at in wanted], strict=True))
+        wanted = list(prompts)
+        return dict(zip(wanted, rows_of(self.dataset, wanted), strict=True))
 
     def _take(self, shares: Sequence[_Scored]) -> None:
         """Report the finished rollouts of all processes to the core, ordered by id."""

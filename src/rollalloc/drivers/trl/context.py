@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rollalloc.drivers.trl.chats import encode
+from rollalloc.drivers.trl.keys import rows_of
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def check_prompts(trainer: Any) -> None:
     limits = {name: limit for name, limit in limits.items() if limit}
     for where, dataset in _data(trainer):
         lengths_N: list[int] = []
-        for start, prompts in _blocks(dataset):
+        for start, prompts in blocks_of(dataset):
             names = [f"row {start + at} of {where}" for at in range(len(prompts))]
             for name, tokens in zip(names, encode(trainer, prompts, names), strict=True):
                 if (highest := max(tokens)) >= vocabulary:
@@ -53,12 +54,13 @@ def _data(trainer: Any) -> Iterator[tuple[str, Any]]:
             yield f"eval_dataset{name and f'[{name!r}]'}", dataset
 
 
-def _blocks(dataset: Any) -> Iterator[tuple[int, list[Any]]]:
+def blocks_of(dataset: Any) -> Iterator[tuple[int, list[Any]]]:
     """The prompts in blocks, each with the row number of its first. None if environments supply the prompts."""
     if not len(dataset) or "prompt" not in dataset[0]:
         return
     for start in range(0, len(dataset), _ROWS_AT_ONCE):
-        yield start, [dataset[row]["prompt"] for row in range(start, min(start + _ROWS_AT_ONCE, len(dataset)))]
+        rows = rows_of(dataset, range(start, min(start + _ROWS_AT_ONCE, len(dataset))))
+        yield start, [row["prompt"] for row in rows]
 
 
 def _check_lengths(where: str, lengths_N: list[int], name: str, limit: int, most: int) -> None:

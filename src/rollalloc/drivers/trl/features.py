@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rollalloc.core.recipe import Recipe
 from rollalloc.data.feature_file import read_features
 from rollalloc.drivers.trl.chats import encode
+from rollalloc.drivers.trl.context import blocks_of
 from rollalloc.drivers.trl.keys import check_key, keyed
 from rollalloc.models.features import features_of
 
@@ -74,7 +75,7 @@ def _sharded(trainer: Any) -> bool:
 
 def _of_model(trainer: Any) -> Blocks:
     dataset, accelerator = trainer.train_dataset, trainer.accelerator
-    tokens = encode(trainer, [dataset[row]["prompt"] for row in range(len(dataset))])
+    tokens = encode(trainer, [prompt for _, prompts in blocks_of(dataset) for prompt in prompts])
     model = accelerator.unwrap_model(trainer.model_wrapped)
     made = features_of(model, tokens, pad_id=int(trainer.processing_class.pad_token_id), seed=trainer.args.seed)
     blocks: list[Any] = [made.blocks]
