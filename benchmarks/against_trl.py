@@ -658,12 +658,13 @@ def ratio(over_them: Sequence[Run], ours: Sequence[Run], name: str) -> tuple[Int
 
 
 def summary_of(out: Path, size: str) -> dict[str, Any]:
-    """All figures of a size: costs of each arm, ratios to the best stock arm, curves."""
+    """All figures of a size: costs of each arm, ratios to the best stock arm, curves. Of final runs, if there are any."""
     (name, n), best = best_stock(out, size), tuned(out, size)
     runs: dict[tuple[str, float], list[Run]] = {}
-    for one in over(out, size):
-        if one.key.seed in SIZES[size].final:
-            runs.setdefault((one.key.arm, one.key.rate), []).append(one)
+    everyone = over(out, size)
+    last = [one for one in everyone if one.key.seed in SIZES[size].final]
+    for one in last or everyone:  # a size may have runs of the tuning only
+        runs.setdefault((one.key.arm, one.key.rate), []).append(one)
     theirs = runs.get((name, best[name]), [])
     everything = {**finals(n), **ablations(n), **others(n), **falls()}
     arms = [
@@ -766,7 +767,7 @@ def _interval(one: Interval, form: str) -> str:
     return f"{one.point:{form}} [{one.low:{form}}–{one.high:{form}}]"
 
 
-FIGURE = {"line": "C0", "line-only": "C2", "stock": "C1"}
+FIGURE = {"line": "C0", "line-only": "C2", "stock": "C1", "foresight": "C3"}
 
 
 def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
@@ -776,12 +777,14 @@ def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    found = {size: one for size, one in found.items() if any(len(arm["seeds"]) > 1 for arm in one["arms"])}
     figure, axes = pyplot.subplots(1, len(found), figsize=(5.2 * len(found), 3.6), squeeze=False, sharey=True)
     for axis, (size, one) in zip(axes[0], found.items(), strict=True):
         tuning = one["tuning"]
         for label, name in (
+            ("one line: foresight, averaged weights", "foresight"),
             ("one line: REINFORCE, averaged weights", "line"),
-            ("one line, nothing else changed", "line-only"),
+            ("one line: REINFORCE, nothing else changed", "line-only"),
             (f"TRL's GRPOTrainer, groups of {one['best_stock'].removeprefix('stock-')}", one["best_stock"]),
         ):
             arm = next((arm for arm in one["arms"] if arm["arm"] == name and len(arm["seeds"]) > 1), None)
@@ -815,7 +818,7 @@ def report(out: Path, docs: Path) -> None:
     for size, one in found.items():
         print(f"\n{size}, {', '.join(one['dates'])}, {one['versions']}\n")
         print(*table_of(one), sep="\n")
-    if any(one["arms"] for one in found.values()):
+    if any(len(arm["seeds"]) > 1 for one in found.values() for arm in one["arms"]):
         draw(found, docs / "against_trl.png")
 
 

@@ -7,7 +7,7 @@ import logging
 import pytest
 from datasets import Dataset
 
-from rollalloc.drivers.trl.keys import check_key, keyed
+from rollalloc.drivers.trl.keys import check_key, keyed, rows_of
 
 CHATS = [
     [{"role": "user", "content": "one"}],
@@ -58,3 +58,18 @@ def test_a_key_must_tell_each_row_from_the_others():
     with pytest.raises(ValueError, match="key='number' is no column of the data set; it has prompt, id, some"):
         check_key(rows, "number")
     check_key(rows, "prompt")
+
+
+def test_rows_are_read_at_once_where_the_data_set_can():
+    class OneRead(list):
+        reads = 0
+
+        def __getitems__(self, numbers):
+            self.reads += 1
+            return [self[number] for number in numbers]
+
+    rows = [{"prompt": str(number)} for number in range(5)]
+    several = OneRead(rows)
+    assert rows_of(several, range(4, 1, -1)) == rows_of(rows, range(4, 1, -1)) == rows[4:1:-1]
+    assert rows_of(Dataset.from_list(rows), [3, 0]) == [rows[3], rows[0]]
+    assert several.reads == 1
