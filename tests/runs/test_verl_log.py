@@ -94,10 +94,10 @@ def test_the_command_says_it_in_a_table(folder):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--verl", METRIC], "one of them"),
-        (["--verl", METRIC, "--target", "0.5", "--peak", "0.9"], "one of them"),
-        (["--target", "0.5"], "name a key"),
-        (["--verl", " , ", "--target", "0.5"], "name a key"),
+        (["--verl", METRIC], "give either --target"),
+        (["--verl", METRIC, "--target", "0.5", "--peak", "0.9"], "give either --target"),
+        (["--target", "0.5"], "only for runs of verl"),
+        (["--verl", " , ", "--target", "0.5"], "only for runs of verl"),
         (["--verl", METRIC, "--target", "nan"], "expected a number in (0, 1], got nan"),
         (["--verl", METRIC, "--peak", "2"], "--peak: expected a number in (0, 1], got 2"),
         (["--verl", "accuracy", "--peak", "0.9"], f"no validation with accuracy; it has {METRIC}"),

@@ -202,7 +202,7 @@ def test_a_comparison_stands_beside_runs_of_train_and_their_report_but_not_besid
     (tmp_path / "report.html").write_text("<p>")
     check_places([run_of()], tmp_path)
     (tmp_path / "sum" / "thesis.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"holds sum, which .* rollalloc did not write"):
+    with pytest.raises(FileExistsError, match=r"holds sum, which was not written by rollalloc"):
         check_places([run_of()], tmp_path)
     (tmp_path / "sum" / "thesis.txt").rename(tmp_path / "thesis.txt")
     with pytest.raises(FileExistsError, match=r"holds thesis\.txt, which"):
