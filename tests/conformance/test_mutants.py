@@ -60,6 +60,35 @@ def bending(**changes):
     return Bends
 
 
+def asking(name, change):
+    """An allocator that changes what it is asked for."""
+
+    def ask(self, capacity=None):
+        return change(Allocator.ask(self, capacity))
+
+    return type(name, (Allocator,), {"ask": ask})
+
+
+def batching(name, change):
+    """An allocator that changes the rows of each batch."""
+
+    def changed(actions):
+        if actions.batch is None:
+            return actions
+        return bent(actions, batch=bent(actions.batch, rows=tuple(change(actions.batch.rows))))
+
+    return asking(name, changed)
+
+
+def changing_replays(**changes):
+    """An allocator whose replayed rows differ from those that were trained: (row) → the new value of each field."""
+
+    def change(row):
+        return row._replace(**{name: value(row) for name, value in changes.items()}) if row.replays else row
+
+    return batching("ChangesReplays", lambda rows: map(change, rows))
+
+
 class CancelsTwice(Allocator):
     named = ()
 
@@ -78,31 +107,6 @@ class CancelsWhatEnded(Allocator):
     def ask(self, capacity=None):
         actions = super().ask(capacity)
         return bent(actions, cancel=(*actions.cancel, *getattr(self, "ended", ())))
-
-
-class TrainsTwice(Allocator):
-    def ask(self, capacity=None):
-        actions = super().ask(capacity)
-        batch = actions.batch
-        return actions if batch is None else bent(actions, batch=bent(batch, rows=(*batch.rows, batch.rows[0])))
-
-
-class LosesAGroup(Allocator):
-    """One group of each batch never reaches the trainer."""
-
-    def ask(self, capacity=None):
-        actions = super().ask(capacity)
-        if actions.batch is None:
-            return actions
-        lost = actions.batch.rows[0].group
-        rows = tuple(row for row in actions.batch.rows if row.group != lost)
-        return bent(actions, batch=bent(actions.batch, rows=rows))
-
-
-class SaysFull(Allocator):
-    def ask(self, capacity=None):
-        actions = super().ask(capacity)
-        return actions if actions.batch is None else bent(actions, batch=bent(actions.batch, short_because=None))
 
 
 class YoungRows(Allocator):
@@ -147,12 +151,6 @@ class DropsHeldAtAnEpoch(Allocator):
         return actions
 
 
-class HandsOutTwice(Allocator):
-    def ask(self, capacity=None):
-        actions = super().ask(capacity)
-        return bent(actions, generate=actions.generate * 2)
-
-
 class Deaf(Allocator):
     def ask(self, capacity=None):
         return super().ask(None)
@@ -161,25 +159,6 @@ class Deaf(Allocator):
 class ForgetsWhatIsOutstanding(Allocator):
     def outstanding(self):
         return bent(super().outstanding(), generate=())
-
-
-class ReleasesTwice(Allocator):
-    def ask(self, capacity=None):
-        actions = super().ask(capacity)
-        return bent(actions, release=actions.release * 2)
-
-
-class ReleasesEarly(Allocator):
-    def ask(self, capacity=None):
-        actions = super().ask(capacity)
-        rows = () if actions.batch is None else tuple(row.rollout for row in actions.batch.rows)
-        return bent(actions, release=actions.release + rows)
-
-
-class ReleasesLess(Allocator):
-    def ask(self, capacity=None):
-        actions = super().ask(capacity)
-        return bent(actions, release=tuple(rollout for rollout in actions.release if rollout % 7))
 
 
 class ForgetsOnLoad(Allocator):
@@ -193,13 +172,6 @@ class LosesHeldOnLoad(Allocator):
         super().load_state_dict(state, **how)
         running = {order.group for order in self.outstanding().generate}
         forget_in_flight(self, [group for group in state["groups"] if group["id"] not in running])
-
-
-class OrdersAtRandom(Allocator):
-    def ask(self, capacity=None):
-        actions = super().ask(capacity)
-        order = np.random.default_rng().permutation(len(actions.generate))
-        return bent(actions, generate=tuple(actions.generate[at] for at in order))
 
 
 class Unaccounted(Allocator):
@@ -226,28 +198,6 @@ class ListsEveryPrompt(Allocator):
     def ask(self, capacity=None):
         self.all = set(range(len(self.table)))  # no array is looked at
         return super().ask(capacity)
-
-
-def changing_replays(change):
-    """An allocator whose replayed rows are other than those that were trained."""
-
-    class Changes(Allocator):
-        def ask(self, capacity=None):
-            actions = super().ask(capacity)
-            if actions.batch is None:
-                return actions
-            rows = tuple(change(row) if row.replays else row for row in actions.batch.rows)
-            return bent(actions, batch=bent(actions.batch, rows=rows))
-
-    return Changes
-
-
-class ReplaysFirst(Allocator):
-    def ask(self, capacity=None):
-        actions = super().ask(capacity)
-        if actions.batch is None:
-            return actions
-        return bent(actions, batch=bent(actions.batch, rows=actions.batch.rows[::-1]))
 
 
 class ReplaysWhatWasNotTrained(Allocator):
@@ -290,14 +240,6 @@ class KeepsWhatItReplayed(Allocator):
         actions = super().ask(capacity)
         self.again |= {row.rollout for row in (actions.batch.rows if actions.batch else ()) if row.replays}
         return bent(actions, release=tuple(rollout for rollout in actions.release if rollout not in self.again))
-
-
-class KeepsAtTheEnd(Allocator):
-    """What is kept for replay when the run ends is not released."""
-
-    def ask(self, capacity=None):
-        actions = super().ask(capacity)
-        return actions if actions.finished is None else bent(actions, release=())
 
 
 class DoesNotCountReplays(Allocator):
@@ -358,6 +300,19 @@ class ForgetsWhatItKeepsOnLoad(Allocator):
         super().load_state_dict(state | {"kept": []}, **how)
 
 
+def says_full(told):
+    return told if told.batch is None else bent(told, batch=bent(told.batch, short_because=None))
+
+
+def releases_early(told):
+    return bent(told, release=told.release + tuple(row.rollout for row in (told.batch.rows if told.batch else ())))
+
+
+def orders_at_random(told):
+    order = np.random.default_rng().permutation(len(told.generate))
+    return bent(told, generate=tuple(told.generate[at] for at in order))
+
+
 REPLAY = RECIPES["foresight"].replay
 ALL_REPLAY = RECIPES["replay_all"].replay
 ALLOCATORS = [
@@ -369,14 +324,14 @@ ALLOCATORS = [
     (12, "replay_all", frees_in_time(replay=replace(ALL_REPLAY, times=2))),
     (12, "replay_all", frees_in_time(replay=replace(ALL_REPLAY, times=9, max_staleness=9))),
     (12, "foresight", frees_in_time(replay=replace(REPLAY, above=-inf))),
-    (12, "foresight", changing_replays(lambda row: row._replace(advantage=2 * row.advantage))),
-    (12, "foresight", changing_replays(lambda row: row._replace(version=row.version + 1))),
-    (2, "foresight", changing_replays(lambda row: row._replace(replays=0))),
-    (12, "foresight", ReplaysFirst),
+    (12, "foresight", changing_replays(advantage=lambda row: 2 * row.advantage)),
+    (12, "foresight", changing_replays(version=lambda row: row.version + 1)),
+    (2, "foresight", changing_replays(replays=lambda row: 0)),
+    (12, "foresight", batching("ReplaysFirst", lambda rows: rows[::-1])),
     (12, "replay_all", ReplaysWhatWasNotTrained),
     (12, "foresight", FreesWhatItReplays),
     (5, "foresight", KeepsWhatItReplayed),
-    (5, "foresight", KeepsAtTheEnd),
+    (5, "foresight", asking("KeepsAtTheEnd", lambda told: bent(told, release=() if told.finished else told.release))),
     (12, "foresight", DoesNotCountReplays),
     (8, "foresight", CountsReplaysAsPaid),
     (6, "foresight", ForgetsWhatItKeepsOnLoad),
@@ -389,23 +344,27 @@ ALLOCATORS = [
     (6, "spo", ForgetsOnLoad),
     (1, "darts_sampled", CancelsTwice),
     (1, "darts_sampled", CancelsWhatEnded),
-    (2, "grpo", TrainsTwice),
-    (2, "grpo", LosesAGroup),
-    (2, "dapo_max_candidates", SaysFull),
+    (2, "grpo", batching("TrainsTwice", lambda rows: (*rows, rows[0]))),
+    (2, "grpo", batching("LosesAGroup", lambda rows: (row for row in rows if row.group != rows[0].group))),
+    (2, "dapo_max_candidates", asking("SaysFull", says_full)),
     (2, "pilot_commit", YoungRows),
     (8, "pilot_commit_one_step_old", bending(max_staleness=9)),
     (2, "dapo_carry", bending(max_staleness=9)),
     (2, "offered_pilot_commit", DropsAtAnOfferedEpoch),
     (8, "dapo_carry", DropsHeldAtAnEpoch),
-    (4, "grpo", HandsOutTwice),
+    (4, "grpo", asking("HandsOutTwice", lambda told: bent(told, generate=told.generate * 2))),
     (4, "grpo", Deaf),
     (4, "grpo", ForgetsWhatIsOutstanding),
-    (5, "dapo", ReleasesTwice),
-    (5, "grpo", ReleasesEarly),
-    (5, "grpo", ReleasesLess),
+    (5, "dapo", asking("ReleasesTwice", lambda told: bent(told, release=told.release * 2))),
+    (5, "grpo", asking("ReleasesEarly", releases_early)),
+    (
+        5,
+        "grpo",
+        asking("ReleasesLess", lambda told: bent(told, release=tuple(each for each in told.release if each % 7))),
+    ),
     (6, "grpo", ForgetsOnLoad),
     (6, "pilot_commit", LosesHeldOnLoad),
-    (6, "grpo", OrdersAtRandom),
+    (6, "grpo", asking("OrdersAtRandom", orders_at_random)),
     (7, "grpo", bending(budget=Budget())),
     (8, "grpo", Unaccounted),
     (8, "pods", Misbooked),
