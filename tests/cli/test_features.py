@@ -142,13 +142,3 @@ def test_no_file_of_the_users_is_touched(call, own, monkeypatch, out, message, o
     assert code == 2
     assert message in said(output)
     assert {file: file.read_bytes() for file in own.rglob("*") if file.is_file()} == before
-
-
-def test_what_is_interrupted_leaves_nothing_and_does_not_succeed(call, tmp_path, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("rollalloc.models.features.features_of", interrupted)
-    code, output = call("features", *OWN, "--out", tmp_path / "f.safetensors")
-    assert code in (1, 130), output
-    assert not list(tmp_path.iterdir())

@@ -86,22 +86,6 @@ def test_thoughts_reach_the_advantage_bit_for_bit_through_json(thoughts):
     assert [(repr(seen)) for seen in SEEN] == [repr((prompt, *thought)) for prompt, thought in enumerate(thoughts)]
 
 
-def test_thoughts_in_drawn_are_saved_and_follow_their_prompts_to_other_data():
-    thoughts = tuple((k / 8, -k / 3, (k + 1) / 8) for k in range(8))
-    recipe = replace(recipes.grpo(4, 1), prompts=Says(thoughts), budget=Budget(batch_rollouts=2))
-    allocator = Allocator(recipe, PromptTable(KEYS), 0)
-    allocator.ask()
-    assert [drawn[:4] for drawn in allocator.state_dict()["drawn"]] == [[2, *thoughts[2]], [3, *thoughts[3]]]
-    keys = ("new", KEYS[3], KEYS[1], *KEYS[4:])  # 0 was running, 2 was drawn: both are gone
-    copy = copy_of(allocator, PromptTable(keys), remap="keys")
-    state = copy.state_dict()
-    assert state["drawn"] == [[1, *thoughts[3], 0]]
-    in_flight = [
-        [group[name] for name in ("prompt", "predicted", "baseline", "sampling_ratio")] for group in state["groups"]
-    ]
-    assert in_flight == [[2, *thoughts[1]]]
-
-
 @pytest.mark.parametrize("name", ["predicted", "baseline", "sampling_ratio"])
 @pytest.mark.parametrize("value", ["0.5", True, float("nan"), [0.5], float("inf")])
 def test_a_torn_thought_is_refused(name, value):

@@ -146,30 +146,6 @@ def test_a_batch_outstanding_at_a_save_is_replayed_on_after_the_load(kept):
     assert copy.replayed == kept.replayed == 2
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        None,
-        Replay(rows=9, times=9, max_staleness=9, above=5.0),
-        Replay(rows=9, times=1, max_staleness=9),
-        Replay(rows=9, times=9, max_staleness=1),
-    ],
-)
-def test_under_a_recipe_that_replays_less_all_of_it_is_released_once(kept, other):
-    """With a batch outstanding whose rows it must not free before its update."""
-    batch = kept.outstanding().batch
-    copy = copy_of(kept, replace(kept.recipe, replay=other), accept_recipe=True)
-    assert copy.ask(0).release == ()
-    copy.tell([Updated(2)])
-    released = list(copy.ask(0).release)
-    still = {row[0] for row in copy.state_dict()["kept"]}
-    assert len(released) == len(set(released))
-    assert set(released) | still == set(rollouts(batch.rows))
-    limit = 0 if other is None or other.above else 1
-    fresh = [row for row in batch.rows if not row.replays]
-    assert still == (set(rollouts(fresh)) if limit else set())
-
-
 def test_what_is_kept_between_batches_is_held_to_the_limits_of_the_recipe_it_is_loaded_under(kept):
     """Kept rows with replays 0 and 1, of versions 1 and 0, at version 2."""
     kept.tell([Updated(2)])

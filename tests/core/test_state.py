@@ -224,21 +224,6 @@ def test_a_prompt_rule_whose_memory_has_another_shape_begins_afresh(before, afte
     assert sum(copy.accounts().values()) == copy.paid
 
 
-def test_a_run_that_its_budget_ended_goes_on_under_a_larger_one():
-    def recipe(limit):
-        return replace(recipes.grpo(1, 2), budget=Budget(run_rollouts=limit))
-
-    allocator = Allocator(recipe(2), 4, 0)
-    allocator.ask()
-    allocator.tell([Done(0, 1, 1, 1, 0), Done(1, 0, 0, 1, 0)])
-    assert allocator.ask().batch is not None
-    allocator.tell([Updated(1)])
-    assert allocator.ask().finished
-    assert copy_of(allocator).ask().finished == allocator.ask().finished
-    copy = copy_of(allocator, recipe(4), accept_recipe=True)
-    assert len(copy.ask().generate) == 1
-
-
 # --------------------------------------------------------------------------------------------------- another data set
 
 
@@ -300,17 +285,6 @@ def test_groups_in_flight_of_lost_prompts_are_dropped_and_their_rollouts_cancell
     accounts = copy.accounts()
     assert (accounts["surplus"], accounts["cancelled"]) == (1, 2)
     assert sum(accounts.values()) == copy.paid
-
-
-def test_a_batch_in_training_survives_the_loss_of_its_prompts():
-    allocator = Allocator(recipes.grpo(1, 2), PromptTable(("a", "b")), 0)
-    order = allocator.ask().generate[0]
-    allocator.tell([Done(r, r % 2, r % 2, 1, 0) for r in order.rollouts])
-    batch = allocator.ask().batch
-    copy = copy_of(allocator, prompts=PromptTable(("x", "b" if order.prompt == 0 else "a")), remap="keys")
-    assert [row.rollout for row in copy.outstanding().batch.rows] == [row.rollout for row in batch.rows]
-    copy.tell([Updated(1)])
-    assert set(copy.ask().release) == set(order.rollouts)
 
 
 def test_a_run_that_had_used_up_its_prompts_goes_on_with_new_ones(drive):

@@ -131,14 +131,6 @@ def test_nothing_of_others_is_overwritten(path, kind):
     assert sorted(path.parent.iterdir()) == before
 
 
-def test_a_torn_one_of_ours_may_be_replaced(path):
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(ValueError, match="not a complete file of features"):
-        read_features(path, KEYS)
-    write_features(path, KEYS, make_features(), overwrite=True)
-    assert len(read_features(path, KEYS)) == 6
-
-
 @pytest.mark.parametrize("before", [True, False])
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch, before):
     path = tmp_path / "f.safetensors"

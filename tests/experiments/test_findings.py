@@ -8,9 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollalloc.lab.bench.summary import EndedRun
-from rollalloc.runs.cost import Curve
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 import findings_decay
 import findings_map
@@ -73,20 +70,6 @@ def test_the_figures_are_those_of_pilots_and_commits_that_are_drawn():
 
 
 # Runs
-
-
-def run_with(*accuracy):
-    count = len(accuracy)
-    grid = tuple(100.0 * at for at in range(count))
-    curve = Curve(grid, grid, grid, grid, tuple(range(count)), accuracy, (0.0,) * count)
-    last = {"accuracy": accuracy[-1] + 0.01}  # weights that no point of the grid has
-    return EndedRun(None, Path(), curve, (), last, {}, None)
-
-
-def test_gains_are_compared_on_the_same_seed():
-    slow, fast = [run_with(0.1, 0.2), run_with(0.2, 0.1)], [run_with(0.1, 0.5), run_with(0.2, 0.3)]
-    assert findings_runs.gains(slow).values == pytest.approx([0.11, -0.09])
-    assert findings_runs.more_than(slow, fast).values == pytest.approx([0.3, 0.2])
 
 
 def test_without_correction_stale_rows_count_as_if_they_were_fresh(monkeypatch):

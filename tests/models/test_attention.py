@@ -7,7 +7,7 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from rollalloc.models.attention import attend, attention_by_products, decoding_attention
+from rollalloc.models.attention import attend, decoding_attention
 
 SIZES = {
     "vocab_size": 8,
@@ -108,18 +108,6 @@ def test_in_half_precision_several_tokens_and_their_gradients_are_transformers_o
         torch.testing.assert_close(got, expected, rtol=0, atol=0.03 * float(expected.detach().abs().max()))
 
 
-@pytest.mark.parametrize("width", [3, 8])
-def test_values_may_be_of_another_width_than_keys_and_what_comes_out_is_contiguous(width):
-    query, key, value, mask = given(queries=5).values()
-    value = value[..., :width]
-    chosen = (mask & torch.ones(5, 5, dtype=torch.bool).tril())[:1]  # of a row without padding
-    expected, _ = sdpa_attention_forward(Layer(), query[:1], key[:1], value[:1], chosen)
-    with torch.autocast("cpu", torch.bfloat16):
-        got, _ = attend(Layer(), query[:1], key[:1], value[:1], chosen)
-    assert got.is_contiguous()
-    torch.testing.assert_close(got.float(), expected, rtol=0, atol=0.03)
-
-
 def test_beyond_what_memory_holds_the_fused_kernel_attends(monkeypatch):
     query, key, value, _ = given(queries=5).values()
     called = []
@@ -130,11 +118,3 @@ def test_beyond_what_memory_holds_the_fused_kernel_attends(monkeypatch):
         with torch.autocast("cpu", torch.bfloat16):
             attend(Layer(), query, key, value, None)
         assert len(called) == fused
-
-
-def test_half_precision_attends_by_products_with_one_thread_too():
-    torch.set_num_threads(1)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES))
-    with attention_by_products(model):
-        assert model.config._attn_implementation != "sdpa"
-    assert model.config._attn_implementation == "sdpa"

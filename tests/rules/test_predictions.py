@@ -110,17 +110,6 @@ def test_what_was_learned_under_weights_of_now_is_kept_however_far_they_went_bef
         assert memory["hits_N"][0] == kept * before + 1
 
 
-def test_a_failed_visit_does_not_hide_how_far_the_weights_went():
-    rule = Tracker()
-    seen, missed = rule.init(PromptTable(1)), rule.init(PromptTable(1))
-    for memory in (seen, missed):
-        rule.observe(memory, GroupView.of([1.0]), View.of(kl_sum=0.01))
-    rule.observe(missed, GroupView.of([]), View.of(kl_sum=5.0))
-    for memory in (seen, missed):
-        rule.observe(memory, GroupView.of([0.0]), View.of(kl_sum=5.001))
-    assert seen["hits_N"] == missed["hits_N"]
-
-
 def test_the_tracker_takes_metrics_that_rounding_put_beyond_1_and_keeps_its_rates():
     rule = Tracker()
     memory = rule.init(PromptTable(1))

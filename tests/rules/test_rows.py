@@ -174,20 +174,6 @@ def test_a_rate_that_is_none_is_refused(solved):
         LongestByRecord(3, 1, solved)
 
 
-@given(data=st.data(), shortest=st.integers(1, 5), longest=st.integers(0, 4))
-def test_a_group_is_trained_on_as_many_rows_whatever_its_own_longest(data, shortest, longest):
-    """K + L rows, with as many more of the shortest as fewer are the longest; by sorting, all lengths different."""
-    own = data.draw(st.one_of(st.none(), st.integers(0, longest)))
-    tokens = data.draw(st.lists(st.integers(1, 999), min_size=shortest + longest, max_size=16, unique=True))
-    chosen, weights = choose(
-        ShortestAndLongest(shortest, longest), GroupView.of([0] * len(tokens), tokens=tokens, longest=own)
-    )
-    last = longest if own is None else own
-    first = shortest + longest - last
-    assert sorted(tokens[g] for g in chosen) == sorted(tokens)[:first] + sorted(tokens)[len(tokens) - last :]
-    assert weights == [1.0] * (shortest + longest)
-
-
 @pytest.mark.parametrize(
     ("tokens", "kept", "truncated", "expected"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from dataclasses import replace
 from hashlib import sha256
 
@@ -199,18 +198,3 @@ def test_a_description_with_a_value_of_another_type_is_refused_by_field(run_of, 
     (tmp_path / "run.json").write_text(json.dumps(described))
     with pytest.raises(ValueError, match=re.escape(said)):
         read_config(tmp_path)
-
-
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_with_other_workers(run_of, tmp_path):
-    """As the notice of a slow reward advises: more of them."""
-    run = run_of(heldout=None, single_answer=False, target=None, max_rollouts=16)
-    train(run, tmp_path)
-    for product in ("checkpoints", "model"):
-        shutil.rmtree(tmp_path / product)
-    (tmp_path / "allocator.json").unlink()
-    metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text("".join(metrics.read_text(encoding="utf-8").splitlines(keepends=True)[:1]))
-    again = replace(run, reward_limit_s=20.0)
-    with pytest.raises(FileExistsError, match="holds a run that has not ended"):
-        train(replace(again, max_rollouts=32), tmp_path, resume=True)  # that is another run
-    assert train(again, tmp_path, resume=True) == "the budget of 16 rollouts is spent"

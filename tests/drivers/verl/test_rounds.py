@@ -201,38 +201,6 @@ def steps_of(rounds, batches):
     return steps
 
 
-@pytest.mark.parametrize("at_once", [1, 1000])
-@pytest.mark.parametrize(
-    "section",
-    [
-        RECIPES["pilot_commit"] | {"max_staleness": 1, "promote": "most_recent", "gen_groups": 24},
-        RECIPES["dapo"] | {"surplus": "carry"},
-        RECIPES["grpo"],
-    ],
-)
-def test_metrics_by_stage_agree_with_what_the_crew_was_given(make_rounds, section, at_once):
-    rounds = make_rounds(section, by_quarter, prompts=256, at_once=at_once)
-    names = [stage.name.replace(" ", "_") for stage in rounds.allocator.recipe.stages]
-    held = paid = lost = 0
-    for metrics, submitted in steps_of(rounds, 8):
-        for at, name in enumerate(names):
-            given = [submission for submission in submitted if f"s{at}r" in submission.uid]
-            pilots = {submission.uid.partition("s")[0]: submission.prompt for submission in given}
-            stage = figures(metrics, f"rollalloc/stage/{name}/")
-            assert stage["groups"] == len(pilots)
-            assert stage["rollouts"] == sum(len(submission.rollouts) for submission in given)
-            mixed = sum(prompt % 4 > 1 for prompt in pilots.values())
-            assert stage["passed"] == (len(pilots) if section["recipe"] == "grpo" else mixed)
-        paid += sum(metrics[f"rollalloc/stage/{name}/rollouts"] for name in names)
-        assert metrics["rollalloc/rollouts_paid"] == paid
-        flow = figures(metrics, "rollalloc/held/")
-        assert flow["groups"] == held + flow["in"] - flow["out"] - flow["lost"]
-        assert min(flow.values()) >= 0
-        held, lost = flow["groups"], lost + flow["lost"]
-    assert metrics["rollalloc/accounts/stale"] == 2 * lost  # both pilots of each
-    assert bool(lost) == ("promote" in section)
-
-
 def test_a_rollout_left_alone_in_its_group_teaches_nothing_to_an_estimator_that_compares(make_rounds):
     def outcome(submission, session):
         if session and submission.prompt == 0:

@@ -353,10 +353,6 @@ async def leaves():
     sys.exit(3)
 
 
-async def raises_what_is_no_exception():
-    raise asyncio.CancelledError
-
-
 def test_a_tool_that_leaves_python_is_an_error_for_the_model_to_read(case):
     async def test(case):
         return case, await case.run()
@@ -364,15 +360,6 @@ def test_a_tool_that_leaves_python_is_an_error_for_the_model_to_read(case):
     case, outcome = case(test, [([CALL], 2), ([WORD], 2)], does=leaves)
     assert outcome.reward == 1.0
     assert "SystemExit" in case.worker.tokenizer.decode(case.row()["responses"])
-
-
-def test_whatever_a_tool_raises_the_session_has_an_outcome(case):
-    async def test(case):
-        return await case.run()
-
-    outcome = case(test, [([CALL], 2)], does=raises_what_is_no_exception)
-    assert (outcome.reward, outcome.cancelled) == (None, False)
-    assert "CancelledError" in outcome.reason
 
 
 # -------------------------------------------------------------------------------------------------- rows that do not fit

@@ -8,8 +8,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rollalloc.lab.bench.tasks import walks
 from rollalloc.lab.bench.tasks.tiny import WarmUp
@@ -43,15 +41,6 @@ def test_ends_of_rows_are_no_neighbours():
     maze = json.dumps({"side": 3, "start": 2, "goal": 3, "walls": []})
     assert walks.compute_score("", "c3", maze) == 0.0
     assert walks.compute_score("", "c5 c4 c3", maze) == 1.0
-
-
-def test_a_walk_that_never_leaves_is_wrong_even_where_the_start_is_the_goal():
-    assert walks.compute_score("", "", json.dumps({"side": 3, "start": 4, "goal": 4, "walls": []})) == 0.0
-
-
-@given(st.text(max_size=200))
-def test_no_text_breaks_the_verifier(text):
-    assert walks.compute_score("", text, MAZE) in (0.0, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -142,22 +131,3 @@ def test_the_pool_with_a_tail_has_a_model_of_its_own_that_reads_as_far(tmp_path)
     assert walks.Walks(CONFIG, walks.LONG).initial_p().sum() > walks.Walks(CONFIG).initial_p().sum()
     _, cut = walks.Walks(CONFIG).examples(np.random.default_rng(0), walks.Walks(CONFIG).lost_GCC, 4000)
     assert max(len(answer.split()) for answer in cut) == walks.LIMIT < np.quantile(lengths, 0.9) < max(lengths)
-
-
-def test_where_right_answers_are_short_a_long_one_is_wrong_whatever_the_prompt(tmp_path):
-    made = walks.Walks(CONFIG, walks.LONG, walks.VERBOSE)
-    lost = list(made.phases(np.random.default_rng(0), 2))[1](4000)
-    walls = np.argwhere(np.triu(made.near_CC & ~made.open_CC)).tolist()
-    right, length = [], []
-    for prompt, answer in zip(*lost, strict=True):
-        start, goal = (int(word[1:]) for word in prompt.split()[:2])
-        maze = json.dumps({"side": 5, "start": start, "goal": goal, "walls": walls})
-        right.append(walks.compute_score("", answer, maze))
-        length.append(len(answer.split()))
-    right_B, length_B = np.array(right), np.array(length)
-    assert np.mean(length_B[right_B == 1]) < 0.5 * np.mean(length_B[right_B == 0])
-    assert right_B[length_B > 40].mean() < 0.05 < 0.5 < right_B[length_B < 6].mean()
-    few = replace(CONFIG, train=6, heldout=2)
-    brief, long = walks.prepare(tmp_path, "brief", few), walks.prepare(tmp_path, "long", few)
-    assert brief.model != long.model
-    assert brief.max_new_tokens == walks.LONG
