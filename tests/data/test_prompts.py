@@ -58,17 +58,10 @@ def test_duplicates_are_dropped_before_the_index_is_judged(save):
     assert prompts.dropped == {"duplicate": 2}
 
 
-def test_duplicates_that_may_not_be_dropped_are_named(save):
-    path = save(row("a", index=0), row("b", index=1), row("a", index=2))
-    with pytest.raises(ValueError, match=rf"{path}:1 and {path}:3 hold the same prompt of 'sums'; pass drop_dup"):
-        load_prompts(path, drop_duplicates=False)
-
-
-@pytest.mark.parametrize("drop_duplicates", [True, False])
-def test_one_prompt_with_two_ground_truths_is_refused(save, drop_duplicates):
+def test_one_prompt_with_two_ground_truths_is_refused(save):
     first, second = save(row("a", "4"), name="first.jsonl"), save(row("b"), row("a", "5"), name="second.jsonl")
     with pytest.raises(ValueError, match=rf"{first}:1 and {second}:2 .* different ground truths, '4' and '5'"):
-        load_prompts(first, second, drop_duplicates=drop_duplicates)
+        load_prompts(first, second)
 
 
 # The table

@@ -219,7 +219,7 @@ def decided(folder):
         {
             key: pytest.approx(value, abs=1e-4) if isinstance(value, float) else value
             for key, value in line.items()
-            if "seconds" not in key and key not in ("breadth", "streaming", "digest")
+            if "seconds" not in key and key not in ("breadth", "streaming")
         }
         for line in read
     ]

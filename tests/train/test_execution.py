@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from hashlib import sha256
 
 import pytest
 
@@ -13,7 +12,6 @@ from rollalloc.data.prompts import write_prompts
 from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.compare import is_finished
 from rollalloc.models.policy import Policy
-from rollalloc.runs.files import digest_of
 from rollalloc.runs.reader import read_metrics
 from rollalloc.train.objective import Clip, Loss
 from rollalloc.train.run_json import read_config
@@ -35,22 +33,6 @@ def test_a_run_writes_what_it_is_what_it_paid_and_its_model(run_of, tmp_path):
     assert described.pop("digests").keys() > {run.prompts[0], run.heldout}
     assert described == run.description()
     assert Policy.load(tmp_path / "run" / "model", device="cpu").eos_ids == (1,)
-
-
-def test_the_last_line_has_the_digest_of_all_before_it(run_of, tmp_path):
-    train(run_of(), tmp_path)
-    written = {name: (tmp_path / name).read_bytes() for name in ("run.json", "metrics.jsonl")}
-    before = written["metrics.jsonl"].rindex(b"\n", 0, -1) + 1
-    said = json.loads(written["metrics.jsonl"][before:])["digest"]
-    assert (
-        said
-        == digest_of(tmp_path, before)
-        == sha256(b"\0".join(written.values())[: before - len(written["metrics.jsonl"])]).hexdigest()
-    )
-    for name, content in written.items():
-        (tmp_path / name).write_bytes(content.replace(b"0", b"1", 1))
-        assert said != digest_of(tmp_path, before)
-        (tmp_path / name).write_bytes(content)
 
 
 def test_a_description_is_plain_and_tells_runs_apart(run_of):

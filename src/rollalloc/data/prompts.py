@@ -136,27 +136,26 @@ def refuse_longer(max_new_tokens: int, context: int) -> None:
         )
 
 
-def load_prompts(*paths: str | PathLike[str], drop_duplicates: bool = True) -> PromptSet:
+def load_prompts(*paths: str | PathLike[str]) -> PromptSet:
     """Load prompts from parquet and JSONL files in verl's schema.
 
     A prompt's key is `data_source/index` if it has an `extra_info.index` that no other row of its source has. Otherwise, for
     example if the index restarts in a second file, it is `data_source/#hash`, with a hash of prompt and ground truth.
-    Duplicate rows and shared indices are counted in a warning.
+    Rows with the source, prompt and ground truth of an earlier row are left out, and counted in `dropped["duplicate"]` and a
+    warning; so are shared indices.
 
     Args:
         paths: `.parquet` files, and `.jsonl` or `.json` files with one JSON object per line.
-        drop_duplicates: leave out rows with the source, prompt and ground truth of an earlier row, and count them in
-            `dropped["duplicate"]`. False: raise an error for such a row.
 
     Raises:
         FileNotFoundError: a file does not exist.
-        ValueError: no paths; a file is empty or has another format; a row is not in verl's schema; a duplicate, with
-            `drop_duplicates=False`; or one prompt of one source with two ground truths.
+        ValueError: no paths; a file is empty or has another format; a row is not in verl's schema; or one prompt of one
+            source with two ground truths.
     """
     if not paths:
         raise ValueError("load_prompts needs at least one file, got none; give .parquet or .jsonl paths")
     rows = [_parse(place, row) for path in paths for place, row in read_rows(Path(path))]
-    distinct = _distinct(rows, drop_duplicates)
+    distinct = _distinct(rows)
     duplicates = len(rows) - len(distinct)
     if duplicates:
         log.warning("%d of %d rows repeat a prompt that came before and were left out", duplicates, len(rows))
@@ -361,7 +360,7 @@ def _without_nulls(place: str, value: Any, depth: int = 0) -> Any:
     return value
 
 
-def _distinct(rows: Sequence[_Row], drop_duplicates: bool) -> list[_Row]:
+def _distinct(rows: Sequence[_Row]) -> list[_Row]:
     """The first row of each pair of source and prompt."""
     first: dict[tuple[str, str], _Row] = {}
     for row in rows:
@@ -372,11 +371,6 @@ def _distinct(rows: Sequence[_Row], drop_duplicates: bool) -> list[_Row]:
             raise ValueError(
                 f"{earlier.place} and {row.place} hold the same prompt of {row.source!r} with different ground truths, "
                 f"{short(earlier.ground_truth)} and {short(row.ground_truth)}; keep the right one"
-            )
-        if not drop_duplicates:
-            raise ValueError(
-                f"{earlier.place} and {row.place} hold the same prompt of {row.source!r}; "
-                "pass drop_duplicates=True, or take one out"
             )
     return list(first.values())
 

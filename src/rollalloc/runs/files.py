@@ -8,11 +8,9 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from hashlib import sha256
 from io import FileIO
 from pathlib import Path
 
-from rollalloc.files.names import DESCRIPTION, METRICS
 from rollalloc.files.opening import opened
 
 _CHUNK = 1 << 20  # bytes read at a time
@@ -51,31 +49,6 @@ def stamp_of(path: Path) -> tuple[int, ...]:
     except (OSError, ValueError):
         return (0, 0, 0, 0)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def digest_of(folder: Path, upto: int | None = None) -> str:
-    """SHA-256 of a run's `run.json`, if it has one, and of its metrics.
-
-    The last line of the metrics holds the digest of all lines before it.
-
-    Args:
-        folder: folder of the run.
-        upto: number of bytes of the metrics to include; None: all.
-
-    Raises:
-        OSError: there are no metrics, or `open_regular` raised it.
-    """
-    digest = sha256()
-    if os.path.lexists(folder / DESCRIPTION):
-        with open_regular(folder / DESCRIPTION) as file:
-            digest.update(file.readall())
-    digest.update(b"\0")
-    with open_regular(folder / METRICS) as file:
-        left = os.fstat(file.fileno()).st_size if upto is None else upto
-        while left > 0 and (chunk := _read(file, min(_CHUNK, left))):
-            digest.update(chunk)
-            left -= len(chunk)
-    return digest.hexdigest()
 
 
 class Growing:

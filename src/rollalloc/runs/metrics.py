@@ -182,7 +182,6 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
     ),
     "Other lines": (
         Metric("why", "text", "the run ended, or failed", ("end", "failed"), TEXT),
-        Metric("digest", "SHA-256", "of `run.json` and all lines before", ("end", "failed"), TEXT),
         Metric("quarantined_keys", "keys", "of quarantined prompts, at most twenty", ("end", "failed")),
         Metric("lost", "prompts", "gone from the data since the checkpoint", ("resume",)),
         Metric("new", "prompts", "new in it", ("resume",)),

@@ -36,7 +36,6 @@ from rollalloc.models.behaviour import Behaviour
 from rollalloc.models.policy import Policy
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.rewards.scorers import Scorer
-from rollalloc.runs.files import digest_of
 from rollalloc.runs.metrics import of_batch, totals
 from rollalloc.runs.teaching import notice
 from rollalloc.train import checkpoint
@@ -491,7 +490,7 @@ class Loop(ABC):
         last = {"kind": kind, "why": why, **self._spent(), **self.allocator.away(), "quarantined_keys": named}
         if self.config.notices:
             last["teaching"] = self.allocator.teaching.final_shares()
-        self._write(last if self.folder is None else last | {"digest": digest_of(self.folder)})
+        self._write(last)
 
     def _write(self, line: dict[str, Any]) -> None:
         if self.folder is not None:

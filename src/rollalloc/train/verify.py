@@ -103,7 +103,7 @@ def without_times(line: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: without_times(value) if isinstance(value, Mapping) else value
         for name, value in line.items()
-        if not name.endswith(("seconds", "digest"))
+        if not name.endswith("seconds")
     }
 
 

@@ -93,7 +93,7 @@ def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mappin
         for seed in plan.seeds_of(track, task):
             place = place_of(track, task, contestant.label, seed)
             has_diverged = place in diverged
-            if ended_run := _ended(folder / place, plan, task, contestant, seed, has_diverged):
+            if ended_run := _ended(folder / place, task, contestant, seed, has_diverged):
                 over.setdefault(contestant.label, []).append(ended_run)
                 lost[contestant.label] = lost.get(contestant.label, 0) + has_diverged
     ended_runs = [ended_run for of_label in over.values() for ended_run in of_label]
@@ -114,9 +114,7 @@ def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mappin
     return TrackPart(track, task, plain, tuple(cells))
 
 
-def _ended(
-    place: Path, plan: Plan, task: TaskPlan, contestant: Contestant, seed: int, diverged: bool
-) -> EndedRun | None:
+def _ended(place: Path, task: TaskPlan, contestant: Contestant, seed: int, diverged: bool) -> EndedRun | None:
     """A final run if it has ended, else None.
 
     Raises:

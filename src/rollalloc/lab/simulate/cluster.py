@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import OfferedPromptRule
-from rollalloc.lab.simulate.cost import Costs, Latency, Pace, at_most, positive
+from rollalloc.lab.simulate.cost import Costs, Latency, Pace, at_most, option, positive
 from rollalloc.lab.simulate.hardware import Hardware
 from rollalloc.lab.simulate.workload import Fitted, Workload
 from rollalloc.recipes.streaming import streamed
@@ -19,10 +19,6 @@ _MOST_TOKENS = 1_000_000_000_000  # tokens that a replica holds
 
 Schedule = Literal["sync", "async"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
-
-
-def _says(default: Any, says: str) -> Any:
-    return field(default=default, metadata={"says": says})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +41,17 @@ class Cluster:
     """
 
     gpus: int
-    gpus_per_replica: int = _says(1, "GPUs that share the model of one replica.")
-    slots: int = _says(256, "Rollouts that a replica decodes at once, at most.")
+    gpus_per_replica: int = option(1, "GPUs that share the model of one replica.")
+    slots: int = option(256, "Rollouts that a replica decodes at once, at most.")
     schedule: Schedule = field(
         default="sync",
         metadata={"says": "sync: all GPUs generate, then all train; async: some generate, the others train."},
     )
-    trainer_share: float = _says(0.5, "async: share of the GPUs that train.")
-    ahead: int | None = _says(
+    trainer_share: float = option(0.5, "async: share of the GPUs that train.")
+    ahead: int | None = option(
         None, "async: generate at least this many batches while one trains (default: the recipe's)."
     )
-    overlap: bool = _says(False, "Compute log-probabilities of finished rollouts while others still run.")
+    overlap: bool = option(False, "Compute log-probabilities of finished rollouts while others still run.")
 
     def __post_init__(self) -> None:
         at_least("gpus_per_replica", self.gpus_per_replica, 1)
@@ -123,13 +119,13 @@ class Scenario:
     hardware: Hardware = field(default_factory=Hardware)
     costs: Costs | None = None
     latency: Latency | None = None
-    kv_tokens: int | None = _says(
+    kv_tokens: int | None = option(
         None, "Tokens of context that a replica can hold (default: what fits on --gpu beside --model)."
     )
     workload: Workload = field(default_factory=Fitted)
-    prompt_tokens: int = _says(200, "Tokens per prompt.")
-    batches: int = _says(8, "Batches to train and measure.")
-    warmup: int = _says(2, "Batches trained before those that are measured, to reach a steady state.")
+    prompt_tokens: int = option(200, "Tokens per prompt.")
+    batches: int = option(8, "Batches to train and measure.")
+    warmup: int = option(2, "Batches trained before those that are measured, to reach a steady state.")
 
     def __post_init__(self) -> None:
         at_least("prompt_tokens", self.prompt_tokens, 0)

@@ -19,6 +19,11 @@ _EXPECTED = f'CSV with the header "{",".join(_FIELDS)}"'
 _MOST = 1_000_000_000  # seconds, tokens
 
 
+def option(default: Any, says: str) -> Any:
+    """A field of a dataclass that is an option of `rollalloc simulate`, with its help."""
+    return field(default=default, metadata={"says": says})
+
+
 def positive(name: str, value: Any, *, zero: bool = False) -> None:
     """Refuse anything but a finite number above 0, or from 0 if `zero`.
 
@@ -160,10 +165,6 @@ def read_latency(path: Path) -> Latency:
 _ARITHMETIC = " (default: estimated for --model on --gpu)."
 
 
-def _cost(says: str, default: Any = MISSING) -> Any:
-    return field(default=default, metadata={"says": says})
-
-
 @dataclass(frozen=True, kw_only=True)
 class Costs:
     """Costs of everything but decoding. `Hardware.costs` estimates those of forward and backward passes.
@@ -182,13 +183,13 @@ class Costs:
         ValueError: a number below 0, or not finite.
     """
 
-    prefill: float = _cost(f"GPU-seconds of prefill for a token of a prompt{_ARITHMETIC}")
-    logprob: float = _cost(f"GPU-seconds of the forward pass for a token's log-probability{_ARITHMETIC}")
-    train: float = _cost(f"GPU-seconds of forward and backward for a token{_ARITHMETIC}")
-    abort: float = _cost("Seconds from stopping a rollout until its slot is free.", default=0.02)
-    weight_sync: float = _cost("Seconds in which new weights reach the replicas.", default=2.0)
-    train_row: float = _cost("GPU-seconds more for each row trained on.", default=0.0)
-    update: float = _cost("Seconds of the optimizer's step.", default=1.0)
+    prefill: float = option(MISSING, f"GPU-seconds of prefill for a token of a prompt{_ARITHMETIC}")
+    logprob: float = option(MISSING, f"GPU-seconds of the forward pass for a token's log-probability{_ARITHMETIC}")
+    train: float = option(MISSING, f"GPU-seconds of forward and backward for a token{_ARITHMETIC}")
+    abort: float = option(0.02, "Seconds from stopping a rollout until its slot is free.")
+    weight_sync: float = option(2.0, "Seconds in which new weights reach the replicas.")
+    train_row: float = option(0.0, "GPU-seconds more for each row trained on.")
+    update: float = option(1.0, "Seconds of the optimizer's step.")
 
     def __post_init__(self) -> None:
         for each in fields(self):

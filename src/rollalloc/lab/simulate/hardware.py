@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from rollalloc.lab.simulate.cost import Costs, Latency, at_most, positive
+from rollalloc.lab.simulate.cost import Costs, Latency, at_most, option, positive
 
 _BYTES = 2  # per number in bf16
 
@@ -86,10 +86,6 @@ GPUS: Mapping[str, GPU] = {
 }
 
 
-def _says(default: Any, says: str) -> Any:
-    return field(default=default, metadata={"says": says})
-
-
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
     """A model, the GPU type that it runs on, and how much of the memory a replica may fill.
@@ -103,9 +99,9 @@ class Hardware:
         ValueError: an unknown name, or a share out of its range.
     """
 
-    model: str = _says("qwen2.5-7b", f"Model to simulate: {', '.join(MODELS)}.")
-    gpu: str = _says("h100", f"GPU type: {', '.join(GPUS)}.")
-    memory_share: float = _says(0.9, "Share of a GPU's memory for weights, keys and values.")
+    model: str = option("qwen2.5-7b", f"Model to simulate: {', '.join(MODELS)}.")
+    gpu: str = option("h100", f"GPU type: {', '.join(GPUS)}.")
+    memory_share: float = option(0.9, "Share of a GPU's memory for weights, keys and values.")
 
     def __post_init__(self) -> None:
         for name, known in (("model", MODELS), ("gpu", GPUS)):

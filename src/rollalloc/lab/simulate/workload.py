@@ -13,7 +13,7 @@ import numpy as np
 from rollalloc.core.recipe import at_least
 from rollalloc.core.seeds import rng
 from rollalloc.data.jsonl import Unreadable, read_lines
-from rollalloc.lab.simulate.cost import at_most, positive
+from rollalloc.lab.simulate.cost import at_most, option, positive
 from rollalloc.runs.values import COUNT, NUMBER, TEXT, Field, expect, take
 
 _BLOCK = 4096  # rollouts whose random numbers are drawn together
@@ -50,10 +50,6 @@ class Workload(Protocol):
     def describe(self) -> dict[str, Any]: ...
 
 
-def _says(default: Any, says: str) -> Any:
-    return field(default=default, metadata={"says": says})
-
-
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
     """Rollout lengths: log-normal within each prompt, with log-normal medians over prompts; some rollouts run to the limit.
@@ -71,11 +67,11 @@ class Lengths:
         ValueError: a number out of its range.
     """
 
-    median: float = _says(1500.0, "Median over prompts of each prompt's median length in tokens.")
-    between: float = _says(0.5, "Standard deviation of log(median length) between prompts.")
-    within: float = _says(0.5, "Standard deviation of log(length) within a prompt.")
-    runaway: float = _says(0.01, "Share of rollouts that run to the limit, whatever the prompt.")
-    limit: int = _says(8192, "Maximum tokens per rollout.")
+    median: float = option(1500.0, "Median over prompts of each prompt's median length in tokens.")
+    between: float = option(0.5, "Standard deviation of log(median length) between prompts.")
+    within: float = option(0.5, "Standard deviation of log(length) within a prompt.")
+    runaway: float = option(0.01, "Share of rollouts that run to the limit, whatever the prompt.")
+    limit: int = option(8192, "Maximum tokens per rollout.")
 
     def __post_init__(self) -> None:
         positive("median", self.median)
@@ -102,10 +98,10 @@ class Success:
         ValueError: a number out of its range.
     """
 
-    hopeless: float = _says(0.25, "Share of prompts that are never solved.")
-    solved: float = _says(0.25, "Share of prompts that are always solved.")
-    alpha: float = _says(1.0, "Other prompts' success rates follow Beta(alpha, beta).")
-    beta: float = _says(1.0, "See --alpha.")
+    hopeless: float = option(0.25, "Share of prompts that are never solved.")
+    solved: float = option(0.25, "Share of prompts that are always solved.")
+    alpha: float = option(1.0, "Other prompts' success rates follow Beta(alpha, beta).")
+    beta: float = option(1.0, "See --alpha.")
 
     def __post_init__(self) -> None:
         share("hopeless", self.hopeless)
