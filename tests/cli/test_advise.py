@@ -54,16 +54,6 @@ def test_a_model_is_sampled_into_a_folder_named_after_it_and_its_log_can_be_read
     assert "(yours)" not in output
 
 
-def test_groups_that_were_sampled_here_are_not_taken_for_what_the_user_trains_with(call, own, tmp_path):
-    words = (*ADVISE[:5], "--reward", "my_reward.py:score", *ADVISE[7:], "--sample-n", 4, "--out", tmp_path / "new")
-    for again in (words, ("advise", tmp_path / "new")):
-        code, output = call(*again, "--json")
-        assert code == 0, output
-        found, _ = json.JSONDecoder().raw_decode(output[output.index("{\n") :])
-        assert found["verdict"]["present"] == {"recipe": "grpo", "groups": 8, "n": 8}
-        assert "num_generations=8 is TRL's default" in found["assumed"]
-
-
 def test_a_profile_whose_rollouts_were_changed_by_hand_is_not_advised_on(call, own, tmp_path):
     words = (*ADVISE[:5], "--reward", "my_reward.py:score", *ADVISE[7:], "--out", tmp_path / "new")
     assert call(*words)[0] == 0

@@ -82,10 +82,3 @@ def test_a_fifo_among_metrics_and_checkpoints_is_not_waited_for(tmp_path):
     os.mkfifo(place / "manifest.json")
     with pytest.raises(CorruptCheckpoint, match="none of the checkpoints"):
         load_newest(tmp_path)
-
-
-def test_a_file_that_has_the_name_of_the_hidden_folder_is_refused(tmp_path):
-    (tmp_path / ".rollalloc").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"holds .rollalloc, which was not written by rollalloc"):
-        Lock(tmp_path, "run").take()
-    assert (tmp_path / ".rollalloc").read_text() == "mine"

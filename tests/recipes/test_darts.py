@@ -98,22 +98,6 @@ def test_a_rule_that_gives_more_longest_than_its_trait_is_refused_by_name(made):
         Allocator(of_size(6, rows=Wrong(3, 2)), 9, 0).ask()
 
 
-def test_over_two_stages_the_rollouts_that_are_there_count():
-    """Eight rows of pilots and commits: 4 + 12 leave no longest, 4 + 4 leave one."""
-    for n_commit, longest in ((12, 0), (4, 1)):
-        both = recipes.mix(
-            recipes.pilot_commit(2, 4, n_commit, 2),
-            recipes.darts(2, 7, 1, longest_by="size"),
-            take={"size": "first"},
-        )
-        allocator = Allocator(both, 9, 0)
-        for order in allocator.ask().generate:
-            allocator.tell([Done(each, at % 2, at % 2, 10, 0) for at, each in enumerate(order.rollouts)])
-        assert {len(order.rollouts) for order in allocator.ask().generate} >= {n_commit}
-        decided = [group.longest for group in allocator._run.flight.groups.values() if group.stage == 1]
-        assert decided == [longest] * 2
-
-
 @pytest.mark.parametrize(
     ("given", "says"),
     [

@@ -11,7 +11,7 @@ from rollalloc.cli.app import app
 from rollalloc.lab.report.page import sections
 from rollalloc.lab.report.terminal import view
 from rollalloc.lab.report.wording import caveats, story
-from rollalloc.runs.discovery import comparisons, run_folders
+from rollalloc.runs.discovery import comparisons
 from rollalloc.runs.reader import Reader, read_run
 
 GSM8K, MATH = "val-core/openai/gsm8k/reward/mean@1", "val-core/lighteval/MATH/acc/mean@4"
@@ -82,15 +82,6 @@ def test_under_our_trainer_rollouts_accounts_and_prompts_are_read(tmp_path):
     assert run.accounts == {"trained": 64, "out_of_band": 32}
     assert run.batches[-1]["prompts"] == {"new": 16}
     assert run.curve.rollouts == (0, 96)
-
-
-def test_the_logs_of_a_project_are_runs_that_are_compared(tmp_path):
-    for name in ("grpo", "pods"):
-        verl(tmp_path / "project" / f"{name}.jsonl", STOCK)
-    verl(tmp_path / "project" / "rollouts.jsonl", [{"step": 1, "input": "2 + 2", "output": "4"}])
-    assert [path.name for path in run_folders(tmp_path)] == ["grpo.jsonl", "pods.jsonl"]
-    [runs] = comparisons(tmp_path).values()
-    assert [run.label for run in runs] == ["grpo", "pods"]
 
 
 def test_report_and_watch_draw_what_is_there(tmp_path):

@@ -103,15 +103,6 @@ def test_rollouts_without_a_score_are_said_once_with_their_reasons(caplog):
     )
 
 
-def test_a_metric_that_is_no_success_rate_is_said_once(caplog):
-    looked = Looked()
-    looked.after(Scored(3.0, 3.0))
-    looked.notices.first_evaluation(Evaluation(2.75, 0.1, sampled=48))
-    [said] = caplog.messages
-    assert said.startswith("a rollout has the metric 3, which is not a success rate")
-    assert '"acc": 1.0 if right else 0.0' in said
-
-
 def test_rollouts_that_are_cut_off_are_said_once_where_no_evaluation_did(caplog):
     looked = Looked()
     for _ in range(2):

@@ -175,13 +175,6 @@ def test_an_accumulated_mini_batch_is_trls_accumulation_window(case, tmp_path, a
     assert_equal(ours(case, loss), trls(case, tmp_path, accumulated=4, loss_type=loss_type, beta=0.3))
 
 
-def test_bnpo_is_another_mean_where_it_accumulates(case, tmp_path):
-    """The docstring of `shares` says so."""
-    figures, _ = ours(case, Loss(clip=CLIP))
-    loss, _ = trls(case, tmp_path, accumulated=4, loss_type="bnpo")
-    assert abs(figures["loss"] - loss) > 1e-3
-
-
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
 def test_stale_rows_are_corrected_as_trl_corrects_for_another_sampler(case, tmp_path, loss_type):
     policy, prompts, batch, generations, reference = case

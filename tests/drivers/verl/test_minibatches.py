@@ -1,8 +1,7 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
+from rollalloc.drivers.verl.minibatches import rows_multiple, spread
 
 
 def test_the_multiple_fits_ranks_steps_and_micro_batches():
@@ -25,12 +24,3 @@ def test_every_mini_batch_has_a_row_that_is_no_padding(ranks, steps, size, data)
     for step in range(steps):
         at = [rank * share + step * size + row for rank in range(ranks) for row in range(size)]
         assert not all(flags[order[row]] for row in at)
-
-
-@pytest.mark.parametrize(("configured", "rows", "steps"), [(4, 64, 4), (4, 3, 3), (1, 1, 1)])
-def test_a_batch_of_few_rows_takes_a_step_a_row(configured, rows, steps):
-    assert optimizer_steps(configured, rows) == steps
-
-
-def test_without_padding_nothing_moves():
-    assert spread([False] * 12, 2, 3) == list(range(12))

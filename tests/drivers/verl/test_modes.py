@@ -9,7 +9,7 @@ from made_up_crew import RECIPES, FakeCrew, FakeLoader, figures, mixed
 
 from rollalloc import Allocator
 from rollalloc.drivers.verl.modes import MODES, Overlap, verls_mode
-from rollalloc.drivers.verl.rounds import Rounds, SessionOutcome
+from rollalloc.drivers.verl.rounds import Rounds
 from rollalloc.drivers.verl.settings import read_settings
 from rollalloc.rules.intake import Ahead, Fill, KeepInFlight
 
@@ -236,36 +236,3 @@ def test_a_mode_of_ours_that_is_none_is_refused_with_those_there_are():
     assert [verls_mode(mode) for mode in MODES] == ["sync", "colocate_async", "separate_async"]
     with pytest.raises(ValueError, match=r"one of rollalloc, rollalloc_colocate_async, .* got 'rollalloc_async'"):
         verls_mode("rollalloc_async")
-
-
-def trajectory(submission, session):
-    """Of one to four turns: as long as all of them, begun under older weights than it ended; a tool of every ninth hangs."""
-    draw = sum(submission.rollouts) + 7 * session
-    if draw % 9 == 8:
-        return SessionOutcome(submission.uid, session, tokens=11, reason="a tool took more than 300.0 s")
-    right = float(draw % 2)
-    tokens = sum(10 + (draw + turn) % 5 for turn in range(draw % 4 + 1))
-    return SessionOutcome(submission.uid, session, tokens, right, right, truncated=draw % 4 == 3, rows=1)
-
-
-@pytest.mark.parametrize("overlaps", [False, True])
-@pytest.mark.parametrize("name", ["grpo", "pilot_commit", "darts", "foresight"])
-def test_a_trajectory_of_several_turns_is_a_rollout(name, overlaps):
-    """Batches fill, each token that the model generated is paid once, and each rollout has one cause."""
-    rounds = rounds_of(RECIPES[name], trajectory, overlap=OVERLAP if overlaps else None, at_once=3, meanwhile=2)
-    rounds.overlaps = overlaps
-    told, ends = 0, rounds.crew._end
-
-    def counted(submission, at):
-        nonlocal told
-        outcome = ends(submission, at)
-        told += outcome.tokens
-        return outcome
-
-    rounds.crew._end = counted
-    for _ in range(6):
-        rows, metrics = step(rounds)
-        assert len({row.group for row in rows.rows}) == 4
-        assert metrics["rollalloc/staleness_max"] <= rounds.allocator.recipe.max_staleness
-    assert rounds.allocator.tokens_paid == told
-    assert metrics["rollalloc/accounts/failed"] > 0

@@ -180,19 +180,6 @@ def test_the_check_says_from_any_folder_what_a_step_is(
     assert f"rollouts of a step that one round of prompts fills: {says}" in capsys.readouterr().out
 
 
-def test_the_check_names_the_data_that_are_missing_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "elsewhere"
-    command = [f"--config-path={FOLDER}", "--config-name=pods_gsm8k_8gpu", "arm=grpo", f"row.data={folder}"]
-    assert check(command) == 1
-    assert capsys.readouterr().err.splitlines() == [
-        f"refused: data.{key}: there is no file {folder}/gsm8k_{split}.parquet (relative paths start at {tmp_path})"
-        for key, split in (("train_files", "train"), ("val_files", "test"))
-    ]
-
-
 def test_six_optimizer_steps_are_one_key() -> None:
     """As the released Pilot-Commit takes them, of batches of which the others take four."""
     six = "actor_rollout_ref.actor.ppo_mini_batch_size=21"

@@ -161,22 +161,3 @@ def test_a_changed_or_unknown_released_value_fails_by_name(tool, tmp_path, chang
 def test_facts_that_are_not_whole_are_refused(tool, tmp_path, changes, says):
     with pytest.raises(ValueError, match=says.replace("(", r"\(")):
         tool.read(written(tmp_path, changed(FACTS, **changes)))
-
-
-@pytest.mark.parametrize(
-    ("rows", "says"),
-    [
-        ({"tiny_row": {"trainer": {"n_gpus_per_node": 8}}}, "tiny_row.yaml has no number of GPUs: set trainer.nnodes"),
-        ({}, "released.yaml names the row tiny_row, and there is no tiny_row.yaml"),
-        ({"tiny_row": OURS, "other": OURS}, "other.yaml is a row that released.yaml does not know"),
-    ],
-)
-def test_a_row_without_gpus_or_without_facts_is_named(tool, tmp_path, rows, says):
-    systems = tool.read(written(tmp_path, FACTS))
-    folder = tmp_path / "rows"
-    folder.mkdir()
-    (folder / "base.yaml").write_text("data: {train_batch_size: 8}\n", "utf-8")
-    for name, content in rows.items():
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump({"defaults": ["base", "_self_"], **content}), "utf-8")
-    (line,) = tool.wrong_rows(systems, folder)
-    assert says in line

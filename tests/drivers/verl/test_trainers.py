@@ -11,11 +11,10 @@ pytest.importorskip("verl", reason="verl's environment: make verl-test")
 
 import verl
 from omegaconf import OmegaConf
-from verl.trainer.ppo.v1 import PPOTrainerSeparateAsync, get_trainer_cls
+from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.workers.rollout import llm_server
 from verl.workers.rollout.replica import TokenOutput
 
-from rollalloc.drivers.verl import trainer, workers
 from rollalloc.drivers.verl.client import LIVE, Client, Live, ResumingClient, SessionStopped
 from rollalloc.drivers.verl.configure import configure
 from rollalloc.drivers.verl.loader import Prompts, fill_samples
@@ -36,21 +35,6 @@ def test_the_servers_that_serve_are_asked_for_a_client_that_resumes_where_reques
         setattr(made, manager, SimpleNamespace(get_client=lambda client_cls: client_cls))
         asked[mode] = made.get_llm_client()
     assert list(asked.values()) == [Client, ResumingClient, ResumingClient]
-
-
-@pytest.mark.parametrize(("step", "last"), [(3, False), (4, True)])
-def test_between_the_stages_of_an_update_the_core_is_told(step, last, monkeypatch):
-    """Where rollouts have devices of their own; in the other modes nothing is generated meanwhile."""
-    happened = []
-    made = trainer.RollallocSeparateAsync.__new__(trainer.RollallocSeparateAsync)
-    made.global_steps, made.total_training_steps = step, 4
-    made.rounds = SimpleNamespace(attend=lambda last: happened.append(last))
-    for stage in ("_compute_old_log_prob", "_update_actor"):
-        for owner in (trainer.RecipeTrainer, PPOTrainerSeparateAsync):
-            monkeypatch.setattr(owner, stage, lambda self, batch, metrics: happened.append("stage"), raising=False)
-    made._compute_old_log_prob("batch", {})
-    made._update_actor("batch", {})
-    assert happened == ["stage", last, last, "stage", last]
 
 
 def test_a_column_of_a_reserved_name_ends_the_run_when_the_trainer_is_made():
@@ -134,32 +118,6 @@ def test_a_session_stopped_while_it_was_broken_off_sends_nothing_more_and_keeps_
     output, live = generate(server)
     assert isinstance(output, SessionStopped)
     assert (len(server.sent), live.tokens) == (1, 2)
-
-
-def test_the_first_tokens_version_is_the_sessions_also_where_verl_counts_a_request_without_tokens():
-    worker = workers.Worker.__new__(workers.Worker)
-    worker.rollout_config, worker._max_tokens = SimpleNamespace(response_length=20), 30
-    worker.tokenizer = SimpleNamespace(eos_token_id=0)
-    verls = {"min_global_steps": 1, "max_global_steps": 5}
-    output = SimpleNamespace(
-        prompt_ids=[5],
-        response_ids=[5, 0],
-        response_mask=[1, 1],
-        response_logprobs=None,
-        reward_score=1.0,
-        extra_fields=verls,
-    )
-
-    def versions(live):
-        LIVE.set(live)
-        outcome = worker._outcome(("g0", 0), [output])
-        return outcome.version, outcome.last_version
-
-    try:
-        assert versions(Live(first_version=3, last_version=4)) == (3, 4)
-        assert versions(Live()) == versions(None) == (1, 5)
-    finally:
-        LIVE.set(None)
 
 
 # ----------------------------------------------------------------------------------------------------- the configuration

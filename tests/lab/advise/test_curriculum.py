@@ -91,14 +91,6 @@ def test_each_mix_favours_what_it_says():
     assert shares == pytest.approx([0.2] * 5)  # flat over rates, however many prompts have one
 
 
-@pytest.mark.parametrize(
-    "mix", ["variances", "gaussian", "gaussian:2,0.1", "gaussian:0.5,0", "gaussian:0.5", "gaussian:a,b", "uniform:3"]
-)
-def test_a_mix_that_there_is_not_is_refused(mix, tmp_path):
-    with pytest.raises(ValueError, match="expected a mix of variance, uniform, gaussian:MEAN,DEVIATION or foresight"):
-        check_export(tmp_path / "c.parquet", mix, None)
-
-
 def test_a_file_is_written_whole_again_and_never_over_another(tmp_path):
     file = tmp_path / "c.parquet"
     for weight in (1.0, 0.5):

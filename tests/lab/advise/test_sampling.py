@@ -77,16 +77,6 @@ def test_prompts_are_drawn_without_replacement_and_each_gets_its_rollouts(profil
     assert (len(groups), set(groups.size_V.tolist())) == (40, {3})
 
 
-def test_texts_and_features_of_prompts_are_found_by_the_key_of_the_log(profile):
-    texts = {row["key"]: row["prompt"] for row in map(json.loads, (profile / "prompts.jsonl").read_text().splitlines())}
-    keys = list(dict.fromkeys(row["key"] for row in logged(profile)))
-    assert list(texts) == keys
-    assert all(isinstance(text, str) for text in texts.values())
-    assert len(read_features(profile / "features.safetensors", keys)) == 40
-    described = json.loads((profile / "profile.json").read_text())
-    assert (described["prompts"], described["of"], described["n"], described["seed"]) == (40, 80, 3, 5)
-
-
 def killed(profile, waves, torn):
     """As a kill leaves a profile: so many prompts of whole waves are taken down, and some bytes of the next are there."""
     log, description = profile / "rollouts.jsonl", profile / "profile.json"
