@@ -85,7 +85,7 @@ def test_a_run_killed_while_a_checkpoint_was_written_resumes_from_the_one_before
         with pytest.raises(FileNotFoundError, match="checkpoint-6 has no state of rollalloc"):
             resumed.train(resume_from_checkpoint=str(last))
     else:
-        with pytest.raises(FileNotFoundError, match="checkpoint-6 is not whole: the run was killed while it was saved"):
+        with pytest.raises(FileNotFoundError, match="checkpoint-6 is incomplete: the run was killed while saving it"):
             resumed.train(resume_from_checkpoint=str(last))
     resumed.train(resume_from_checkpoint=True)
     assert f"checkpoint-6 is not whole ({said})" in caplog.text

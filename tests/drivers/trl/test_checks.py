@@ -32,7 +32,7 @@ def short(completions: list[str], **_: Any) -> list[float]:
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "num_generations=8 cannot be made of the recipe's stages, pilot: Fixed(n=2), commit: Fixed(n=2)": {
+    "num_generations=8 does not fit the recipe, which trains on 4 rows per group (stages: pilot: Fixed(n=2)": {
         "recipe": "pilot_commit",
         "num_generations": 8,
     },
@@ -45,7 +45,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "gradient_accumulation_steps": 2,
         "steps_per_generation": 1,
     },
-    "scale_rewards and multi_objective_aggregation must be left alone, got 'none'": {
+    "scale_rewards and multi_objective_aggregation must not be set, got 'none'": {
         "recipe": "grpo",
         "scale_rewards": "none",
     },
@@ -54,7 +54,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "cache_implementation": "static",
         "driver": {"use_sampler": True},
     },
-    "loss_type='luspo' cannot take the importance weight": {"recipe": "pilot_commit", "loss_type": "luspo"},
+    "loss_type='luspo' does not support an importance weight": {"recipe": "pilot_commit", "loss_type": "luspo"},
     "call model.save_pretrained(folder)": {"recipe": "grpo", "beta": 0.1},
     "the tokenizer has no chat template": {"recipe": "grpo", "dataset": CHAT},
     "metric must name one of the reward functions starts_right, got 'accuracy'": {
@@ -104,20 +104,20 @@ WRONG: dict[str, dict[str, Any]] = {
         "more": {"eval_dataset": Dataset.from_dict({"prompt": ["k1 =", None], "answer": ["a1", "a1"]})},
     },
     "rollout_func is not supported under a recipe": {"recipe": "grpo", "more": {"rollout_func": print}},
-    "num_generations=4, but the recipe trains on one row per prompt. TRL takes no 1: set num_generations=2": {
+    "num_generations=4, but the recipe trains on one row per prompt. TRL does not accept 1: set num_generations=2": {
         "recipe": "foresight",
         "num_generations": 4,
     },
-    "set num_generations=3, the least that divides a batch of 9 rows": {
+    "set num_generations=3, the smallest divisor of a batch of 9 rows": {
         "recipe": recipes.foresight(9),
         "num_generations": 9,
         "per_device_train_batch_size": 9,
     },
-    "the recipe trains on one row per batch, and TRL takes no fewer than 2": {
+    "the recipe trains on one row per batch, but TRL needs at least 2": {
         "recipe": recipes.raft(1),
         "num_generations": 2,
     },
-    "loss_type='luspo' cannot take the importance weight of each token": {
+    "loss_type='luspo' does not support an importance weight for each token": {
         "recipe": "foresight_replay",
         "loss_type": "luspo",
     },

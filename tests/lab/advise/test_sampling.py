@@ -142,7 +142,7 @@ def test_what_is_not_ours_is_neither_overwritten_nor_removed(rewarded, profile, 
     mine.mkdir()
     (mine / "rollouts.jsonl").write_text("mine")
     for overwrite in (False, True):
-        with pytest.raises(FileExistsError, match=r"mine holds rollouts\.jsonl, which .*rollalloc did not write"):
+        with pytest.raises(FileExistsError, match=r"mine holds rollouts\.jsonl, which was not written by rollalloc"):
             sample_profile(rewarded("half"), mine, overwrite=overwrite)
     assert [path.name for path in mine.rglob("*")] == ["rollouts.jsonl"]
     (profile / "notes.txt").write_text("mine")

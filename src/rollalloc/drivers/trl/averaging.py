@@ -48,11 +48,11 @@ class AveragedWeights(TrainerCallback):
         )
         if rounded:
             raise ValueError(
-                f"averaging={window} needs weights in float32, for in {', '.join(rounded)} a mean stands still; load the "
-                "model in float32 (model_init_kwargs={'dtype': 'float32'}) and let bf16=True compute in half precision"
+                f"averaging={window} needs weights in float32: in {', '.join(rounded)} rounding would stop the mean; load "
+                "the model in float32 (model_init_kwargs={'dtype': 'float32'}) and let bf16=True compute in half precision"
             )
         self.window, self._trainer = window, trainer
-        # Listed when training begins: to unwrap and search the model takes longer than to swap a small one's weights.
+        # Listed once, when training begins, because unwrapping and searching the model is slow.
         self._parameters: list[torch.nn.Parameter] = []
         self._other: list[Tensor] = []  # the average while the model has the trained weights, and vice versa
         self._has_mean = False  # whether the model has the average

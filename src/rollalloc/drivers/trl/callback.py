@@ -77,7 +77,7 @@ class AllocationCallback(TrainerCallback):
         if state.global_step:
             self._resume(self.resume_from or checkpoint_of(args, state))
         elif self._began and self.allocation.allocator.batch:
-            log.warning("the last training ended within the optimizer steps of a batch, which counts as trained")
+            log.warning("the last training ended between the optimizer steps of a batch; the batch counts as trained")
             self.allocation.trained()
         if not state.global_step:
             self.averaged.begin(None)
@@ -165,7 +165,7 @@ class AllocationCallback(TrainerCallback):
             _clear(place)
         if self.allocation.allocator.batch is not None:
             log.warning(
-                "%s was saved between the optimizer steps of one batch: no run can be resumed from it; save every multiple "
+                "%s was saved between the optimizer steps of one batch, so no run can resume from it; save at multiples "
                 "of %d steps",
                 place,
                 steps_per_batch(args),
@@ -186,7 +186,7 @@ def newest_whole(places: Sequence[Path]) -> Path | None:
     whole = next((place for place in places if _has_state(place) and not killed_within(place)), None)
     for place in places[: places.index(whole)] if whole else ():
         log.warning(
-            "%s is not whole (%s), as if the run was killed while it was saved; resuming before it",
+            "%s is incomplete (%s), probably because the run was killed while saving it; resuming from an earlier one",
             place,
             f"no {TRAINER_STATE_NAME}" if _has_state(place) else "no state of rollalloc",
         )
@@ -215,12 +215,12 @@ def refuse_without_state(place: Path) -> None:
     """
     if killed_within(place):
         raise FileNotFoundError(
-            f"{place} is not whole: the run was killed while it was saved; resume from another checkpoint, or start afresh"
+            f"{place} is incomplete: the run was killed while saving it; resume from another checkpoint, or start afresh"
         )
     if not _has_state(place):
         raise FileNotFoundError(
-            f"{place} has no state of rollalloc, so that the recipe cannot go on from it; it was saved without it, or "
-            "between the optimizer steps of one batch: resume from another checkpoint, or start afresh"
+            f"{place} has no state of rollalloc, so the recipe cannot continue from it: it was saved without a recipe, or "
+            "between the optimizer steps of one batch; resume from another checkpoint, or start afresh"
         )
 
 
@@ -331,16 +331,16 @@ def _check_run(allocation: Allocation, core: Mapping[str, Any], place: Path, acc
     """Raise an error if the checkpoint has another seed or, without `accept_recipe`, another recipe."""
     if core["seed"] != allocation.allocator.seed:
         raise ValueError(
-            f"{place} was saved with seed {core['seed']}, this run has {allocation.allocator.seed}; give GRPOConfig the "
-            "saved one"
+            f"{place} was saved with seed {core['seed']}, this run has seed {allocation.allocator.seed}; set GRPOConfig's "
+            "seed to the saved one"
         )
     if others := "; ".join(differences(core["recipe"], allocation.allocator.recipe.description)):
         if not accept_recipe:
             raise ValueError(
-                f"{place} was saved under another recipe: {others}. Give the saved one or, to go on under this one, "
-                "accept_recipe=True beside it"
+                f"{place} was saved under another recipe: {others}. Use the saved recipe or, to continue with this "
+                "one, set accept_recipe=True"
             )
-        log.warning("going on from %s under another recipe: %s", place, others)
+        log.warning("resuming from %s with another recipe: %s", place, others)
 
 
 def _moved(allocation: Allocation, saved: Any, place: Path, accept_data: bool) -> NDArray[np.int64] | None:
@@ -354,10 +354,10 @@ def _moved(allocation: Allocation, saved: Any, place: Path, accept_data: bool) -
     if lost and not accept_data:
         raise ValueError(
             f"{lost} of the {saved['count']} prompts that {place} was saved with are not in this data set, {new} of its "
-            f"{len(source_N)} are new (prompts are told by {allocation.key or 'what they say'}). Give the saved ones or, to "
-            "go on without them, accept_data=True beside the recipe"
+            f"{len(source_N)} are new (prompts are identified by {allocation.key or 'their text'}). Give the saved data or, "
+            "to continue without these prompts, set accept_data=True"
         )
-    log.warning("going on from %s with other rows: %d prompts found again, %d lost, %d new", place, kept, lost, new)
+    log.warning("resuming from %s with other data: %d prompts found again, %d missing, %d new", place, kept, lost, new)
     return source_N
 
 
@@ -369,8 +369,8 @@ def _prepare(allocation: Allocation, saved: Mapping[str, torch.Tensor] | None, *
     allocation.prepare()
     if saved is not None and allocation.made is not None:
         log.warning(
-            "features were made again for other rows, from the weights of now: predictions from them are poor at first; a "
-            "file of features (features=) does not change"
+            "the data changed, so features were computed again, with the present weights: predictions are poor at first. "
+            "A file of features (features=FILE) avoids this"
         )
 
 

@@ -87,8 +87,8 @@ def _warn_of_own_n(recipe: Recipe | str, made: Recipe) -> None:
     if "n" in parameters and parameters["n"].default == 1 and rows is not None and rows > 1:
         log.warning(
             "this recipe is meant for one rollout of each of many prompts, but num_generations=%d gives it %d rollouts of "
-            "each of %d prompts in a batch. For one of each write num_generations=2, the least that TRL takes, and n=1 in "
-            "the recipe, as in recipes.reinforce(n=1)",
+            "each of %d prompts in a batch. For one rollout of each, set num_generations=2, the smallest value that TRL "
+            "accepts, and n=1 in the recipe, as in recipes.reinforce(n=1)",
             rows,
             rows,
             made.groups,
@@ -110,8 +110,8 @@ def check_sizes(args: Any, recipe: Recipe) -> None:
     elif args.num_generations != each:
         stages = ", ".join(f"{stage.name}: {stage.size!r}" for stage in recipe.stages)
         raise ValueError(
-            f"num_generations={args.num_generations} cannot be made of the recipe's stages, {stages}, rows "
-            f"{recipe.rows!r}: a group has {each} rows; set num_generations={each}, or change the recipe"
+            f"num_generations={args.num_generations} does not fit the recipe, which trains on {each} rows per group "
+            f"(stages: {stages}; rows {recipe.rows!r}); set num_generations={each}, or change the recipe"
         )
     if args.generation_batch_size != recipe.groups * each:
         raise ValueError(
@@ -128,15 +128,13 @@ def _check_counted(args: Any, recipe: Recipe) -> None:
     any other is refused, since a user could take it for the number of rollouts per prompt.
     """
     if recipe.groups < 2:
-        raise ValueError(
-            "the recipe trains on one row per batch, and TRL takes no fewer than 2; let it have more groups"
-        )
+        raise ValueError("the recipe trains on one row per batch, but TRL needs at least 2; give it more groups")
     least = next(number for number in range(2, recipe.groups + 1) if recipe.groups % number == 0)
     if args.num_generations != least:
         raise ValueError(
-            f"num_generations={args.num_generations}, but the recipe trains on one row per prompt. TRL takes no 1: set "
-            f"num_generations={least}, the least that divides a batch of {recipe.groups} rows; under this recipe it says "
-            "only how TRL counts its epochs, and how many completions it makes of a prompt when it evaluates "
+            f"num_generations={args.num_generations}, but the recipe trains on one row per prompt. TRL does not accept "
+            f"1: set num_generations={least}, the smallest divisor of a batch of {recipe.groups} rows. Under this recipe it "
+            "only decides how TRL counts epochs, and how many completions of a prompt an evaluation generates "
             "(num_generations_eval)"
         )
 
@@ -152,8 +150,8 @@ def warn_of_passes(args: Any, recipe: Recipe, prompts: int) -> None:
     times, epochs = args.num_generations, args.num_train_epochs
     steps = max(1, round(epochs * prompts / recipe.groups)) * steps_per_batch(args)
     log.warning(
-        "num_train_epochs=%g: TRL counts an epoch by num_generations=%d completions of each prompt, but the recipe trains "
-        "on one, so that it passes over the data %d times in each epoch, %g times in all; for %g passes set max_steps=%d. "
+        "num_train_epochs=%g: TRL's epoch ends after num_generations=%d completions of each prompt, but the recipe trains "
+        "on only one. So it passes over the data %d times in each epoch, %g times in all; for %g passes set max_steps=%d. "
         "rollalloc/epoch counts the passes",
         epochs,
         times,
@@ -172,14 +170,14 @@ def check_settings(args: Any, recipe: Recipe) -> None:
     """
     if args.scale_rewards not in ("group", True) or args.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
-            "advantages are the recipe's, so scale_rewards and multi_objective_aggregation must be left alone, got "
+            "the recipe computes the advantages, so scale_rewards and multi_objective_aggregation must not be set, got "
             f"{args.scale_rewards!r} and {args.multi_objective_aggregation!r}; use dataclasses.replace(recipe, "
             "advantage=...) with a rule of rollalloc.rules.advantages, e.g. OverGroup(dr_grpo)"
         )
     if args.max_completion_length == 1:
         log.warning(
-            "max_completion_length=1: a completion is a single token, either its end of sequence, which is an empty answer, "
-            "or one that is cut off before it. If answers are longer than a token, give more"
+            "max_completion_length=1: a completion is a single token: the end of sequence, which is an empty answer, or "
+            "another token, after which it is cut off. If answers are longer than one token, set a larger value"
         )
     if args.use_vllm:
         _check_vllm(args)
@@ -189,8 +187,8 @@ def check_settings(args: Any, recipe: Recipe) -> None:
         value = getattr(args, name, None)
         if value if name != "loss_type" else value in ("vespo", "luspo"):
             raise ValueError(
-                f"{name}={value!r} cannot take the importance weight of each token that rows sampled from older weights "
-                f"need; give the recipe max_staleness=0 and no replay, or use another {name}"
+                f"{name}={value!r} does not support an importance weight for each token, which rows sampled from older "
+                f"weights need; give the recipe max_staleness=0 and no replay, or use another {name}"
             )
 
 
@@ -201,8 +199,8 @@ def _check_vllm(args: Any) -> None:
                  "vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap"):  # fmt: skip
         if getattr(args, name, None) != usual.get(name):
             raise ValueError(
-                f"{name}={getattr(args, name)!r}: under a recipe vLLM's rollouts get importance weights a token, at most "
-                f"{Clip().stale:g}, together with those for older weights; leave it alone, or turn both off with "
+                f"{name}={getattr(args, name)!r}: under a recipe, the driver computes an importance weight of at most "
+                f"{Clip().stale:g} for each token of vLLM's rollouts; do not set it, or turn the weights off with "
                 "vllm_importance_sampling_correction=False"
             )
 
@@ -217,7 +215,7 @@ def in_order(recipe: Recipe, args: Any) -> Recipe:
         return recipe
     if recipe.prompts != Shuffled():
         raise ValueError(
-            f"shuffle_dataset=False, but the recipe draws the prompts by {recipe.prompts!r}; leave shuffle_dataset alone, "
+            f"shuffle_dataset=False, but the recipe draws the prompts by {recipe.prompts!r}; do not set shuffle_dataset, "
             "or give the recipe prompts=InOrder() of rollalloc.rules.prompts"
         )
     return replace(recipe, prompts=InOrder())
@@ -232,7 +230,7 @@ def check_metric(recipe: Recipe, rewards: RewardFunctions) -> None:
     if recipe.rate_readers and rewards.is_weighted_sum:
         parts = " + ".join(f"{weight:g} · {name}" for weight, name in zip(rewards.weights, rewards.names, strict=True))
         raise ValueError(
-            f"{recipe.rate_readers[0]} takes the metric for a success rate, but the metric is the whole reward, {parts}; "
+            f"{recipe.rate_readers[0]} reads the metric as a success rate, but the metric is the whole reward, {parts}; "
             f"{how_to_name_a_metric(rewards.names)}"
         )
 
@@ -363,7 +361,7 @@ def check_processes(args: Any) -> None:
     """Warn if `accelerate launch --cpu` started this run: it starts one process and ignores `--num_processes`."""
     if os.environ.get("ACCELERATE_USE_CPU") == "True" and args.world_size == 1:
         log.warning(
-            "this is the only process: `accelerate launch --cpu` starts one, whatever --num_processes says; for N of them "
+            "this is the only process: `accelerate launch --cpu` starts only one, whatever --num_processes is; for N of them "
             "use `torchrun --nproc_per_node N`"
         )
 
@@ -372,8 +370,8 @@ def check_stops(recipe: Recipe, can_stop: bool) -> None:
     """Warn if the recipe stops rollouts but the generator cannot."""
     if not can_stop and recipe.stopping:
         log.warning(
-            "the recipe stops rollouts, but here each is generated to its end and paid for: only rollalloc's sampler in a "
-            "single process can stop them"
+            "the recipe stops rollouts, but here each one is generated to its end: only rollalloc's sampler in a single "
+            "process can stop them"
         )
 
 

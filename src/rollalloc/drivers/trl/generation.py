@@ -60,7 +60,9 @@ class Generator:
         obstacle = "tools and environments" if several else _obstacle_to_sampler(trainer)
         obstacle = obstacle or (None if use_sampler is False else _obstacle_in_model(trainer))
         if use_sampler and obstacle:
-            raise ValueError(f"use_sampler=True, but rollalloc's sampler does not know {obstacle}; use_sampler=None")
+            raise ValueError(
+                f"use_sampler=True, but rollalloc's sampler does not support {obstacle}; set use_sampler=None"
+            )
         self.trainer = trainer
         self.samples = obstacle is None if use_sampler is None else use_sampler
         self.knows_logprobs = self.samples or trainer.use_vllm or keep_logprobs
@@ -263,7 +265,7 @@ def _obstacle_in_model(trainer: Any) -> str | None:
     """Why rollalloc's sampler does not support the model, also logged; None if it does."""
     obstacle = why_not(trainer.accelerator.unwrap_model(trainer.model))
     if obstacle:
-        log.warning("TRL generates, since rollalloc's sampler does not know %s", obstacle)
+        log.warning("TRL generates, because rollalloc's sampler does not support %s", obstacle)
     return obstacle
 
 

@@ -84,7 +84,7 @@ class RewardFunctions:
         if self.metric is not None and self.metric not in self.names:
             raise ValueError(
                 f"metric must name one of the reward functions {', '.join(self.names)}, got {self.metric!r}; a function "
-                "that is to select but not to train gets the reward weight 0"
+                "that should only select, and not train, gets the reward weight 0"
             )
 
     def __call__(
@@ -249,8 +249,8 @@ def _what_it_got(name: str, given: Mapping[str, Any]) -> str:
 def how_to_name_a_metric(names: Sequence[str]) -> str:
     """Advice for an error: how to name a metric that is a success rate."""
     return (
-        f"give metric=, the name of the reward function ({', '.join(names)}) that says right, 1, or wrong, 0. Where none "
-        "does, add one, with the reward weight 0 so that it selects without training"
+        f"set metric to the name of the reward function ({', '.join(names)}) that returns 1 for right and 0 for wrong. If "
+        "there is none, add one with the reward weight 0, so that it selects without training"
     )
 
 
@@ -262,8 +262,8 @@ def _without_any_score(
         if all(score is None for score in scores_F):
             return (
                 f"All reward functions returned None for the following kwargs:\n{example | {'completion': completion}}\n"
-                "Please ensure that at least one reward function returns a valid reward. This is said of the first such "
-                "completion only; `rollalloc/failed` counts them"
+                "Please ensure that at least one reward function returns a valid reward. Only the first such completion is "
+                "reported; `rollalloc/failed` counts all of them"
             )
     return None
 

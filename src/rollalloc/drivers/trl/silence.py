@@ -36,14 +36,14 @@ class SilenceCallback(TrainerCallback):
             if share == 1:
                 log.warning(
                     "check the reward function: of the last rollouts no two to the same prompt got different rewards, so "
-                    "that the loss is zero; mean reward %.3g. Try it on an answer that you know to be right, and on one "
-                    "that is wrong. If it is sound, the prompts are too hard or too easy for the model",
+                    "the loss is zero; mean reward %.3g. Test it with an answer that you know to be right, and with one "
+                    "that is wrong. If it is correct, the prompts are too hard or too easy for the model",
                     reward,
                 )
                 return
             log.warning(
                 "%.0f%% of the last %s rollouts were in groups of equal rewards, whose loss is zero; mean reward %.3g. "
-                "Where they are all wrong, easier prompts or a stronger model would help, where all right, harder prompts",
+                "If they are all wrong, easier prompts or a stronger model would help; if all right, harder prompts",
                 *(100 * share, f"{WINDOW:,}", reward),
             )
 
