@@ -153,7 +153,7 @@ def test_what_cannot_be_averaged_is_refused(window, sharded, said):
 
 def test_weights_in_half_precision_are_refused_for_their_mean_would_stand_still(tmp_path):
     model = tiny_trl.tiny_model().to(torch.bfloat16)
-    with pytest.raises(ValueError, match=r"averaging=32 needs weights in float32, for in torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"averaging=32 needs weights in float32: in torch.bfloat16"):
         tiny_trl.trainer(tmp_path, "grpo", model=model, **AVERAGED)
 
 

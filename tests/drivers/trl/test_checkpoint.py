@@ -166,12 +166,12 @@ def saved_at_3(out: Path, **given: Any) -> GRPOTrainer:
             {"recipe": replace(tiny_trl.RECIPES["pilot_commit"], max_staleness=2)},
             r"checkpoint-3 was saved under another recipe: recipe.max_staleness: saved 4, given 2.*accept_recipe=True",
         ),
-        ({"seed": 4}, "checkpoint-3 was saved with seed 3, this run has 4"),
+        ({"seed": 4}, "checkpoint-3 was saved with seed 3, this run has seed 4"),
         (
             {"dataset": DISTINCT.select(range(2, 40))},
             "2 of the 40 prompts that .* saved with are not in this data set, 0 of its 38 are new .*accept_data=True",
         ),
-        ({"driver": {"key": "number"}}, "40 of the 40 prompts .* told by number"),
+        ({"driver": {"key": "number"}}, "40 of the 40 prompts .* identified by number"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_with_the_way_out(change, message, tmp_path):

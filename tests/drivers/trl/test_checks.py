@@ -49,7 +49,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "recipe": "grpo",
         "scale_rewards": "none",
     },
-    "rollalloc's sampler does not know cache_implementation": {
+    "rollalloc's sampler does not support cache_implementation": {
         "recipe": "grpo",
         "cache_implementation": "static",
         "driver": {"use_sampler": True},
@@ -61,7 +61,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "recipe": "grpo",
         "driver": {"metric": "accuracy"},
     },
-    "rollalloc's sampler does not know min_p": {"recipe": "grpo", "min_p": 0.1, "driver": {"use_sampler": True}},
+    "rollalloc's sampler does not support min_p": {"recipe": "grpo", "min_p": 0.1, "driver": {"use_sampler": True}},
     "the recipe trains on 4 groups per batch but there are only 3 prompts": {
         "recipe": "grpo",
         "dataset": tiny_trl.prompts(3),
@@ -70,12 +70,12 @@ WRONG: dict[str, dict[str, Any]] = {
         "recipe": "grpo",
         "dataset": Dataset.from_dict({"prompt": ["k1 ="] * 8, "image": ["file.png"] * 8}),
     },
-    "the metric is the whole reward, 1 · starts_right + 1 · short; give metric=, the name of the reward function "
-    "(starts_right, short) that says right, 1, or wrong, 0": {
+    "the metric is the whole reward, 1 · starts_right + 1 · short; set metric to the name of the reward function "
+    "(starts_right, short) that returns 1 for right and 0 for wrong": {
         "recipe": "pilot_commit",
         "reward": [tiny_trl.starts_right, short],
     },
-    "the metric is the whole reward, 2 · starts_right; give metric=": {
+    "the metric is the whole reward, 2 · starts_right; set metric to": {
         "recipe": "pilot_commit",
         "reward_weights": [2.0],
     },

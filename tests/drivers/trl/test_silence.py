@@ -39,7 +39,7 @@ def test_it_is_said_once_with_what_would_help(caplog):
     assert said.startswith(
         "80% of the last 2,048 rollouts were in groups of equal rewards, whose loss is zero; mean reward 0.05"
     )
-    assert said.endswith("all wrong, easier prompts or a stronger model would help, where all right, harder prompts")
+    assert said.endswith("all wrong, easier prompts or a stronger model would help; if all right, harder prompts")
 
 
 def test_rewards_that_never_differ_are_said_at_once_with_what_to_check(caplog):
@@ -47,7 +47,7 @@ def test_rewards_that_never_differ_are_said_at_once_with_what_to_check(caplog):
     told(callback, state, logged([1.0] * 20, every=1))
     [said] = [record.message for record in caplog.records]
     assert said.startswith("check the reward function: of the last rollouts no two to the same prompt got different")
-    assert "mean reward 0.05. Try it on an answer that you know to be right" in said
+    assert "mean reward 0.05. Test it with an answer that you know to be right" in said
 
 
 @pytest.mark.parametrize("at", [1, 5, 30])

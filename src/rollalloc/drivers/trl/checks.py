@@ -361,8 +361,8 @@ def check_processes(args: Any) -> None:
     """Warn if `accelerate launch --cpu` started this run: it starts one process and ignores `--num_processes`."""
     if os.environ.get("ACCELERATE_USE_CPU") == "True" and args.world_size == 1:
         log.warning(
-            "this is the only process: `accelerate launch --cpu` starts only one, whatever --num_processes is; for N of them "
-            "use `torchrun --nproc_per_node N`"
+            "this is the only process: `accelerate launch --cpu` starts only one, whatever --num_processes is; for N "
+            "processes use `torchrun --nproc_per_node N`"
         )
 
 
