@@ -16,8 +16,8 @@ PIP    := .venv/bin/python -m pip install --quiet --disable-pip-version-check
 TORCH  ?= torch==2.13.0
 JOBS   ?= 2
 
-# The tests of what `make check` holds: what decides, and what a user brings.
-UNIT   := $(addprefix tests/,core rules predict conformance data recipes rewards/test_answers.py rewards/test_function.py test_house.py)
+# The tests of `make check`: what decides, and how answers are scored.
+UNIT   := $(addprefix tests/,core rules predict conformance recipes rewards/test_answers.py rewards/test_function.py test_house.py)
 
 VERL   := .venv-verl/bin/python -m pip --quiet --disable-pip-version-check
 

@@ -204,9 +204,9 @@ def test_a_torn_state_is_refused_with_its_place(kept):
     refused(good, "advantage", lambda rows: rows[0].__setitem__(3, float("nan")))
     refused(good, "advantage", lambda rows: rows[0].__setitem__(3, None))
     refused(good, "weight", lambda rows: rows[0].__setitem__(4, "1"))
-    refused(good, "newer", lambda rows: rows[0].__setitem__(5, 3))
+    refused(good, "a version above 2", lambda rows: rows[0].__setitem__(5, 3))
     refused(good, "replays", lambda rows: rows[0].__setitem__(6, -1))
-    refused(good, "no prompt", lambda rows: rows[0].__setitem__(1, 6))
+    refused(good, "an unknown prompt", lambda rows: rows[0].__setitem__(1, 6))
     refused(good, "never ordered", lambda rows: rows[0].__setitem__(0, 10**6))
     refused(in_flight, "in flight", lambda rows: rows[0].__setitem__(0, alive))
     for name, value in (("replayed", -1), ("replayed", 1.5)):
