@@ -34,7 +34,8 @@ the machine is shared by ten, so that this was cut while tuning, before any of t
 is ordered by what decides most: GRPO and pc6 on both pools, then every other arm on one seed, then further seeds. (The order
 of the rest was changed to this one after GRPO and pc6 had two seeds on both pools, before any other run; until then pc4 had
 three seeds ahead of the other arms. And once more when `pc6 raw` had ended far above pc6 on seed 9801: it and pc4 then came
-before the control, and n16 and pc16 after it.) What is not reached is said. An arm with fewer seeds than planned is reported with those it has.
+before the control, and n16 and pc16 after it.) What is not reached is said. An arm with fewer seeds than planned is reported
+with those it has.
 
 Reported against GRPO on the same seed: rollouts, batches and optimizer steps until the smoothed accuracy (mean of five
 evaluations, one every 2,048 rollouts, exact) comes to the peak of GRPO's smoothed curve, and to .99 of it; the ratio at
