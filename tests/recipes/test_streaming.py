@@ -82,7 +82,10 @@ def test_an_ahead_that_cannot_be_is_refused(given, says):
         (GRPO, {}, ["do not overlap; staleness 1 allows it"]),
         (GRPO, {"staleness": 1}, []),
         (GRPO, {"staleness": 3}, ["staleness 3 is more than this run can use: .* set ahead=2"]),
-        (GRPO, {"staleness": 3, "ahead": 2}, []),
+        (GRPO, {"staleness": 3, "ahead": 2}, ["less than twice the 2 batches .* staleness=4 keeps them"]),
+        (GRPO, {"staleness": 4, "ahead": 2}, []),
+        (GRPO, {"ahead": 3}, []),
+        (recipes.pilot_commit(**PILOTS, promote="oldest"), {"staleness": 5, "ahead": 3}, ["staleness=6 keeps them"]),
         (recipes.reinforce(8, replay=4, replay_staleness=3), {"staleness": 3}, []),  # replayed rows are as old
         (recipes.pilot_commit(**PILOTS), {}, ["that passed the pilot stage go on first; promote=top_variance"]),
         (recipes.pilot_commit(**PILOTS, promote="top_variance"), {}, []),

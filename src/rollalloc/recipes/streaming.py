@@ -69,6 +69,13 @@ def streaming_notes(recipe: Recipe, made: Recipe) -> list[str]:
             f"staleness {made.max_staleness} is more than this run can use: only one batch is generated ahead, so no "
             f"rollout is more than 1 update old; set ahead=2 to generate more"
         )
+    if isinstance(made.intake, Ahead):
+        ahead = 1 + recipe.intake.traits.looks_ahead + made.intake.groups // made.groups
+        if made.max_staleness < 2 * ahead:
+            notes.append(
+                f"staleness {made.max_staleness} is less than twice the {ahead} batches that are generated ahead, so groups "
+                f"with long rollouts may become too old and be dropped; staleness={2 * ahead} keeps them"
+            )
     return notes
 
 
