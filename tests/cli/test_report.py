@@ -120,7 +120,7 @@ def test_watch_waits_for_a_run_and_ctrl_c_leaves(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("rollalloc.cli.watch.time.sleep", lambda _: next(looks)())
     watch(folder, wait=True)
     written = capsys.readouterr().out
-    assert written.startswith(f"waiting for a run in {folder}; Ctrl-C leaves\n")  # at once, although it is piped
+    assert written.startswith(f"waiting for a run in {folder}; stop with Ctrl-C\n")  # at once, although it is piped
     assert "grpo · seed 3 · not ended" in written
     assert next(looks, None) is None
 
