@@ -36,15 +36,6 @@ def test_a_fit_is_where_the_score_by_hand_is_zero():
     np.testing.assert_allclose(precision_FF, [[3 * s + 0.1, -s], [-s, 3 * s + 0.01]], rtol=0.02)
 
 
-def test_one_newton_step_by_hand(monkeypatch):
-    """From 0, one success with φ = (1, 1), λ = 1: score (.5, .5), P = ((1.25, .25), (.25, .26)), determinant .2625."""
-    monkeypatch.setattr(ridge, "_MOST_STEPS", 1)
-    one = np.ones(1)
-    theta_F, precision_FF = ridge.fit(np.ones((1, 2)), one, one, one, 0 * one, 1.0, np.zeros(2))
-    np.testing.assert_allclose(theta_F, [0.005 / 0.2625, 0.5 / 0.2625])
-    np.testing.assert_allclose(precision_FF, [[1.25, 0.25], [0.25, 0.26]])
-
-
 def test_moments_are_those_of_the_posterior_by_hand():
     """Diagonal precisions (4, 1), (2, 8), (1, 5): the variance of (3, 1)θ is 9 / first + 1 / second."""
     basis_FF, spread_RF = ridge.spread(np.array([np.diag(each) for each in ([4.0, 1.0], [2.0, 8.0], [1.0, 5.0])]))

@@ -46,17 +46,17 @@ def constant(value):
 
 def spied(trainer):
     """The rows of each optimizer step, as lists of a batch, filled while the trainer runs."""
-    batches, train_on, step = [], trainer._train_on, trainer.updater._step
+    batches, update, step = [], trainer.updater.update, trainer.updater._step
 
-    def training_on(batch):
+    def updating(batch, generations, **how):
         batches.append((batch, []))
-        train_on(batch)
+        return update(batch, generations, **how)
 
     def stepping(examples, spent):
         batches[-1][1].append([example.row for example in examples])
         return step(examples, spent)
 
-    trainer._train_on, trainer.updater._step = training_on, stepping
+    trainer.updater.update, trainer.updater._step = updating, stepping
     return batches
 
 

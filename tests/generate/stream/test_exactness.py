@@ -26,13 +26,13 @@ TIMELESS = {
 
 def trained(trainer, tokens=None):
     """A trainer's batches, each row with its tokens, after it has run."""
-    batches, train_on = [], trainer._train_on
+    batches, update = [], trainer.updater.update
 
-    def training_on(batch):
-        batches.append([(row, trainer.engine.generations[row.rollout].tokens) for row in batch.rows])
-        train_on(batch)
+    def updating(batch, generations, **how):
+        batches.append([(row, generations[row.rollout].tokens) for row in batch.rows])
+        return update(batch, generations, **how)
 
-    trainer._train_on = training_on
+    trainer.updater.update = updating
     with tokens or tokens_by_key():
         trainer.run()
     return batches
