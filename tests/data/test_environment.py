@@ -90,6 +90,10 @@ def test_some_tasks_and_settings(make):
         ("setup", "SetupTask needs a sandbox, for setup"),
         ("container", "ContainerTask needs a sandbox, for its container"),
         ("no reward", "NoRewardTask has no reward"),
+        ("other", "OtherTask, but its taskset declares SumTask, whose rubric would score it"),
+        ("image", "has a prompt that is empty or not text"),
+        ("no messages", "has a prompt that is empty or not text"),
+        ("broken", "fails while it makes tasks (OSError: no network)"),
     ],
 )
 def test_what_is_no_single_answer_is_refused_by_name(make, kind, message):
@@ -98,6 +102,29 @@ def test_what_is_no_single_answer_is_refused_by_name(make, kind, message):
     assert "environment 'vf_kinds'" in said
     assert message in said
     assert not Path("sums.jsonl").exists()
+
+
+@pytest.mark.parametrize(("how", "reason"), [("key", "KeyError: 'SOME_API_KEY'"), ("exit", "SystemExit: 3")])
+def test_a_package_that_raises_when_it_is_imported_is_a_sentence(make, monkeypatch, how, reason):
+    monkeypatch.setenv("RAISES_AT_IMPORT", how)
+    monkeypatch.delitem(sys.modules, "vf_kinds", raising=False)
+    code, said = make()
+    assert code == 2
+    assert "environment 'vf_kinds' is no taskset" in said
+    assert reason in said
+
+
+@pytest.mark.e2e
+def test_a_rubric_that_gives_no_number_prints_megabytes_or_hangs_costs_its_own_samples(make):
+    make("--tasks", 1)
+    with WorkerScorer(REWARD, workers=1, limit_s=120) as scorer:
+        outcomes = [scorer.score(samples(completion))[0] for completion in ("no number", "loud", "2")]
+    assert isinstance(outcomes[0], Unscored)
+    assert "nan" in outcomes[0].reason
+    assert outcomes[1:] == [Scored(0.5, 0.5), Scored(1.5, 1.5)]
+    with WorkerScorer(REWARD, workers=1, limit_s=3) as scorer:
+        (hanging,) = scorer.score(samples("hang"))
+    assert isinstance(hanging, Unscored)
 
 
 def test_what_cannot_be_is_a_sentence(make):

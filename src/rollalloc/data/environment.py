@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,8 @@ def write_environment(
 
     Raises:
         FileExistsError: a file is there already.
-        ValueError: an environment that cannot be used (see `load_taskset`, `check_task`), one without an end and no `tasks`,
-            or fewer tasks than were asked for.
+        ValueError: an environment that cannot be used (see `load_taskset`, `check_task`) or fails, one without an end and no
+            `tasks`, or fewer tasks than were asked for.
         ImportError: it, or verifiers, is not installed.
     """
     if (tasks is not None and tasks < 1) or not 0 <= skip < _MOST_TASKS:
@@ -55,7 +55,7 @@ def write_environment(
         raise ValueError(f"environment {name!r} makes tasks without end; say how many with --tasks")
     settings = json.dumps(dict(config or {}), sort_keys=True)
     rows: list[dict[str, Any]] = []
-    for task in islice(iter(taskset), skip, None if tasks is None else skip + tasks):
+    for task in _drawn(name, taskset, skip, None if tasks is None else skip + tasks):
         check_task(name, task)
         rows.append(_row(name, settings, task))
     if not rows or (tasks is not None and len(rows) < tasks):
@@ -64,6 +64,16 @@ def write_environment(
     claim_files([path])
     write_prompts(path, rows)
     return len(rows)
+
+
+def _drawn(name: str, taskset: Any, start: int, stop: int | None) -> Iterator[Any]:
+    """Some tasks of a taskset; an error of its own code, for example without a network, names the environment."""
+    try:
+        yield from islice(iter(taskset), start, stop)
+    except (Exception, SystemExit) as error:
+        raise ValueError(
+            f"environment {name!r} fails while it makes tasks ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _row(name: str, settings: str, task: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,8 @@ from rollalloc.data.prompts import Prompt
 from rollalloc.files.text import visible
 from rollalloc.generate.sampling import Sampling
 
+log = logging.getLogger(__name__)
+
 KEY = "OPENAI_API_KEY"
 _CONNECT_S = 10.0  # time limit for connecting to a server
 _LISTING_S = 20.0  # time limit for listing its models
@@ -32,6 +35,9 @@ _MOST_AT_ONCE = 1000  # maximum number of connections that the client opens
 # Without these, servers use defaults of their own or of generation_config.json: top_k is 40 in llama.cpp, 20 for Qwen.
 _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _ANSWERED = ("stop", "length", "eos", "stop_sequence")  # reasons of complete answers and of the length limit
+_REFUSALS = (400, 413, 422)  # codes for a request whose content the server does not accept
+_NO_LIST = (404, 405, 501)  # codes of a server that does not list its models
+_MOST_TOKENS = 10**9  # a larger count can only be an error
 
 
 class ServerFailed(RuntimeError):
@@ -141,19 +147,25 @@ class ServedModel:
 
     Raises:
         ImportError: the `openai` package is not installed.
+        ValueError: the key contains characters that cannot be sent.
     """
 
     def __init__(self, endpoint: Endpoint, ask: Ask) -> None:
         self._openai = openai_module()
         self.endpoint, self.ask = endpoint, ask
         self.refused: list[str] = []
+        self._key = os.environ.get(KEY, "")
+        if not (self._key.isascii() and self._key.isprintable() and " " not in self._key):
+            raise ValueError(f"{KEY} contains a space, a line break or a letter outside ASCII; export the key alone")
         self._client = self._openai.AsyncOpenAI(
             base_url=endpoint.url,
-            api_key=os.environ.get(KEY) or "none",
+            api_key=self._key or "none",
             max_retries=endpoint.retries,
             timeout=self._openai.Timeout(endpoint.limit_s, connect=_CONNECT_S),
+            http_client=_http_client(self._openai),
         )
         self._length = "max_tokens"
+        self._warned = False
 
     async def close(self) -> None:
         """Close the connections."""
@@ -167,18 +179,19 @@ class ServedModel:
         """
         try:
             page = await self._client.with_options(timeout=_LISTING_S, max_retries=1).models.list()
-            served = [model.id for model in page.data]
-        except self._openai.NotFoundError:
-            return  # some servers do not list their models
+            served = [str(model.id) for model in page.data]
         except self._openai.OpenAIError as error:
+            if getattr(error, "status_code", None) in _NO_LIST:
+                return
             raise ServerFailed(self._why(error)) from None
         except (AttributeError, TypeError, ValueError):
             raise ServerFailed(f"{self.endpoint.url}/models {_NO_PROTOCOL}") from None
         if served and self.endpoint.model not in served:
             near = get_close_matches(self.endpoint.model, served, 1, 0.3) or served[:1]
-            some = ", ".join(visible(name) for name in served[:8]) + (" ..." if len(served) > 8 else "")
+            some = self._hidden(", ".join(served[:8])) + (" ..." if len(served) > 8 else "")
             raise ServerFailed(
-                f"{self.endpoint.url} serves {some}, not {self.endpoint.model!r}; give --served-model {visible(near[0])}"
+                f"{self.endpoint.url} serves {some}, not {self.endpoint.model!r}; give --served-model "
+                f"{self._hidden(near[0])}"
             )
 
     async def answer(self, prompt: Prompt) -> Answer:
@@ -205,26 +218,29 @@ class ServedModel:
     async def _request(self, prompt: Prompt) -> Any:
         """Send a request. Optional parameters that the server does not know are omitted from then on."""
         while True:
+            length, extra = self._length, {name: _NEUTRAL[name] for name in _NEUTRAL if name not in self.refused}
             try:
-                return await self._send(prompt)
-            except (self._openai.BadRequestError, self._openai.UnprocessableEntityError) as error:
+                return await self._send(prompt, length, dict(extra))
+            except self._openai.APIStatusError as error:
                 message = self._message(error)
-                unknown = [name for name in _NEUTRAL if name not in self.refused and name in message]
-                if unknown:
-                    self.refused += unknown
-                elif self._length == "max_tokens" and "max_completion_tokens" in message:
+                unknown = [name for name in extra if name in message]
+                if error.status_code not in _REFUSALS:
+                    raise
+                if unknown:  # another request may have learned it meanwhile
+                    self.refused += [name for name in unknown if name not in self.refused]
+                elif length == "max_tokens" and "max_completion_tokens" in message:
                     self._length = "max_completion_tokens"
                 else:
-                    raise _Refused(f"the server refuses a prompt: {self._message(error)}") from None
+                    raise _Refused(f"the server refuses a prompt: {message}") from None
 
-    async def _send(self, prompt: Prompt) -> Any:
+    async def _send(self, prompt: Prompt, length: str, extra: dict[str, Any]) -> Any:
         sampling = self.ask.sampling
-        extra = {name: value for name, value in _NEUTRAL.items() if name not in self.refused}
         common: dict[str, Any] = {
             "model": self.endpoint.model,
-            self._length: sampling.max_new_tokens,
+            length: sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
+            "stream": False,  # some proxies stream by default
         }
         if isinstance(prompt, str):
             return await self._client.completions.create(prompt=prompt, extra_body=extra, **common)
@@ -238,19 +254,29 @@ class ServedModel:
         """Convert a reply of the expected shape into an `Answer`."""
         if isinstance(reply, str):
             raise ValueError(f"expected JSON, got {reply[:60]!r}")
+        if (problem := getattr(reply, "error", None)) is not None:
+            raise ValueError(f"the answer is an error: {problem}")
         choice = reply.choices[0]
         text = choice.message.content if chat else choice.text
+        if chat and not self._warned and _reasoning(choice.message):
+            self._warned = True
+            log.warning(
+                "%s takes the reasoning out of answers, but training scores the whole text; serve without a reasoning "
+                "parser", self.endpoint.url,
+            )  # fmt: skip
         if not isinstance(text or "", str):
             raise TypeError(f"expected a text, got {type(text).__name__}")
         served = getattr(reply, "model", None) or self.endpoint.model
         asked = self.endpoint.model
         if not str(served).startswith(asked) and not asked.endswith(str(served)):
             raise ServerFailed(
-                f"{self.endpoint.url} was asked for {asked!r} and answered with {visible(str(served))!r}; give "
-                f"--served-model {visible(str(served))} if that is the model to profile"
+                f"{self.endpoint.url} was asked for {asked!r} and answered with {self._hidden(str(served))!r}; give "
+                f"--served-model {self._hidden(str(served))} if that is the model to profile"
             )
         ending, usage = choice.finish_reason, getattr(reply, "usage", None)
-        failure = "" if ending in _ANSWERED else f"the server cut the answer off: {visible(str(ending))[:60]}"
+        failure = "" if ending in _ANSWERED else f"the server cut the answer off: {self._hidden(str(ending))[:60]}"
+        if ending is None:
+            failure = "the server does not say why the answer ended (finish_reason is null)"
         return Answer(
             text or "",
             _count(getattr(usage, "completion_tokens", None)),
@@ -262,7 +288,7 @@ class ServedModel:
     def _why(self, error: Any) -> str:
         """Explain an error of the client, and say what to do."""
         url, openai = self.endpoint.url, self._openai
-        tries = self.endpoint.retries + 1
+        tries, code = self.endpoint.retries + 1, getattr(error, "status_code", 0)
         if isinstance(error, openai.APITimeoutError):
             limit = f"{self.endpoint.limit_s:g}"
             return (
@@ -272,7 +298,7 @@ class ServedModel:
             cause = self._hidden(str(error.__cause__ or error))
             return f"no server answers at {url} ({cause}); start it, or correct --endpoint"
         if isinstance(error, (openai.AuthenticationError, openai.PermissionDeniedError)):
-            is_set = "is set but not accepted" if os.environ.get(KEY) else "is not set"
+            is_set = "is set but not accepted" if self._key else "is not set"
             return f"{url} asks for a key: {KEY} {is_set} ({self._message(error)}); export it before the command"
         if isinstance(error, openai.RateLimitError):
             what = f"{url} refuses for too many requests, {tries} times ({self._message(error)})"
@@ -280,8 +306,12 @@ class ServedModel:
         if isinstance(error, openai.NotFoundError):
             what = f"{url} knows neither this request nor the model {self.endpoint.model!r} ({self._message(error)})"
             return f"{what}; --endpoint usually ends in /v1, and prompts that are text need /completions"
+        if 300 <= code < 400:
+            elsewhere = self._hidden(error.response.headers.get("location", "another address"))
+            return f"{url} redirects to {elsewhere}; if that is your server, give its address as --endpoint"
         if isinstance(error, openai.APIStatusError):
-            return f"{url} failed {tries} times ({self._message(error)}); see the server's log"
+            times = f"failed {tries} times" if code >= 500 or code in (408, 409) else "refuses requests"
+            return f"{url} {times} ({self._message(error)}); see the server's log"
         return f"{url} {_NO_PROTOCOL} ({self._message(error)})"
 
     def _message(self, error: Any) -> str:
@@ -294,8 +324,7 @@ class ServedModel:
 
     def _hidden(self, text: str) -> str:
         """Make a server's text short and safe to print, and remove the key, which some servers repeat."""
-        key = os.environ.get(KEY)
-        return visible(text.replace(key, "[key]") if key else text)[:_SHOWN].strip()
+        return visible(text.replace(self._key, "[key]") if self._key else text)[:_SHOWN].strip()
 
 
 _NO_PROTOCOL = (
@@ -421,5 +450,28 @@ def openai_module() -> Any:
     return openai
 
 
+def _http_client(openai: Any) -> Any:
+    """An HTTP client that follows no redirect, which would send prompts to another host, and whose requests end in time.
+
+    httpx limits the time between two parts of an answer; here the limit is for the whole answer.
+    """
+    import httpx  # pyright: ignore[reportMissingImports]
+
+    class Client(openai.DefaultAsyncHttpxClient):
+        async def send(self, request: Any, **options: Any) -> Any:
+            limit_s = request.extensions["timeout"]["read"]
+            try:
+                return await asyncio.wait_for(super().send(request, **options), limit_s)
+            except TimeoutError as error:
+                raise httpx.ReadTimeout(f"no whole answer within {limit_s:g} s", request=request) from error
+
+    return Client(follow_redirects=False)
+
+
+def _reasoning(message: Any) -> bool:
+    """Whether a server gave the reasoning apart from the answer, under vLLM's older or newer name."""
+    return any(getattr(message, name, None) for name in ("reasoning_content", "reasoning"))
+
+
 def _count(value: Any) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None

@@ -45,10 +45,11 @@ def load_taskset(name: str, config: Mapping[str, Any]) -> Any:
         taskset = loaders.load_taskset(loaders.taskset_config_type(name).model_validate({"id": name, **config}))
     except ModuleNotFoundError as error:
         raise ImportError(f"environment {name!r}: {error}; install its package where rollalloc is installed") from error
-    except (AttributeError, TypeError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # its import can raise anything, for example if a key is missing
         raise ValueError(
-            f"environment {name!r} is no taskset of verifiers 0.4, or its config is wrong: {error}"
-        ) from None
+            f"environment {name!r} is no taskset of verifiers 0.4, or its config is wrong, or its package needs something "
+            f"that is missing ({type(error).__name__}: {error})"
+        ) from error
     if environment is not SingleAgentEnv:
         raise ValueError(f"environment {name!r} has several agents or turns ({environment.__name__}); {_ELSEWHERE}")
     if type(taskset).toolsets(taskset.config):
@@ -76,6 +77,8 @@ def check_task(name: str, task: Any) -> None:
         raise ValueError(f"{of_task} stops a conversation by rules of its own, so it has several turns; {_ELSEWHERE}")
     if task.data.prompt is None:
         raise ValueError(f"{of_task} lets a user open the conversation, so it has several turns; {_ELSEWHERE}")
+    if not task.data.prompt or not all(isinstance(message["content"], str) for message in prompt_of(task.data)):
+        raise ValueError(f"{of_task} has a prompt that is empty or not text; only prompts of text can be exported")
     if task.config.judges:
         raise ValueError(f"{of_task} is scored by a judge, a model that needs a server and a key; {_ELSEWHERE}")
     hooks = [hook for hook in ("setup", "finalize") if getattr(type(task), hook) is not getattr(base, hook)]
@@ -85,6 +88,10 @@ def check_task(name: str, task: Any) -> None:
         raise ValueError(f"{of_task} needs a sandbox, for {what}; {_ELSEWHERE}")
     if not task.hooks("reward"):
         raise ValueError(f"{of_task} has no reward; expected a method with @vf.reward")
+    if (declared := loaders.task_type(name)) is not type(task):
+        raise ValueError(
+            f"{of_task}, but its taskset declares {declared.__name__}, whose rubric would score it; {_ELSEWHERE}"
+        )
 
 
 async def compute_score(

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import verifiers.v1 as vf
+
+if kind := os.environ.get("RAISES_AT_IMPORT"):
+    raise SystemExit(3) if kind == "exit" else KeyError("SOME_API_KEY")
 
 
 class SumData(vf.TaskData):
@@ -12,8 +18,15 @@ class SumData(vf.TaskData):
 class SumTask(vf.Task[SumData]):
     @vf.reward(weight=1.0)
     async def right(self, trace: vf.Trace) -> float:
-        if "crash" in trace.last_message.content:
-            raise KeyError("crash")
+        match trace.last_message.content:
+            case "crash":
+                raise KeyError("crash")
+            case "no number":
+                return float("nan")
+            case "loud":
+                print("loud " * 1_000_000)  # noqa: T201
+            case "hang":
+                time.sleep(1000)
         return float(trace.last_message.content.strip() == self.data.answer)
 
     @vf.reward(weight=0.5)
@@ -69,6 +82,8 @@ class NoRewardTask(vf.Task[SumData]):
     pass
 
 
+IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
+PROMPTS = {"user": None, "no messages": [], "image": [{"role": "user", "content": IMAGE}]}
 KINDS = {
     "": SumTask,
     "tool": ToolTask,
@@ -80,10 +95,21 @@ KINDS = {
 }
 
 
+class OtherTask(SumTask):
+    @vf.reward
+    async def another(self, trace: vf.Trace) -> float:
+        return 1.0
+
+
+KINDS["other"] = OtherTask
+
+
 class SumTaskset(vf.Taskset[SumTask, SumConfig]):
     def load(self):
         for n in range(1, self.config.number + 1):
-            prompt = None if self.config.kind == "user" else f"What is {n} + {n}?"
+            if self.config.kind == "broken" and n == 3:
+                raise OSError("no network")
+            prompt = PROMPTS.get(self.config.kind, f"What is {n} + {n}?")
             data = SumData(prompt=prompt, system_prompt=self.config.hint, answer=str(2 * n))
             yield KINDS.get(self.config.kind, SumTask)(data, self.config.task)
 

@@ -6,11 +6,13 @@ import json
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
-Reply = tuple[int, Any]  # a status, and what is sent as JSON; text as it is
+# A status, and what is sent as JSON (text as it is); or a function of the handler that sends what it likes.
+Reply = tuple[int, Any] | Callable[[BaseHTTPRequestHandler], None]
 MODEL = "org/tiny"
 
 
@@ -87,6 +89,11 @@ def serving() -> Iterator[StandIn]:
                 self.close_connection = True
                 self.connection.close()
                 return
+            if callable(reply):
+                self.close_connection = True
+                with suppress(OSError):  # the client may have left
+                    reply(self)
+                return
             status, value = reply
             sent = (value if isinstance(value, str) else json.dumps(value)).encode()
             self.send_response(status)
@@ -111,3 +118,7 @@ def serving() -> Iterator[StandIn]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def logged(folder="profile"):
+    return [json.loads(line) for line in (Path(folder) / "rollouts.jsonl").read_text().splitlines()]

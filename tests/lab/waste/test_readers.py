@@ -4,7 +4,9 @@ The samples: `trl` was written by GRPOTrainer of TRL 1.16 (6 generation batches 
 functions, of which one has weight 0); `verl` by the dump functions of both trainers of verl 0.9.1, given made-up rollouts;
 `verifiers` by `vf-eval` of verifiers 0.4.0 (6 sums × 4, answered by SmolLM2-135M under vLLM 0.31; in `verifiers_failed`
 another server ended two streams too early); `prime-rl` by `Episode.to_record` of verifiers 0.4.0, laid out as prime-rl's
-file monitor does, with made-up episodes; `rollalloc` by a Pilot-Commit run of its own trainer.
+file monitor does, with made-up episodes; `prime-rl-0.8` the same with verifiers at a60a606, which prime-rl 0.8.1 at 559b447
+has as a submodule, stamped as its dispatcher does (the newest source of it that could be read, of August 2026);
+`rollalloc` by a Pilot-Commit run of its own trainer.
 """
 
 from __future__ import annotations
@@ -327,6 +329,19 @@ def test_verifiers_turns_are_counted_and_groups_are_of_one_run(tmp_path):
     assert log.groups.answer_R[0] == log.groups.answer_R[1] != log.groups.answer_R[2]
 
 
+def test_verifiers_tasks_of_two_environments_with_one_key_are_two_prompts(tmp_path):
+    rows = [episode() | {"env": {"id": name}} for name in ("gsm8k", "gsm8k", "sums", "sums")]
+    log = read_log(lines(tmp_path / "traces.jsonl", rows))
+    assert [(group.prompt, group.rewards) for group in each(log.groups)] == [("k0", [1, 1]), ("sums k0", [1, 1])]
+
+
+def test_verifiers_half_a_line_is_said_and_costs_the_others_nothing(tmp_path):
+    path = lines(tmp_path / "traces.jsonl", [episode(), episode(), '{"task": {"key": "k0", "da'])
+    log = read_log(path)
+    assert rewards(log) == [[1, 1]]
+    assert log.bad == 1
+
+
 def test_verifiers_with_one_rollout_a_task_says_how_to_get_groups(tmp_path):
     log = read_log(lines(tmp_path / "traces.jsonl", [episode(0), episode(1)]))
     assert "every task has a single rollout, so there are no groups; evaluate with --num-rollouts 4, say" in log.notes
@@ -340,7 +355,7 @@ def test_verifiers_results_of_before_0_4_and_traces_of_later_say_what_was_expect
         read_log(older)
     later = lines(tmp_path / "later" / "traces.jsonl", [episode(version=2)])
     with pytest.raises(
-        ValueError, match=r"trace of version 2, expected 1, as verifiers 0\.4 and prime-rl 0\.7 to 0\.9"
+        ValueError, match=r"trace of version 2, expected 1, as verifiers 0\.4 and prime-rl 0\.7 and 0\.8"
     ):
         read_log(later)
 
@@ -362,6 +377,22 @@ def test_prime_rl_reads_all_traces_rather_than_the_effective_ones():
         "single": 0,
     }
     assert {group.prompt for group in each(log.groups)} == {"sum/0", "sum/1", "sum/2"}
+
+
+def test_prime_rl_at_the_commit_that_was_read_has_groups_steps_tokens_and_failures():
+    """2 right and 2 wrong; 3 right and one that failed; an episode that failed before a trace; a judge, not trained."""
+    log = read_log(SAMPLES / "prime-rl-0.8")
+    assert (log.format, log.bad, log.complete) == ("prime-rl", 0, True)
+    groups = list(each(log.groups))
+    assert [(group.prompt, group.step, group.rewards) for group in groups] == [
+        ("sum/0", 3, [1.5, 1.5, 0.5, 0.5]),
+        ("sum/1", 3, [1.5, 1.5, 1.5, None]),
+        ("sum/2", 3, [None]),
+    ]
+    assert log.groups.tokens_R.tolist()[:4] == [4, 8, 4, 4]
+    assert log.groups.truncated_V.tolist() == [1, 0, 0]
+    assert "2 traces failed and have no score: ProviderError (1), SandboxError (1)" in log.notes
+    assert "turns of a rollout: 1.1 in the mean, at most 2" in log.notes
 
 
 def test_prime_rl_effective_traces_alone_are_not_complete():

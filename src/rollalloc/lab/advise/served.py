@@ -1,7 +1,7 @@
 """Sample a profile from a served model: the folder of `sampling.sample_profile`, with rollouts that a server generated.
 
-Each answer is kept in `answers.jsonl` the moment it arrives, under a digest of what was asked. The same call goes on without
-asking for it again, also after a kill, with another reward (`overwrite`), or with more prompts or rollouts.
+Each answer is written to `answers.jsonl` when it arrives, under a digest of its request. The same call reads these answers
+and requests only the others: after a kill, with another reward (`overwrite`), and with more prompts or rollouts.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def sample_served(
         run: its model is the name under which the server serves it.
         endpoint: the server.
         seed: of the draw of prompts; the server samples with randomness of its own.
-        prices: of a million tokens of prompts and of answers; None: no cost is said.
+        prices: of a million tokens of prompts and of answers; None: tokens are shown without their cost.
         overwrite: remove another profile's files first, except answers.
-        say: called with sentences on cost and on what the server does.
+        say: called with sentences on tokens, time and cost.
 
     Raises:
         ServerFailed: the server cannot be used; the answers so far are kept.
@@ -117,9 +117,9 @@ def sample_served(
             with scorer_of(run) as scorer, answers:
                 waves = _Waves(given, scorer, answer, folder / ROLLOUTS, cost)
                 roll_out(waves, orders, kept(place, before, n), place, progress)
-        except ServerFailed as error:
+        except (ServerFailed, OSError) as error:  # a full disk, too
             count = kept_answers.figures()[0]
-            raise ServerFailed(
+            raise (ServerFailed if isinstance(error, ServerFailed) else OSError)(
                 f"{error}. {count:,} answers are kept in {folder}: the same command goes on with them"
             ) from None
         cost.after(answers.refused)
@@ -213,15 +213,12 @@ class _Kept:
         return keep
 
     def figures(self) -> tuple[int, float, float]:
-        """Number of answers so far, and the mean tokens of their prompts and of themselves."""
+        """Number of answers so far; mean tokens of their prompts and of the answers, over those that the server counted."""
         with self._lock:
             answers = list(self.of.values())
-        each = max(1, len(answers))
-        return (
-            len(answers),
-            sum(answer.prompt_tokens or 0 for answer in answers) / each,
-            sum(answer.tokens or 0 for answer in answers) / each,
-        )
+        prompts = [answer.prompt_tokens for answer in answers if answer.prompt_tokens is not None]
+        tokens = [answer.tokens for answer in answers if answer.tokens is not None]
+        return len(answers), sum(prompts) / max(1, len(prompts)), sum(tokens) / max(1, len(tokens))
 
 
 def _saved(path: Path) -> list[tuple[tuple[str, int], Answer]]:
@@ -233,18 +230,18 @@ def _saved(path: Path) -> list[tuple[tuple[str, int], Answer]]:
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
-                asked = row.pop("asked"), row.pop("rollout")
-                saved.append((asked, Answer(**row)))
+                saved.append(((str(row.pop("asked")), int(row.pop("rollout"))), Answer(**row)))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 if line.endswith(b"\n"):
                     raise ValueError(
-                        f"{path}:{number} is not an answer that was kept ({error}); take the line out, or move the file away"
+                        f"{path}:{number}: expected an answer as rollalloc writes it ({error}); remove the line, or move "
+                        "the file away"
                     ) from None
     return saved
 
 
 class _Cost:
-    """Says what a profile costs: at most, before it begins; by an estimate, after the first answers; and at the end."""
+    """Shows what a profile costs: the most before it begins, an estimate after the first answers, and the sum at the end."""
 
     def __init__(
         self,
@@ -260,48 +257,46 @@ class _Cost:
         self._before = len(answers.of)
         self._began, self._estimated = time.monotonic(), False
 
+    def _price(self, prompts: float, answers: float) -> str:
+        """Cost of so many tokens, in words; empty without prices."""
+        return "" if self._prices is None else f", {_money(prompts * self._prices[0] + answers * self._prices[1])}"
+
     def before(self, asked: int) -> None:
+        """Show the most tokens that the answers can have, and the sampling parameters."""
         there = f", {self._before:,} of them kept from before" if self._before else ""
         sampling = self._sampling
         most = asked * sampling.max_new_tokens
-        price = "" if self._prices is None else f", {_money(most * self._prices[1])} and their prompts"
+        prompts = f"{self._price(0, most)} and their prompts" if self._prices else ""
+        other = (
+            "" if sampling.temperature == 1 else ", for a run that trains at this temperature too (the default is 1)"
+        )
         self._say(
             f"{self._rollouts:,} rollouts{there}: {asked:,} requests, {self._endpoint.concurrency} at once, at most "
-            f"{most:,} tokens of answers{price}; temperature {sampling.temperature:g}, top_p {sampling.top_p:g}"
-            + (
-                ""
-                if sampling.temperature == 1
-                else ", for a run that trains at this temperature too (the default is 1)"
-            )
+            f"{most:,} tokens of answers{prompts}; temperature {sampling.temperature:g}, top_p {sampling.top_p:g}{other}"
         )
 
     def during(self) -> None:
-        """Say an estimate once enough answers are there."""
-        came = len(self._kept.seconds)
-        if self._estimated or came < _FEW:
+        """Show an estimate once, after the first answers."""
+        arrived = len(self._kept.seconds)
+        if self._estimated or arrived < _FEW:
             return
         self._estimated = True
         count, prompt, answer = self._kept.figures()
         left = self._rollouts - count
-        seconds = left * (self._kept.seconds[-1] - self._began) / came
-        price = (
-            "" if self._prices is None else f", {_money(left * (prompt * self._prices[0] + answer * self._prices[1]))}"
-        )
-        if left:
+        minutes = left * (self._kept.seconds[-1] - self._began) / arrived / 60
+        if left and prompt + answer:
             self._say(
-                f"by the first {came} answers: {prompt:.0f} tokens a prompt and {answer:.0f} an answer, so {left:,} more "
-                f"take about {left * (prompt + answer):,.0f} tokens and {seconds / 60:.0f} min{price}"
+                f"by the first {arrived} answers: {prompt:.0f} tokens a prompt and {answer:.0f} an answer, so {left:,} more "
+                f"take about {left * (prompt + answer):,.0f} tokens and {minutes:.0f} min"
+                + self._price(left * prompt, left * answer)
             )
 
     def after(self, refused: Sequence[str]) -> None:
-        """Say what was paid, and which of the parameters the server did not take."""
+        """Show the sum of tokens, and warn of sampling parameters that the server does not know."""
         count, prompt, answer = self._kept.figures()
-        price = (
-            "" if self._prices is None else f": {_money(count * (prompt * self._prices[0] + answer * self._prices[1]))}"
-        )
-        self._say(
-            f"{count:,} answers: {count * prompt:,.0f} tokens of prompts and {count * answer:,.0f} of answers{price}"
-        )
+        tokens = f"{count * prompt:,.0f} tokens of prompts and {count * answer:,.0f} of answers"
+        tokens += self._price(count * prompt, count * answer)
+        self._say(f"{count:,} answers: {tokens if prompt + answer else 'the server reported no counts of tokens'}")
         if refused:
             log.warning(
                 "%s does not take %s: its own values hold, and if they cut the distribution the profile is not that of "

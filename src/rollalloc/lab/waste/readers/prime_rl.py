@@ -57,6 +57,7 @@ class _Traces:
         metrics: names of what was measured besides rewards.
         errors: why traces failed, by type.
         turns: of each trace with a score.
+        environment_of: the environment of each task, by the task's key. Tasks of two environments may have one key.
     """
 
     log: Log
@@ -71,6 +72,7 @@ class _Traces:
     metrics: dict[str, None] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
     turns: list[int] = field(default_factory=list)
+    environment_of: dict[str, str] = field(default_factory=dict)
 
 
 def _read(files: Files, log: Log, options: Options) -> None:
@@ -126,7 +128,7 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Trac
         return f"expected an episode of verifiers 0.4 with traces and rewards, found {names(record)}"
     if trace.get("version", _VERSION) != _VERSION:
         version = names([text(trace["version"])])
-        return f"trace of version {version}, expected {_VERSION}, as verifiers 0.4 and prime-rl 0.7 to 0.9 write it"
+        return f"trace of version {version}, expected {_VERSION}, as verifiers 0.4 and prime-rl 0.7 and 0.8 write it"
     agent = inside(trace, "agent")
     if agent.get("trainable") is False:
         return None
@@ -140,9 +142,12 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Trac
         traces.seen.add(mark)
     group = record.get("group_id") or inside(record, "info").get("group_id") or inside(record, "group").get("id")
     task = inside(record, "task") or inside(trace, "task")
-    prompt = task.get("key") or task.get("hash") or key_of(text(task.get("data")))
+    prompt = text(task.get("key") or task.get("hash") or key_of(text(task.get("data"))))
+    environment = text(inside(record, "env").get("id"))
+    if traces.environment_of.setdefault(prompt, environment) != environment:
+        prompt = f"{environment} {prompt}"
     if traces.of_run and group is None and task:
-        group = f"{text(inside(record, 'run').get('id'))} {text(prompt)}"
+        group = f"{text(inside(record, 'run').get('id'))} {prompt}"
     if not isinstance(group, (str, int)) or not task:
         return f"expected a group's id and a task, found {names(record)}"
     failed = trace.get("ok") is False or ("ok" not in trace and bool(trace.get("errors")))
@@ -165,15 +170,25 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Trac
     at_limit = trace.get("stop_condition") in _LIMITS or bool(whole and whole[-1].get("finish_reason") == "length")
     traces.gathering.add(
         (str(group), text(agent.get("name"))),
-        text(prompt),
+        prompt,
         step,
         reward,
         truncated=at_limit,
-        tokens=count(trace.get("num_output_tokens"), log, where, "num_output_tokens"),
+        tokens=_tokens(trace, calls, log, where),
         asked=_asked(inside(task, "data")),
         answered=message_text([sampled[-1]]) if sampled else None,
     )
     return None
+
+
+def _tokens(trace: Fields, calls: Any, log: Log, where: str) -> int | None:
+    """Tokens that the model generated in all turns; prime-rl 0.8 writes those of each call only."""
+    if "num_output_tokens" in trace or not isinstance(calls, list):
+        return count(trace.get("num_output_tokens"), log, where, "num_output_tokens")
+    usages = [inside(call, "usage") for call in calls if isinstance(call, dict)]
+    counts = [count(usage.get("completion_tokens"), log, where, "completion_tokens") for usage in usages if usage]
+    known = [tokens for tokens in counts if tokens is not None]
+    return sum(known) if known else None
 
 
 def _is_sampled(node: Any) -> bool:

@@ -1,0 +1,305 @@
+"""Servers that do what no guide says, full disks, kills and keys: one sentence, and no answer is paid for twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("openai", reason="needs pip install 'rollalloc[served]'")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from stand_in_server import MODEL, answered, completion, logged, serving
+
+from rollalloc.data.prompts import write_prompts
+
+
+def head(handler, status=200, **headers):
+    handler.send_response(status)
+    for name, value in headers.items():
+        handler.send_header(name.replace("_", "-"), value)
+    handler.end_headers()
+
+
+def stream(handler):
+    head(handler, Content_Type="text/event-stream", Connection="close")
+    chunk = {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "yes"}}]}
+    handler.wfile.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
+
+
+def half_a_chunk(handler):
+    head(handler, Content_Type="application/json", Transfer_Encoding="chunked")
+    handler.wfile.write(b'40\r\n{"choices": [')
+
+
+def drip(handler):
+    head(handler, Content_Type="application/json", Content_Length="100000")
+    for _ in range(100):
+        handler.wfile.write(b" ")
+        time.sleep(0.1)
+
+
+def reply(**changes):
+    """A whole answer with other parts."""
+    return 200, completion("yes") | changes
+
+
+def choice(finish="stop", **message):
+    return reply(choices=[{"index": 0, "finish_reason": finish, "message": {"role": "assistant", **message}}])
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (stream, "does not speak the OpenAI protocol"),
+        (half_a_chunk, "no server answers at"),
+        (drip, "did not answer a request within 0.3 s, 2 times; give more time with --request-limit"),
+        (reply(choices=None), "does not speak the OpenAI protocol"),
+        (reply(choices=[None]), "does not speak the OpenAI protocol"),
+        (choice(content=[{"type": "text", "text": "yes"}]), "expected a text, got list"),
+        ((200, {"error": {"message": "out of memory"}}), "the answer is an error: {'message': 'out of memory'}"),
+        ((200, []), "does not speak the OpenAI protocol"),
+        ((200, "null"), "does not speak the OpenAI protocol"),
+        ((402, {"error": "no credit"}), "refuses requests (402: no credit); see the server's log"),
+        ((403, {"error": "not for you"}), "asks for a key: OPENAI_API_KEY is not set (403: not for you)"),
+        ((413, {"error": "too large"}), "refuses a prompt: 413: too large"),
+        ((422, {"error": "no system message"}), "refuses a prompt: 422: no system message"),
+        ((400, "\x00\x1b[31m"), "refuses a prompt: 400"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+def test_a_server_that_does_what_it_should_not_ends_in_a_sentence(advise, server, failure, message):
+    server.replies = lambda number, body: failure if number >= 8 else answered(number, body)
+    code, _, said = advise(concurrency=2, retries=1, request_limit=0.3 if failure is drip else 30)
+    assert code == 2
+    assert message in said
+    assert "\x1b" not in said
+    assert "8 answers are kept in profile" in said
+    asked = len(server.requests)
+    server.replies = answered
+    assert advise(concurrency=2)[0] == 0
+    assert len(server.requests) - asked == 88
+
+
+def test_a_redirect_is_not_followed_and_the_key_goes_to_no_other_host(advise, server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    with serving() as elsewhere:
+        there = elsewhere.url.replace("127.0.0.1", "localhost")
+        server.replies = lambda number, body: lambda handler: head(handler, 307, Location=f"{there}/chat/completions")
+        code, _, said = advise(retries=0)
+        assert code == 2
+        assert f"redirects to {there}/chat/completions; if that is your server, give its address" in said
+        assert not elsewhere.requests
+
+
+@pytest.mark.parametrize("key", ["sk-secret\n", "sk secret", "sk-secret\u00e9", "sk-\x00secret"])
+def test_a_key_that_cannot_be_sent_is_said_without_showing_it(advise, server, monkeypatch, key):
+    if "\x00" in key:  # the environment cannot hold it, but a program can set it
+        monkeypatch.setattr("rollalloc.generate.served.os.environ", {**os.environ, "OPENAI_API_KEY": key})
+    else:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+    code, shown, said = advise()
+    assert code == 2
+    assert "OPENAI_API_KEY contains a space, a line break or a letter outside ASCII" in said
+    assert "secret" not in shown + said
+    assert not server.requests
+
+
+def test_a_key_that_a_server_repeats_anywhere_is_not_shown(advise, server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    server.models = ["sk-very-secret"]
+    assert "serves [key], not" in advise()[2]
+    server.models = None
+    server.replies = lambda number, body: (200, completion("yes", model="sk-very-secret"))
+    _, shown, said = advise()
+    assert "answered with '[key]'" in said
+    server.replies = lambda number, body: (200, completion("yes", finish="sk-very-secret"))
+    said += advise()[2]
+    assert "sk-very-secret" not in shown + said
+    for file in Path("profile").rglob("*.json*"):
+        assert b"sk-very-secret" not in file.read_bytes()
+
+
+@pytest.mark.parametrize("listing", [(405, {}), (501, {}), (200, {"object": "list", "data": []})])
+def test_a_server_that_cannot_list_its_models_is_asked_all_the_same(advise, server, listing):
+    server.listing = listing
+    assert advise()[0] == 0
+
+
+@pytest.mark.parametrize("data", [[None], [{"id": None}], [{"name": "x"}], "models", 3])
+def test_a_strange_list_of_models_is_a_sentence(advise, server, data):
+    server.listing = (200, {"object": "list", "data": data})
+    code, _, said = advise(retries=0)
+    assert code == 2
+    assert "does not speak the OpenAI protocol" in said or "not 'org/tiny'" in said
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        {},
+        {"prompt_tokens": -1, "completion_tokens": "3"},
+        {"completion_tokens": 10**40},
+        {"completion_tokens": 0.5},
+    ],
+)
+def test_counts_that_are_missing_or_impossible_are_no_counts(advise, server, usage):
+    server.replies = lambda number, body: (200, answered(number, body)[1] | {"usage": usage})
+    code, _, said = advise()
+    assert code == 0
+    assert "96 answers: the server reported no counts of tokens" in said
+    assert {row["tokens"] for row in logged()} == {None}
+
+
+def test_counts_of_some_answers_stand_for_all(advise, server):
+    server.replies = lambda number, body: (200, answered(number, body)[1] | ({"usage": None} if number % 2 else {}))
+    assert "96 answers: 672 tokens of prompts and 288 of answers" in advise()[2]
+
+
+TEXTS = ["\x00", "\ud800 lone", "\u202ereversed", "a\u2028b\r\nc", "</script>\x1b[2J", "", "1" * 5000]
+
+
+def test_texts_that_no_tokenizer_writes_are_kept_scored_and_not_shown(advise, server):
+    server.replies = lambda number, body: (200, completion(TEXTS[number % len(TEXTS)]))
+    code, shown, said = advise()
+    assert code == 0
+    assert {row["text"] for row in logged()} == set(TEXTS)
+    assert "\x1b" not in shown + said
+    assert advise("--overwrite", reward="my_reward.py:yes", sample_n=4)[0] == 0
+    assert len(server.requests) == 96
+
+
+def test_an_answer_of_many_megabytes_does_not_stop_the_others(advise, server):
+    server.replies = lambda number, body: (200, completion("no " * 1_000_000 if number == 3 else "yes"))
+    assert advise(sample_prompts=3, sample_n=3)[0] == 0
+    assert max(len(row["text"]) for row in logged()) == 3_000_000
+
+
+def test_an_ending_without_a_reason_has_no_score_and_says_so(advise, server):
+    server.replies = lambda number, body: (200, completion("yes", finish=None))
+    code, _, said = advise()
+    assert code == 2
+    assert "the server does not say why the answer ended (finish_reason is null)" in said
+
+
+def test_reasoning_that_the_server_takes_out_is_said_once(advise, server):
+    server.replies = lambda number, body: choice(content="yes", reasoning_content="since it is")
+    said = advise()[2]
+    assert said.count("takes the reasoning out of answers") == 1
+
+
+def test_a_parameter_that_only_some_of_the_servers_behind_an_address_refuse_is_left_out(advise, server):
+    def mixed(number, body):
+        if number % 3 == 2 and "top_k" in body:
+            time.sleep(0.02)
+            return 400, {"error": "unknown parameter top_k"}
+        return answered(number, body)
+
+    server.replies = mixed
+    code, _, said = advise()
+    assert code == 0
+    assert "does not take top_k: its own values hold" in said
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[{"role": "system", "content": "Say yes."}], [{"role": "user", "content": "\u2603\x00\U0001f600" * 50}]],
+)
+def test_odd_prompts_are_sent_as_they_are(advise, server, messages):
+    write_prompts("one.jsonl", [{"data_source": "mine", "prompt": messages, "reward_model": {"ground_truth": "yes"}}])
+    code, _, said = advise(prompts="one.jsonl")
+    assert code == 0, said
+    assert server.requests[0]["messages"] == messages
+    assert len(server.requests) == 4
+
+
+def test_a_file_without_prompts_or_without_messages_is_refused_before_anything_is_asked(advise, server):
+    Path("none.jsonl").write_text("")
+    Path("empty.jsonl").write_text(
+        json.dumps({"data_source": "mine", "prompt": [], "reward_model": {"ground_truth": ""}}) + "\n"
+    )
+    for path in ("none.jsonl", "empty.jsonl"):
+        code, _, said = advise(prompts=path)
+        assert code == 2
+        assert path in said
+    assert not server.requests
+
+
+def test_a_file_of_many_prompts_is_asked_for_those_drawn_only(advise, server):
+    row = {"data_source": "mine", "reward_model": {"ground_truth": "yes"}}
+    rows = (row | {"prompt": f"Is {number} even?"} for number in range(100_000))
+    Path("many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, said = advise(prompts="many.jsonl", sample_prompts=12, sample_n=2)
+    assert code == 0, said
+    assert len(server.requests) == 24
+
+
+def test_a_full_disk_keeps_whole_answers_and_the_same_command_asks_for_the_rest(advise, server):
+    kept = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, kept[1]))  # bytes of a file
+    try:
+        code, _, said = advise(concurrency=4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, kept)
+    assert code == 2
+    assert "File too large" in said
+    assert "answers are kept in profile: the same command goes on with them" in said
+    saved = [json.loads(line) for line in Path("profile/answers.jsonl").read_text().splitlines()]
+    assert 0 < len(saved) < 96
+    asked = len(server.requests)
+    assert advise()[0] == 0
+    assert len(server.requests) - asked == 96 - len(saved)
+
+
+def started(server, out="profile", **changes):
+    """The command in a process of its own."""
+    options = {"endpoint": server.url, "served-model": MODEL, "out": out, "max-new-tokens": "8", "concurrency": "2"}
+    given = [part for name, value in options.items() for part in (f"--{name}", value)]
+    command = [sys.executable, "-m", "rollalloc.cli.app", "advise", *given, "--prompts", "chat.jsonl"]
+    command += ["--reward", "my_reward.py:yes", "--reward-workers", "0"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.e2e
+def test_a_kill_loses_no_more_than_what_was_under_way(advise, server):
+    def kills(number, body):
+        if number == 30:
+            os.kill(process.pid, signal.SIGKILL)
+            time.sleep(0.2)
+        return answered(number, body)
+
+    server.replies = kills
+    process = started(server)
+    assert process.wait(120) == -signal.SIGKILL
+    saved = len(Path("profile/answers.jsonl").read_text().splitlines())
+    assert saved >= 29
+    asked = len(server.requests)
+    server.replies = answered
+    assert advise()[0] == 0
+    assert len(server.requests) - asked == 96 - saved
+
+
+@pytest.mark.e2e
+def test_of_two_processes_on_a_folder_one_is_refused(advise, server):
+    code = []
+
+    def second(number, body):
+        if number == 5:
+            other = started(server)
+            code.append((other.communicate(timeout=120)[1], other.returncode))
+        return answered(number, body)
+
+    server.replies = second
+    assert advise(concurrency=1)[0] == 0
+    ((said, ended),) = code
+    assert ended == 2
+    assert "in use" in said or "another process" in said
+    assert len(server.requests) == 96
