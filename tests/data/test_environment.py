@@ -121,7 +121,7 @@ def test_a_rubric_that_gives_no_number_prints_megabytes_or_hangs_costs_its_own_s
         outcomes = [scorer.score(samples(completion))[0] for completion in ("no number", "loud", "2")]
     assert isinstance(outcomes[0], Unscored)
     assert "nan" in outcomes[0].reason
-    assert outcomes[1:] == [Scored(0.5, 0.5), Scored(1.5, 1.5)]
+    assert outcomes[1:] == [Scored(0.0, 0.0), Scored(1.5, 1.5)]
     with WorkerScorer(REWARD, workers=1, limit_s=3) as scorer:
         (hanging,) = scorer.score(samples("hang"))
     assert isinstance(hanging, Unscored)

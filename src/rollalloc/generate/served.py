@@ -10,11 +10,14 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from hashlib import blake2b
+from importlib import import_module
+from itertools import islice
 from threading import Thread
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -37,6 +40,10 @@ _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _ANSWERED = ("stop", "length", "eos", "stop_sequence")  # reasons of complete answers and of the length limit
 _REFUSALS = (400, 413, 422)  # codes for a request whose content the server does not accept
 _NO_LIST = (404, 405, 501)  # codes of a server that does not list its models
+_REASONING = (
+    "reasoning_content",
+    "reasoning",
+)  # vLLM's older and newer name of reasoning that it takes out of an answer
 _MOST_TOKENS = 10**9  # a larger count can only be an error
 
 
@@ -167,7 +174,7 @@ class ServedModel:
         self._length = "max_tokens"
         self._warned = False
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the connections."""
         await self._client.close()
 
@@ -258,7 +265,7 @@ class ServedModel:
             raise ValueError(f"the answer is an error: {problem}")
         choice = reply.choices[0]
         text = choice.message.content if chat else choice.text
-        if chat and not self._warned and _reasoning(choice.message):
+        if chat and not self._warned and any(getattr(choice.message, name, None) for name in _REASONING):
             self._warned = True
             log.warning(
                 "%s takes the reasoning out of answers, but training scores the whole text; serve without a reasoning "
@@ -352,10 +359,9 @@ class Answers:
         self._endpoint, self._ask, self._prompts, self._keep = endpoint, ask, prompts, keep
         self._futures: list[Future[Answer]] = [Future() for _ in prompts]
         self._stopping = False
-        self._loop = asyncio.new_event_loop()
-        self._task: asyncio.Task[None] | None = None
+        self._cancel: Callable[[], object] = lambda: None
         self.refused: list[str] = []
-        self._thread = Thread(target=self._serve, name="served model", daemon=True)
+        self._thread = Thread(target=lambda: asyncio.run(self._all()), name="served model", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -364,7 +370,8 @@ class Answers:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._stopping = True
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            self._loop.call_soon_threadsafe(lambda: self._task is not None and self._task.cancel())
+            with suppress(RuntimeError):  # the loop has ended: all answers are here
+                self._cancel()
         self._thread.join()
 
     def __getitem__(self, number: int) -> Answer:
@@ -375,27 +382,17 @@ class Answers:
         """
         return self._futures[number].result()
 
-    def _serve(self) -> None:
-        try:
-            self._loop.run_until_complete(self._all())
-        finally:
-            self._loop.close()
-
     async def _all(self) -> None:
-        self._task = asyncio.current_task()
+        loop, (task,) = asyncio.get_running_loop(), asyncio.all_tasks()
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         failed: list[BaseException] = []
         try:
-            served = ServedModel(self._endpoint, self._ask)
-            self.refused = served.refused
-            try:
+            async with aclosing(ServedModel(self._endpoint, self._ask)) as served:
+                self.refused = served.refused
                 waiting = iter(range(len(self._prompts)))
-                await self._work(
-                    served, waiting, failed, most=1
-                )  # the first request shows which parameters the server knows
+                await self._work(served, islice(waiting, 1), failed)  # shows which parameters the server knows
                 each = (self._work(served, waiting, failed) for _ in range(self._endpoint.concurrency))
                 await asyncio.gather(*each)
-            finally:
-                await served.close()
         except BaseException as error:
             failed.append(error)
         ended = failed[0] if failed else ServerFailed("sampling was stopped")
@@ -403,7 +400,7 @@ class Answers:
             if not future.done():
                 future.set_exception(ended)
 
-    async def _work(self, served: ServedModel, waiting: Any, failed: list[BaseException], most: int = 1 << 62) -> None:
+    async def _work(self, served: ServedModel, waiting: Iterator[int], failed: list[BaseException]) -> None:
         """Send one request after another until none is left, a request failed, or the thread must stop."""
         for number in waiting:
             if failed or self._stopping:
@@ -415,9 +412,6 @@ class Answers:
             except Exception as error:
                 failed.append(error)
                 return
-            most -= 1
-            if not most:
-                return
 
 
 def check_server(endpoint: Endpoint, ask: Ask) -> None:
@@ -428,11 +422,8 @@ def check_server(endpoint: Endpoint, ask: Ask) -> None:
     """
 
     async def checked() -> None:
-        served = ServedModel(endpoint, ask)
-        try:
+        async with aclosing(ServedModel(endpoint, ask)) as served:
             await served.check()
-        finally:
-            await served.close()
 
     asyncio.run(checked())
 
@@ -453,24 +444,20 @@ def openai_module() -> Any:
 def _http_client(openai: Any) -> Any:
     """An HTTP client that follows no redirect, which would send prompts to another host, and whose requests end in time.
 
-    httpx limits the time between two parts of an answer; here the limit is for the whole answer.
+    That client limits the time between two parts of an answer; here the limit is for the whole answer.
     """
-    import httpx  # pyright: ignore[reportMissingImports]
+    base = openai.DefaultAsyncHttpxClient
+    http = import_module(base.__base__.__module__.partition(".")[0])  # httpx; under openai 3, httpx2
 
-    class Client(openai.DefaultAsyncHttpxClient):
+    class Client(base):
         async def send(self, request: Any, **options: Any) -> Any:
             limit_s = request.extensions["timeout"]["read"]
             try:
                 return await asyncio.wait_for(super().send(request, **options), limit_s)
             except TimeoutError as error:
-                raise httpx.ReadTimeout(f"no whole answer within {limit_s:g} s", request=request) from error
+                raise http.ReadTimeout(f"no whole answer within {limit_s:g} s", request=request) from error
 
     return Client(follow_redirects=False)
-
-
-def _reasoning(message: Any) -> bool:
-    """Whether a server gave the reasoning apart from the answer, under vLLM's older or newer name."""
-    return any(getattr(message, name, None) for name in ("reasoning_content", "reasoning"))
 
 
 def _count(value: Any) -> int | None:

@@ -149,6 +149,17 @@ def test_ctrl_c_leaves_at_once_and_keeps_the_answers(advise, server):
     assert re.search(r"96 rollouts, (19|20) of them kept from before", said)
 
 
+def test_ctrl_c_after_the_last_answer_leaves_as_well(advise, monkeypatch):
+    def interrupted(*_):
+        time.sleep(0.5)  # the answers are there by then
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rollalloc.lab.advise.sampling.write_text", interrupted)
+    code, _, said = advise(sample_prompts=2, sample_n=1)
+    assert code == 128 + signal.SIGINT
+    assert "continue from the answers in profile" in said
+
+
 @pytest.mark.parametrize(
     ("listing", "message"),
     [

@@ -12,7 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -240,22 +240,18 @@ def _saved(path: Path) -> list[tuple[tuple[str, int], Answer]]:
     return saved
 
 
+@dataclass
 class _Cost:
     """Shows what a profile costs: the most before it begins, an estimate after the first answers, and the sum at the end."""
 
-    def __init__(
-        self,
-        answers: _Kept,
-        rollouts: int,
-        endpoint: Endpoint,
-        sampling: Sampling,
-        prices: tuple[float, float] | None,
-        say: Callable[[str], None],
-    ) -> None:
-        self._kept, self._rollouts, self._endpoint = answers, rollouts, endpoint
-        self._sampling, self._prices, self._say = sampling, prices, say
-        self._before = len(answers.of)
-        self._began, self._estimated = time.monotonic(), False
+    _kept: _Kept
+    _rollouts: int
+    _endpoint: Endpoint
+    _sampling: Sampling
+    _prices: tuple[float, float] | None
+    _say: Callable[[str], None]
+    _began: float = field(default_factory=time.monotonic)
+    _estimated: bool = False
 
     def _price(self, prompts: float, answers: float) -> str:
         """Cost of so many tokens, in words; empty without prices."""
@@ -263,7 +259,8 @@ class _Cost:
 
     def before(self, asked: int) -> None:
         """Show the most tokens that the answers can have, and the sampling parameters."""
-        there = f", {self._before:,} of them kept from before" if self._before else ""
+        before = len(self._kept.of)
+        there = f", {before:,} of them kept from before" if before else ""
         sampling = self._sampling
         most = asked * sampling.max_new_tokens
         prompts = f"{self._price(0, most)} and their prompts" if self._prices else ""
