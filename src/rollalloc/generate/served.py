@@ -449,7 +449,7 @@ def _http_client(openai: Any) -> Any:
     base = openai.DefaultAsyncHttpxClient
     http = import_module(base.__base__.__module__.partition(".")[0])  # httpx; under openai 3, httpx2
 
-    class Client(base):
+    class BoundedClient(base):
         async def send(self, request: Any, **options: Any) -> Any:
             limit_s = request.extensions["timeout"]["read"]
             try:
@@ -457,7 +457,7 @@ def _http_client(openai: Any) -> Any:
             except TimeoutError as error:
                 raise http.ReadTimeout(f"no whole answer within {limit_s:g} s", request=request) from error
 
-    return Client(follow_redirects=False)
+    return BoundedClient(follow_redirects=False)
 
 
 def _count(value: Any) -> int | None:
