@@ -645,6 +645,12 @@ def measures(one: Run) -> dict[str, tuple[float, bool]]:
     return {name: (value, cost.censored) for name, value in paid.items()}
 
 
+def seconds_per_step(points: Sequence[Point]) -> float:
+    """The processor's seconds of a step, from the first evaluation after the start, by which the run is prepared."""
+    first, last = points[1], points[-1]
+    return (last.cpu - first.cpu) / (last.steps - first.steps)
+
+
 def ratio(over_them: Sequence[Run], ours: Sequence[Run], name: str) -> tuple[Interval, bool] | None:
     """The ratio of costs, paired by seed, and whether it is a lower bound because a run of theirs was censored.
 
@@ -681,7 +687,7 @@ def summary_of(out: Path, size: str) -> dict[str, Any]:
             "fall": [_rounded(fall_after(one.points)) for one in found],
             "end": [round(one.points[-1].accuracy, 3) for one in found],
             "megabytes": round(max(one.megabytes for one in found)),
-            "seconds_per_step": round(fmean(one.clocked[-1].cpu / one.clocked[-1].steps for one in found), 4),
+            "seconds_per_step": round(fmean(seconds_per_step(one.clocked) for one in found), 4),
             "curve": curve(found),
         }
         for (arm, rate), found in sorted(runs.items())
