@@ -72,7 +72,7 @@ class Exported:
             profile: profile of that log.
             features_PD: features of each prompt, (P, D) float32; None: use the log's own.
             from_step: ignore rollouts logged before this step, as for `profile_of`.
-            seed: of the cross-validation folds in which success rates are predicted.
+            seed: seed of the cross-validation folds in which success rates are predicted.
         """
         from rollalloc.lab.advise.curriculum import curriculum_of, write_curriculum
         from rollalloc.lab.advise.profile_folder import prompts_beside

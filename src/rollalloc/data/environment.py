@@ -28,11 +28,11 @@ def write_environment(
     """Write tasks of an environment as prompts, to be scored by `rollalloc.rewards.environment.compute_score`.
 
     Args:
-        name: of an installed environment, as for `vf-eval`.
-        path: of a new file, .parquet or .jsonl.
+        name: name of an installed environment, as for `vf-eval`.
+        path: path of a new file, .parquet or .jsonl.
         tasks: number of tasks, at least 1; None: all.
         skip: number of tasks to leave out at the beginning, for example those of the training file.
-        config: of its taskset.
+        config: configuration of its taskset.
 
     Returns:
         The number of prompts.

@@ -67,8 +67,9 @@ class Claims:
         """Raise an error if the folder is not empty and no writer of this kind has used it before.
 
         Args:
-            remedy: what the user can do, for the error. beside: a kind of writer whose folders, and single files of
-                rollalloc, may be in it already. So a comparison can use a folder with runs of `train`.
+            remedy: what the user can do, for the error.
+            beside: a kind of writer whose folders, and single files of rollalloc, may be in it already. So a comparison can
+                use a folder with runs of `train`.
 
         Raises:
             FileExistsError: names what is in the folder.

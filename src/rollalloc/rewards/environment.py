@@ -33,8 +33,8 @@ def load_taskset(name: str, config: Mapping[str, Any]) -> Any:
     """An environment's taskset, if its rollouts are single answers that are scored without a sandbox or a key.
 
     Args:
-        name: of an installed package, as for `vf-eval`.
-        config: of its taskset.
+        name: name of an installed package, as for `vf-eval`.
+        config: configuration of its taskset.
 
     Raises:
         ImportError: it is not installed.
@@ -63,7 +63,7 @@ def check_task(name: str, task: Any) -> None:
     """Refuse a task that needs more than one answer and its rubric.
 
     Args:
-        name: of the environment.
+        name: name of the environment.
         task: a `verifiers` task.
 
     Raises:

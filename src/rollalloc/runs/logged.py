@@ -38,7 +38,8 @@ def figures_in(logged: Mapping[str, Any], names: Mapping[str, str]) -> Line:
     """The fields of a batch's line: the framework's metrics, and ours from `rollalloc/`.
 
     Args:
-        logged: the framework's metrics of one step, by their keys. names: maps each name in a line to the framework's key.
+        logged: the framework's metrics of one step, by their keys.
+        names: maps each name in a line to the framework's key.
     """
     line: Line = {ours: value for ours, theirs in names.items() if (value := number(logged.get(theirs))) is not None}
     line |= {"prompts": counts} if (counts := _under(logged, "prompts")) else {}

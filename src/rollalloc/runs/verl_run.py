@@ -53,7 +53,7 @@ def read_verl_run(path: Path, metrics: Sequence[str] = ()) -> RecordedRun:
     """The run in a log. Errors are not raised; its `problem` describes them.
 
     Args:
-        path: of the log.
+        path: path of the log.
         metrics: keys of verl's validation metrics, whose mean is the accuracy. Default: all of the form val-core/…/mean@N.
 
     Raises:

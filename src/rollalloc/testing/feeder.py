@@ -24,7 +24,7 @@ class AuditedRun:
         recipe: the recipe to run.
         prompts: the data set, or its size.
         world: decides the results of rollouts.
-        seed: of the allocator and of the order in which rollouts end.
+        seed: seed of the allocator and of the order in which rollouts end.
         allocator: the class that decides.
         like: the recipe whose promises the decisions must keep. None: no promises are checked.
         reload: probability that a second allocator is saved and loaded at an `ask`. Its answers must equal those of the

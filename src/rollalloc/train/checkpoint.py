@@ -32,7 +32,7 @@ from rollalloc.models.weights import trained
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 3  # of the folder
+SCHEMA = 3  # schema number of a checkpoint
 _MANIFEST, _STATE = "manifest.json", "state.json"
 _MANIFEST_SHAPE: Shape = {"schema": int, "files": {...: STAMP_SHAPE}}
 _PAYLOADS = ("weights", "optimizer", "payloads")  # files of tensors in each checkpoint
@@ -87,7 +87,7 @@ def save(
     """Write a checkpoint, then remove all but the newest `keep`.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         batches: number of batches trained so far, 0 or more; the name of the checkpoint.
         state: plain data.
         tensors: by file and name. Tensors of one file must not share memory.

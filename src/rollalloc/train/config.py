@@ -20,7 +20,7 @@ from rollalloc.train.objective import Loss
 from rollalloc.train.schedule import Schedule
 
 Engine = Literal["sync", "async"]
-SCHEMA = 3  # of run.json
+SCHEMA = 3  # schema number of run.json
 MAX_NEW_TOKENS = 1024
 _MOST_WORKERS = 1024  # processes that score: each is a Python of its own
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}
-DEFAULT_ALONE: Mapping[str, int] = {"groups": 32, "n": 1}  # of recipes without groups, which learn faster in this shape
+DEFAULT_ALONE: Mapping[str, int] = {"groups": 32, "n": 1}  # default sizes of recipes without groups
 _ALONE = ("reinforce", "raft", "spo", "foresight")
-ROLLOUTS_PER_PROMPT, LEAST_ROLLOUTS = 16, 4096  # of the default budget
+ROLLOUTS_PER_PROMPT, LEAST_ROLLOUTS = 16, 4096  # the default budget
 _EVALUATIONS = 10  # over the budget, without the one of the initial model
 
 

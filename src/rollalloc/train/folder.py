@@ -150,7 +150,7 @@ class RunFolder:
                 last checkpoint is kept.
         """
         partial, final = self.path / _PARTIAL, self.path / MODEL
-        if partial.exists():  # of a run that was killed
+        if partial.exists():  # left by a run that was killed
             shutil.rmtree(partial)
         with naming(final):
             try:

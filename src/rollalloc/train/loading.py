@@ -41,7 +41,8 @@ def check(config: Config, loaded: Loaded | None = None) -> Loaded:
     """Check a run, as far as possible without its model, and return its prompts.
 
     Args:
-        config: of the run. loaded: its prompts, if they are already loaded and the reward was already tried.
+        config: configuration of the run.
+        loaded: its prompts, if they are already loaded and the reward was already tried.
 
     Raises:
         ValueError: the device cannot be used; the recipe cannot be made, or has too few prompts or rollouts; the recipe

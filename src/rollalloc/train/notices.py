@@ -29,7 +29,7 @@ class Notices:
     """Watches the beginning of a run, and warns about problems that the user should check.
 
     Args:
-        config: of the run; `notices=False` turns all warnings off.
+        config: configuration of the run; `notices=False` turns all warnings off.
         report: returns figures about scoring so far, as `Scorer.report` does.
         clock: returns monotonic seconds.
     """

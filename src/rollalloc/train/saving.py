@@ -152,7 +152,7 @@ class GrowingFiles:
     check this, the checkpoint contains a stamp of each (see `rollalloc.files.stamps`).
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -85,7 +85,7 @@ def share_spent(budget: Budget, max_batches: int | None, batches: int, paid: Map
     """Share of a run's budget that is spent, in [0, 1]: the largest share if there are several limits. None: no limit.
 
     Args:
-        budget: of the recipe.
+        budget: budget of the recipe.
         max_batches: a further limit.
         batches: number of batches trained.
         paid: contains `rollouts_paid` and `tokens_paid` at the newest update.

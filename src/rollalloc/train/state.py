@@ -32,7 +32,7 @@ from rollalloc.train.update import Updater
 
 log = logging.getLogger(__name__)
 
-_MEAN_NORM = "gradient:mean_norm"  # beside the optimizer's moments
+_MEAN_NORM = "gradient:mean_norm"  # saved with the optimizer's moments
 
 
 @dataclass

@@ -26,7 +26,7 @@ def tracked(
 
     Args:
         names: names of trackers, from `TRACKERS`.
-        folder: of the run.
+        folder: folder of the run.
         described: the run as plain data.
         listener: also gets each line.
 

@@ -74,8 +74,8 @@ def train(
     Cheap checks come first: the folder, the reward, the prompts, then the model.
 
     Args:
-        config: of the run.
-        folder: of the run.
+        config: configuration of the run.
+        folder: folder of the run.
         listener: called with each line of the metrics.
         resume: continue from the newest checkpoint in the folder. If there is no checkpoint, the run starts again.
         accept_recipe: resume under this recipe although the checkpoint was saved under another.
@@ -132,7 +132,7 @@ class Loop(ABC):
         heldout: number of held-out prompts. 0: no evaluation.
         report: returns figures about scoring, as plain data.
         config: everything else.
-        features: of the prompts, with their cost; saved with the run.
+        features: features of the prompts, with their cost; saved with the run.
         place: the run's folder; None: nothing is written.
         listener: called with each line of the metrics, for progress.
 
@@ -519,7 +519,7 @@ class Trainer(Loop):
         scorer: scores rollouts.
         config: everything else. Its fields about the model, prompts, reward and recipe are ignored.
         heldout: prompts to evaluate on; None: no evaluation.
-        features: of the prompts to train on, in their order (`rollalloc.models.features.features_of`), for a recipe
+        features: features of the prompts to train on, in their order (`rollalloc.models.features.features_of`), for a recipe
             that predicts. None: it predicts only from results of the run.
         folder: folder for metrics, checkpoints and the model. None: nothing is written. A folder that has a run is
             refused, unless the run is resumed.

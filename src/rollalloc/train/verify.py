@@ -26,7 +26,7 @@ def first_difference(config: Config, batches: int, folder: Path) -> str | None:
     process.
 
     Args:
-        config: of the run. Its limit of batches and its target are replaced.
+        config: configuration of the run. Its limit of batches and its target are replaced.
         batches: number of batches to train, at least 2.
         folder: gets `unbroken` and `resumed`.
 

@@ -32,7 +32,7 @@ class RemoteUpdater:
 
     Args:
         service: trains.
-        config: of the run.
+        config: configuration of the run.
 
     Attributes:
         steps: optimizer steps taken so far.

@@ -47,7 +47,7 @@ class ProcessBackend:
     Args:
         model: the process builds the same model, with the same weights, on the same device.
         decoding: how.
-        version: of the weights that the model has.
+        version: version of the weights that the model has.
         limit_s: the process is given up after this many seconds without a sign of life; at its start the limit is longer.
 
     Raises:

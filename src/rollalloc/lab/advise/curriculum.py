@@ -59,7 +59,7 @@ def curriculum_of(
         mix: as for `weights_of`.
         features_PD: features of each prompt; by default the log's own.
         prompts: further columns by key.
-        seed: of the cross-validation folds in which rates are predicted, at least 0.
+        seed: seed of the cross-validation folds in which rates are predicted, at least 0.
 
     Raises:
         ValueError: as `weights_of`.
@@ -122,7 +122,7 @@ def check_export(path: Path, mix: str, log: Path | None) -> None:
     """Refuse an invalid mix, or a place where a curriculum cannot be written; changes nothing.
 
     Args:
-        path: of the file.
+        path: path of the file.
         mix: as for `weights_of`.
         log: from which it is computed; a Parquet file in the log's folder would be mistaken for TRL's log. None: not known
             yet.

@@ -54,8 +54,8 @@ def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> Length
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
-        seed: of the bootstrap, at least 0.
-        resamples: of the bootstrap.
+        seed: seed of the bootstrap, at least 0.
+        resamples: number of resamples of the bootstrap.
 
     Returns:
         None if neither tokens nor texts of every rollout are logged.
@@ -143,10 +143,10 @@ def with_seconds(
     training.
 
     Args:
-        lengths: of the same groups.
+        lengths: lengths of the same groups.
         judged: groups whose rewards are 0, 1 or NaN.
         n: rollouts per group, at least 1; capped at 128, the size of a simulated batch.
-        gpus: of the cluster, at least 2.
+        gpus: number of GPUs of the cluster, at least 2.
         seed: the first of five.
         watcher: called for each simulation with the number before it and the number in all.
     """

@@ -93,8 +93,8 @@ def predictability_of(
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
         features_PD: features of each prompt, NaN if unknown; by default the log's own.
-        seed: of folds and resamples, at least 0.
-        resamples: of the bootstrap.
+        seed: seed of folds and resamples, at least 0.
+        resamples: number of resamples of the bootstrap.
 
     Returns:
         None and a sentence if there is nothing to predict.
@@ -144,7 +144,7 @@ def predicted_rates(hits_P: Ints, count_P: Ints, features_PD: NDArray[np.float32
         hits_P: right rollouts of each, in [0, count].
         count_P: rollouts of each with a score.
         features_PD: finite features of each.
-        seed: of the folds, at least 0.
+        seed: seed of the folds, at least 0.
     """
     fold_P = rng(seed, "advise predicted rates").permutation(len(hits_P)) % _FOLDS
     return _said(_Events(hits_P, count_P, fold_P), np.tile(features_PD, (2, 1)))[: len(hits_P)]

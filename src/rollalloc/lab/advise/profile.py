@@ -40,8 +40,8 @@ class Profile:
         hopeless: share of prompts that are hardly ever solved.
         solved: share of prompts that are nearly always solved.
         mean: success rate.
-        predictability: of a rollout's success; None: unknown.
-        lengths: of rollouts; None: not logged.
+        predictability: predictability of a rollout's success; None: unknown.
+        lengths: lengths of rollouts; None: not logged.
         reward: what rewards are like.
         right_pairs_differ: probability that two right completions of a prompt differ; None: not logged.
         notes: for the reader, in order of importance.
@@ -94,10 +94,10 @@ def profile_of(
             lowest.
         from_step: ignore groups logged before this step; at least 0.
         features_PD: features of each prompt, in the order of the log's keys; by default computed from the logged texts.
-        gpus: of the cluster on which early stopping and asynchronous generation are simulated, at least 2; None: no
-            simulation.
-        seed: of everything random, at least 0.
-        resamples: of bootstraps over prompts.
+        gpus: number of GPUs of the cluster on which early stopping and asynchronous generation are simulated, at least
+            2. None: no simulation.
+        seed: seed of everything random, at least 0.
+        resamples: number of resamples of bootstraps over prompts.
         watcher: called before each simulation.
 
     Raises:

@@ -132,8 +132,8 @@ def fit_rates(
         count_V: rollouts of each visit, at least 1.
         prompt_V: the prompt of each visit; visits of a prompt are resampled together. By default each visit is its own
             prompt.
-        seed: of the bootstrap, at least 0.
-        resamples: of the bootstrap over prompts.
+        seed: seed of the bootstrap, at least 0.
+        resamples: number of resamples of the bootstrap over prompts.
 
     Raises:
         ValueError: no visits.

@@ -58,10 +58,10 @@ def sample_profile(
 
     Args:
         run: only its data, reward and sampling are used, not its recipe or how it trains.
-        folder: of the profile; created, continued or refused.
+        folder: folder of the profile; created, continued or refused.
         prompts: number to draw, at least 1.
         n: rollouts per prompt, at least 1.
-        seed: of the draw and of sampling, at least 0.
+        seed: seed of the draw and of sampling, at least 0.
         overwrite: remove the files of another profile there first, and nothing else.
         progress: called with the stage ("features", "rollouts"), the number done, and the number in all.
 
@@ -102,8 +102,8 @@ class Waves(Protocol):
     """Generates, scores and logs rollouts wave by wave, in this process or at a server.
 
     Attributes:
-        scorer: of the rollouts.
-        outcomes: of the rollouts so far.
+        scorer: scorer of the rollouts.
+        outcomes: outcomes of the rollouts so far.
     """
 
     scorer: Scorer

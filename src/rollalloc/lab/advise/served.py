@@ -70,8 +70,8 @@ def sample_served(
     Args:
         run: its model is the name under which the server serves it.
         endpoint: the server.
-        seed: of the draw of prompts; the server samples with randomness of its own.
-        prices: of a million tokens of prompts and of answers; None: tokens are shown without their cost.
+        seed: seed of the draw of prompts; the server samples with randomness of its own.
+        prices: prices of a million tokens of prompts and of answers; None: tokens are shown without their cost.
         overwrite: remove another profile's files first, except answers.
         say: called with sentences on tokens, time and cost.
 
@@ -173,7 +173,7 @@ class _Kept:
 
     Attributes:
         of: answers of the rollouts that were ordered.
-        seconds: of each answer's arrival, in this process.
+        seconds: seconds of each answer's arrival, in this process.
     """
 
     def __init__(self, path: Path, ask: Ask, given: PromptSet, orders: Sequence[Order]) -> None:

@@ -121,7 +121,7 @@ def present_of(profile: Profile, *, sampled: bool) -> tuple[Choice, str]:
     """The present setting if the user does not name it, and a sentence on how it was derived.
 
     Args:
-        profile: of the log.
+        profile: profile of the log.
         sampled: the log is a profile sampled by `rollalloc advise`, so it tells nothing about the user's training.
     """
     if sampled:
@@ -138,7 +138,7 @@ def verdict_of(profile: Profile, present: Choice) -> Advice:
     """The verdict on a profile, by the rule of docs/advise.md.
 
     Args:
-        profile: of the model on the prompts.
+        profile: profile of the model on the prompts.
         present: the present setting.
 
     Raises:

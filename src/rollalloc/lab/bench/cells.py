@@ -22,7 +22,7 @@ class Cell:
     """A method on a task, in one track.
 
     Attributes:
-        label: of the method.
+        label: label of the method.
         paid: what it paid and how good its policy was, with ratios to the baseline; None until its first run has ended.
         plain: the best plain estimator's cost over this method's, paired by seed, by `COSTS`.
         runs: finished runs, of the plan's seeds.

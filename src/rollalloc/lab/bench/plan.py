@@ -54,8 +54,8 @@ class Plan:
         contestants: the methods.
         search: rungs of the tuned track's search, the same for every method.
         default_rate: learning rate of every method on every task in the defaults track.
-        seeds: of the tuned track's final runs.
-        default_seeds: of the defaults track's final runs.
+        seeds: seeds of the tuned track's final runs.
+        default_seeds: seeds of the defaults track's final runs.
         made_with: versions of everything that can change the figures, and the processor.
     """
 
@@ -139,7 +139,7 @@ def make_plan(
     Args:
         tier: a key of `TIERS`.
         tasks: some of the tier's; empty: all.
-        recipes: of this package; empty: the tier's.
+        recipes: recipes of this package; empty: the tier's.
         own: the user's recipes, `module:function`, in addition.
         tracks: some of the tier's; empty: all.
 

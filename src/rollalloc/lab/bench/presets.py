@@ -51,7 +51,7 @@ class Preset:
         eval_samples: samples per held-out prompt, for tasks with more than one right answer.
         tuned_on: the task whose tuned settings are used.
         rate: learning rate of every recipe, unless set or tuned.
-        precision: of updates and exact evaluations.
+        precision: precision of updates and exact evaluations.
     """
 
     target: float | None

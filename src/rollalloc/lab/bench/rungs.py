@@ -98,7 +98,7 @@ class WarmedUp:
         low: minimum share of sampled answers that are right.
         high: maximum share.
         pass_at_8: minimum probability that one of eight answers is right; below it, the warm-up continues.
-        precision: of the computation; see `rollalloc.train.config.Config`.
+        precision: precision of the computation; see `rollalloc.train.config.Config`.
     """
 
     steps: int
@@ -127,14 +127,14 @@ class Budgeted:
     Attributes:
         target: held-out accuracy, fixed before the runs.
         max_rollouts: per run.
-        learning_rate: of every method.
+        learning_rate: learning rate of every method.
         eval_every: rollouts between two points of the evaluation grid.
         max_new_tokens: per rollout.
         seeds: number of seeds.
         eval_samples: samples per held-out prompt, if accuracy is sampled.
-        rollouts_per_second: of one core or device, for `--plan`; None: not measured.
+        rollouts_per_second: rollouts per second of one core or device, for `--plan`; None: not measured.
         device: e.g. "cpu"; None: a GPU if there is one.
-        precision: of updates and exact evaluations; see `rollalloc.train.config.Config`.
+        precision: precision of updates and exact evaluations; see `rollalloc.train.config.Config`.
     """
 
     target: float
@@ -166,7 +166,7 @@ class LadderRung:
     """A rung: a model of some size, with its warm-up, questions and runs.
 
     Attributes:
-        name: of the rung; the task is "ladder/NAME".
+        name: name of the rung; the task is "ladder/NAME".
         parameters: approximate number of the model's parameters.
         about: one sentence.
         model: where it comes from.

@@ -31,7 +31,7 @@ class Rung:
     Attributes:
         settings: number that enter it.
         seeds: on which each is tried; no comparison uses them.
-        share: of the task's budget that a run may pay, in (0, 1].
+        share: share of the task's budget that a run may pay, in (0, 1].
     """
 
     settings: int
@@ -70,8 +70,8 @@ def rungs(settings: int, first_seed: int, shares: Sequence[float]) -> tuple[Rung
 
     Args:
         settings: number at the start.
-        first_seed: of the first rung; later rungs use the following seeds.
-        shares: of a task's budget, one per rung.
+        first_seed: seed of the first rung; later rungs use the following seeds.
+        shares: shares of a task's budget, one per rung.
 
     Raises:
         ValueError: too few settings to halve at every rung.
@@ -135,11 +135,11 @@ class Search:
     """Successive halving, one rung at a time; the caller carries out the runs.
 
     Attributes:
-        rungs: of the search.
+        rungs: rungs of the search.
         budget: rollouts of the task's final runs.
         target: accuracy to reach.
         job: (rung, setting, seed) → its run.
-        scores: of each finished rung, by the setting's number.
+        scores: scores of each finished rung, by the setting's number.
     """
 
     rungs: Sequence[Rung]

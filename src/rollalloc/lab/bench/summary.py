@@ -69,7 +69,7 @@ def in_words(interval: Interval | None, form: str, *, point_only: bool = False) 
 
     Args:
         interval: what to show.
-        form: of each number, e.g. ".2f".
+        form: form of each number, e.g. ".2f".
         point_only: leave out ends and values.
     """
     if interval is None:
@@ -87,8 +87,8 @@ class RecipeSummary:
     """What a recipe paid on a task, over its seeds.
 
     Attributes:
-        parameters: of the recipe.
-        seeds: of the runs that have ended, in order.
+        parameters: parameters of the recipe.
+        seeds: seeds of the runs that have ended, in order.
         reached: number of runs that reached the target; the others are censored.
         costs: until the target, by `COSTS`; None if nothing was evaluated or there is no target.
         ratios: the baseline's cost over this recipe's, paired by seed, by `COSTS`; above 1 this one is cheaper. None if no
@@ -97,7 +97,7 @@ class RecipeSummary:
         last: results of each run's last evaluation, by `LAST`; None if a run lacks the value.
         k: number of attempts in `pass_at_k`; None if unknown, or not the same in all runs.
         accounts: cause → rollouts of all runs; they sum to `rollouts_paid`.
-        folders: of the runs, in the order of the seeds.
+        folders: folders of the runs, in the order of the seeds.
         grouped: whether its rollouts are compared within groups.
         at_target: like `last`, but when the target was reached, over the runs that reached it; None if one lacks the value.
     """

@@ -28,9 +28,9 @@ class Tier:
         methods: used instead of `recipes` in the defaults track: label → recipe and parameters.
         tracks: to run.
         rates: learning rates of a search.
-        search: of the tuned track, the same for every recipe; its first rung's settings are a multiple of `rates`.
-        seeds: of the tuned track's final runs.
-        default_seeds: of the defaults track's final runs.
+        search: search of the tuned track, the same for every recipe; its first rung's settings are a multiple of `rates`.
+        seeds: seeds of the tuned track's final runs.
+        default_seeds: seeds of the defaults track's final runs.
         seeds_of: task → number of seeds, if not all.
         eval_every: rollouts between two points of the evaluation grid; None: the task's.
         hours: that it should take on two idle cores.

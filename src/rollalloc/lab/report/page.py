@@ -226,7 +226,7 @@ def _section(
 
     Args:
         why: reason for a missing summary.
-        prefix: of the file names of its figures.
+        prefix: prefix of the file names of its figures.
     """
     methods = by_label(runs)
     drawn = dict(list(methods.items())[:_MOST_DRAWN])

@@ -184,7 +184,7 @@ def _over_time(
 
     Args:
         value: maps a line of the metrics to values by name.
-        points: of the grid.
+        points: points of the grid.
         from_nothing: the values are running sums, which are 0 at 0 rollouts.
         kind: use only lines of this kind; by default all but evaluations.
     """

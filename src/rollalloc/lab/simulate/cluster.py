@@ -101,8 +101,8 @@ class Scenario:
     Attributes:
         cluster: the GPUs.
         hardware: the model and GPU type, from which missing costs are estimated.
-        costs: of everything but decoding; None: estimated.
-        latency: of decoding; None: estimated.
+        costs: costs of everything but decoding; None: estimated.
+        latency: latency of decoding; None: estimated.
         kv_tokens: tokens of context that a replica can hold; None: estimated, or unlimited if `latency` is given, since the
             model that it was measured on is unknown.
         workload: lengths and successes.

@@ -57,7 +57,7 @@ class Latency:
 
     Attributes:
         concurrency: rollouts decoded at once, increasing whole numbers from 1.
-        seconds_per_token: of a decoding step at each concurrency, above 0.
+        seconds_per_token: seconds per token of a decoding step at each concurrency, above 0.
         source: where the curve comes from, for the result.
         per_held: further seconds for each token of context held, at least 0; 0 for measured curves, whose points include
             the context at which they were measured.

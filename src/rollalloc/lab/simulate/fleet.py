@@ -50,7 +50,7 @@ class Replica:
         preempted: rollouts waiting for memory, the next to be resumed last.
         held: tokens of context of the decoding rollouts.
         ends: heap of (reading at the end, rollout); entries of stopped or preempted rollouts stay until they reach the top.
-        stamp: of its newest entry in the fleet's list of events; older entries are stale.
+        stamp: stamp of its newest entry in the fleet's list of events; older entries are stale.
         decoding, paused, empty: seconds so far spent decoding, without progress, and with nothing to do.
     """
 
@@ -107,7 +107,7 @@ class Fleet:
 
     Args:
         replicas: their number, at least 1.
-        pace: of each.
+        pace: pace of each.
 
     Attributes:
         place: rollout → where it is.

@@ -53,11 +53,11 @@ class Result:
     """One run, after its warm-up.
 
     Attributes:
-        seed: of the run.
-        gpus: of the cluster.
+        seed: seed of the run.
+        gpus: number of GPUs of the cluster.
         batches: trained.
         seconds: that they took.
-        batch_seconds: of each batch.
+        batch_seconds: seconds of each batch.
         gpu_seconds: by use, as in `Books`; they sum to seconds × GPUs.
         busy_slots: share of the slots that had a rollout, over the whole time.
         tail: share of the time in which few rollouts ran and none waited.
@@ -89,9 +89,9 @@ class Result:
 
         Args:
             books: at least two.
-            seed: of the run.
-            gpus: of the cluster.
-            slots: of all replicas.
+            seed: seed of the run.
+            gpus: number of GPUs of the cluster.
+            slots: number of slots of all replicas.
             why: as the attribute.
         """
         first, last = books[0], books[-1]
@@ -131,8 +131,8 @@ class PricedRecipe:
     """One recipe on one cluster, over seeds.
 
     Attributes:
-        label: of the recipe.
-        gpus: of the cluster.
+        label: label of the recipe.
+        gpus: number of GPUs of the cluster.
         figures: per batch, by name.
         faster: the first recipe's seconds over this one's on the same cluster, paired by seed; above 1 this one is faster.
         results: one per seed.

@@ -35,8 +35,8 @@ def simulate(
     Args:
         recipe: whose cost is estimated.
         scenario: everything else.
-        seed: of the allocator, the prompts and the rollouts' outcomes. An outcome depends on the seed and the rollout's id
-            alone, so a recipe meets the same rollouts on every cluster where it orders them alike.
+        seed: seed of the allocator, the prompts and the rollouts' outcomes. An outcome depends on the seed and the
+            rollout's id alone, so a recipe meets the same rollouts on every cluster where it orders them alike.
         max_staleness: as for `Scenario.fitting`.
         allocator: the class that decides.
 

@@ -148,8 +148,8 @@ class Fitted:
 
     Attributes:
         prompts: number in the data set, at least 1.
-        lengths: of rollouts.
-        success: of prompts.
+        lengths: lengths of rollouts.
+        success: success of prompts.
     """
 
     prompts: int = 8192
@@ -247,7 +247,7 @@ def read_rollouts(path: Path) -> Logged:
     lengths therefore come out too short.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
         OSError: the file cannot be read.

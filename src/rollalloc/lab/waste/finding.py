@@ -23,9 +23,9 @@ class Finding:
     """What a log shows.
 
     Attributes:
-        format: of the log.
+        format: format of the log.
         rollouts: logged.
-        shares: of rollouts by cause, from groups of 2 rollouts or more; None if there are none.
+        shares: shares of rollouts by cause, from groups of 2 rollouts or more; None if there are none.
         booked: the trainer's own accounts, rollouts by cause; empty if the log has none.
         notes: in order of importance.
         alone: rollouts that are the only one of their group.

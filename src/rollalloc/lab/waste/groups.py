@@ -134,7 +134,7 @@ class Log:
     """The contents of a log.
 
     Attributes:
-        format: of the files.
+        format: format of the files.
         groups: in the order of their first rollout; None if the log has only sums.
         accounts: the trainer's own count of rollouts by cause; None if not logged.
         complete: False if groups without variance may have been left out before the log was written.

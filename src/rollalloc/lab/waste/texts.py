@@ -27,7 +27,7 @@ def features_of(text: str) -> array[float]:
     pairs and triples of bytes.
 
     Args:
-        text: of the prompt; shares are of its last 8,192 bytes.
+        text: text of the prompt; shares are of its last 8,192 bytes.
     """
     encoded = text.encode("utf-8", "replace")
     code_T = np.frombuffer(encoded[-_MOST:], np.uint8)

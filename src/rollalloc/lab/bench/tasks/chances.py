@@ -60,7 +60,7 @@ def chances(folder: Path, prompts: PromptSet, reward: str, max_new_tokens: int) 
     """Accuracy of sampled answers, and pass@8, the share of questions for which one of eight answers is right.
 
     Args:
-        folder: of the model.
+        folder: folder of the model.
         prompts: the training questions; the first `TRIED` are used.
         reward: path of the reward function, which runs in a process that can be killed.
         max_new_tokens: per answer.

@@ -33,7 +33,7 @@ class ChatTask:
     Attributes:
         about: what is asked, in words.
         gym: name in reasoning-gym; None: word problems from templates.
-        settings: of its generator, where they differ from the generator's defaults.
+        settings: settings of its generator, where they differ from the generator's defaults.
         number: the answer is a number, and the last number of a completion counts. Otherwise the whole completion is the
             answer.
         system: the message before the question.

@@ -48,7 +48,7 @@ class GymConfig:
     """A task of reasoning-gym, and the tiny model that is warmed up for it.
 
     Attributes:
-        settings: of its generator, where they differ from the generator's defaults.
+        settings: settings of its generator, where they differ from the generator's defaults.
         single_answer: a question has exactly one right answer string, so the verifier is not called, and accuracy is exact.
         heldout: number of held-out prompts; none of them is seen in the warm-up.
         wrong: share of warm-up examples with another question's answer. The model then knows more than it samples, which
@@ -194,7 +194,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
         data_source: "rg/NAME", or a name of the ladder.
         solution_str: the completion; if it has `<answer>` tags, the content of the last ones counts.
         ground_truth: the answer as reasoning-gym writes it.
-        extra_info: of the prompt, with `entry` and `single_answer`.
+        extra_info: `extra_info` of the prompt, with `entry` and `single_answer`.
     """
     tagged = _ANSWER.findall(solution_str)
     answer = (tagged[-1] if tagged else solution_str).strip()

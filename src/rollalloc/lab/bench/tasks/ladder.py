@@ -162,7 +162,7 @@ class Mixture:
     Attributes:
         facts: parameters a, b of the Beta distribution of a fact's rate of right answers in the warm-up.
         procedures: the same for a condition of a procedure.
-        seed: of all draws.
+        seed: seed of all draws.
     """
 
     train: int = 8192

@@ -56,7 +56,7 @@ class _Traces:
         of_run: count the traces of an evaluation of its own, not those of a training run.
         metrics: names of what was measured besides rewards.
         errors: why traces failed, by type.
-        turns: of each trace with a score.
+        turns: turns of each trace with a score.
         environment_of: the environment of each task, by the task's key. Tasks of two environments may have one key.
     """
 

@@ -24,7 +24,7 @@ class Options:
     Attributes:
         reward: field of the reward, for verl (default `acc`, else `score`) and rollalloc; for TRL and prime-rl, one reward
             or several, comma-separated, instead of the sum of all.
-        weights: of TRL's reward columns, in the trainer's order, default 1 each; finite, not all 0.
+        weights: weights of TRL's reward columns, in the trainer's order, default 1 each; finite, not all 0.
         group_size: rollouts per prompt in TRL's files, at least 1; by default the shortest run of rows with one prompt.
         rows: "all" counts evaluation rows as training; by default, "training", they are left out.
 
@@ -64,7 +64,7 @@ class Files:
     """Files to read in this order; the watcher is called before each.
 
     Attributes:
-        paths: of the files.
+        paths: paths of the files.
         watcher: called with a file, the number read before it, and the number in all.
     """
 

@@ -36,7 +36,7 @@ class Columns:
 
     Args:
         named: columns that the user named as rewards; empty: find out.
-        weights: of the reward columns, by default 1 each.
+        weights: weights of the reward columns, by default 1 each.
     """
 
     def __init__(self, named: tuple[str, ...], weights: tuple[float, ...] | None) -> None:
