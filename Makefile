@@ -1,9 +1,9 @@
 # make demo   sets up .venv and trains a tiny transformer with GRPO, REINFORCE and Pilot-Commit; ends with a picture and a page
 # make demo-all  the same with seven recipes and five seeds on a harder task, and what advise says beforehand
 # make laptop sets up .venv and trains SmolLM2-135M, out of a wheel of PyPI, with GRPO and REINFORCE; again: goes on
-# make test   sets up .venv and runs the tests, about 400 CPU seconds; make test-e2e  those of whole commands and processes
+# make test   sets up .venv and runs the tests, about 300 CPU seconds; make test-e2e  those of whole commands and processes
 # make test-arithmetic  the tests that compare arithmetic, as other processors compute; make mutants  defects that tests must see
-# make check  lint, types and the unit tests of what decides, at most 90 CPU seconds; make bench  speed; make clean  removes what these made
+# make check  lint, types, and tests of what decides in about 60 CPU seconds; make bench  speed; make clean  removes what these made
 # make package sets up .venv, builds wheel and sdist into dist/, checks and tries them, and resolves each extra
 # make installs  resolves every install command that README, guides, recipes and this file show, for each Python; installs nothing
 # make released  sets up .venv-verl and compares the runs of recipes/verl with the released scripts' values
