@@ -22,6 +22,7 @@ from rollalloc.core.packing import differences
 from rollalloc.files.names import METRICS
 from rollalloc.named import RECIPES
 from rollalloc.runs.cost import COSTS, Cost, Curve, cost_to_target, curve_of
+from rollalloc.runs.logged import number
 from rollalloc.runs.reader import lines_in
 from rollalloc.runs.recorded import compares
 from rollalloc.train.config import NAMES, OF_DATA_AND_REWARD, Config
@@ -30,7 +31,6 @@ from rollalloc.train.run_json import read_config
 FEWEST = 5  # values needed for an interval
 _RESAMPLES = 10_000
 _ALIKE = 1e-6  # a metric within this distance of 1 is full marks
-_LARGEST = 2**53  # largest number accepted into a mean
 # Results of a run's last evaluation; all but the first are fields of `rollalloc.train.evaluation.Breadth`.
 LAST = {
     "accuracy": "accuracy",
@@ -276,12 +276,7 @@ def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     breadth: Mapping[str, Any] = saved if isinstance(saved, dict) else {}
     known = {**breadth, "accuracy": evaluation["accuracy"]}
     k = known.get("k")
-    return {name: _number(known.get(name)) for name in LAST} | {"k": _number(k) if type(k) is int else None}
-
-
-def _number(value: Any) -> float | None:
-    # A file's numbers may be huge or NaN; NaN fails every comparison.
-    return value if type(value) in (int, float) and -_LARGEST <= value <= _LARGEST else None
+    return {name: number(known.get(name)) for name in LAST} | {"k": number(k) if type(k) is int else None}
 
 
 def _refuse_mixed(label: str, over: Sequence[EndedRun]) -> None:
