@@ -85,22 +85,22 @@ def _credit_over_batch(run: Run, groups: list[Group], choices: list[_Choice]) ->
     """Return the same rows with the advantages that the batch rule computes over the whole batch."""
     rule: Any = run.recipe.over_batch
     chosen = [np.array(choice.chosen, np.int64) for choice in choices]
-    made = rule([choice.advantages for choice in choices], [group.view for group in groups], chosen, run.view())
-    if not hasattr(made, "__len__") or len(made) != len(choices):
-        raise RuleError(f"{rule!r} must give the advantages of {len(choices)} groups, got {made!r}")
+    answer = rule([choice.advantages for choice in choices], [group.view for group in groups], chosen, run.view())
+    if not hasattr(answer, "__len__") or len(answer) != len(choices):
+        raise RuleError(f"{rule!r} must give the advantages of {len(choices)} groups, got {answer!r}")
     return [
         choice._replace(advantages=_checked_advantages(rule, advantages, len(choice.chosen)))
-        for choice, advantages in zip(choices, made, strict=True)
+        for choice, advantages in zip(choices, answer, strict=True)
     ]
 
 
-def _checked_advantages(rule: Any, made: ArrayLike, count: int) -> NDArray[np.float64]:
+def _checked_advantages(rule: Any, answer: ArrayLike, count: int) -> NDArray[np.float64]:
     try:
-        advantages_M = np.asarray(made, np.float64)
+        advantages_M = np.asarray(answer, np.float64)
     except (TypeError, ValueError):
         advantages_M = None
     if advantages_M is None or advantages_M.shape != (count,) or not all(map(isfinite, advantages_M.tolist())):
-        raise RuleError(f"{rule!r} must give {count} finite advantages, got {made!r}")
+        raise RuleError(f"{rule!r} must give {count} finite advantages, got {answer!r}")
     return advantages_M
 
 
@@ -126,9 +126,9 @@ def _train(run: Run, group: Group, choice: _Choice) -> list[Row]:
     run.accounts[fate] += len(chosen)
     run.accounts["unselected"] += len(done) - len(chosen)
     run.selection.train(group, [done[at].tokens for at in chosen])
-    made = _rows(group, choice)
+    trained = _rows(group, choice)
     close(run, group, Phase.TRAINED, fate, group.until)
-    return made
+    return trained
 
 
 def _rows(group: Group, choice: _Choice) -> list[Row]:

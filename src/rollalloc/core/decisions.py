@@ -121,10 +121,10 @@ def _sizes(run: Run, groups: list[Group], stage: int) -> list[int]:
 def _longest(run: Run, groups: list[Group], sizes: list[int]) -> Sequence[int | None]:
     """The number of longest rows of each group, if the row rule decides that per group; otherwise None for each."""
     rule = run.recipe.rows
-    made = rule.longest_of([group.view for group in groups], sizes, run.view())
-    if made is None:
+    answer = rule.longest_of([group.view for group in groups], sizes, run.view())
+    if answer is None:
         return [None] * len(groups)
-    longest = [int(each) for each in made]
+    longest = [int(each) for each in answer]
     if len(longest) != len(groups) or min(longest) < 0 or max(longest) > run.longest:
         raise RuleError(
             f"{rule!r}: longest_of must return for each of {len(groups)} groups a number from 0 to {run.longest}, its "
@@ -158,11 +158,13 @@ def _pick(run: Run, k: int, already: int) -> list[Drawn]:
     rule, free_N = run.recipe.prompts, run.pool.free_N.view()
     free_N.flags.writeable = False
     draw = rng_when_used(run.seed, "pick", run.next_group + already, run.pool.epoch)
-    made = rule.pick(run.memory, k, free_N, run.view(), draw)
+    answer = rule.pick(run.memory, k, free_N, run.view(), draw)
     try:
-        picked = [_drawn(each) for each in made]
+        picked = [_drawn(each) for each in answer]
     except (TypeError, ValueError) as error:
-        raise RuleError(f"{rule!r} must pick indices of prompts or `Drawn`s of plain numbers, got {made!r}") from error
+        raise RuleError(
+            f"{rule!r} must pick indices of prompts or `Drawn`s of plain numbers, got {answer!r}"
+        ) from error
     prompts = [each.prompt for each in picked]
     known = all(0 <= prompt < free_N.size for prompt in prompts)
     if len(prompts) > k or len(set(prompts)) < len(prompts) or not known or not all(free_N[prompts]):

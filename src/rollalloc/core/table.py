@@ -62,10 +62,10 @@ class PromptTable:
         if not isinstance(self.keys, int):
             self._refuse_duplicates(self.keys)
         for name, dtype in (("source_N", np.int32), ("prior_N", np.float64)):
-            given = getattr(self, name)
-            if given is None:
+            column = getattr(self, name)
+            if column is None:
                 continue
-            array = np.asarray(given, dtype=dtype)
+            array = np.asarray(column, dtype=dtype)
             if array.shape != (len(self),):
                 raise ValueError(f"{name} must have one entry per prompt, shape ({len(self)},), got {array.shape}")
             object.__setattr__(self, name, array)
@@ -79,11 +79,11 @@ class PromptTable:
         object.__setattr__(self, "features", self._checked_features())
 
     def _checked_features(self) -> dict[str, NDArray[np.float32]]:
-        given: Any = self.features
-        if given is None or isinstance(given, Mapping):
-            blocks = cast("Mapping[str, ArrayLike]", given or {})
+        features: Any = self.features
+        if features is None or isinstance(features, Mapping):
+            blocks = cast("Mapping[str, ArrayLike]", features or {})
         else:
-            blocks = {"features": given}
+            blocks = {"features": features}
         checked: dict[str, NDArray[np.float32]] = {}
         for name, block in blocks.items():
             if not isinstance(name, str):  # pyright: ignore
