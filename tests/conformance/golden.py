@@ -171,7 +171,7 @@ class _Driver:
         return {
             "accounts": list(now.accounts().values()),
             "figures": [now.paid, now.tokens_paid, now.epoch, now.version, now.replayed, now.wanted()],
-            "away": [*now.away().values(), *now.quarantined()],
+            "away": [*now.prompt_counts().values(), *now.quarantined()],
             "outstanding": _plain(now.outstanding()),
             "records": [
                 [

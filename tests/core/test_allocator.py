@@ -507,7 +507,7 @@ def test_prompts_that_are_evicted_and_come_back_are_counted(drive):
     while driver.allocator.epoch < 9:
         driver.until_batch()
         driver.update()
-        away = driver.allocator.away()
+        away = driver.allocator.prompt_counts()
         seen.add(away["evicted"])
         assert away["revived"] == max(0, visits(driver, 0) - 1)
     assert seen == {0, 1} or seen == {1}
@@ -517,7 +517,7 @@ def test_prompts_that_are_evicted_and_come_back_are_counted(drive):
     for _ in range(20):
         never.until_batch()
         never.update()
-    assert never.allocator.away() == {"evicted": 2, "revived": 0, "quarantined": 0}
+    assert never.allocator.prompt_counts() == {"evicted": 2, "revived": 0, "quarantined": 0}
 
 
 @pytest.mark.parametrize("after", [0, 256, 1.5])
@@ -919,7 +919,7 @@ def test_a_prompt_that_always_fails_is_drawn_so_many_times_and_no_more(drive, re
     assert (visits(driver, 0), visits(driver, 5)) == (after, after)
     assert driver.allocator.quarantined() == [0, 5]
     assert driver.allocator.statistics.record(0).fate == "quarantined"
-    assert driver.allocator.away() == {"evicted": 0, "revived": 0, "quarantined": 2}
+    assert driver.allocator.prompt_counts() == {"evicted": 0, "revived": 0, "quarantined": 2}
     assert driver.allocator.accounts()["failed"] == 2 * 2 * after
 
 
@@ -932,7 +932,7 @@ def first_evicted(visits, **changes):
         **{"groups": 1, "n_pilot": 4, "n_commit": 4, "gen_groups": 1, "max_staleness": 0} | changes
     )
     allocator, visit = Allocator(recipe, 1, 0), 0
-    while allocator.away()["evicted"] == 0:
+    while allocator.prompt_counts()["evicted"] == 0:
         actions = allocator.ask()
         if actions.batch:
             allocator.tell([Updated(allocator.version + 1)])
@@ -1010,7 +1010,7 @@ def test_a_prompt_that_is_sent_away_is_no_longer_left_in_the_same_epoch(until):
         pool.give_back(prompt, until, drawn_epoch=0, version=0)
     assert pool.left == 3
     pool.look()
-    assert pool.speaks
+    assert pool.should_warn
     for epoch, left in ((4, 16), (5, 16)) if until == Epochs(5) else ((5, 3),):
         pool.begin(epoch)
         assert pool.left == left

@@ -17,7 +17,7 @@ def spoken(shares, each=BATCH):
         wrong = round(share * each)
         teaching.add({"all_wrong": wrong, "mixed": each - wrong})
         teaching.look()
-        if teaching.speaks:
+        if teaching.should_warn:
             said.append(at)
     return said
 
@@ -47,7 +47,7 @@ def test_of_one_rollout_a_prompt_only_a_success_rate_near_an_end_is_said():
         for _ in range(100):
             teaching.add({"right": round(right * 100), "wrong": 100 - round(right * 100)})
             teaching.look()
-            said += teaching.speaks
+            said += teaching.should_warn
         assert said == expected
 
 

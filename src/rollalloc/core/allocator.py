@@ -250,7 +250,7 @@ class Allocator:
         """The prompts that are no longer drawn because several visits in a row had no score."""
         return self._run.statistics.with_fate(QUARANTINED)
 
-    def away(self) -> dict[str, int]:
+    def prompt_counts(self) -> dict[str, int]:
         """Numbers of prompts that are now `evicted` and `quarantined`, and of visits so far to evicted prompts
         (`revived`).
         """
@@ -259,7 +259,7 @@ class Allocator:
 
     def few_prompts(self) -> str | None:
         """A warning to log after a batch if few prompts are left to draw, or None."""
-        return endings.few_prompts(self._run) if self._run.pool.speaks else None
+        return endings.few_prompts(self._run) if self._run.pool.should_warn else None
 
     @property
     def replayed(self) -> int:

@@ -53,7 +53,7 @@ class PromptPool:
         self.revived = 0  # visits of prompts that had been evicted
         self.dry = False  # no prompt can be drawn until a prompt is freed; saves a search at every ask
         self.out = 0  # prompts that do not come back in this epoch or the next
-        self.speaks = False  # whether drivers should log after this batch how few prompts are left
+        self.should_warn = False  # whether drivers should log after this batch how few prompts are left
         self._said = 0  # at the last warning: 1 + number of times that the share had halved below `LEAST_SHARE`
         self._by_version: list[tuple[int, int]] = []
 
@@ -138,15 +138,15 @@ class PromptPool:
         return len(self.due_N) - self.out
 
     def look(self) -> None:
-        """A batch was made: set `speaks` to whether drivers should warn that few prompts are left.
+        """A batch was made: set `should_warn` to whether drivers should warn that few prompts are left.
 
         It is set once when the share of prompts left falls below `LEAST_SHARE`, and again each time that the share
         halves. The warnings start over once the share has risen to 2 · `LEAST_SHARE`.
         """
         share = self.left / len(self.due_N)
         halved = 0 if share >= LEAST_SHARE else 1 + int(log2(LEAST_SHARE / max(share, 0.5 / len(self.due_N))))
-        self.speaks = halved > self._said
-        if self.speaks or share >= 2 * LEAST_SHARE:
+        self.should_warn = halved > self._said
+        if self.should_warn or share >= 2 * LEAST_SHARE:
             self._said = halved
 
     def exhausted(self) -> bool:
@@ -165,7 +165,7 @@ class PromptPool:
             "revived": self.revived,
             "by_version": sorted(self._by_version),
             "said": self._said,
-            "speaks": self.speaks,
+            "speaks": self.should_warn,
         }
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
@@ -179,7 +179,7 @@ class PromptPool:
         self._said = natural(state["said"], "pool, said")
         if not isinstance(state["speaks"], bool):
             raise ValueError(f"pool, speaks: expected true or false, got {state['speaks']!r}; the state is corrupt")
-        self.speaks = state["speaks"]
+        self.should_warn = state["speaks"]
         self._by_version = [(int(version), int(prompt)) for version, prompt in state["by_version"]]
         if source_N is not None:
             target = {int(old): new for new, old in enumerate(source_N) if old >= 0}

@@ -82,11 +82,11 @@ class Teaching:
     """Counts the outcomes of at least the last `WINDOW` rollouts, batch by batch.
 
     Attributes:
-        speaks: whether drivers should warn after this batch that rollouts give little learning signal.
+        should_warn: whether drivers should warn after this batch that rollouts give little learning signal.
     """
 
     def __init__(self) -> None:
-        self.speaks = False
+        self.should_warn = False
         self._now = Counter[str]()  # outcomes since the last batch
         self._before = deque[Counter[str]]()  # one counter for each earlier batch
         self._said: float | None = None  # share at the last warning; None if the share was below `end` since then
@@ -114,7 +114,7 @@ class Teaching:
         return shares if count >= WINDOW or (count >= FIRST and never_differed(shares)) else {}
 
     def look(self) -> None:
-        """Move the window forward after a batch, and set `speaks`.
+        """Move the window forward after a batch, and set `should_warn`.
 
         It is set when the share reaches `Limits.begin`, and later only if the share rose by `Limits.worse` or after
         `_AGAIN` rollouts.
@@ -128,8 +128,8 @@ class Teaching:
         if share < limits.end:
             self._said = None
         news = self._said is None or share >= self._said + limits.worse or self._since >= _AGAIN
-        self.speaks = share >= limits.begin and news
-        if self.speaks:
+        self.should_warn = share >= limits.begin and news
+        if self.should_warn:
             self._said, self._since = share, 0
 
     _FIELDS = ("now", "before", "said", "since", "speaks")
@@ -141,7 +141,7 @@ class Teaching:
             "before": [[each[name] for name in OUTCOMES] for each in self._before],
             "said": self._said,
             "since": self._since,
-            "speaks": self.speaks,
+            "speaks": self.should_warn,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -156,7 +156,7 @@ class Teaching:
         self._said, self._since = rate(state["said"], "said"), natural(state["since"], "since")
         if not isinstance(state["speaks"], bool):
             raise ValueError(f"speaks: expected true or false, got {state['speaks']!r}; the state is corrupt")
-        self.speaks = state["speaks"]
+        self.should_warn = state["speaks"]
 
 
 def _counted(saved: Any) -> Counter[str]:

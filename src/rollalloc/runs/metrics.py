@@ -290,7 +290,7 @@ def totals(core: Allocator) -> dict[str, Any]:
 
 def away(core: Allocator) -> dict[str, Any]:
     """Numbers of prompts that are evicted, revived and quarantined, and the share of evicted prompts."""
-    away = core.away()
+    away = core.prompt_counts()
     return away | {"evicted_share": away["evicted"] / len(core.table)}
 
 

@@ -34,7 +34,7 @@ def notices(allocator: Allocator) -> list[str]:
 
 def notice(teaching: Teaching) -> str | None:
     """The warning that most rollouts had no effect on training, if it is due after this batch; otherwise None."""
-    return in_words(teaching.shares()) if teaching.speaks else None
+    return in_words(teaching.shares()) if teaching.should_warn else None
 
 
 def in_words(shares: Mapping[str, float]) -> str | None:

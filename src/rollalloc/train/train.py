@@ -331,7 +331,7 @@ class Loop(ABC):
                 **figures_of_batch,
                 "short_because": batch.short_because,
                 "ages": {str(age): ages[age] for age in sorted(ages)},
-                **self.allocator.away(),
+                **self.allocator.prompt_counts(),
                 "prediction": self.allocator.prompt_figures(),
                 **figures,
                 "update_seconds": round(seconds, 4),
@@ -487,7 +487,7 @@ class Loop(ABC):
 
     def _write_last(self, kind: str, why: str) -> None:
         named = self._quarantined()[:_NAMED]
-        last = {"kind": kind, "why": why, **self._spent(), **self.allocator.away(), "quarantined_keys": named}
+        last = {"kind": kind, "why": why, **self._spent(), **self.allocator.prompt_counts(), "quarantined_keys": named}
         if self.config.notices:
             last["teaching"] = self.allocator.teaching.final_shares()
         self._write(last)

@@ -196,7 +196,7 @@ def newest_whole(places: Sequence[Path]) -> Path | None:
 def killed_within(place: Path) -> bool:
     """Whether the run was killed while it saved this checkpoint.
 
-    It was if our folder exists but `trainer_state.json`, which is written last, is missing or cut off.
+    This is so if our folder exists, but `trainer_state.json`, which is written last, is missing or incomplete.
     """
     if not (place / _FOLDER).is_dir():
         return False

@@ -1,4 +1,4 @@
-"""Gradients under TRL clipped by what their norms have been so far, beside TRL's constant `max_grad_norm`."""
+"""Clips gradients under TRL by the running mean of their norms, in addition to TRL's constant `max_grad_norm`."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class SilenceCallback(TrainerCallback):
         equal = round(share * rollouts)
         self._teaching.add({"all_alike": equal, "mixed": rollouts - equal})
         self._teaching.look()
-        return self._teaching.speaks
+        return self._teaching.should_warn
 
 
 def _rollouts_per_step(args: Any) -> int:

@@ -33,7 +33,7 @@ class Tier:
         default_seeds: seeds of the defaults track's final runs.
         seeds_of: task → number of seeds, if not all.
         eval_every: rollouts between two points of the evaluation grid; None: the task's.
-        hours: that it should take on two idle cores.
+        hours: number of hours that it should take on two idle cores.
     """
 
     tasks: Mapping[str, int]
