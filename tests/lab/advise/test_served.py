@@ -287,7 +287,7 @@ def test_the_cost_comes_first_and_is_estimated_from_the_first_answers(advise, se
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"served_model": None}, "Give --served-model"),
+        ({"served_model": None}, "--endpoint also needs --served-model"),
         ({"endpoint": "localhost:8000"}, "expected an address such as http://localhost:8000/v1"),
         ({"endpoint": "http://"}, "expected an address such as"),
         ({"endpoint": "http://[::1"}, "expected an address such as"),
