@@ -217,7 +217,7 @@ def test_answers_that_are_cut_off_are_truncated_or_without_a_score(advise, serve
         (True, 1.0, None),
         (False, 1.0, None),
         (False, None, "the server cut the answer off: content_filter"),
-        (False, None, "the server cut the answer off: None"),
+        (False, None, "the server does not say why the answer ended (finish_reason is null)"),
     }
     assert "cut 24 answers off before 8 tokens (the shortest at 3)" in said
 
