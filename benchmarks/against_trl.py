@@ -35,8 +35,9 @@ of its prompts at 8M) and outside the clock.
   runs of four arms (stock, `line-only`, `line`, `foresight`) are made again, seeds outside and arms inside, and end at the
   target. Their seconds count, so that all arms ran under one load and with one code. Their accuracies must equal those of
   the first runs.
-- 8M, cut on 2026-11-25 at 23:55 before any run, for want of time: stock with n = 4, `line` and `foresight` at 1.5e-4 and
-  3e-4 on seed 100 alone, to the target or to 12,288 rollouts. No interval; README does not quote it.
+- 8M, cut on 2026-11-26 at 00:50 before any run was over, for want of time: stock with n = 4, `line` and `foresight`.
+  First 1.5e-4 and 3e-4 on seed 100, to the target or to 12,288 rollouts. Then each at its best rate on seeds 200, 201, 202,
+  in this order, as many as the time allows. Fewer than three seeds have no interval, and README does not quote them.
 - Ablations at 0.15M, seeds 200 to 202, all beside the best stock n: other losses of TRL (`grpo`, `dr_grpo` without scaled
   rewards; TRL's default is `dapo`); batches of 32 rows; `adam_beta2=0.95`; averaged weights, that sample and are
   evaluated; the last three together. Each at 3e-4 and at 6e-4, of which the better one counts. `line-unaveraged` is `line`
@@ -124,7 +125,7 @@ class Size:
 
 SIZES = {
     "0.15m": Size((1.5e-4, 3e-4, 6e-4, 1.2e-3), (100,), tuple(range(200, 208)), 12_288, 512, 1024),
-    "8m": Size((1.5e-4, 3e-4), (100,), tuple(range(200, 205)), 8_192, 1024, 512),
+    "8m": Size((1.5e-4, 3e-4), (100,), tuple(range(200, 203)), 8_192, 1024, 512),
 }
 
 
