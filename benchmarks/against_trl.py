@@ -35,7 +35,7 @@ of its prompts at 8M) and outside the clock.
   runs of four arms (stock, `line-only`, `line`, `foresight`) are made again, seeds outside and arms inside, and end at the
   target. Their seconds count, so that all arms ran under one load and with one code. Their accuracies must equal those of
   the first runs.
-- 8M, cut on 2026-11-26 at 00:50 before any run was over, for want of time: stock with n = 4, `line` and `foresight`.
+- 8M, cut on 2026-11-26 at 00:45 before any run was over, for want of time: stock with n = 4, `line` and `foresight`.
   First 1.5e-4 and 3e-4 on seed 100, to the target or to 12,288 rollouts. Then each at its best rate on seeds 200, 201, 202,
   in this order, as many as the time allows. Fewer than three seeds have no interval, and README does not quote them.
 - Ablations at 0.15M, seeds 200 to 202, all beside the best stock n: other losses of TRL (`grpo`, `dr_grpo` without scaled
