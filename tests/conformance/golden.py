@@ -180,7 +180,6 @@ class _Driver:
                     r.tokens,
                     r.version,
                     r.fate.partition("/")[0],
-                    _whole(r.length_std),
                     r.failures,
                 ]
                 for r in records

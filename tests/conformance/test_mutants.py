@@ -22,13 +22,11 @@ from rollalloc.core.recipe import Budget, Replay
 from rollalloc.core.rule import Act, AdvantageRule, IntakeRule, JudgeTraits, Rule, Verdict
 from rollalloc.recipes.cgrpo import FirstSuccesses, Resolved, first_success
 from rollalloc.recipes.darts import (
-    LongestByRecord,
-    LongestBySize,
     Priced,
     Redundant,
     SampledTail,
     ShortestAndLongest,
-    ShortestOnly,
+    longest_rows,
 )
 from rollalloc.recipes.foresight import Foresight
 from rollalloc.recipes.greso import Estimated, Selective
@@ -275,24 +273,18 @@ class DoesNotRecordTheSample(Allocator):
         return actions
 
 
-def without_longest(state):
-    return state | {"groups": [group | {"longest": None} for group in state["groups"]]}
-
-
-class LosesTheLongestOnLoad(Allocator):
+class LosesTheSizesOnLoad(Allocator):
     def load_state_dict(self, state, **how):
-        super().load_state_dict(without_longest(state), **how)
+        super().load_state_dict(state, **how)
+        for group in self._run.flight.groups.values():
+            group.size += 1
 
 
-class DecidesTheLongestAnew(Allocator):
-    """Of groups that have decided it already, whenever it is asked."""
-
-    def ask(self, capacity=None):
-        actions = super().ask(capacity)
-        run = self._run
-        for group in run.flight.groups.values():
-            (group.longest,) = run.recipe.rows.rule.longest_of([group.view], [9], run.view())
-        return actions
+class ForgetsTheLengthsOnLoad(Allocator):
+    def load_state_dict(self, state, **how):
+        super().load_state_dict(state, **how)
+        for running_N in self._run.size_memory["0"].values():
+            running_N[:] = np.nan
 
 
 class ForgetsWhatItKeepsOnLoad(Allocator):
@@ -337,10 +329,8 @@ ALLOCATORS = [
     (6, "foresight", ForgetsWhatItKeepsOnLoad),
     (9, "darts_sampled", LosesTheSampleOnLoad),
     (9, "darts_sampled", DoesNotRecordTheSample),
-    (9, "darts_longest_by_size", LosesTheLongestOnLoad),
-    (9, "darts_longest_by_size", DecidesTheLongestAnew),
-    (9, "darts_longest_by_size_exact", LosesTheLongestOnLoad),
-    (9, "darts_longest_by_record", LosesTheLongestOnLoad),
+    (9, "darts_longest_by_size", LosesTheSizesOnLoad),
+    (6, "darts_whole", ForgetsTheLengthsOnLoad),
     (6, "spo", ForgetsOnLoad),
     (1, "darts_sampled", CancelsTwice),
     (1, "darts_sampled", CancelsWhatEnded),
@@ -565,7 +555,7 @@ class PricedUpsideDown(Priced):
     """Most rollouts where lengths vary least."""
 
     def __call__(self, groups, view, memory):
-        std = [view.statistics.record(group.prompt).length_std for group in groups]
+        std = [memory["std_N"][group.prompt] for group in groups]
         falling = sorted(Redundant(1.5, self.max_factor)(groups, view, memory), reverse=True)
         return [falling[at] for at in np.argsort(np.argsort(std))]
 
@@ -595,30 +585,13 @@ class StopsAtOnce(SampledTail):
         return 0  # it is asked before anything is in
 
     def __call__(self, group, view, rng):
-        return [] if group.cancelled or not group.scored else sorted(group.running)[view.longest :]
+        return [] if group.cancelled or not group.scored else sorted(group.running)[self.longest :]
 
 
 @dataclass(frozen=True)
-class StopsByTheRecipesLongest(SampledTail):
+class StopsBySizeOfNone(SampledTail):
     def __call__(self, group, view, rng):
-        group._group.longest, own = None, group.longest
-        made = super().__call__(group, view, rng)
-        group._group.longest = own
-        return made
-
-
-@dataclass(frozen=True)
-class LetsRun(ShortestOnly):
-    def __call__(self, group, view, rng):
-        return ()
-
-
-@dataclass(frozen=True)
-class StopsTheLongest(ShortestOnly):
-    """Of a group that has one, too."""
-
-    def __call__(self, group, view, rng):
-        return sorted(group.running) if group.whole >= view.rows else ()
+        return SampledTail(self.longest)(group, view, rng)
 
 
 @dataclass(frozen=True)
@@ -723,35 +696,18 @@ class LastToFinish(ShortestAndLongest):
 
 
 @dataclass(frozen=True)
-class TheRecipesLongest(LongestBySize):
-    """As many longest of every group, whatever it decided."""
-
+class SameRowsForAllSizes(ShortestAndLongest):
     def __call__(self, group, view, rng):
-        results = {"tokens": group.tokens_G.tolist(), "truncated": group.truncated_G.tolist()}
-        return super().__call__(GroupView.of(group.metrics_G.tolist(), **results), view, rng)
+        return ShortestAndLongest(self.shortest, self.longest)(group, view, rng)
 
 
 @dataclass(frozen=True)
-class MoreOfMore(LongestBySize):
+class MoreOfMore(ShortestAndLongest):
     """Most longest where most rollouts are."""
 
-    def longest_of(self, groups, sizes, view):
-        return [self.longest - each for each in super().longest_of(groups, sizes, view)]
-
-
-@dataclass(frozen=True)
-class NoLongestOfAny(LongestByRecord):
-    def longest_of(self, groups, sizes, view):
-        return [0] * len(groups)
-
-
-@dataclass(frozen=True)
-class SolvedAlone(LongestByRecord):
-    """However little its lengths vary."""
-
-    def longest_of(self, groups, sizes, view):
-        records = [view.statistics.record(group.prompt) for group in groups]
-        return [0 if r.attempts and r.successes >= self.solved * r.attempts else self.longest for r in records]
+    def __call__(self, group, view, rng):
+        fewer = self.longest - longest_rows(self.longest, True, self.rows, group.size)
+        return ShortestAndLongest(self.rows - fewer, fewer)(group, view, rng)
 
 
 @dataclass(frozen=True)
@@ -1028,18 +984,16 @@ RULES = [
     (9, "Fixed", staged("grpo", size=OneMore(4))),
     (9, "Redundant", staged("darts_exact", size=NoRedundancy(1.5, 2.0))),
     (9, "Redundant", staged("darts_exact", size=EvenRedundancy(1.5, 2.0))),
-    (9, "Priced", staged("darts_whole", size=PaysNoHeed(2.0, ((1, 1.0), (64, 3.0))))),
-    (9, "Priced", staged("darts_whole", size=PricedUpsideDown(2.0, ((1, 1.0), (64, 3.0))))),
+    (9, "Priced", staged("darts_whole", size=PaysNoHeed(2.0, ((1, 1.0), (64, 3.0)), 1))),
+    (9, "Priced", staged("darts_whole", size=PricedUpsideDown(2.0, ((1, 1.0), (64, 3.0)), 1))),
     (9, "Knapsack", staged("knapsack", size=Uniform(5, most=16))),
     (9, "Knapsack", staged("knapsack", size=Overspends(5, most=16))),
     (9, "LastVisit", other("knapsack", prompts=ExpectsAlways())),
     (9, "LastVisit", other("knapsack", prompts=misled(LastVisit(), "observe"))),
-    (9, "SampledTail", staged("darts_sampled", stop=NeverStops())),
-    (9, "SampledTail", staged("darts_sampled", stop=StopsAtOnce())),
-    (9, "SampledTail", staged("darts_sampled", stop=StopsAll())),
-    (9, "SampledTail", staged("darts_longest_by_size", stop=StopsByTheRecipesLongest())),
-    (9, "ShortestOnly", staged("darts_longest_by_size_exact", stop=LetsRun())),
-    (9, "ShortestOnly", staged("darts_longest_by_size_exact", stop=StopsTheLongest())),
+    (9, "SampledTail", staged("darts_sampled", stop=NeverStops(1))),
+    (9, "SampledTail", staged("darts_sampled", stop=StopsAtOnce(1))),
+    (9, "SampledTail", staged("darts_sampled", stop=StopsAll(1))),
+    (9, "SampledTail", staged("darts_longest_by_size", stop=StopsBySizeOfNone(2, True))),
     (9, "Oldest", staged("pilot_commit_oldest", 0, promote=Newest())),
     (9, "Oldest", staged("dapo_carry", promote=Newest())),
     (9, "RandomOrder", staged("pilot_commit_random", 0, promote=HalfOfThem())),
@@ -1060,10 +1014,8 @@ RULES = [
     (9, "ShortestAndLongest", other("darts_exact", rows=LastToFinish(3, 1))),
     (9, "ShortestAndLongest", other("darts_exact", rows=KeepsTruncated(3, 1))),
     (9, "ShortestAndLongest", other("darts_sampled", rows=UnitTail(3, 1))),
-    (9, "LongestBySize", other("darts_longest_by_size_exact", rows=TheRecipesLongest(3, 2))),
-    (9, "LongestBySize", other("darts_longest_by_size", rows=MoreOfMore(3, 2))),
-    (9, "LongestByRecord", other("darts_longest_by_record", rows=NoLongestOfAny(3, 1, 0.5))),
-    (9, "LongestByRecord", other("darts_longest_by_record", rows=SolvedAlone(3, 1, 0.5))),
+    (9, "ShortestAndLongest", other("darts_longest_by_size", rows=SameRowsForAllSizes(3, 2, True))),
+    (9, "ShortestAndLongest", other("darts_longest_by_size", rows=MoreOfMore(3, 2, True))),
     (9, "OverGroup", other("grpo", advantage=Flipped(GRPO))),
     (9, "OverGroup", other("grpo", advantage=misled(advantages.OverGroup(GRPO)))),
     (9, "OverGroup", other("grpo", advantage=advantages.OverGroup(not_scaled))),

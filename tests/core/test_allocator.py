@@ -828,11 +828,10 @@ def test_a_stop_rule_that_does_not_say_when_it_is_asked_is_named(least, message)
 @dataclass(frozen=True)
 class Says(ReturnsRows):
     rows: object = 2
-    longest: object = 0
 
     @property
     def traits(self):
-        return RowTraits(rows=self.rows, longest=self.longest)
+        return RowTraits(rows=self.rows)
 
 
 @pytest.mark.parametrize(
@@ -840,8 +839,6 @@ class Says(ReturnsRows):
     [
         ({"rows": 0}, "its trait `rows` must be a whole number of at least 1"),
         ({"rows": rows.Everything()}, "its trait `rows` must be a whole number"),
-        ({"longest": True}, "its trait `longest` must be a whole number of at least 0"),
-        ({"longest": 3}, "its trait `rows` must be a whole number of at least 3"),
     ],
 )
 def test_a_row_rule_that_says_no_possible_number_of_itself_is_named(said, message):

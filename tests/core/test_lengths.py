@@ -12,10 +12,14 @@ from rollalloc import Allocator, recipes
 from rollalloc.core.errors import RuleError
 from rollalloc.core.events import Cancelled, Done, Updated
 from rollalloc.core.rule import SampledStops, StopRule
-from rollalloc.core.statistics import PromptStatistics
 
 SPREAD = 0.5  # deviation of log-lengths
 STD = np.exp(6 + SPREAD**2 / 2) * np.sqrt(np.exp(SPREAD**2) - 1)
+
+
+def std_of(allocator):
+    """What the size rule has learned of the deviation of each prompt's lengths."""
+    return allocator._run.size_memory["0"]["std_N"]
 
 
 def run(tail, visits, prompts=64, seed=0, shortest=7, longest=1):
@@ -43,39 +47,25 @@ def run(tail, visits, prompts=64, seed=0, shortest=7, longest=1):
             del begun[rollout]
             reward = float(draw.random() < 0.5)
             allocator.tell([Done(rollout, reward, reward, length, allocator.version)])
-    return allocator.statistics.length_std_N / STD
-
-
-def test_the_mean_and_deviation_of_lengths_run_over_the_visits_of_a_prompt():
-    statistics = PromptStatistics(2)
-    statistics.see_lengths(0, [7])  # one rollout teaches nothing
-    assert np.isnan(statistics.length_mean_N).all()
-    statistics.see_lengths(0, [10, 30, 50])
-    assert statistics.length_mean_N[0] == 30
-    assert statistics.length_std_N[0] == np.float32(np.std([10, 30, 50]))
-    statistics.see_lengths(0, [50, 50])
-    assert statistics.length_mean_N[0] == 36
-    assert statistics.length_std_N[0] == pytest.approx(0.7 * np.std([10, 30, 50]))
-    assert np.isnan(statistics.record(1).length_mean)
+    return std_of(allocator) / STD
 
 
 def test_a_visit_is_learned_from_when_its_last_stopped_rollout_ended_and_survives_a_load():
     recipe = recipes.darts(1, 2, 0, tail="none")
-    allocator, expected = Allocator(recipe, 1, 0), PromptStatistics(1)
+    allocator = Allocator(recipe, 1, 0)
     order = allocator.ask().generate[0]
     first, second, stopped = order.rollouts
     allocator.tell([Done(first, 1, 1, 40, 0), Done(second, 0, 0, 60, 0)])
     actions = allocator.ask()
     assert actions.cancel == (stopped,)
     assert actions.batch is not None
-    assert np.isnan(allocator.statistics.length_std_N[0])  # the visit is over, the rollout is not
+    assert np.isnan(std_of(allocator)[0])  # the visit is over, the rollout is not
     copy = Allocator(recipe, 1, 0)
     copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())))
     assert copy.state_dict() == allocator.state_dict()
-    expected.see_lengths(0, [40, 60, 61])
     for each in (allocator, copy):
         each.tell([Cancelled(stopped, 61)])
-        assert each.statistics.length_std_N[0] == expected.length_std_N[0] < np.std([40, 60])
+        assert std_of(each)[0] == np.float32(np.std([40, 60, 61])) < np.std([40, 60])
         assert each.state_dict()["trailing"] == []
     assert copy.state_dict() == allocator.state_dict()
 
@@ -139,8 +129,6 @@ def test_of_several_stopped_rollouts_the_last_is_waited_for_after_a_load():
     copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())))
     for each in (allocator, copy):
         each.tell([Cancelled(stopped[0], 61)])
-        assert np.isnan(each.statistics.length_std_N).all()
+        assert np.isnan(std_of(each)).all()
         each.tell([Cancelled(stopped[1], 62)])
-    expected = PromptStatistics(1)
-    expected.see_lengths(0, [40, 60, 61, 62])
-    assert copy.statistics.length_std_N == allocator.statistics.length_std_N == expected.length_std_N
+    assert std_of(copy) == std_of(allocator) == np.float32(np.std([40, 60, 61, 62]))

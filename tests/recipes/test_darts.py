@@ -1,21 +1,19 @@
 """DARTS with as many longest rollouts of each prompt as it decides, from its sizes to its rows."""
 
 import json
-from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from rollalloc import Allocator, recipes
-from rollalloc.core.errors import RuleError
-from rollalloc.core.events import Done, Updated
-from rollalloc.recipes.darts import LongestBySize
+from rollalloc.core.events import Done
+from rollalloc.recipes.darts import Redundant
 from rollalloc.rules.sizes import Fixed
 
 
-def of_size(n, tail="exact", **changes):
+def of_size(n, tail="exact"):
     """Five rows, at most two of them the longest, and n rollouts of each group."""
-    recipe = recipes.darts(2, 3, 2, tail=tail, longest_by="size")
-    return replace(recipe.replace(size=Fixed(n)), **changes)
+    return recipes.darts(2, 3, 2, tail=tail, longest_by="size").replace(size=Fixed(n))
 
 
 def told(allocator, order, ended):
@@ -28,10 +26,9 @@ def told(allocator, order, ended):
 @pytest.mark.parametrize(
     ("n", "tail", "ended", "stopped"),
     [
-        (9, "exact", 5, 4),  # 2 · 5 - 9 rollouts allow no longest: over once the five shortest are there
-        (9, "exact", 4, 0),
-        (8, "exact", 5, 0),  # one longest: whatever runs may become it
-        (9, "sampled", 5, 4),
+        (9, "exact", 5, 0),  # "exact" stops nothing
+        (9, "sampled", 5, 4),  # 2 · 5 - 9 rollouts allow no longest: over once the five shortest are there
+        (9, "sampled", 4, 0),
         (8, "sampled", 4, 3),  # four shortest are there, one of four is kept
         (8, "sampled", 3, 0),
         (6, "sampled", 3, 1),  # two of three
@@ -43,69 +40,46 @@ def test_a_group_is_stopped_by_the_longest_that_its_size_leaves(n, tail, ended, 
     assert len(told(allocator, order, ended)) == stopped
 
 
-def by_record(**changes):
-    return replace(recipes.darts(2, 3, 1, tail="sampled", solved=0.9, longest_by="record"), **changes)
-
-
-def visited(allocator, lengths):
-    """Every prompt is visited once, solved, with such lengths; then the next batch is ordered."""
-    orders = allocator.ask().generate
-    for order, tokens in zip(orders, lengths, strict=True):
-        last = [Done(each, 1.0, 1.0, many, 0) for each, many in zip(order.rollouts, tokens, strict=True)]
-        allocator.tell(last)
-    assert allocator.ask().batch
-    allocator.tell([Updated(1)])
-    return allocator.ask().generate
-
-
-def test_a_group_keeps_what_it_decided_when_its_prompts_record_changes_and_over_a_load():
-    """The wide one has no tail, nor after a load, nor once its record says that its lengths are those of all."""
-    allocator = Allocator(by_record(), 2, 0)
-    orders = visited(allocator, ([50] * 6, [10, 20, 30, 100, 200, 300]))
-    wide = next(group for group in allocator._run.flight.groups.values() if group.longest == 0)
-    assert sorted(group.longest for group in allocator._run.flight.groups.values()) == [0, 1]
+def test_a_size_rule_learns_from_each_visit_and_its_memory_is_saved_and_follows_the_prompts():
+    recipe = recipes.darts(2, 2, 0)
+    allocator = Allocator(recipe, 2, 0)
+    for order in allocator.ask().generate:
+        allocator.tell([Done(each, 1.0, 1.0, 10 + at, 0) for at, each in enumerate(order.rollouts)])
+        last = order
+    assert allocator.ask().batch is not None
+    memory = allocator._run.size_memory["0"]
+    assert memory["mean_N"].tolist() == [11.0, 11.0]
     state = json.loads(json.dumps(allocator.state_dict()))
-    allocator = Allocator(by_record(), 2, 0)
-    allocator.load_state_dict(state)
-    allocator.statistics.successes_N[:] = 0
-    order = next(each for each in orders if each.group == wide.id)
-    assert told(allocator, order, 3) == ()
-    assert len(told(allocator, order._replace(rollouts=order.rollouts[3:]), 1)) == len(order.rollouts) - 4
+    copy = Allocator(recipe, 2, 0)
+    copy.load_state_dict(state)
+    assert copy._run.size_memory["0"]["std_N"].tolist() == memory["std_N"].tolist()
+    moved = Allocator(recipe, 3, 0)
+    moved.load_state_dict(state, remap=[-1, last.prompt, -1])
+    assert np.isnan(moved._run.size_memory["0"]["mean_N"]).tolist() == [True, False, True]
+    wider = Allocator(recipes.grpo(2, 4), 2, 0)
+    wider.load_state_dict(state, accept_recipe=True)
+    assert wider._run.size_memory == {"0": {}}
+    del state["size_memory"]["0"]["std_N"]
+    with pytest.raises(ValueError, match=r"size_memory: .* the state is corrupt"):
+        Allocator(recipe, 2, 0).load_state_dict(state)
 
 
-def test_a_state_with_more_longest_than_there_are_is_corrupt():
-    allocator = Allocator(of_size(6), 9, 0)
-    allocator.ask()
-    state = json.loads(json.dumps(allocator.state_dict()))
-    state["groups"][0]["longest"] = 3
-    with pytest.raises(ValueError, match="a group has more than 2 longest rows; the state is corrupt"):
-        Allocator(of_size(6), 9, 0).load_state_dict(state)
-    state["groups"][0]["longest"] = -1
-    with pytest.raises(ValueError, match="longest"):
-        Allocator(of_size(6), 9, 0).load_state_dict(state)
+def test_a_size_rule_that_keeps_no_dict_is_refused_by_name():
+    class Wrong(Redundant):
+        def init(self, table):
+            return []
 
-
-@pytest.mark.parametrize("made", [[3, 3], [-1, 0], [1]])
-def test_a_rule_that_gives_more_longest_than_its_trait_is_refused_by_name(made):
-    class Wrong(LongestBySize):
-        def longest_of(self, groups, sizes, view):
-            return made
-
-    with pytest.raises(
-        RuleError,
-        match=r"longest_of must return for each of 2 groups a number from 0 to 2, its trait `longest`, got \[",
-    ):
-        Allocator(of_size(6, rows=Wrong(3, 2)), 9, 0).ask()
+    with pytest.raises(TypeError, match=r"Wrong.* must keep its memory in a dict"):
+        Allocator(recipes.darts(2, 2, 0).replace(size=Wrong(1.5, 2.0)), 2, 0)
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"longest_by": "size", "tail": "none"}, "longest_by='size' needs a recipe that trains on longest rollouts"),
-        ({"longest_by": "record", "solved": 0.9, "longest": 0}, "longest_by='record' needs .* got longest=0"),
-        ({"longest_by": "record"}, 'longest_by="record" needs solved, the success rate'),
-        ({"longest_by": "length"}, "longest_by must be one of all, size, record, got 'length'"),
-        ({"longest_by": "record", "solved": 1.5}, "solved must be a success rate in"),
+        ({"longest_by": "size", "longest": 0}, "longest_by='size' needs .* got longest=0"),
+        ({"longest_by": "length"}, "longest_by must be one of all, size, got 'length'"),
+        ({"tail": "sampled", "solved": 1.5}, "solved must be a success rate in"),
         ({"longest_by": "size", "solved": 0.9}, 'solved needs tail="sampled"'),
     ],
 )

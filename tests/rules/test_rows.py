@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 from rollalloc.core.group import GroupView
 from rollalloc.core.rule import View
 from rollalloc.core.seeds import rng
-from rollalloc.core.statistics import PromptStatistics
-from rollalloc.recipes.darts import LongestByRecord, LongestBySize, SampledTail, ShortestAndLongest
+from rollalloc.recipes.darts import SampledTail, ShortestAndLongest, longest_rows
 from rollalloc.recipes.pilot_commit import SubsampledPilots
 from rollalloc.rules import rows
 from rollalloc.rules.rows import max_variance_subset
 
-NAN = float("nan")
 NO_VIEW = None  # none of these rules looks at the run
 
 
@@ -141,37 +139,22 @@ def test_shortest_and_longest_by_hand(tokens, truncated, expected):
     ],
 )
 def test_fewer_are_the_longest_of_more_rollouts(shortest, longest, by_size):
-    groups = [GroupView.of([], group=size) for size in by_size]
-    rule = LongestBySize(shortest, longest)
-    assert rule.longest_of(groups, list(by_size), View.of()) == list(by_size.values())
+    rows = shortest + longest
+    assert [longest_rows(longest, True, rows, size) for size in by_size] == list(by_size.values())
+    assert {longest_rows(longest, False, rows, size) for size in by_size} == {longest}
 
 
-@pytest.mark.parametrize(
-    ("stds", "attempts", "successes", "expected"),
-    [
-        ([10, 30, 30, 10], [8, 8, 8, 8], [8, 8, 4, 4], [1, 0, 1, 1]),  # solved, and wider than the mean of 20
-        ([30, 30], [10, 10], [9, 8.9], [0, 1]),  # at 0.9, and just below
-        ([5], [8], [8], [0]),  # alone, its success decides
-        ([5], [8], [0], [1]),
-        ([NAN, 8, 12], [8, 8, 8], [8, 8, 8], [1, 1, 0]),  # of unknown lengths: its tail stays
-        ([NAN, NAN], [0, 8], [0, 8], [1, 1]),
-        ([9, 9], [0, 4], [0, 4], [1, 0]),  # never seen
-    ],
-)
-def test_solved_prompts_whose_lengths_vary_have_no_longest(stds, attempts, successes, expected):
-    statistics = PromptStatistics(len(stds))
-    statistics.length_std_N[:], statistics.attempts_N[:], statistics.successes_N[:] = stds, attempts, successes
-    groups = [GroupView.of([], prompt=g, group=g) for g in range(len(stds))]
-    view = View.of(len(stds), statistics=statistics)
-    rule = LongestByRecord(3, 1, 0.9)
-    assert rule.longest_of(groups, [6] * len(stds), view) == expected
-    assert LongestByRecord(2, 2, 0.9).longest_of(groups, [6] * len(stds), view) == [2 * each for each in expected]
-
-
-@pytest.mark.parametrize("solved", [0, 1.5, -1])
-def test_a_rate_that_is_none_is_refused(solved):
-    with pytest.raises(ValueError, match=r"solved must be a success rate in \(0, 1\], got"):
-        LongestByRecord(3, 1, solved)
+@given(data=st.data(), shortest=st.integers(1, 5), longest=st.integers(0, 4), by_size=st.booleans())
+def test_a_group_is_trained_on_as_many_rows_whatever_its_size(data, shortest, longest, by_size):
+    """K + L rows, with as many more of the shortest as fewer are the longest; by sorting, all lengths different."""
+    tokens = data.draw(st.lists(st.integers(1, 999), min_size=shortest + longest, max_size=16, unique=True))
+    chosen, weights = choose(
+        ShortestAndLongest(shortest, longest, by_size), GroupView.of([0] * len(tokens), tokens=tokens)
+    )
+    last = longest_rows(longest, by_size, shortest + longest, len(tokens))
+    first = shortest + longest - last
+    assert sorted(tokens[g] for g in chosen) == sorted(tokens)[:first] + sorted(tokens)[len(tokens) - last :]
+    assert weights == [1.0] * (shortest + longest)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +191,8 @@ def test_what_was_sampled_stands_for_what_was_stopped(tokens, kept, truncated, e
 
 def late_sums(weigh, groups=4000, shortest=3, longest=1, count=8):
     """Σ over each group's late rollouts, as the weights of `weigh` have it and in truth; the shortest may be late."""
-    draw, rule, stop = np.random.default_rng(7), ShortestAndLongest(shortest, longest), SampledTail()
-    view = View.of(rows=rule.traits.rows, longest=rule.traits.longest)
+    draw, rule, stop = np.random.default_rng(7), ShortestAndLongest(shortest, longest), SampledTail(longest)
+    view = View.of(rows=rule.traits.rows)
     pairs = []
     for number in range(groups):
         tokens = draw.lognormal(5, 0.8, count).astype(int) + 1

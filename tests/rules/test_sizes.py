@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rollalloc import recipes
 from rollalloc.core.group import GroupView
 from rollalloc.core.rule import View
-from rollalloc.core.statistics import PromptStatistics
-from rollalloc.recipes.darts import LongestBySize, Priced, Redundant, ends, seconds
+from rollalloc.core.table import PromptTable
+from rollalloc.recipes.darts import Priced, Redundant, ends, seconds
 from rollalloc.recipes.knapsack import Knapsack
 from rollalloc.rules.sizes import Fixed
 
@@ -20,10 +20,7 @@ NAN = float("nan")
 
 
 def sizes(rule, stds, rows=None):
-    statistics = PromptStatistics(len(stds))
-    statistics.length_std_N[:] = stds
-    view = View.of(len(stds), statistics=statistics, rows=rows)
-    return list(rule([GroupView.of([], prompt=g, group=g) for g in range(len(stds))], view, {}))
+    return list(rule(groups_of(len(stds)), View.of(len(stds), rows=rows), memory_of([(std, std) for std in stds])))
 
 
 def objective(stds, sizes_G):
@@ -100,7 +97,7 @@ def test_a_floor_of_darts_is_of_the_rows_and_below_the_mean():
     with pytest.raises(ValueError, match="price weighs the seconds that latency predicts; set latency"):
         recipes.darts(4, 7, 1, price=1.0)
     priced = recipes.darts(4, 7, 1, least=10, normalise=True, latency=((1, 1.0),), price=2)
-    assert priced.stages[0].size == Priced(2.0, ((1, 1.0),), 2, 10, True)
+    assert priced.stages[0].size == Priced(2.0, ((1, 1.0),), 1, False, 2, 10, True)
     with pytest.raises(ValueError, match="least must be a whole number of at least 1, got 0"):
         Redundant(1.5, 2.0, 0)
 
@@ -114,10 +111,13 @@ def test_redundant_refuses():
 
 
 def test_the_recorded_length_deviation_is_a_running_mean_with_step_three_tenths():
-    statistics = PromptStatistics(1)
+    rule = Redundant(1.5, 2.0)
+    memory = rule.init(PromptTable(2))
     for lengths, expected in (([10, 30], 10.0), ([5], 10.0), ([7, 7], 7.0), ([], 7.0), ([0, 34], 10.0)):
-        statistics.see_lengths(0, lengths)
-        assert statistics.length_std_N[0] == np.float32(expected)
+        rule.observe(memory, GroupView.of([0] * len(lengths), tokens=lengths))
+        assert memory["std_N"][0] == np.float32(expected)
+    assert memory["mean_N"][0] == np.float32(20 + 0.3 * (7 - 20) + 0.3 * (17 - (20 + 0.3 * (7 - 20))))
+    assert np.isnan([memory["mean_N"][1], memory["std_N"][1]]).all()
 
 
 def knapsack(rule, predictions):
@@ -180,16 +180,10 @@ def test_knapsack_refuses(wrong, message):
         Knapsack(**wrong)
 
 
-def statistics_of(lengths):
+def memory_of(lengths):
     """Of prompts whose lengths have these means and deviations, in tokens; NaN: never visited."""
-    statistics = PromptStatistics(len(lengths))
-    for prompt, (mean, std) in enumerate(lengths):
-        statistics.length_mean_N[prompt], statistics.length_std_N[prompt] = mean, std
-    return statistics
-
-
-def view_of(lengths, rows=8, longest=0):
-    return View.of(len(lengths), statistics=statistics_of(lengths), rows=rows, longest=longest)
+    mean_N, std_N = np.array(lengths, np.float32).T
+    return {"mean_N": mean_N, "std_N": std_N}
 
 
 def groups_of(count):
@@ -198,7 +192,11 @@ def groups_of(count):
 
 def priced(latency, lengths, rows=4, longest=1, most=2.0):
     """Sizes for prompts whose lengths have these means and deviations."""
-    return list(Priced(most, latency)(groups_of(len(lengths)), view_of(lengths, rows, longest), {}))
+    return sized(Priced(most, latency, longest), lengths, rows)
+
+
+def sized(rule, lengths, rows=8):
+    return list(rule(groups_of(len(lengths)), View.of(len(lengths), rows=rows), memory_of(lengths)))
 
 
 WIDE, NARROW = (150.0, 60.0), (150.0, 1.0)
@@ -230,16 +228,15 @@ def test_seconds_are_the_sum_over_the_ends_of_rollouts_of_what_a_token_takes_the
 
 def test_where_more_rollouts_leave_no_longest_more_of_them_pay():
     """Four rows, 3 + 1 of up to 6, and 4 + 0 from 7 on: with the longest goes its time."""
-    view = view_of([WIDE], rows=4, longest=1)
-    groups, price, rule = groups_of(1), Priced(2.0, ((1, 1.0), (32, 5.0))), LongestBySize(3, 1)
-    with_longest, by_size = (list(price(groups, each, {})) for each in (view, view._replace(row_rule=rule)))
+    with_longest, by_size = (
+        sized(Priced(2.0, ((1, 1.0), (32, 5.0)), 1, each), [WIDE], rows=4) for each in (False, True)
+    )
     assert with_longest[0] < 7 <= by_size[0]
-    assert [rule.longest_of(groups, [n], view) for n in (4, 6, 7, 8)] == [[1], [1], [0], [0]]
 
 
 def test_without_a_record_half_of_the_redundancy_still_keeps_the_floor():
     """A mutant that ignored `least` before the first record once lived."""
-    assert list(Priced(2.0, FLAT, least=7)(groups_of(2), view_of([(NAN, NAN)] * 2, rows=4), {})) == [7, 7]
+    assert sized(Priced(2.0, FLAT, 0, least=7), [(NAN, NAN)] * 2, rows=4) == [7, 7]
 
 
 def test_a_prompt_without_a_record_has_the_mean_of_the_others():
@@ -256,9 +253,9 @@ def test_a_prompt_without_a_record_has_the_mean_of_the_others():
 )
 def test_a_curve_is_refused_that_is_none(latency):
     with pytest.raises(ValueError, match="latency must be pairs"):
-        Priced(2.0, latency)
+        Priced(2.0, latency, 0)
     with pytest.raises(ValueError, match="max_factor must be at least 1"):
-        Priced(0.5, FLAT)
+        Priced(0.5, FLAT, 0)
 
 
 @pytest.mark.parametrize(
@@ -273,13 +270,15 @@ def test_a_curve_is_refused_that_is_none(latency):
 )
 def test_what_no_price_can_be_is_refused(wrong, says):
     with pytest.raises(ValueError, match=says):
-        Priced(**{"max_factor": 2.0, "latency": FLAT} | wrong)
+        Priced(**{"max_factor": 2.0, "latency": FLAT, "longest": 0} | wrong)
 
 
 def test_a_price_takes_from_what_more_rollouts_are_worth():
     """The dearer seconds are, the fewer rollouts; at a price without end, those that make the batch shortest."""
-    view, groups, curve = view_of([(150.0, 60.0)] * 4), groups_of(4), ((1, 1.0), (64, 6.0))
-    free, *totals = (sum(Priced(2.0, curve, price)(groups, view, {})) for price in (None, 0.01, 0.3, 1.0, 3.0, 1e9))
+    curve = ((1, 1.0), (64, 6.0))
+    free, *totals = (
+        sum(sized(Priced(2.0, curve, 0, price=price), [WIDE] * 4)) for price in (None, 0.01, 0.3, 1.0, 3.0, 1e9)
+    )
     assert totals[0] == 64
     assert totals == sorted(totals, reverse=True)
     assert totals[-1] == free < 64
@@ -289,7 +288,6 @@ def test_a_price_takes_from_what_more_rollouts_are_worth():
 def test_a_price_weighs_seconds_relative_to_those_of_the_fewest_rollouts():
     """E - λ T / T_0 of all that may be tried, by brute force over two groups, two prices and two units of time."""
     lengths = [(150.0, 60.0), (150.0, 30.0)]
-    view, groups = view_of(lengths), groups_of(2)
     mean_G, std_G = (np.array(each, np.float64) for each in zip(*lengths, strict=True))
     means = [
         Redundant(mean / 8, 2.0, least).spread(std_G, 8)
@@ -304,16 +302,15 @@ def test_a_price_weighs_seconds_relative_to_those_of_the_fewest_rollouts():
             took, fewest = (seconds(curve, ends(mean_G, std_G, each, [0, 0], 8)) for each in (sizes, [8, 8]))
             return effect - price * took / fewest
 
-        assert worth(Priced(2.0, curve, price)(groups, view, {})) == max(map(worth, means))
+        assert worth(sized(Priced(2.0, curve, 0, price=price), lengths)) == max(map(worth, means))
 
 
 def test_a_floor_holds_for_priced_sizes_too():
-    view, groups = view_of([NARROW] * 3), groups_of(3)
-    made = {least: Priced(2.0, STEEP, least=least)(groups, view, {}) for least in (1, 10, 99)}
+    made = {least: sized(Priced(2.0, STEEP, 0, least=least), [NARROW] * 3) for least in (1, 10, 99)}
     assert made[10] == [10] * 3
     assert made[99] == [16] * 3
     assert sum(made[1]) < 30
-    assert Priced(2.0, STEEP, normalise=True)._of(1.5, 10) == Redundant(1.5, 2.0, 10, True)
+    assert Priced(2.0, STEEP, 0, normalise=True)._of(1.5, 10) == Redundant(1.5, 2.0, 10, True)
 
 
 def test_redundancy_is_bought_where_it_is_free():

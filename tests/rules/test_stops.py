@@ -8,11 +8,11 @@ import pytest
 from rollalloc.core.group import GroupView
 from rollalloc.core.rule import SampledStops, View
 from rollalloc.core.seeds import rng
-from rollalloc.recipes.darts import SampledTail, ShortestOnly
+from rollalloc.recipes.darts import SampledTail
 
 
 def made(group, shortest, longest, seed=0):
-    return SampledTail()(group, View.of(rows=shortest + longest, longest=longest), rng(seed, "stop"))
+    return SampledTail(longest)(group, View.of(rows=shortest + longest), rng(seed, "stop"))
 
 
 @pytest.mark.parametrize(
@@ -51,31 +51,22 @@ def test_the_sample_is_uniform():
 
 
 @pytest.mark.parametrize(
-    ("ended", "longest", "stopped", "kept"),
+    ("ended", "running", "stopped", "kept"),
     [
-        (3, 1, 3, 1),  # its own L is the recipe's: K = 3
-        (3, 0, 0, None),  # it has none: four rows are to be there
-        (4, 0, 4, 0),
-        (2, 2, 2, 2),
+        (3, 1, 0, 1),  # 4 of 4: two of the rows are the longest, and one is left
+        (3, 2, 1, 1),  # 5 of 4 rows: one is, so that K = 3
+        (2, 3, 0, None),
+        (3, 4, 0, None),  # 7: none is, and four rows are to be there
+        (4, 4, 4, 0),
+        (2, 2, 0, 2),
     ],
 )
-def test_a_group_is_stopped_by_its_own_longest(ended, longest, stopped, kept):
-    group = GroupView.of([1] * ended, running=4, longest=longest)
-    decided = SampledTail()(group, View.of(rows=4, longest=2), rng(0, "stop"))
+def test_by_size_a_group_is_stopped_by_the_longest_that_its_size_leaves(ended, running, stopped, kept):
+    decided = SampledTail(2, by_size=True)(GroupView.of([1] * ended, running=running), View.of(rows=4), rng(0, "stop"))
     if kept is None:
         assert decided == ()
         return
     assert (len(decided.cancel), len(decided.kept)) == (stopped, kept)
-
-
-@pytest.mark.parametrize(
-    ("ended", "truncated", "longest", "stops"),
-    [(4, 0, 0, True), (3, 0, 0, False), (4, 1, 0, False), (5, 1, 0, True), (4, 0, 1, False), (4, 0, None, False)],
-)
-def test_shortest_only_stops_a_group_without_a_longest_once_its_rows_are_there(ended, truncated, longest, stops):
-    flags = [g < truncated for g in range(ended)]
-    group = GroupView.of([1] * ended, truncated=flags, running=2, longest=longest)
-    assert list(ShortestOnly()(group, View.of(rows=4, longest=1), rng(0, "stop"))) == sorted(group.running) * stops
 
 
 def visited(successes, attempts, **group):
@@ -92,7 +83,7 @@ def visited(successes, attempts, **group):
 def test_a_solved_prompt_has_a_tail_in_a_share_of_its_visits(successes, attempts, is_solved, late):
     """2,000 seeds, a share of 1/4: the count within 5 standard deviations with probability above 1 - 1e-5."""
     group = visited(successes, attempts, metrics=[1, 1], running=1 * late)
-    view, rule, seeds = View.of(rows=3, longest=1), SampledTail(solved=0.9, share=0.25), 2000
+    view, rule, seeds = View.of(rows=3), SampledTail(1, solved=0.9, share=0.25), 2000
     made = [rule(group, view, rng(seed, "stop")) for seed in range(seeds)]
     tails = [sample for sample in made if sample.kept]
     expected = seeds * (0.25 if is_solved else 1)
@@ -102,10 +93,12 @@ def test_a_solved_prompt_has_a_tail_in_a_share_of_its_visits(successes, attempts
     assert all(sorted(sample.cancel) == sorted(group.running) for sample in made if not sample.kept)
 
 
-@pytest.mark.parametrize("given", [{"solved": 0}, {"solved": 1.1}, {"share": 0}, {"solved": 0.5, "share": 1.5}])
+@pytest.mark.parametrize(
+    "given", [{"longest": -1}, {"solved": 0}, {"solved": 1.1}, {"share": 0}, {"solved": 0.5, "share": 1.5}]
+)
 def test_refuses(given):
     with pytest.raises(ValueError, match="must be"):
-        SampledTail(**given)
+        SampledTail(**{"longest": 1} | given)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +116,8 @@ def test_a_prompt_without_a_record_is_solved_where_that_is_expected_of_it(attemp
     """Three are there, of five that run none goes on: but for one visit in ten."""
     group = GroupView.of([1, 1, 1], running=1 * 5, predicted=predicted)
     group._statistics.attempts_N[0], group._statistics.successes_N[0] = attempts, successes
-    view = View.of(rows=4, longest=1)
-    made = [SampledTail(0.9, 0.1)(group, view, rng(8200, "stop", at)) for at in range(200)]
+    view = View.of(rows=4)
+    made = [SampledTail(1, solved=0.9)(group, view, rng(8200, "stop", at)) for at in range(200)]
     assert all(len(each.kept) in (0, 1) for each in made)
     tails = sum(bool(each.kept) for each in made)
     assert (tails == 200) != solved

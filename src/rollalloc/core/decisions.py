@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf, isfinite
 from operator import index
 from typing import Any
@@ -90,17 +89,15 @@ def _enter(run: Run, groups: list[Group], stage: int) -> int:
     if not groups:
         return 0
     sizes = _sizes(run, groups, stage)
-    longest = _longest(run, groups, sizes)
     room = run.budgets.room()
     entered = 0
-    for group, size, tail in zip(groups, sizes, longest, strict=True):
+    for group, size in zip(groups, sizes, strict=True):
         if room is not None:
             if size > room:
                 break
             room -= size
         run.flight.move(group, Phase.RUNNING, stage)
         group.extend(run.next_rollout, size)
-        group.longest = tail
         run.next_rollout += size
         run.budgets.owed += size
         run.flight.owing_S[stage].append(group)
@@ -112,25 +109,10 @@ def _enter(run: Run, groups: list[Group], stage: int) -> int:
 def _sizes(run: Run, groups: list[Group], stage: int) -> list[int]:
     """The number of rollouts of each group, from the stage's size rule."""
     rule = run.recipe.stages[stage].size
-    sizes = [int(size) for size in rule([group.view for group in groups], run.view(), run.memory)]
+    sizes = [int(size) for size in rule([group.view for group in groups], run.view(), run.size_memory[str(stage)])]
     if len(sizes) != len(groups) or min(sizes) < 1:
         raise RuleError(f"{rule!r} must give each of {len(groups)} groups at least 1 rollout, got {sizes}")
     return sizes
-
-
-def _longest(run: Run, groups: list[Group], sizes: list[int]) -> Sequence[int | None]:
-    """The number of longest rows of each group, if the row rule decides that per group; otherwise None for each."""
-    rule = run.recipe.rows
-    answer = rule.longest_of([group.view for group in groups], sizes, run.view())
-    if answer is None:
-        return [None] * len(groups)
-    longest = [int(each) for each in answer]
-    if len(longest) != len(groups) or min(longest) < 0 or max(longest) > run.longest:
-        raise RuleError(
-            f"{rule!r}: longest_of must return for each of {len(groups)} groups a number from 0 to {run.longest}, its "
-            f"trait `longest`, got {longest}"
-        )
-    return longest
 
 
 def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:

@@ -24,8 +24,9 @@ class Group:
     """The allocator's own record of a group. Rules see it through a `GroupView`."""
 
     __slots__ = (
-        "awaited", "baseline", "cancelled", "done", "epoch", "failed", "first_version", "id", "kept", "longest", "owed",
-        "phase", "predicted", "prompt", "running", "sampling_ratio", "spans", "stage", "stopped", "tokens", "until", "view",
+        "awaited", "baseline", "cancelled", "done", "epoch", "failed", "first_version", "id", "kept", "owed",
+        "phase", "predicted", "prompt", "running", "sampling_ratio", "size", "spans", "stage", "stopped", "tokens", "until",
+        "view",
     )  # fmt: skip
 
     def __init__(
@@ -45,12 +46,12 @@ class Group:
         self.phase = Phase.DRAWN
         self.stage = 0  # the stage that it is in, or passed last
         self.spans: list[int] = []  # first rollout id ordered by each stage
+        self.size = 0  # rollouts decided so far, in all stages
         self.owed: list[int] = []  # rollouts that are decided and not ordered yet
         self.running: dict[int, None] = {}  # ordered, without a terminal event; the keys are an ordered set
         self.done: list[Done] = []
         self.cancelled = self.failed = 0
         self.kept: dict[int, float] = {}  # probability with which a stop rule kept each of these rollouts
-        self.longest: int | None = None  # number of its longest rows; None: the recipe's number
         self.awaited = 0  # cancelled rollouts without a terminal event, even after the group is over
         self.stopped: list[int] = []  # number of tokens of each cancelled rollout that had begun
         self.tokens = 0  # tokens paid for its rollouts
@@ -66,6 +67,7 @@ class Group:
     def extend(self, first: int, count: int) -> None:
         """Add `count` rollouts, not ordered yet, to the group's stage. Their ids start at `first`."""
         self.spans.append(first)
+        self.size += count
         self.owed.extend(range(first, first + count))
 
     def hand_out(self, most: int) -> Sequence[tuple[int, tuple[int, ...]]]:
@@ -110,13 +112,12 @@ class Group:
             "spans": list(self.spans), "owed": list(self.owed), "running": list(self.running),
             "done": pack(done_G8), "cancelled": self.cancelled, "failed": self.failed, "tokens": self.tokens, "until": until,
             "predicted": self.predicted, "baseline": self.baseline, "sampling_ratio": self.sampling_ratio,
-            "kept": list(self.kept.items()), "stopped": list(self.stopped), "longest": self.longest,
+            "kept": list(self.kept.items()), "stopped": list(self.stopped), "size": self.size,
         }  # fmt: skip
 
     _SAVED = (
         "id", "prompt", "epoch", "stage", "phase", "spans", "owed", "running", "done", "cancelled", "failed", "tokens",
-        "until", "predicted", "baseline", "sampling_ratio", "kept", "stopped",
-        "longest",
+        "until", "predicted", "baseline", "sampling_ratio", "kept", "stopped", "size",
     )  # fmt: skip
 
     @staticmethod
@@ -134,11 +135,10 @@ class Group:
             baseline,
             sampling_ratio(state["sampling_ratio"], "sampling_ratio"),
         )
-        for name in ("stage", "cancelled", "failed", "tokens"):
+        for name in ("stage", "cancelled", "failed", "tokens", "size"):
             setattr(group, name, natural(state[name], name))
         group.stopped = naturals(state["stopped"], "stopped")
         group.kept = {natural(rollout, "kept"): chance(share, "kept") for rollout, share in state["kept"]}
-        group.longest = None if state["longest"] is None else natural(state["longest"], "longest")
         group.phase, group.spans = Phase(state["phase"]), naturals(state["spans"], "spans")
         group.owed = naturals(state["owed"], "owed")
         group.running = dict.fromkeys(naturals(state["running"], "running"))
@@ -177,8 +177,7 @@ class GroupView:
         cancelled: number of rollouts of this group that a stop rule stopped, including those not ordered yet.
         kept: for a stop rule that chose at random: maps each rollout that it kept to the probability with which it
             was kept.
-        longest: number of rows that are taken because they are the longest, decided together with the group's size.
-            None: `View.longest`.
+        size: number of rollouts decided for the group so far, in all stages; those that failed or were stopped count too.
         predicted: success rate that the prompt rule predicted when it drew the prompt; None without a prediction.
         baseline: reward that the prompt rule expected when it drew the prompt; None without an expectation.
         sampling_ratio: how much more likely the prompt was drawn than by a uniform draw, see `Drawn`; None if
@@ -203,7 +202,6 @@ class GroupView:
         running: int = 0,
         cancelled: int = 0,
         kept: Mapping[int, float] | None = None,
-        longest: int | None = None,
         prompt: int = 0,
         group: int = 0,
         predicted: float | None = None,
@@ -225,7 +223,6 @@ class GroupView:
             cancelled: number of rollouts that were stopped.
             kept: rollouts that a stop rule kept, with their probabilities. The key is the position in `metrics`;
                 rollouts still to come follow after these. None by default.
-            longest: number of longest rows, if the row rule decides that per group.
             prompt: index of the prompt.
             group: id of the group.
             predicted: success rate that the prompt rule predicted.
@@ -241,7 +238,6 @@ class GroupView:
         made = Group(group, prompt, 0, statistics, predicted, baseline, sampling_ratio)
         made.spans = [sum(stage < wanted for stage in stage_G) for wanted in range(max(stage_G, default=0) + 1)]
         made.stage, made.cancelled, made.kept = len(made.spans) - 1, cancelled, dict(kept or {})
-        made.longest = longest
         for g in range(count):
             reward = metrics[g] if rewards is None else rewards[g]
             made.add(
@@ -256,6 +252,7 @@ class GroupView:
                 )
             )
         made.running = dict.fromkeys(range(count, count + running))
+        made.size = count + running + cancelled
         return made.view
 
     @property
@@ -312,8 +309,15 @@ class GroupView:
         return self._group.kept
 
     @property
-    def longest(self) -> int | None:
-        return self._group.longest
+    def size(self) -> int:
+        return self._group.size
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each rollout that ended, in no particular order. For a stopped rollout this is a lower bound of its
+        full length.
+        """
+        return self._group.lengths
 
     @property
     def kept_G(self) -> NDArray[np.float64]:

@@ -119,9 +119,6 @@ def may_replay(run: Run, row: Row) -> bool:
 
 def go_on(run: Run, *, same_recipe: bool, same_prompts: bool) -> None:
     """After a load: adapt the state if it was saved with another recipe or another data set."""
-    if not same_recipe:
-        for group in run.flight.groups.values():
-            group.longest = None if group.longest is None else min(group.longest, run.longest)
     if not (same_recipe and same_prompts):
         run.finished = None  # the reason may no longer hold
     if not same_prompts:
@@ -211,7 +208,7 @@ def _end(run: Run, rollout: int, tokens: int) -> Group | None:
 
 
 def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
-    """Account for the terminal event of a cancelled rollout, and update the prompt's length statistics."""
+    """Account for the terminal event of a cancelled rollout."""
     group = run.flight.stopped.pop(event.rollout)
     group.awaited -= 1
     tokens = index(event.tokens)
@@ -219,15 +216,16 @@ def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
         group.cut(tokens)
     if group.prompt != GONE:
         run.statistics.pay(group.prompt, tokens)
-        _learn_lengths(run, group)
+        _inform_sizes(run, group)
         if group.phase in OVER:
             run.selection.end_late(group, tokens)
 
 
-def _learn_lengths(run: Run, group: Group) -> None:
-    """Record the lengths of a visit that is over, once all its cancelled rollouts have ended."""
+def _inform_sizes(run: Run, group: Group) -> None:
+    """Let the size rules learn from a visit that is over, once all its cancelled rollouts have ended."""
     if group.phase in OVER and not group.awaited:
-        run.statistics.see_lengths(group.prompt, group.lengths)
+        for at, stage in enumerate(run.recipe.stages):
+            stage.size.observe(run.size_memory[str(at)], group.view)
 
 
 def _unknown(run: Run, rollout: int) -> str:
@@ -313,7 +311,7 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
     if quarantined:
         fate = QUARANTINED
     run.statistics.close_visit(group.prompt, fate, run.version, list(map(_metric, group.done)))
-    _learn_lengths(run, group)
+    _inform_sizes(run, group)
     run.statistics.pay(group.prompt, group.tokens)
     if quarantined:
         run.pool.bar(group.prompt)

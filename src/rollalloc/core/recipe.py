@@ -189,18 +189,13 @@ class Recipe:
         _ = self.description  # raises now instead of at the first checkpoint if a rule cannot be described
 
     def _check_rows(self) -> None:
-        """Check the traits of the row rule, and that it declares the numbers that other rules read.
+        """Check the trait `rows` of the row rule, and that it is declared if other rules read it.
 
         Raises:
-            ValueError: a declared number is impossible, or a number that another rule reads is not declared.
+            ValueError: the number is impossible, or another rule reads it and it is not declared.
         """
-        rows, longest = self.group_rows, self.rows.traits.longest
-        if rows is not None:
-            at_least(f"{self.rows!r}: its trait `rows`", rows, 1, "or None; it is the most rows of a group")
-            at_least(
-                f"{self.rows!r}: its trait `longest`", longest, 0, "which is how many of these rows are the longest"
-            )
-            at_least(f"{self.rows!r}: its trait `rows`", rows, longest, "which is its trait `longest`")
+        if self.group_rows is not None:
+            at_least(f"{self.rows!r}: its trait `rows`", self.group_rows, 1, "or None; it is the most rows of a group")
             return
         if readers := [rule for rule in self.rules if rule.traits.reads_rows]:
             raise ValueError(

@@ -23,7 +23,7 @@ from rollalloc.core.prompt_pool import NEXT_EPOCH, Until
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.core.table import PromptTable
 
-Memory = dict[str, Any]  # the state of a prompt rule: numpy arrays, numbers, strings and lists of them
+Memory = dict[str, Any]  # the state of a prompt or size rule: numpy arrays, numbers, strings and lists of them
 
 
 class Act(Enum):
@@ -90,11 +90,6 @@ class View(NamedTuple):
         groups: groups in a full batch.
         max_staleness: the recipe's `max_staleness`.
         rows: maximum number of rows per group, from the row rule's traits. None: all scored rollouts.
-        longest: maximum number of those rows that are taken because they are the longest, from the row rule's traits;
-            0 if the row rule does not choose by length. For the number of a single group see `longest_of`, and
-            `group.longest` once the group's rollouts are decided.
-        row_rule: the recipe's row rule, which may give each group its own number of longest rows. None: `longest` for
-            every group.
         memory: the prompt rule's memory; read only for all other rules.
     """
 
@@ -112,8 +107,6 @@ class View(NamedTuple):
     groups: int
     max_staleness: int
     rows: int | None
-    longest: int
-    row_rule: RowRule | None
     memory: Memory
 
     @staticmethod
@@ -128,7 +121,7 @@ class View(NamedTuple):
         given: dict[str, Any] = {
             "version": 0, "epoch": 0, "need": 0, "held_S": (0,), "running_S": (0,), "in_flight": 0, "paid": 0, "left": None,
             "statistics": PromptStatistics(len(table)), "kl_sum": 0.0, "groups": 1, "max_staleness": 0,
-            "rows": None, "longest": 0, "row_rule": None, "memory": {},
+            "rows": None, "memory": {},
         }  # fmt: skip
         return View(table=table, **(given | known))
 
@@ -147,17 +140,6 @@ def rows_of(view: View) -> int:
     if view.rows is None:
         raise ValueError("the view does not say how many rows of a group are trained on; give View.of(rows=...)")
     return view.rows
-
-
-def longest_of(groups: Sequence[GroupView], sizes: Sequence[int], view: View) -> Sequence[int]:
-    """Return how many of its longest rollouts each group would train on if it got these numbers of rollouts now."""
-    own = None if view.row_rule is None else view.row_rule.longest_of(groups, sizes, view)
-    return [view.longest] * len(groups) if own is None else own
-
-
-def longest_in(group: GroupView, view: View) -> int:
-    """Return how many of a group's longest rollouts become rows: the group's own number, or else the recipe's."""
-    return view.longest if group.longest is None else group.longest
 
 
 class Drawn(NamedTuple):
@@ -275,15 +257,14 @@ class PromoteTraits(Traits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTraits(Traits):
-    """What a row rule declares about itself. Size rules and stop rules read both numbers from the view.
+    """What a row rule declares about itself.
 
     Attributes:
-        rows: maximum number of rollouts of a group that the rule takes; 1 or more. None: every scored rollout.
-        longest: maximum number of these that it takes because they are the longest.
+        rows: maximum number of rollouts of a group that the rule takes; 1 or more. None: every scored rollout. Size rules,
+            stop rules and judges read it from the view.
     """
 
     rows: int | None = None
-    longest: int = 0
 
 
 # -------------------------------------------------------------------------------------------------------------- rules
@@ -396,9 +377,22 @@ class IntakeRule(Rule):
 
 
 class SizeRule(Rule):
-    """Says how many rollouts each of these groups gets in a stage, at least 1 each. All groups are decided together."""
+    """Says how many rollouts each of these groups gets in a stage, at least 1 each. All groups are decided together.
+
+    The rule may have a memory of its own, with which it is called. The allocator owns and saves it, like that of a
+    `PromptRule`.
+    """
 
     __slots__ = ()
+
+    def init(self, table: PromptTable) -> Memory:
+        """Return the memory before the first group. Arrays whose name ends in `N` have one entry for each prompt."""
+        return {}
+
+    def observe(self, memory: Memory, group: GroupView) -> None:
+        """Learn from a visit, by changing `memory`. The core calls this when all rollouts of the group have ended, also
+        those that were stopped.
+        """
 
     @abstractmethod
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]: ...
@@ -462,27 +456,6 @@ class RowRule(Rule):
     @property
     def traits(self) -> RowTraits:
         return RowTraits()
-
-    def longest_of(self, groups: Sequence[GroupView], sizes: Sequence[int], view: View) -> Sequence[int] | None:
-        """Return how many rows of each group are taken because they are the longest, from 0 to the trait `longest`.
-
-        The core asks when it decides the sizes of these groups. The answer is stored and saved with each group.
-
-        Args:
-            groups: the groups that enter a stage together.
-            sizes: number of rollouts that each group gets in that stage.
-            view: the run.
-
-        Returns:
-            One number for each group, or None if the trait `longest` applies to all.
-        """
-        return None
-
-    def longest_promises(
-        self, made: Sequence[int], groups: Sequence[GroupView], sizes: Sequence[int], view: View
-    ) -> Mapping[str, bool]:
-        """Like `promises`, for the numbers that `longest_of` returned."""
-        return {}
 
     @abstractmethod
     def __call__(

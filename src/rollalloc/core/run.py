@@ -13,7 +13,7 @@ from rollalloc.core.flight import Flight
 from rollalloc.core.group import Group
 from rollalloc.core.prompt_pool import PromptPool
 from rollalloc.core.recipe import Recipe, at_least
-from rollalloc.core.rule import CAUSES, Drawn, Memory, OfferedPromptRule, StopRule, View
+from rollalloc.core.rule import CAUSES, Drawn, Memory, OfferedPromptRule, Rule, StopRule, View
 from rollalloc.core.selection import Selection
 from rollalloc.core.statistics import PromptStatistics
 from rollalloc.core.table import PromptTable
@@ -27,7 +27,7 @@ class Run:
         loader: the prompt rule if a framework's own data loader feeds it, else None.
         reads_rate: whether a rule reads the metric as a success rate.
         patient_S: whether the judge of stage s is asked only when a group is complete.
-        longest: the row rule's trait `longest`.
+        size_memory: memory of the size rule of each stage, by the stage's index as text.
         stops_from_S: smallest number of scored rollouts of a group at which the stop rule of stage s is asked; infinite
             if there is no stop rule.
         drawn: prompts, with their epochs, that were drawn but for which the budgets have had no room yet.
@@ -52,12 +52,14 @@ class Run:
         self.loader = recipe.prompts if isinstance(recipe.prompts, OfferedPromptRule) else None
         self.reads_rate = bool(recipe.rate_readers)
         self.patient_S = tuple(stage.judge.traits.waits_for_all for stage in recipe.stages)
-        self.longest = recipe.rows.traits.longest
         self.version = 0
         recent = any(stage.judge.traits.reads_recent for stage in recipe.stages)
         self.statistics = PromptStatistics(len(table), recent=recent)
         self.pool = PromptPool(len(table))
-        self.memory = _checked_memory(recipe, recipe.prompts.init(table))
+        self.memory = _checked_memory(recipe.prompts, recipe.prompts.init(table))
+        self.size_memory = {
+            str(at): _checked_memory(stage.size, stage.size.init(table)) for at, stage in enumerate(recipe.stages)
+        }
         self.budgets = BudgetTracker(recipe.budget)
         self.flight = Flight(len(recipe.stages))
         self.drawn: list[tuple[Drawn, int]] = []
@@ -106,8 +108,6 @@ class Run:
                 groups=self.recipe.groups,
                 max_staleness=self.recipe.max_staleness,
                 rows=self.recipe.group_rows,
-                longest=self.longest,
-                row_rule=self.recipe.rows,
                 memory=self.memory,
             )
         return view
@@ -149,10 +149,10 @@ def _least_scored(rule: StopRule, view: View) -> int:
     return scored
 
 
-def _checked_memory(recipe: Recipe, memory: Any) -> Memory:
+def _checked_memory(rule: Rule, memory: Any) -> Memory:
     if not isinstance(memory, dict):
         raise TypeError(
-            f"{recipe.prompts!r} must keep its memory in a dict of arrays and plain data, which a checkpoint can hold, got "
+            f"{rule!r} must keep its memory in a dict of arrays and plain data, which a checkpoint can hold, got "
             f"{type(memory).__name__}"
         )
     return cast("Memory", memory)

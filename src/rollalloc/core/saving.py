@@ -15,6 +15,7 @@ from rollalloc.core.packing import (
     amount,
     differences,
     exact_keys,
+    follow,
     natural,
     naturals,
     pack_tree,
@@ -29,13 +30,13 @@ from rollalloc.core.rule import CAUSES, Drawn, PromptRule
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable, place
 
-SCHEMA = 15
+SCHEMA = 16
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
 _KEYS = (
     "schema", "recipe", "seed", "prompts", *_COUNTS, "kl_sum", "finished", "cancel", "release", "accounts",
-    "budgets", "statistics", "pool", "memory", "drawn", "groups", "touched", "stopped", "trailing", "batch", "kept",
-    "teaching", "selection",
+    "budgets", "statistics", "pool", "memory", "size_memory", "drawn", "groups", "touched", "stopped", "trailing", "batch",
+    "kept", "teaching", "selection",
 )  # fmt: skip
 
 
@@ -56,6 +57,7 @@ def dump(run: Run) -> dict[str, Any]:
         "statistics": run.statistics.state_dict(),
         "pool": run.pool.state_dict(),
         "memory": pack_tree(run.memory),
+        "size_memory": pack_tree(run.size_memory),
         "drawn": [[*drawn, epoch] for drawn, epoch in run.drawn],
         "groups": [group.state_dict() for group in flight.groups.values()],
         "touched": list(flight.touched),
@@ -92,8 +94,6 @@ def load(
         _load_books(run, state, source_N)
         _load_in_flight(run, state, _Renumbering(source_N))
         _check_sums(run)
-        if not accept_recipe and any((group.longest or 0) > run.longest for group in run.flight.groups.values()):
-            raise ValueError(f"a group has more than {run.longest} longest rows; the state is corrupt")
     return run
 
 
@@ -146,6 +146,8 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
     with reading("memory"):
         _load_memory(run, unpack_tree(state["memory"]), source_N, state["recipe"]["prompts"])
         run.recipe.prompts.check(run.memory, run.table)
+    with reading("size_memory"):
+        _load_size_memory(run, unpack_tree(state["size_memory"]), source_N, state["recipe"]["stages"])
 
 
 def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, rule: Any) -> None:
@@ -155,10 +157,27 @@ def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | 
     if source_N is not None:
         if same or type(own).remap is PromptRule.remap:
             run.memory = own.remap(saved, source_N, run.table)
-    elif saved.keys() == memory.keys() and _shapes(saved) == _shapes(memory):
+    elif _is_alike(saved, memory):
         memory.update(saved)
     elif same:
         raise ValueError(f"expected {_shapes(memory)}, got {_shapes(saved)}; the state is corrupt")
+
+
+def _load_size_memory(
+    run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, stages: Sequence[Any]
+) -> None:
+    """Load the memory of each size rule. Another rule with other arrays starts with its initial memory."""
+    exact_keys(saved, [str(at) for at in range(len(stages))], "stages")
+    for at, memory in run.size_memory.items():
+        before = saved.get(at)
+        if before is None:  # the recipe has more stages now
+            continue
+        if source_N is not None and before.keys() == memory.keys():
+            follow(memory, before, source_N)
+        elif source_N is None and _is_alike(before, memory):
+            memory.update(before)
+        elif stages[int(at)]["size"] == run.recipe.description["stages"][int(at)]["size"]:
+            raise ValueError(f"expected {_shapes(memory)}, got {_shapes(before)}; the state is corrupt")
 
 
 def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None:
@@ -302,6 +321,10 @@ def _whole_way(kl_sum: Any) -> float:
     if amount(kl_sum, "kl_sum") is None or kl_sum < 0:
         raise ValueError(f"kl_sum: expected a finite number of 0 or more, got {kl_sum!r}; the state is corrupt")
     return float(kl_sum)
+
+
+def _is_alike(saved: dict[str, Any], memory: dict[str, Any]) -> bool:
+    return saved.keys() == memory.keys() and _shapes(saved) == _shapes(memory)
 
 
 def _shapes(memory: dict[str, Any]) -> dict[str, Any]:

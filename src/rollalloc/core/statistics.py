@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isnan, sqrt
-from operator import mul
 from typing import Any
 
 import numpy as np
@@ -16,7 +13,6 @@ from rollalloc.core.packing import exact_keys, move_in, pack
 NEW, QUARANTINED = "new", "quarantined"
 HALF_LIFE = 64  # an attempt counts half in `recent_attempts` after this many later attempts on the same prompt
 _MOST_RECENT = 2.0**15  # upper limit of the recent counts, which are float16 (at most 65,504)
-_NEWEST = 0.3  # weight of the newest visit in the running mean and deviation of lengths (DARTS, arXiv 2605.30859)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +25,6 @@ class Record:
         tokens: tokens paid for the prompt, including failed and cancelled rollouts.
         version: version of the weights at its last visit, -1 before the first.
         fate: how its last visit ended, such as "trained" or "out_of_band/solved"; "new" before the first.
-        length_mean: running mean of the lengths of its rollouts, in tokens. A stopped rollout counts with the tokens
-            it had generated. NaN before the first visit with two rollouts.
-        length_std: running standard deviation of the lengths within a visit, in tokens; NaN as above.
         failures: visits in a row without any score because rollouts failed, counted up to 255.
         recent_attempts: like `attempts`, but each one counts half after `HALF_LIFE` later attempts on the prompt, a
             quarter after twice as many, and so on. It weighs evidence about a success rate that changes as the
@@ -44,8 +37,6 @@ class Record:
     tokens: int = 0
     version: int = -1
     fate: str = NEW
-    length_mean: float = float("nan")
-    length_std: float = float("nan")
     failures: int = 0
     recent_attempts: float = 0.0
     recent_failures: float = 0.0
@@ -59,7 +50,7 @@ def aged(counted: float, newer: int) -> float:
 class PromptStatistics:
     """The records of all prompts, in arrays of shape (N,). The allocator writes them, rules read them.
 
-    It takes 34 bytes per prompt, and 4 more with `recent`.
+    It takes 26 bytes per prompt, and 4 more with `recent`.
 
     Args:
         prompts: N.
@@ -73,8 +64,6 @@ class PromptStatistics:
         self.tokens_N: NDArray[np.int64] = np.zeros(prompts, np.int64)
         self.version_N: NDArray[np.int32] = np.full(prompts, -1, np.int32)
         self.fate_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
-        self.length_mean_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
-        self.length_std_N: NDArray[np.float32] = np.full(prompts, np.nan, np.float32)
         self.failures_N: NDArray[np.uint8] = np.zeros(prompts, np.uint8)
         self.fates: list[str] = [NEW]  # `fate_N` contains indices into this list
 
@@ -87,8 +76,6 @@ class PromptStatistics:
             tokens=int(self.tokens_N[prompt]),
             version=int(self.version_N[prompt]),
             fate=self.fates[int(self.fate_N[prompt])],
-            length_mean=float(self.length_mean_N[prompt]),
-            length_std=float(self.length_std_N[prompt]),
             failures=int(self.failures_N[prompt]),
             recent_attempts=recent_2[0],
             recent_failures=recent_2[1],
@@ -132,41 +119,11 @@ class PromptStatistics:
             ]
         self.failures_N[prompt] = 0
 
-    def see_lengths(self, prompt: int, lengths: Sequence[int]) -> None:
-        """Update the running mean and deviation of a prompt's lengths. A visit with one rollout changes nothing.
-
-            mean ← mean + 0.3 (m - mean),   std ← std + 0.3 (s - std)
-
-        m and s are the mean and the population standard deviation of this visit's lengths. The first visit sets mean
-        and std to m and s.
-
-        Args:
-            prompt: index of the prompt.
-            lengths: in tokens; for a stopped rollout, the tokens that it had.
-        """
-        if len(lengths) < 2:
-            return
-        for running_N, newest in (
-            (self.length_mean_N, sum(lengths) / len(lengths)),
-            (self.length_std_N, _deviation(lengths)),
-        ):
-            last = float(running_N[prompt])
-            running_N[prompt] = newest if isnan(last) else last + _NEWEST * (newest - last)
-
     def pay(self, prompt: int, tokens: int) -> None:
         """Add tokens that a rollout of the prompt cost."""
         self.tokens_N[prompt] += tokens
 
-    _ARRAYS = (
-        "attempts_N",
-        "successes_N",
-        "tokens_N",
-        "version_N",
-        "fate_N",
-        "length_mean_N",
-        "length_std_N",
-        "failures_N",
-    )
+    _ARRAYS = ("attempts_N", "successes_N", "tokens_N", "version_N", "fate_N", "failures_N")
 
     def state_dict(self) -> dict[str, Any]:
         """The complete state as JSON data."""
@@ -196,9 +153,3 @@ class PromptStatistics:
             raise ValueError(
                 f"statistics, fate_N: index {int(self.fate_N.max())} of {len(self.fates)} fates; the state is corrupt"
             )
-
-
-def _deviation(lengths: Sequence[int]) -> float:
-    """Population standard deviation. Plain sums of integers are faster here than NumPy."""
-    count, total = len(lengths), sum(lengths)
-    return sqrt(count * sum(map(mul, lengths, lengths)) - total * total) / count

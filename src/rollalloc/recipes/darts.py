@@ -1,7 +1,7 @@
 """DARTS, arXiv 2605.30859: generate spare rollouts, train on the shortest and the longest, and stop the rest.
 
 For runs in which a batch waits for a few long rollouts. The recipe function comes first; then the rules for sizes
-(`Redundant`, `Priced`), rows (`ShortestAndLongest` and its variants) and stops (`SampledTail`, `ShortestOnly`).
+(`Redundant`, `Priced`), rows (`ShortestAndLongest`) and stops (`SampledTail`).
 
 How this differs from the paper and its released code:
 
@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heapify, heapreplace
 from itertools import pairwise
-from math import inf
+from math import inf, isnan, sqrt
+from operator import mul
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -40,16 +41,16 @@ from rollalloc.core.rule import (
     StopRule,
     Traits,
     View,
-    longest_in,
-    longest_of,
     rows_of,
 )
+from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages
 from rollalloc.rules.rows import Chosen
 
 Curve = tuple[tuple[int, float], ...]  # points (rollouts decoded at once, seconds per token of each)
+_NEWEST = 0.3  # weight of the newest visit in the running mean and deviation of a prompt's lengths
 MOST_FACTOR = 1024  # largest ratio of rollouts to rows: more than needed, and sizes still take only seconds to compute
 
 
@@ -66,7 +67,7 @@ def darts(
     share: float = 0.1,
     least: int | None = None,
     normalise: bool = False,
-    longest_by: Literal["all", "size", "record"] = "all",
+    longest_by: Literal["all", "size"] = "all",
     price: float | None = None,
 ) -> Recipe:
     """DARTS: generate spare rollouts, train on the shortest and the longest, stop the rest. arXiv 2605.30859.
@@ -95,17 +96,14 @@ def darts(
         solved: success rate in (0, 1] from which a prompt is treated as solved. With tail="sampled", a solved prompt
             keeps no late rollouts in most of its visits; in the share `share` of its visits it keeps them, with weights
             that make up for the others. The rate comes from the prompt's earlier visits or, before the first visit,
-            from the prediction of the method that this one is mixed with. With longest_by="record", solved prompts may
-            have no longest rows, whatever the tail. None: no prompt is treated as solved.
+            from the prediction of the method that this one is mixed with. None: no prompt is treated as solved.
         share: share of the visits of solved prompts that keep late rollouts, in (0, 1].
         least: minimum number of rollouts of each group, in [K + L, (1 + max_redundancy) / 2 · (K + L)]. The released
             code has 10 for 8 rows. None: K + L.
         normalise: True: compare how much lengths vary by (σ - min) / (max - min) over the groups ordered together, as
             the released code does. False: compare σ in tokens.
         longest_by: how many of a prompt's rows are its longest rollouts. "all": L for every prompt. "size": fewer, and
-            as many more of the shortest, for prompts with more rollouts, as the released code does (`LongestBySize`).
-            "record": none for prompts that are `solved` and whose lengths vary more than average (`LongestByRecord`). A
-            group without longest rows is stopped once it has its rows, also under tail="exact".
+            as many more of the shortest, for prompts with more rollouts, as the released code does (`longest_rows`).
         price: only with latency: weight of a batch's seconds against the benefit of more rollouts to choose from; above
             0. It is λ of `Priced`. None: only seconds count.
 
@@ -123,50 +121,45 @@ def darts(
     if price is not None and latency is None:
         raise ValueError("price weighs the seconds that latency predicts; set latency too, or leave price out")
     one_of("tail", tail, ("exact", "sampled", "none"))
-    one_of("longest_by", longest_by, ("all", "size", "record"))
+    one_of("longest_by", longest_by, ("all", "size"))
     if longest_by != "all" and (tail == "none" or not longest):
         raise ValueError(
             f"longest_by={longest_by!r} needs a recipe that trains on longest rollouts, got longest={longest} and "
             f'tail={tail!r}; set longest to at least 1 and tail to "exact" or "sampled", or leave longest_by out'
         )
-    if longest_by == "record" and solved is None:
-        raise ValueError(
-            'longest_by="record" needs solved, the success rate from which a prompt has no longest rows, such as 0.9'
-        )
-    if solved is not None and tail != "sampled" and longest_by != "record":
-        raise ValueError(
-            f'solved needs tail="sampled" or longest_by="record", got tail={tail!r}; change one of them, or leave solved out'
-        )
-    floor = 1 if least is None else least
-    size = Redundant((1 + max_redundancy) / 2, max_redundancy, floor, normalise)
-    if latency is not None:
-        size = Priced(max_redundancy, latency, price, floor, normalise)
+    if solved is not None and tail != "sampled":
+        raise ValueError(f'solved needs tail="sampled", got tail={tail!r}; change one of them, or leave solved out')
     if tail == "none":
         shortest, longest = shortest + longest, 0
+    floor, by_size = 1 if least is None else least, longest_by == "size"
+    size = Redundant((1 + max_redundancy) / 2, max_redundancy, floor, normalise)
+    if latency is not None:
+        size = Priced(max_redundancy, latency, longest, by_size, price, floor, normalise)
+    stop = None if tail == "exact" else SampledTail(longest, by_size, solved, share)
     base = grpo(groups, shortest + longest)
-    stop = _stop(tail, solved if longest_by != "record" else None, share, longest_by == "all")
     return replace(
         base,
         stages=(replace(base.stages[0], size=size, stop=stop),),
-        rows=_ends(shortest, longest, longest_by, solved),
+        rows=ShortestAndLongest(shortest, longest, by_size),
         advantage=advantages.OverChosen(advantages.kernel_of(deviation)),
     )
 
 
-def _stop(tail: str, solved: float | None, share: float, same_longest: bool) -> StopRule | None:
-    """The stop rule for this tail, or for groups that have no longest rows; None if no rollout may be stopped."""
-    if tail != "exact":
-        return SampledTail(solved, share)
-    return None if same_longest else ShortestOnly()
+def longest_rows(longest: int, by_size: bool, rows: int, size: int) -> int:
+    """L_i: how many of a group's rows are its longest rollouts.
 
+        L_i = L,  or by size  L_i = min(L, max(0, ⌊(2 rows - M_i) / 2⌋))
 
-def _ends(shortest: int, longest: int, longest_by: str, solved: float | None) -> RowRule:
-    """The row rule, with L longest rows for every group or another number for each group."""
-    if longest_by == "size":
-        return LongestBySize(shortest, longest)
-    if longest_by == "record" and solved is not None:
-        return LongestByRecord(shortest, longest, solved)
-    return ShortestAndLongest(shortest, longest)
+    By size, prompts with more rollouts, which are those whose lengths vary most, are trained on fewer long ones, and from
+    2 rows rollouts on only on their shortest. This is what the released code of DARTS does, with 16 for 2 rows.
+
+    Args:
+        longest: L.
+        by_size: whether the number depends on the size of the group.
+        rows: K + L, the rows of a group.
+        size: M_i, the rollouts decided for the group.
+    """
+    return min(longest, max(0, (2 * rows - size) // 2)) if by_size else longest
 
 
 def _check_floor(least: int, rows: int, mean_factor: float) -> None:
@@ -179,16 +172,47 @@ def _check_floor(least: int, rows: int, mean_factor: float) -> None:
         )
 
 
+class _ByLengths(SizeRule):
+    """A size rule that remembers the mean and the deviation of each prompt's lengths."""
+
+    __slots__ = ()
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads_rows=True)
+
+    def init(self, table: PromptTable) -> Memory:
+        return {name: np.full(len(table), np.nan, np.float32) for name in ("mean_N", "std_N")}
+
+    def observe(self, memory: Memory, group: GroupView) -> None:
+        """Update the running mean and deviation of the prompt's lengths. A visit with one rollout changes nothing.
+
+            mean ← mean + 0.3 (m - mean),   std ← std + 0.3 (s - std)
+
+        m and s are the mean and the population standard deviation of this visit's lengths, in which a stopped rollout
+        counts with the tokens that it had. The first visit sets mean and std to m and s.
+        """
+        lengths, prompt = group.lengths, group.prompt
+        count, total = len(lengths), sum(lengths)
+        if count < 2:
+            return
+        # Plain sums of integers are faster here than NumPy.
+        deviation = sqrt(count * sum(map(mul, lengths, lengths)) - total * total) / count
+        for running_N, newest in ((memory["mean_N"], total / count), (memory["std_N"], deviation)):
+            last = float(running_N[prompt])
+            running_N[prompt] = newest if isnan(last) else last + _NEWEST * (newest - last)
+
+
 @dataclass(frozen=True, slots=True)
-class Redundant(SizeRule):
+class Redundant(_ByLengths):
     """Give each group more rollouts than it trains on, and give the most to groups whose lengths vary most.
 
         minimise Σ σ_i / M_i   subject to  Σ M_i = mean_factor · rows · groups  and  least ≤ M_i ≤ max_factor · rows
 
-    M_i is the size of group i, σ_i the running standard deviation of its prompt's lengths, and rows the number of
-    rollouts of a group that the recipe trains on. A prompt without a record gets the mean σ. The objective is separable
-    and convex. Therefore it is optimal to give rollouts one at a time to the group that gains most, which is the one
-    with the largest σ / (M (M + 1)).
+    M_i is the size of group i, σ_i the running standard deviation of its prompt's lengths (see `observe`), and rows the
+    number of rollouts of a group that the recipe trains on. A prompt without a record gets the mean σ. The objective is
+    separable and convex. Therefore it is optimal to give rollouts one at a time to the group that gains most, which is
+    the one with the largest σ / (M (M + 1)).
 
     DARTS, arXiv 2605.30859. The released code uses least = 10 for 8 rows, and normalises.
 
@@ -213,13 +237,9 @@ class Redundant(SizeRule):
             )
         at_least("least", self.least, 1)
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(reads_rows=True)
-
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
         # A single group gets all spare rollouts, so its deviation does not matter.
-        return self.spread(np.ones(1) if len(groups) == 1 else _deviations(groups, view), rows_of(view))
+        return self.spread(np.ones(1) if len(groups) == 1 else _deviations(groups, memory), rows_of(view))
 
     def spread(self, std_G: NDArray[np.float64], rows: int) -> list[int]:
         """Return the sizes for groups with these standard deviations of lengths, in tokens, and this number of rows."""
@@ -248,7 +268,7 @@ class Redundant(SizeRule):
         self, sizes: Sequence[int], groups: Sequence[GroupView], view: View, memory: Memory
     ) -> dict[str, bool]:
         size_G, rows = np.asarray(sizes, np.float64), rows_of(view)
-        std_G = np.array([view.statistics.record(group.prompt).length_std for group in groups])
+        std_G = np.array([float(memory["std_N"][group.prompt]) for group in groups])
         std_G = np.where(np.isnan(std_G), np.nanmean(std_G) if np.isfinite(std_G).any() else 1.0, std_G)
         if self.normalise and std_G.max() > std_G.min():
             std_G = np.interp(std_G, (std_G.min(), std_G.max()), (0.0, 1.0))
@@ -274,16 +294,16 @@ def _most(rows: int, factor: float) -> int:
     return int(factor * rows + 1e-9)
 
 
-def _deviations(groups: Sequence[GroupView], view: View) -> NDArray[np.float64]:
+def _deviations(groups: Sequence[GroupView], memory: Memory) -> NDArray[np.float64]:
     """Standard deviation of each prompt's lengths in tokens, shape (G,). Without a record: the others' mean, or 1."""
-    std_G = view.statistics.length_std_N[[group.prompt for group in groups]].astype(np.float64)
+    std_G = memory["std_N"][[group.prompt for group in groups]].astype(np.float64)
     known = std_G[~np.isnan(std_G)]
     std_G[np.isnan(std_G)] = known.mean() if known.size else 1.0
     return std_G
 
 
 @dataclass(frozen=True, slots=True)
-class Priced(SizeRule):
+class Priced(_ByLengths):
     """Like `Redundant`, but also choose the total number of rollouts: for the shortest generation, or for the best
     balance of benefit and time.
 
@@ -311,6 +331,8 @@ class Priced(SizeRule):
         max_factor: largest number of rollouts for each row, in [1, 1024].
         latency: points (rollouts decoded at once, seconds per token of each), at least one. Rollouts must increase,
             seconds must not decrease.
+        longest: L, 0 or more.
+        by_size: whether L depends on the size of a group, see `longest_rows`.
         price: λ, above 0. None: only T counts.
         least: as for `Redundant`.
         normalise: as for `Redundant`. E always uses σ in tokens.
@@ -321,6 +343,8 @@ class Priced(SizeRule):
 
     max_factor: float
     latency: Curve
+    longest: int
+    by_size: bool = False
     price: float | None = None
     least: int = 1
     normalise: bool = False
@@ -330,23 +354,20 @@ class Priced(SizeRule):
             raise ValueError(f"max_factor must be at least 1 and at most {MOST_FACTOR}, got {self.max_factor!r}")
         if self.price is not None and not 0 < self.price < inf:
             raise ValueError(f"price must be a number above 0, or None, got {self.price!r}")
+        at_least("longest", self.longest, 0)
         at_least("least", self.least, 1)
         object.__setattr__(self, "latency", _checked_curve(self.latency))
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(reads_rows=True)
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
         rows = rows_of(view)
         most = _most(rows, self.max_factor)
         prompts = [group.prompt for group in groups]
-        mean_G = view.statistics.length_mean_N[prompts].astype(np.float64)
+        mean_G = memory["mean_N"][prompts].astype(np.float64)
         known_G = ~np.isnan(mean_G)
         if not known_G.any():
             return self._of((1 + self.max_factor) / 2, self.least)(groups, view, memory)
         mean_G[~known_G] = mean_G[known_G].mean()
-        std_G = _deviations(groups, view)
+        std_G = _deviations(groups, memory)
         first = min(max(rows, self.least), most)
         tried = [
             self._of(mean / rows, least).spread(std_G, rows)
@@ -355,7 +376,7 @@ class Priced(SizeRule):
         ]
         costs = np.array(
             [
-                seconds(self.latency, ends(mean_G, std_G, sizes, longest_of(groups, sizes, view), rows))
+                seconds(self.latency, ends(mean_G, std_G, sizes, self._longest(groups, sizes, rows), rows))
                 for sizes in tried
             ]
         )
@@ -363,6 +384,13 @@ class Priced(SizeRule):
             left = np.array([(std_G / sizes).sum() for sizes in tried])  # the first candidate has the fewest rollouts
             costs = self.price * costs / costs[0] + left / max(left[0], 1e-300)
         return tried[int(np.argmin(costs))]
+
+    def _longest(self, groups: Sequence[GroupView], sizes: Sequence[int], rows: int) -> list[int]:
+        """L of each group if it gets these numbers of rollouts now."""
+        return [
+            longest_rows(self.longest, self.by_size, rows, group.size + size)
+            for group, size in zip(groups, sizes, strict=True)
+        ]
 
     def _of(self, mean_factor: float, least: int) -> Redundant:
         return Redundant(min(mean_factor, self.max_factor), self.max_factor, least, self.normalise)
@@ -459,10 +487,12 @@ class ShortestAndLongest(RowRule):
     Attributes:
         shortest: K, at least 1.
         longest: L, 0 or more.
+        by_size: whether L depends on the size of the group, see `longest_rows`; K is the number of the other rows.
     """
 
     shortest: int
     longest: int
+    by_size: bool = False
 
     def __post_init__(self) -> None:
         at_least("shortest", self.shortest, 1)
@@ -475,11 +505,11 @@ class ShortestAndLongest(RowRule):
 
     @property
     def traits(self) -> RowTraits:
-        return RowTraits(reads=("tokens_G", "truncated_G"), rows=self.rows, longest=self.longest)
+        return RowTraits(reads=("tokens_G", "truncated_G"), rows=self.rows)
 
     def _split(self, group: GroupView) -> tuple[int, int]:
         """K and L of this group. A group with fewer longest rows has as many more of the shortest."""
-        longest = self.longest if group.longest is None else group.longest
+        longest = longest_rows(self.longest, self.by_size, self.rows, group.size)
         return self.rows - longest, longest
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
@@ -498,7 +528,7 @@ class ShortestAndLongest(RowRule):
 
     def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
         kept, weights = chosen[0].tolist(), chosen[1].tolist()
-        longest = self.longest if group.longest is None else group.longest
+        longest = _promised_longest(self.longest, self.by_size, self.rows, group.size)
         late = [rollout in group.kept for rollout in group.rollouts_G.tolist()]
         lengths, truncated = group.tokens_G.tolist(), group.truncated_G.tolist()
         probability = [group.kept.get(rollout, 1.0) for rollout in group.rollouts_G[chosen[0]].tolist()]
@@ -528,106 +558,19 @@ class ShortestAndLongest(RowRule):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class LongestBySize(ShortestAndLongest):
-    """Like `ShortestAndLongest`, with fewer longest rows for groups that have more rollouts.
-
-        L_i = min(L, max(0, ⌊(2 (K + L) - M_i) / 2⌋)),   K_i = K + L - L_i
-
-    M_i is the number of rollouts that are ordered for the group, plus those of its earlier stages that have a score.
-    Prompts whose lengths vary most get the most rollouts; they are therefore trained on their shortest rollouts alone.
-    This is what the released code of DARTS does, with 16 for 2 (K + L).
-    """
-
-    def longest_of(self, groups: Sequence[GroupView], sizes: Sequence[int], view: View) -> Sequence[int]:
-        return [
-            min(self.longest, max(0, (2 * self.rows - size - group.scored) // 2))
-            for group, size in zip(groups, sizes, strict=True)
-        ]
-
-    def longest_promises(
-        self, made: Sequence[int], groups: Sequence[GroupView], sizes: Sequence[int], view: View
-    ) -> dict[str, bool]:
-        size_G = np.array([size + group.scored for group, size in zip(groups, sizes, strict=True)])
-        longest_G = np.asarray(made)
-        free_G = 2 * self.rows - size_G  # there is one longest row for every two of these
-        return {
-            "L_i is at most what its formula allows": bool(((longest_G == 0) | (2 * longest_G <= free_G)).all()),
-            "L_i is at least what its formula gives": bool(
-                ((longest_G == self.longest) | (2 * longest_G + 2 > free_G)).all()
-            ),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class LongestByRecord(ShortestAndLongest):
-    """Like `ShortestAndLongest`, but without longest rows for prompts that are solved and whose lengths vary much.
-
-        L_i = 0 if s_i ≥ solved and σ_i ≥ mean σ, otherwise L;   K_i = K + L - L_i
-
-    s_i is the prompt's success rate over its visits so far, and σ_i the running standard deviation of its lengths. The
-    mean is over the groups that are ordered together and have a σ. For a group that is ordered alone, only the success
-    rate decides.
-
-    In the paper, DARTS trains on the shortest alone for saturated prompts. The definition of saturated prompts here is
-    ours.
-
-    Attributes:
-        solved: success rate from which a prompt is solved, in (0, 1].
-
-    Raises:
-        ValueError: a number is out of its range.
-    """
-
-    solved: float
-
-    def __post_init__(self) -> None:
-        ShortestAndLongest.__post_init__(self)
-        if not 0 < self.solved <= 1:
-            raise ValueError(f"solved must be a success rate in (0, 1], got {self.solved!r}")
-
-    @property
-    def traits(self) -> RowTraits:
-        return RowTraits(reads=("tokens_G", "truncated_G"), reads_rate=True, rows=self.rows, longest=self.longest)
-
-    def longest_of(self, groups: Sequence[GroupView], sizes: Sequence[int], view: View) -> Sequence[int]:
-        prompts = [group.prompt for group in groups]
-        std_G = view.statistics.length_std_N[prompts].astype(np.float64)
-        known_G = ~np.isnan(std_G)
-        if not known_G.any():
-            return [self.longest] * len(groups)
-        varies_G = np.where(known_G, std_G, -np.inf) >= std_G[known_G].mean() * (1 - 1e-9)
-        attempts_G, successes_G = view.statistics.attempts_N[prompts], view.statistics.successes_N[prompts]
-        solved_G = (attempts_G > 0) & (successes_G >= self.solved * attempts_G)
-        return np.where(varies_G & solved_G, 0, self.longest).tolist()
-
-    def longest_promises(
-        self, made: Sequence[int], groups: Sequence[GroupView], sizes: Sequence[int], view: View
-    ) -> dict[str, bool]:
-        records = [view.statistics.record(group.prompt) for group in groups]
-        known = [record.length_std for record in records if record.length_std == record.length_std]
-        mean = sum(known) / max(1, len(known))
-        saturated = [
-            record.attempts > 0
-            and record.successes / record.attempts >= self.solved
-            and record.length_std >= mean * (1 - 1e-6)
-            for record in records
-        ]
-        return {
-            "no longest rows for a solved prompt whose lengths vary more than average, L for any other": list(made)
-            == [0 if each else self.longest for each in saturated]
-        }
+def _promised_longest(longest: int, by_size: bool, rows: int, size: int) -> int:
+    """`longest_rows` by counting: the most, up to L, for which the group has two rollouts fewer than 2 rows for each."""
+    return max(n for n in range(longest + 1) if not n or not by_size or size + 2 * n <= 2 * rows)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTail(StopRule):
     """Once K rollouts have ended without truncation, keep L random ones of those still running and stop the rest.
 
-    K + L is the number of rows of a group, and L the number of its longest rows; both come from the row rule. If r
-    rollouts are running, each is kept with probability L / r, or 1 if r ≤ L. The group stores this probability, and
-    `ShortestAndLongest` weights the rows by its inverse. With L = 0 all running rollouts are stopped. With L ≥ 1 a
-    random sample of late rollouts takes the place of the longest ones, because no rollout is known to be the longest
-    while others run.
+    K + L is the number of rows of a group, which comes from the row rule. If r rollouts are running, each is kept with
+    probability L / r, or 1 if r ≤ L. The group stores this probability, and `ShortestAndLongest` weights the rows by its
+    inverse. With L = 0 all running rollouts are stopped. With L ≥ 1 a random sample of late rollouts takes the place of
+    the longest ones, because no rollout is known to be the longest while others run.
 
     A solved prompt keeps late rollouts only in a random share `share` of its visits. In such a visit each running
     rollout is kept with probability `share` · L / r, so that the weights of these visits also represent the other
@@ -635,6 +578,8 @@ class SampledTail(StopRule):
     if `group.predicted` is at least `solved`.
 
     Attributes:
+        longest: L, 0 or more, as of the row rule.
+        by_size: as of the row rule.
         solved: in (0, 1]. None: no prompt is treated as solved.
         share: in (0, 1].
 
@@ -642,10 +587,13 @@ class SampledTail(StopRule):
         ValueError: a number is out of its range.
     """
 
+    longest: int
+    by_size: bool = False
     solved: float | None = None
     share: float = 0.1
 
     def __post_init__(self) -> None:
+        at_least("longest", self.longest, 0)
         if self.solved is not None and not 0 < self.solved <= 1:
             raise ValueError(f"solved must be a success rate in (0, 1], or None, got {self.solved!r}")
         if not 0 < self.share <= 1:
@@ -655,7 +603,7 @@ class SampledTail(StopRule):
 
     def least_scored(self, view: View) -> int:
         """K for the largest L. No rollout is stopped before K have a score."""
-        return rows_of(view) - view.longest
+        return rows_of(view) - self.longest
 
     @property
     def traits(self) -> Traits:
@@ -663,7 +611,7 @@ class SampledTail(StopRule):
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int] | SampledStops:
         # `group.whole` counts only this stage's rollouts. If pilots counted, the stage would be stopped as it begins.
-        tail = longest_in(group, view)
+        tail = longest_rows(self.longest, self.by_size, rows_of(view), group.size)
         if not group.unfinished or group.whole < rows_of(view) - tail:
             return ()
         running = sorted(group.running)
@@ -699,7 +647,7 @@ class SampledTail(StopRule):
         )
         stopped, kept = (made.cancel, made.kept) if isinstance(made, SampledStops) else (made, {})
         running = set(group.running)
-        longest = view.longest if group.longest is None else group.longest
+        longest = _promised_longest(self.longest, self.by_size, rows_of(view), group.size)
         due = whole >= rows_of(view) - longest and not running & set(group.kept)
         left = running - set(stopped)
         share = self.share if longest and self._is_solved(group) else 1.0
@@ -713,35 +661,4 @@ class SampledTail(StopRule):
             "each one that goes on is recorded with its probability, including the share of a solved prompt's visits": (
                 kept == (dict.fromkeys(left, share * len(left) / len(running)) if due and running else {})
             ),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class ShortestOnly(StopRule):
-    """Stop a group that has no longest rows as soon as enough of its rollouts ended without truncation. Other groups
-    are not stopped.
-    """
-
-    def least_scored(self, view: View) -> int:
-        """The number of rows of a group. No rollout is stopped before this many have a score."""
-        return rows_of(view)
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(reads=("truncated_G",), reads_rows=True)
-
-    def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int]:
-        over = not longest_in(group, view) and group.whole >= rows_of(view)
-        return sorted(group.running) if over else ()
-
-    def promises(self, made: Sequence[int] | SampledStops, group: GroupView, view: View) -> dict[str, bool]:
-        whole = sum(
-            not truncated and stage == group.stage
-            for truncated, stage in zip(group.truncated_G.tolist(), group.stages_G.tolist(), strict=True)
-        )
-        shortest_only = (view.longest if group.longest is None else group.longest) == 0
-        return {
-            "all unfinished rollouts are stopped once a group without longest rows has its rows, and no others": (
-                list(made) == (sorted(group.running) if shortest_only and whole >= rows_of(view) else [])
-            )
         }

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.core.events import Done
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Recipe, Stage
 from rollalloc.core.rule import (
@@ -50,14 +49,13 @@ def watched(recipe: Recipe, like: Recipe | None) -> tuple[Recipe, dict[int, Verd
     """
     log: dict[int, Verdict] = {}
     kept: dict[int, dict[int, float]] = {}  # by group id: rollouts that stop rules kept, with their probabilities
-    longest: dict[int, int] = {}  # by group id: number of longest rows from the row rule
 
     def watch(stage: Stage, like: Stage | None) -> Stage:
         return replace(
             stage,
             size=WatchedSize(stage.size, like and like.size),
             judge=WatchedJudge(stage.judge, like and like.judge, log),
-            stop=stage.stop and WatchedStop(stage.stop, like and like.stop, kept, longest),
+            stop=stage.stop and WatchedStop(stage.stop, like and like.stop, kept),
             promote=WatchedPromote(stage.promote, like and like.promote),
         )
 
@@ -68,7 +66,7 @@ def watched(recipe: Recipe, like: Recipe | None) -> tuple[Recipe, dict[int, Verd
         stages=tuple(watch(own, other) for own, other in zip(recipe.stages, likes, strict=True)),
         prompts=prompts(recipe.prompts, like and like.prompts),
         intake=WatchedIntake(recipe.intake, like and like.intake),
-        rows=WatchedRows(recipe.rows, like and like.rows, kept, longest),
+        rows=WatchedRows(recipe.rows, like and like.rows, kept),
         advantage=WatchedAdvantage(recipe.advantage, like and like.advantage),
         over_batch=recipe.over_batch and WatchedBatch(recipe.over_batch, like and like.over_batch),
     )
@@ -135,7 +133,14 @@ class _Called(_Watch):
 class WatchedIntake(_Called, IntakeRule): ...
 
 
-class WatchedSize(_Called, SizeRule): ...
+class WatchedSize(_Called, SizeRule):
+    """Forwards the memory of a size rule."""
+
+    def init(self, table: PromptTable) -> Memory:
+        return self.rule.init(table)
+
+    def observe(self, memory: Memory, group: GroupView) -> None:
+        self.rule.observe(memory, group)
 
 
 class WatchedPromote(_Called, PromoteRule):
@@ -166,22 +171,17 @@ class WatchedJudge(_Called, JudgeRule):
 
 @dataclass(frozen=True, repr=False)
 class _Shown(_Called):
-    """Wraps a rule that reads earlier decisions about a group: rollouts kept at random, and its number of longest rows."""
+    """Wraps a rule that reads which rollouts of a group an earlier decision kept at random."""
 
     draws: ClassVar = True
     kept: InitVar[dict[int, dict[int, float]]]
-    longest: InitVar[dict[int, int]]
 
-    def __post_init__(self, kept: dict[int, dict[int, float]], longest: dict[int, int]) -> None:
-        vars(self).update(kept=kept, longest=longest)
+    def __post_init__(self, kept: dict[int, dict[int, float]]) -> None:
+        vars(self)["kept"] = kept
 
-    def _expect_shown(self, seen: tuple[Any, ...], *, kept: bool) -> None:
-        group = seen[0].group
-        told, shown = vars(self)["kept"].get(group, {}), dict(seen[0].kept)
-        said = f"{self!r} is shown that {shown} were kept, a stop rule kept {told}{_about(seen)}"
-        expect(9, not kept or shown == told, said)
-        told, shown = vars(self)["longest"].get(group), seen[0].longest
-        expect(9, shown == told, f"{self!r} is shown {shown} longest rows, the row rule gave {told}{_about(seen)}")
+    def _expect_shown(self, seen: tuple[Any, ...]) -> None:
+        told, shown = vars(self)["kept"].get(seen[0].group, {}), dict(seen[0].kept)
+        expect(9, shown == told, f"{self!r} is shown that {shown} were kept, a stop rule kept {told}{_about(seen)}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -193,32 +193,20 @@ class WatchedStop(_Shown, StopRule):
 
     def __call__(self, *seen: Any) -> Any:
         made = super().__call__(*seen)
-        self._expect_shown(seen, kept=not isinstance(made, SampledStops))
-        if isinstance(made, SampledStops):
+        if not isinstance(made, SampledStops):
+            self._expect_shown(seen)
+        else:
             vars(self)["kept"].setdefault(seen[0].group, {}).update(made.kept)
         return made
 
 
 @dataclass(frozen=True, repr=False)
 class WatchedRows(_Shown, RowRule):
-    """Records how many longest rows each group has."""
-
-    def longest_promises(self, made: Any, groups: Any, sizes: Any, view: View) -> Mapping[str, bool]:
-        return self.rule.longest_promises(made, groups, sizes, view)
-
-    def longest_of(self, groups: Any, sizes: Any, view: View) -> Any:
-        made = self.rule.longest_of(groups, sizes, view)
-        if made is not None:
-            promised = {} if self.promised is None else self.promised.longest_promises(made, groups, sizes, view)
-            for promise, held in promised.items():
-                said = f"{self!r} does not keep: {promise}; it made {_plain(made)}{_about((groups,))}"
-                expect(9, bool(held), said)
-            vars(self)["longest"].update(zip((group.group for group in groups), made, strict=True))
-        return made
+    """Wraps a row rule."""
 
     def __call__(self, *seen: Any) -> Any:
         made = super().__call__(*seen)
-        self._expect_shown(seen, kept=True)
+        self._expect_shown(seen)
         return made
 
 
@@ -272,15 +260,13 @@ def _changed(value: Any, reads: tuple[str, ...]) -> Any:
         group = copy(value._group)
         draws = Random(group.id)
         group.done = [
-            Done(
-                done.rollout,
-                done.reward if "rewards_G" in reads else draws.choice((-3.5, -0.5, 1.5, 4.0)),
-                done.metric if "metrics_G" in reads else draws.choice((0.0, 0.25, 1.0)),
-                done.tokens if "tokens_G" in reads else draws.randrange(1, 1000),
-                done.version,
-                done.last_version,
-                done.truncated if "truncated_G" in reads else draws.random() < 0.5,
-                done.uncertainty if "uncertainties_G" in reads else draws.choice((None, draws.random())),
+            replace(
+                done,
+                reward=done.reward if "rewards_G" in reads else draws.choice((-3.5, -0.5, 1.5, 4.0)),
+                metric=done.metric if "metrics_G" in reads else draws.choice((0.0, 0.25, 1.0)),
+                tokens=done.tokens if "tokens_G" in reads else draws.randrange(1, 1000),
+                truncated=done.truncated if "truncated_G" in reads else draws.random() < 0.5,
+                uncertainty=done.uncertainty if "uncertainties_G" in reads else draws.choice((None, draws.random())),
             )
             for done in group.done
         ]

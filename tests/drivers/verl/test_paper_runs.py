@@ -17,7 +17,7 @@ from rollalloc.drivers.verl.check import checked  # noqa: E402
 from rollalloc.drivers.verl.check import composed as of_command  # noqa: E402
 from rollalloc.drivers.verl.check import main as check  # noqa: E402
 from rollalloc.drivers.verl.settings import read_settings  # noqa: E402
-from rollalloc.recipes.darts import LongestBySize, ShortestAndLongest  # noqa: E402
+from rollalloc.recipes.darts import ShortestAndLongest  # noqa: E402
 from rollalloc.recipes.pilot_commit import EveryRound, SubsampledPilots  # noqa: E402
 from rollalloc.rules.intake import KeepInFlight  # noqa: E402
 from rollalloc.rules.prompts import AsOffered  # noqa: E402
@@ -152,7 +152,7 @@ def test_stream_has_ten_rollouts_of_every_prompt_and_streamdapo_ten_to_sixteen_w
     sizes = streamdapo.stages[0].size.spread(lengths, rows=8)
     assert (min(sizes), max(sizes), sum(sizes)) == (10, 16, 12 * 256)
     assert set(streamdapo.stages[0].size.spread(np.ones(256), rows=8)) == {12}  # of prompts without a record
-    assert streamdapo.rows == LongestBySize(5, 3)
+    assert streamdapo.rows == ShortestAndLongest(5, 3, by_size=True)
 
 
 @pytest.mark.parametrize(
