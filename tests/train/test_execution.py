@@ -106,6 +106,21 @@ def test_a_description_that_is_damaged_is_said(run_of, tmp_path, text):
         read_config(tmp_path)
 
 
+def test_a_description_that_lacks_a_field_is_refused_by_the_fields_name(run_of, tmp_path):
+    """Defaults in place of missing fields would resume another run."""
+    run = run_of()
+    saved = run.description()
+    for name in (name for name in saved if name != "schema"):
+        rest = {other: value for other, value in saved.items() if other != name}
+        (tmp_path / "run.json").write_text(json.dumps(rest))
+        with pytest.raises(ValueError, match=name):
+            read_config(tmp_path)
+    inner = {name: value for name, value in saved["loss"].items() if name != "kl"}
+    (tmp_path / "run.json").write_text(json.dumps(saved | {"loss": inner}))
+    with pytest.raises(ValueError, match="Loss lacks kl"):
+        read_config(tmp_path)
+
+
 @pytest.mark.parametrize("body", ["def score(:", "raise KeyError(3)", "import sys; sys.exit(0)", "1 / 0"])
 def test_a_reward_whose_module_raises_is_one_error(run_of, tmp_path, body):
     (tmp_path / "broken.py").write_text(body + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from errno import ENOENT
 from functools import cache
 from hashlib import file_digest
@@ -38,11 +38,14 @@ def read_config(folder: Path) -> Config:
         raise FileNotFoundError(ENOENT, "expected the folder of a run, with run.json in it", str(folder))
     try:
         saved = _saved_in(folder)[0]
-        return _revived(Config, {name: value for name, value in saved.items() if name != "schema"})
+        config = _revived(Config, {name: value for name, value in saved.items() if name != "schema"})
     except (TypeError, KeyError) as error:
         raise ValueError(
             f"{path} is not of this version of rollalloc ({error}); the one that wrote it reads it"
         ) from None
+    if missing := [name for name in config.description() if name not in saved]:
+        raise ValueError(f"{path} lacks {', '.join(missing)}; it is damaged: restore it, or give another folder")
+    return config
 
 
 def is_run_in(config: Config, folder: Path) -> bool:
@@ -111,7 +114,7 @@ def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
     """Rebuild a dataclass from the JSON of its `asdict`. Lists become tuples.
 
     Raises:
-        TypeError: a value has the wrong type, or there is no such field.
+        TypeError: a value has the wrong type, there is no such field, or a nested dataclass lacks a field.
     """
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
@@ -125,6 +128,8 @@ def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
         if name in hints and not _fits(values[name], hints[name]):
             expected = hints[name].__name__ if type(hints[name]) is type else hints[name]
             raise TypeError(f"{kind.__name__}.{name}: expected {expected}, got {short(value)}")
+    if kind is not Config and (missing := [field.name for field in fields(kind) if field.name not in saved]):
+        raise TypeError(f"{kind.__name__} lacks {', '.join(missing)}")
     return kind(**values)
 
 
