@@ -88,7 +88,7 @@ def test_a_run_killed_while_a_checkpoint_was_written_resumes_from_the_one_before
         with pytest.raises(FileNotFoundError, match="checkpoint-6 is incomplete: the run was killed while saving it"):
             resumed.train(resume_from_checkpoint=str(last))
     resumed.train(resume_from_checkpoint=True)
-    assert f"checkpoint-6 is not whole ({said})" in caplog.text
+    assert f"checkpoint-6 is incomplete ({said})" in caplog.text
     assert_same_run(whole, resumed)
 
 
@@ -109,7 +109,7 @@ def test_a_run_killed_within_its_first_checkpoint_starts_afresh(tmp_path, caplog
             shutil.rmtree(folder / "checkpoint-4", ignore_errors=True)
         caplog.clear()
         resumed = tiny_trl.trainer(folder, "pilot_commit", max_steps=4)
-        with pytest.raises(FileNotFoundError, match="checkpoint-3 is not whole"):
+        with pytest.raises(FileNotFoundError, match="checkpoint-3 is incomplete"):
             resumed.train(resume_from_checkpoint=str(folder / "checkpoint-3"))
         resumed.train(resume_from_checkpoint=True)
         assert "was killed while it saved its first checkpoint" in caplog.text
@@ -200,7 +200,7 @@ def test_rows_may_be_added_reordered_and_widened(key, caplog, tmp_path):
     here = trainer.allocation
     place = tmp_path / "checkpoint-3"
     load(here, read(place), place, accept_recipe=False, accept_data=False)
-    assert "40 prompts found again, 0 lost, 2 new" in caplog.text
+    assert "40 prompts found again, 0 missing, 2 new" in caplog.text
     known = {text: first.allocator.statistics.record(at) for at, text in enumerate(DISTINCT["prompt"])}
     for at, text in enumerate(changed["prompt"]):
         record = here.allocator.statistics.record(at)
@@ -224,7 +224,7 @@ def test_prompts_that_are_gone_take_their_rollouts_with_them_where_that_is_accep
     )
     trainer.train(resume_from_checkpoint=True)
     core = trainer.allocation.allocator
-    assert f"{len(kept)} prompts found again, {len(held)} lost, 0 new" in caplog.text
+    assert f"{len(kept)} prompts found again, {len(held)} missing, 0 new" in caplog.text
     assert core.version == 6
     assert sum(core.accounts().values()) == core.paid
     trainer.allocation._ask(0)
