@@ -37,7 +37,8 @@ of its prompts at 8M) and outside the clock.
   the first runs.
 - 8M, cut on 2026-11-26 at 00:45 before any run was over, for want of time: stock with n = 4, `line` and `foresight`.
   First 1.5e-4 and 3e-4 on seed 100, to the target or to 12,288 rollouts. Then each at its best rate on seeds 200, 201, 202,
-  in this order, as many as the time allows. Fewer than three seeds have no interval, and README does not quote them.
+  in this order, as many as the time allows. Fewer than three seeds have no interval, and README does not quote them. Added
+  at 01:12, when TRL's trainer had lost accuracy at both rates: 7.5e-5 on seed 100, for all three arms; no final run.
 - Ablations at 0.15M, seeds 200 to 202, all beside the best stock n: other losses of TRL (`grpo`, `dr_grpo` without scaled
   rewards; TRL's default is `dapo`); batches of 32 rows; `adam_beta2=0.95`; averaged weights, that sample and are
   evaluated; the last three together. Each at 3e-4 and at 6e-4, of which the better one counts. `line-unaveraged` is `line`
