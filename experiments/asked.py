@@ -39,6 +39,7 @@ at the better of 1.5e-4 and 3e-4 by the mean of the curve on seed 9700, seeds 97
 from __future__ import annotations
 
 import argparse
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
@@ -104,18 +105,28 @@ class TopShare(BatchRule):
         return [made if at in kept else np.zeros_like(made) for at, made in enumerate(advantages)]
 
 
-@dataclass(frozen=True, slots=True)
-class Solved(JudgeRule):
-    """Train on a complete group with a success; let one without wait for its next stage."""
+class ByMetrics(JudgeRule):
+    """Decides by the metrics of a complete group."""
+
+    __slots__ = ()
 
     @property
     def traits(self) -> JudgeTraits:
         return JudgeTraits(reads=("metrics_G",), waits_for_all=True)
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
-        if group.unfinished:
-            return None
-        return Verdict(Act.TRAIN if group.metrics_G.any() else Act.NEXT)
+        return None if group.unfinished else self.verdict(group.metrics_G)
+
+    @abstractmethod
+    def verdict(self, metrics_G: NDArray[np.float64]) -> Verdict: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Solved(ByMetrics):
+    """Train on a complete group with a success; let one without wait for its next stage."""
+
+    def verdict(self, metrics_G: NDArray[np.float64]) -> Verdict:
+        return Verdict(Act.TRAIN if metrics_G.any() else Act.NEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,19 +178,13 @@ class Young(RowRule):
 
 
 @dataclass(frozen=True, slots=True)
-class Spread(JudgeRule):
+class Spread(ByMetrics):
     """Train on a complete group whose largest metric exceeds the smallest by at least `least`; drop it otherwise."""
 
     least: float
 
-    @property
-    def traits(self) -> JudgeTraits:
-        return JudgeTraits(reads=("metrics_G",), waits_for_all=True)
-
-    def __call__(self, group: GroupView, view: View) -> Verdict | None:
-        if group.unfinished:
-            return None
-        wide = np.ptp(group.metrics_G) >= self.least - judges.TINY
+    def verdict(self, metrics_G: NDArray[np.float64]) -> Verdict:
+        wide = np.ptp(metrics_G) >= self.least - judges.TINY
         return Verdict(Act.TRAIN) if wide else Verdict(Act.DROP, "zero_variance")
 
 
@@ -232,9 +237,7 @@ _SMALL = {"groups": 8, "n": 8}
 _AHEAD = {"engine": "async", "ahead": 4, "streaming": Streaming(overlap=False)}
 _GRADED = {"groups": 16, "n": 4, "gen_groups": 16}
 GRPO = Arm("grpo", _SMALL)
-QUESTIONS: Mapping[
-    str, tuple[str, Mapping[str, Arm]]
-] = {  # task, arms; the first arm is what the others are compared with
+QUESTIONS: Mapping[str, tuple[str, Mapping[str, Arm]]] = {  # task, arms; all are compared with the first
     "variance": (
         "skills/late",
         {
@@ -357,11 +360,16 @@ def ended(run: Config, out: Path) -> NDArray[np.float64] | None:
     return accuracies(place) if [line["kind"] for line in lines_in(place / "metrics.jsonl")][-1] == "end" else None
 
 
+def half_width(values: Sequence[float]) -> float:
+    """Half of Student's 95% interval of the mean of 2 to 5 values."""
+    return T95[len(values)] * stdev(values) / sqrt(len(values))
+
+
 def interval(values: Sequence[float]) -> str:
     """Mean and Student's 95% interval."""
     if len(values) < 2:
         return ", ".join(f"{value:+.3f}" for value in values)
-    half = T95[len(values)] * stdev(values) / sqrt(len(values))
+    half = half_width(values)
     return f"{fmean(values):+.3f} [{fmean(values) - half:+.3f}, {fmean(values) + half:+.3f}]"
 
 

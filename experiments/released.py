@@ -50,13 +50,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from math import exp, inf, log, nan, sqrt
+from math import exp, inf, log, nan
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from asked import half_width
 from findings_runs import ONE_VISIT, as_if_on_policy
 from numpy.typing import NDArray
 
@@ -288,7 +289,7 @@ class Ratio:
         if len(self.values) < 2:
             return nan, nan
         logs = [log(value) for value in self.values]
-        half = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}[len(logs)] * stdev(logs) / sqrt(len(logs))
+        half = half_width(logs)
         return fmean(logs) - half, fmean(logs) + half
 
     def __str__(self) -> str:

@@ -13,10 +13,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-_LEAST, _MOST = (
-    1e-30,
-    2**63,
-)  # limits of numbers: a smaller one becomes 0 as a float32, a larger one does not fit into an int64
+# Limits of numbers: a smaller one becomes 0 as a float32, a larger one does not fit into an int64.
+_LEAST, _MOST = 1e-30, 2**63
 _WHAT, _HOW, _STREAM, _OUTPUT = "What to train on", "Training", "Streaming", "Output"
 
 

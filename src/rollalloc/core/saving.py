@@ -182,9 +182,8 @@ def _load_size_memory(
 
 def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None:
     """Load groups, rollouts and the batch."""
-    stages = len(
-        state["recipe"]["stages"]
-    )  # groups in flight belong to this recipe's stages; groups that only wait for cancelled rollouts need not
+    # Groups in flight belong to this recipe's stages; groups that only wait for cancelled rollouts need not.
+    stages = len(state["recipe"]["stages"])
     groups: list[Group] = []
     for at, saved in enumerate(state["groups"]):
         with reading(f"groups[{at}]"):

@@ -32,13 +32,8 @@ log = logging.getLogger(__name__)
 
 HIDDEN = ".rollalloc"
 _SCHEMA = 1
-_NOBODYS = (
-    HIDDEN,
-    ".DS_Store",
-    ".gitignore",
-    ".gitkeep",
-    "lost+found",
-)  # files that do not make a folder count as used
+# Files that do not make a folder count as used.
+_NOBODYS = (HIDDEN, ".DS_Store", ".gitignore", ".gitkeep", "lost+found")
 _SHOWN = 5  # maximum number of names in an error
 _PATIENCE_S = 2.0  # seconds to wait, since a process that was just killed may still be ending
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks

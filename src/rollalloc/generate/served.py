@@ -40,10 +40,8 @@ _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _ANSWERED = ("stop", "length", "eos", "stop_sequence")  # reasons of complete answers and of the length limit
 _REFUSALS = (400, 413, 422)  # codes for a request whose content the server does not accept
 _NO_LIST = (404, 405, 501)  # codes of a server that does not list its models
-_REASONING = (
-    "reasoning_content",
-    "reasoning",
-)  # vLLM's older and newer name of reasoning that it takes out of an answer
+# vLLM's older and newer name of reasoning that it takes out of an answer
+_REASONING = ("reasoning_content", "reasoning")
 _MOST_TOKENS = 10**9  # a larger count can only be an error
 
 
