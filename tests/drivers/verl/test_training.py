@@ -317,6 +317,30 @@ def test_trajectories_of_several_turns_with_a_tool_are_rollouts_like_any_other(t
     assert last["rollalloc/rollouts_paid"] == len(run.recorded("sessions"))
 
 
+def test_a_model_learns_to_call_its_tool(tmp_path):
+    """verl's `tool_agent` with verl's own parser: a call of the tool pays, a guess does not."""
+    run = Run(tmp_path / "run")
+    task = HERE / "multiplying.py"
+    subprocess.run([sys.executable, task, run.folder], check=True)
+    agent, multi_turn = "actor_rollout_ref.rollout.agent", "actor_rollout_ref.rollout.multi_turn"
+    overrides = [
+        *(f"{agent}.default_agent_loop=tool_agent", f"{multi_turn}.format=hermes"),
+        *(f"{multi_turn}.function_tool_path={task}", f"{multi_turn}.max_assistant_turns=2"),
+        *(f"reward.custom_reward_function.path={task}", "data.max_response_length=48"),
+        *("trainer.total_training_steps=12", "trainer.resume_mode=disable"),
+        *("actor_rollout_ref.actor.optim.lr=1e-3", "actor_rollout_ref.actor.ppo_mini_batch_size=8"),
+        *("trainer.val_before_train=True", "trainer.test_freq=12"),
+        *(f"actor_rollout_ref.rollout.val_kwargs.{name}" for name in ("do_sample=True", "temperature=1.0")),
+    ]
+    assert run.start(*overrides, section=RECIPES["pilot_commit"]) == 0, run.log[-3000:]
+    steps = run.metrics()
+    right = [value for step in steps for name, value in step.items() if re.fullmatch("val-core/.*/mean@1", name)]
+    sys.stdout.write(f"held-out accuracy {right}, {steps[-1]['rollalloc/rollouts_paid']:.0f} rollouts\n")
+    assert right[-1] > right[0] + 0.15, "256 questions: a standard error of at most .045 of the difference"
+    assert steps[-1]["rollalloc/accounts/failed"] == 0
+    assert max(step["training/num_turns/max"] for step in steps if "training/num_turns/max" in step) == 4
+
+
 def test_on_devices_of_their_own_rollouts_go_on_while_a_batch_is_trained(tmp_path):
     """verl's separate_async, with the transfer of the weights made up and no replica on the trainer's devices."""
     run = Run(tmp_path / "run")
