@@ -39,6 +39,8 @@ of its prompts at 8M) and outside the clock.
   First 1.5e-4 and 3e-4 on seed 100, to the target or to 12,288 rollouts. Then each at its best rate on seeds 200, 201, 202,
   in this order, as many as the time allows. Fewer than three seeds have no interval, and README does not quote them. Added
   at 01:12, when TRL's trainer had lost accuracy at both rates: 7.5e-5 on seed 100, for all three arms; no final run.
+  Added on 2026-11-26 at 03:40, before any final run: 3.75e-5 on seed 100 for stock alone, whose best rate was the lowest
+  of the three (the other two arms have theirs in the middle), and final seeds 200 to 207 for all three arms.
 - Ablations at 0.15M, seeds 200 to 202, all beside the best stock n: other losses of TRL (`grpo`, `dr_grpo` without scaled
   rewards; TRL's default is `dapo`); batches of 32 rows; `adam_beta2=0.95`; averaged weights, that sample and are
   evaluated; the last three together. Each at 3e-4 and at 6e-4, of which the better one counts. `line-unaveraged` is `line`
@@ -126,7 +128,7 @@ class Size:
 
 SIZES = {
     "0.15m": Size((1.5e-4, 3e-4, 6e-4, 1.2e-3), (100,), tuple(range(200, 208)), 12_288, 512, 1024),
-    "8m": Size((7.5e-5, 1.5e-4, 3e-4), (100,), tuple(range(200, 203)), 8_192, 1024, 512),
+    "8m": Size((7.5e-5, 1.5e-4, 3e-4), (100,), tuple(range(200, 208)), 8_192, 1024, 512),
 }
 
 
