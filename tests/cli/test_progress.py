@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import logging
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from rollalloc.cli.app import log_handler
 from rollalloc.cli.progress import Lines, RunProgress, Standings, TimeLeft, say, table
 
 LABELS = ("grpo", "dapo", "dapo_carry", "pilot_commit", "pods", "darts", "racing", "pilot_commit+pods")
@@ -105,3 +107,10 @@ def test_a_reader_that_is_gone_ends_no_run():
     lines = Lines(Console(file=Gone(), force_terminal=False))
     lines.say("one")
     lines.say("two")
+
+
+def test_a_warning_is_printed_above_the_live_table_and_not_into_it():
+    terminal = console(80, force_terminal=True)
+    with Standings(terminal):
+        log_handler().handle(logging.LogRecord("rollalloc", logging.WARNING, "", 0, "it is slow", None, None))
+    assert "it is slow" in terminal.file.getvalue()

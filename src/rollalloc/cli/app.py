@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
+from typing import IO, cast
 
 import typer
 from rich.console import Console
@@ -44,12 +46,31 @@ app.command()(simulate)  # its options check their own ranges
 app.add_typer(data, name="data")
 
 
+class _Stderr(io.TextIOBase):
+    """The current `sys.stderr`. Rich replaces it while a live table is shown, so that what is written goes above the table;
+    a console of its own would write to the original, into the table."""
+
+    def write(self, s: str, /) -> int:
+        return sys.stderr.write(s)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()
+
+
+def log_handler() -> RichHandler:
+    """Prints warnings to standard error, above a live table if one is shown."""
+    handler = RichHandler(console=Console(file=cast("IO[str]", _Stderr())), show_path=False)
+    handler.addFilter(lambda record: not record.name.startswith("huggingface_hub"))  # it prints its own messages
+    return handler
+
+
 def main() -> None:
     """Entry point of `rollalloc`."""
     console = Console(stderr=True)
-    handler = RichHandler(console=console, show_path=False)
-    handler.addFilter(lambda record: not record.name.startswith("huggingface_hub"))  # it prints its own messages
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s")
+    logging.basicConfig(level=logging.WARNING, handlers=[log_handler()], format="%(message)s")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sys.path.append(os.getcwd())  # to import a user's module:function; console scripts leave the working folder out

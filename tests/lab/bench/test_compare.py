@@ -87,6 +87,14 @@ def test_a_failing_run_is_named_and_the_others_finish(run_of, tmp_path):
     assert [result["seed"] for result in json.loads((tmp_path / "results.json").read_text())] == [0, 1]
 
 
+def test_warnings_of_the_processes_are_logged_here_once_for_each_recipe(run_of, tmp_path, caplog):
+    reward = "rollalloc.rewards.math:compute_score"  # gives 0 for every answer of this task
+    wrong = {"reward": reward, "heldout": None, "single_answer": False, "target": None, "max_rollouts": 96}
+    compare([run_of(seed=seed, label=label, **wrong) for label in ("a", "b") for seed in (0, 1)], tmp_path, processes=1)
+    warnings = [text for text in caplog.messages if "check the reward function" in text]
+    assert [text.split(":")[0] for text in warnings] == ["a with seed 0", "b with seed 0"]
+
+
 def test_two_runs_of_one_name_and_seed_are_refused(run_of, tmp_path):
     with pytest.raises(ValueError, match="a name and seed of its own"):
         compare([run_of(seed=1), run_of(seed=1, learning_rate=3e-4)], tmp_path)

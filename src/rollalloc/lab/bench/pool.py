@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -76,6 +78,31 @@ class Agenda(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Notice:
+    """A warning that a run gave in its process."""
+
+    level: int
+    text: str
+
+
+class _Notices:
+    """Logs the warnings of all runs in this process, where they cannot disturb a live table.
+
+    A warning that differs only in its numbers from an earlier one of the same recipe and task is not repeated.
+    """
+
+    def __init__(self) -> None:
+        self._given: set[tuple[str, str, str]] = set()
+
+    def give(self, run: Config, notice: _Notice) -> None:
+        """Log a warning of this run."""
+        key = run.task, run.name, re.sub(r"[\d.,]+", "#", notice.text)
+        if key not in self._given:
+            self._given.add(key)
+            log.log(notice.level, "%s with seed %d: %s", run.name, run.seed, notice.text)
+
+
 def processes_at_once(processes: int | None) -> int:
     """Number of parallel processes; by default one per core.
 
@@ -107,11 +134,11 @@ def carry_out(
         overwrite: remove the files of other runs from the runs' folders.
     """
     workers: list[_Worker] = []
-    stop_requested = False
+    notices, stop_requested = _Notices(), False
     try:
         while True:
             while stop.by is None and _has_room(workers, processes) and (job := agenda.next()):
-                _free(workers, overwrite).give(job)
+                _free(workers, overwrite, notices).give(job)
             if not (busy := [worker for worker in workers if worker.job is not None]):
                 return
             wait([worker.spawned.connection for worker in busy], timeout=_LOOKS_S)
@@ -132,20 +159,20 @@ def _has_room(workers: Sequence[_Worker], processes: int) -> bool:
     return sum(worker.job is not None for worker in workers) < processes
 
 
-def _free(workers: list[_Worker], overwrite: bool) -> _Worker:
+def _free(workers: list[_Worker], overwrite: bool, notices: _Notices) -> _Worker:
     """An idle worker, or a new one if all are busy."""
     for worker in workers:
         if worker.job is None:
             return worker
-    workers.append(_Worker(overwrite))
+    workers.append(_Worker(overwrite, notices))
     return workers[-1]
 
 
 class _Worker:
     """A process that carries out one run after another."""
 
-    def __init__(self, overwrite: bool = False) -> None:
-        self.overwrite = overwrite
+    def __init__(self, overwrite: bool, notices: _Notices) -> None:
+        self.overwrite, self.notices = overwrite, notices
         self.job: Job | None = None  # current run
         self._start()
 
@@ -180,7 +207,10 @@ class _Worker:
         alive = self.spawned.process.is_alive()  # check this first: then everything it sent before dying is in the pipe
         try:
             while self.spawned.connection.poll():
-                if (message := self.spawned.connection.recv()) != _AT_WORK:
+                message = self.spawned.connection.recv()
+                if isinstance(message, _Notice):
+                    self.notices.give(self.job.run, message)
+                elif message != _AT_WORK:
                     return self._ended(message)
                 self._signed, self._said = time.monotonic(), False
             if alive:
@@ -218,6 +248,7 @@ def _work(connection: Connection, overwrite: bool) -> None:
     sending = threading.Lock()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     threading.Thread(target=_give_signs, args=(connection, sending), daemon=True).start()
+    logging.basicConfig(level=logging.WARNING, handlers=[_ToParent(connection, sending)], force=True)
     one_thread()
     while True:
         try:
@@ -233,6 +264,18 @@ def _work(connection: Connection, overwrite: bool) -> None:
             error = (kind, f"{kind}: {raised}")
         with sending:
             connection.send(error)
+
+
+class _ToParent(logging.Handler):
+    """Sends what is logged in this process to the parent."""
+
+    def __init__(self, connection: Connection, sending: threading.Lock) -> None:
+        super().__init__()
+        self._connection, self._sending = connection, sending
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError), self._sending:  # if the parent is gone, this process ends soon
+            self._connection.send(_Notice(record.levelno, record.getMessage()))
 
 
 def _give_signs(connection: Connection, sending: threading.Lock) -> None:
