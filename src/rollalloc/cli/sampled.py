@@ -16,7 +16,6 @@ from rollalloc.cli.progress import leave, say, staged
 from rollalloc.cli.reading import Reading
 
 if TYPE_CHECKING:
-    from rollalloc.generate.served import Endpoint
     from rollalloc.train.config import Config
 
 _PANEL, _SERVER = "Sampling a profile", "A served model"
@@ -46,11 +45,9 @@ class Asked(Reading, SamplingOptions, Exported):
         ),
     ] = None
     served_model: Annotated[str | None, titled("Name under which the server serves the model.", _SERVER)] = None
-    concurrency: Annotated[int | None, titled("Maximum number of parallel requests (default: 16).", _SERVER)] = None
-    request_limit: Annotated[float | None, titled("Time limit of a request, in seconds (default: 300).", _SERVER)] = (
-        None
-    )
-    retries: Annotated[int | None, titled("Retries of a failed request (default: 5).", _SERVER)] = None
+    concurrency: Annotated[int, titled("Maximum number of parallel requests.", _SERVER)] = 16
+    request_limit: Annotated[float, titled("Time limit of a request, in seconds.", _SERVER)] = 300.0
+    retries: Annotated[int, titled("Retries of a failed request.", _SERVER)] = 5
     price: Annotated[
         str | None,
         titled("Prices per million tokens of prompts and of answers, e.g. 0.15,0.60, to show the cost.", _SERVER),
@@ -98,14 +95,13 @@ class Asked(Reading, SamplingOptions, Exported):
             raise ValueError(
                 f"{options}: applies {where}; take it out" + (", or give it" if self.endpoint is None else "")
             )
-        if self.endpoint is not None and not self.served_model:
+        if self.endpoint is not None and not (self.served_model or "").strip():
             raise ValueError("--endpoint also needs --served-model, the name under which the server serves the model")
 
     def _profile(self, seed: int) -> Path:
         """Sample a profile, or continue one, and return its folder."""
         from rollalloc.cli.sources import run_of
         from rollalloc.lab.advise.sampling import sample_profile
-        from rollalloc.lab.advise.served import sample_served
         from rollalloc.lab.bench.presets import with_task_files
         from rollalloc.train.loading import one_thread
 
@@ -122,27 +118,19 @@ class Asked(Reading, SamplingOptions, Exported):
         say(console, f"the profile is kept in {place}; run the same command again to continue it")
         try:
             with staged() as shown:
-                if self.endpoint is not None:
-                    how |= {"prices": self._prices(), "say": lambda text: say(console, text)}
-                    how |= {"overwrite": self.overwrite, "progress": shown}
-                    return sample_served(run, self._server(), place, seed=seed, **how)
-                run = with_task_files(run, self.tasks, shown)
-                return sample_profile(run, place, seed=seed, overwrite=self.overwrite, progress=shown, **how)
+                how |= {"seed": seed, "overwrite": self.overwrite, "progress": shown}
+                if self.endpoint is None:
+                    return sample_profile(with_task_files(run, self.tasks, shown), place, **how)
+                from rollalloc.generate.served import Endpoint
+                from rollalloc.lab.advise.served import sample_served
+
+                limits = {"concurrency": self.concurrency, "retries": self.retries}
+                server = Endpoint(url=self.endpoint, limit_s=self.request_limit, **limits)
+                how |= {"prices": self._prices(), "say": lambda text: say(console, text)}
+                return sample_served(run, server, place, **how)
         except KeyboardInterrupt:
             since = "the last whole wave" if self.endpoint is None else "the answers"
             leave(console, f"stopped; run the same command again to continue from {since} in {place}", SIGINT)
-
-    def _server(self) -> Endpoint:
-        """The served model, as the options say."""
-        from rollalloc.generate.served import Endpoint
-
-        how: dict[str, Any] = {
-            "concurrency": self.concurrency,
-            "limit_s": self.request_limit,
-            "retries": self.retries,
-        }
-        how = {name: value for name, value in how.items() if value is not None}
-        return Endpoint(url=str(self.endpoint), model=str(self.served_model), **how)
 
     def _prices(self) -> tuple[float, float] | None:
         """Prices per million tokens of prompts and of answers, or None."""

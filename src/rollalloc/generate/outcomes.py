@@ -218,7 +218,7 @@ class RolloutLog:
         version: int,
         outcome: Outcome,
         *,
-        tokens: int,
+        tokens: int | None,
         truncated: bool,
         text: str,
         versions: Sequence[tuple[int, int]] = (),

@@ -23,14 +23,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("openai", reason="needs pip install 'rollalloc[served]'")
+
 from rollalloc.generate.served import Endpoint
 from rollalloc.lab.advise.sampling import sample_profile
 from rollalloc.lab.advise.served import sample_served
 
 _START_S = 1500  # until a server is ready; vLLM's import alone took 230 s on a busy machine
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(_START_S + 1200)]
-pytest.importorskip("openai", reason="needs pip install 'rollalloc[served]'")
-
 ROOT = Path(__file__).parents[3]
 PROMPTS, N = 24, 16
 CHANCE = 0.001
@@ -138,7 +138,7 @@ def server(request, run, tmp_path_factory):
 def test_a_served_profile_is_the_native_samplers_in_distribution(run, server, tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     sample_profile(run, tmp_path / "native", prompts=PROMPTS, n=N, seed=1)
-    endpoint = Endpoint(url=server, model=run.model, limit_s=900)  # for the first answers of a server on a busy machine
+    endpoint = Endpoint(url=server, limit_s=900)  # for the first answers of a server on a busy machine
     sample_served(run, endpoint, tmp_path / "served", prompts=PROMPTS, n=N, seed=1)
     cool = replace(run, sampling=replace(run.sampling, temperature=0.5))
     sample_profile(cool, tmp_path / "cool", prompts=PROMPTS, n=N, seed=1)

@@ -12,10 +12,10 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 from rollalloc.core.events import Order
 from rollalloc.core.recipe import at_least
@@ -25,7 +25,7 @@ from rollalloc.files.atomic import append_text
 from rollalloc.files.names import ANSWERS, ROLLOUTS
 from rollalloc.generate.outcomes import Outcomes, RolloutLog
 from rollalloc.generate.sampling import Sampling
-from rollalloc.generate.served import Answer, Answers, Ask, Endpoint, ServerFailed, check_server, openai_module
+from rollalloc.generate.served import Answer, Ask, Endpoint, ServedModel, ServerFailed
 from rollalloc.lab.advise.profile_folder import ProfileFolder
 from rollalloc.lab.advise.sampling import (
     PROMPTS_DRAWN,
@@ -41,7 +41,7 @@ from rollalloc.lab.bench.tasks.files import Shown, unseen
 from rollalloc.rewards.function import Outcome, Sample, Unscored
 from rollalloc.rewards.scorers import Scorer
 from rollalloc.train.config import Config
-from rollalloc.train.loading import loaded_reward, scorer_of
+from rollalloc.train.loading import scorer_of
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,6 @@ def sample_served(
 
     Raises:
         ServerFailed: the server cannot be used; the answers so far are kept.
-        ImportError: the `openai` package is not installed.
     """
     for name, number, least in (("prompts", prompts, 1), ("n", n, 1), ("seed", seed, 0)):
         at_least(name, number, least)
@@ -86,62 +85,54 @@ def sample_served(
         place.check(described, overwrite=overwrite)
         if not overwrite and place.is_whole(prompts, n):
             return folder / ROLLOUTS
-        openai_module()
-        loaded_reward(run.reward)
         given = load_prompts(*run.prompts)
         drawn = drawn_of(seed, prompts, len(given))
         template = template_arguments(run.chat_template_args)
         ask = Ask(run.model, run.sampling, template, skip_refused=run.drop_overlong)
         orders = orders_of(drawn, n)
-        kept_answers = _Kept(folder / ANSWERS, ask, given, orders)
-        asked = kept_answers.missing()
-        answers = Answers(
-            endpoint, ask, [given.prompts[orders[r // n].prompt] for r in asked], kept_answers.keeper(asked)
-        )
-        if asked:
-            check_server(endpoint, ask)
-        before = place.begin(overwrite=overwrite)
-        kept_answers.repair()
-        if before < len(drawn):
-            write_rows(folder, given, drawn)
-            place.describe(described | {"prompts": len(drawn), "of": len(given)})
-        cost = _Cost(kept_answers, len(orders) * n, endpoint, run.sampling, prices, say)
-        cost.before(len(asked))
-        number_of = {rollout: number for number, rollout in enumerate(asked)}
-
-        def answer(rollout: int) -> Answer:
-            number = number_of.get(rollout)
-            return kept_answers.of[rollout] if number is None else answers[number]
-
+        answers = _Answers(folder / ANSWERS, ask, given, orders)
         try:
-            with scorer_of(run) as scorer, answers:
-                waves = _Waves(given, scorer, answer, folder / ROLLOUTS, cost)
+            with scorer_of(run) as scorer, ServedModel(endpoint, ask) as served:
+                if answers.missing:
+                    served.check()
+                before = place.begin(overwrite=overwrite)
+                if before < len(drawn):
+                    write_rows(folder, given, drawn)
+                    place.describe(described | {"prompts": len(drawn), "of": len(given)})
+                cost = _Cost(answers, prices, say)
+                cost.before(endpoint.concurrency, run.sampling)
+                answers.request(served)
+                waves = _Waves(given, scorer, answers, folder / ROLLOUTS, cost)
                 roll_out(waves, orders, kept(place, before, n), place, progress)
         except (ServerFailed, OSError) as error:  # a full disk, too
-            count = kept_answers.figures()[0]
+            if not (count := len(answers.of)):
+                raise
             raise (ServerFailed if isinstance(error, ServerFailed) else OSError)(
                 f"{error}. {count:,} answers are kept in {folder}: the same command goes on with them"
             ) from None
-        cost.after(answers.refused)
-        _doubt(kept_answers, orders, run.sampling.max_new_tokens)
+        cost.after()
+        _doubt(answers, orders, run.sampling.max_new_tokens)
+        if served.refused:
+            log.warning(
+                "%s does not take %s: its own values hold, and if they cut the distribution the profile is not that of "
+                "training, which samples from all tokens", endpoint.url, ", ".join(served.refused),
+            )  # fmt: skip
     return folder / ROLLOUTS
 
 
 class _Waves:
     """Scores and logs the answers of orders, as `sampling.Waves`."""
 
-    def __init__(
-        self, given: PromptSet, scorer: Scorer, answer: Callable[[int], Answer], path: Path, cost: _Cost
-    ) -> None:
+    def __init__(self, given: PromptSet, scorer: Scorer, answers: _Answers, path: Path, cost: _Cost) -> None:
         self.scorer, self.outcomes = scorer, Outcomes()
-        self._given, self._answer, self._cost = given, answer, cost
+        self._given, self._answers, self._cost = given, answers, cost
         self._log = RolloutLog(path)
 
     def wave(self, orders: Sequence[Order], done: Callable[[int], None]) -> list[Outcome]:
         order_of = {rollout: order for order in orders for rollout in order.rollouts}
         answer_of: dict[int, Answer] = {}
         for rollout in order_of:
-            answer_of[rollout] = self._answer(rollout)
+            answer_of[rollout] = self._answers[rollout]
             self._cost.during()
             done(rollout + 1)
         whole = [rollout for rollout, answer in answer_of.items() if not answer.failure]
@@ -149,10 +140,10 @@ class _Waves:
         scored = dict(zip(whole, self.scorer.submit(samples).result(), strict=True))
         outcomes = [scored.get(rollout) or Unscored(answer.failure) for rollout, answer in answer_of.items()]
         for (rollout, answer), outcome in zip(answer_of.items(), outcomes, strict=True):
-            order = order_of[rollout]
-            self.outcomes.add(outcome, truncated=answer.truncated, tokens=answer.tokens or 0)
-            figures: dict[str, Any] = {"tokens": answer.tokens, "truncated": answer.truncated, "text": answer.text}
-            self._log.add(rollout, order, self._given.keys[order.prompt], 0, outcome, **figures)
+            order, tokens, truncated = order_of[rollout], answer.tokens, answer.truncated
+            self.outcomes.add(outcome, truncated=truncated, tokens=tokens or 0)
+            key = self._given.keys[order.prompt]
+            self._log.add(rollout, order, key, 0, outcome, tokens=tokens, truncated=truncated, text=answer.text)
         self._log.flush()
         return outcomes
 
@@ -168,49 +159,51 @@ class _Waves:
         )
 
 
-class _Kept:
-    """The answers in a profile's folder, by rollout.
+class _Answers:
+    """The answers to a profile's requests, by rollout: those in its folder, and those that the server still gives.
 
     Attributes:
-        of: answers of the rollouts that were ordered.
-        seconds: seconds of each answer's arrival, in this process.
+        of: answers so far.
+        missing: rollouts that had no answer in the folder, in their order.
     """
 
     def __init__(self, path: Path, ask: Ask, given: PromptSet, orders: Sequence[Order]) -> None:
         self._path, self._lock = path, Lock()
-        self.seconds: list[float] = []
+        self._prompts = {rollout: given.prompts[order.prompt] for order in orders for rollout in order.rollouts}
         self._asked: dict[int, tuple[str, int]] = {}
         times: Counter[str] = Counter()  # two data sources may have the same prompt
-        for order in orders:
-            digest = ask.digest(given.prompts[order.prompt])
-            for rollout in order.rollouts:
-                self._asked[rollout] = digest, times[digest]
-                times[digest] += 1
+        for rollout, prompt in self._prompts.items():
+            digest = ask.digest(prompt)
+            self._asked[rollout] = digest, times[digest]
+            times[digest] += 1
         rollout_of = {asked: rollout for rollout, asked in self._asked.items()}
         self.of = {rollout_of[asked]: answer for asked, answer in _saved(path) if asked in rollout_of}
+        self.missing = [rollout for rollout in self._prompts if rollout not in self.of]
+        self._coming: dict[int, Future[Answer]] = {}
 
-    def missing(self) -> list[int]:
-        """Rollouts without an answer, in their order."""
-        return [rollout for rollout in self._asked if rollout not in self.of]
+    def __getitem__(self, rollout: int) -> Answer:
+        """Wait for the answer of a rollout.
 
-    def repair(self) -> None:
-        """Remove what a kill left of a line, so that the next one begins on its own."""
+        Raises:
+            ServerFailed, OSError: it, or an earlier one, could not be got or kept.
+        """
+        return self._coming[rollout].result() if rollout in self._coming else self.of[rollout]
+
+    def request(self, served: ServedModel) -> None:
+        """Request the missing answers, after removing what a kill left of a line."""
         if self._path.exists():
             text = self._path.read_bytes()
             os.truncate(self._path, text.rfind(b"\n") + 1)
+        coming = served.answers([self._prompts[rollout] for rollout in self.missing], self._keep)
+        self._coming = dict(zip(self.missing, coming, strict=True))
 
-    def keeper(self, asked: Sequence[int]) -> Callable[[int, Answer], None]:
-        """What keeps the answer to request number i, which is of rollout `asked[i]`."""
-
-        def keep(number: int, answer: Answer) -> None:
-            digest, place = self._asked[asked[number]]
-            if answer.tokens != 0 or not answer.failure:  # else it cost nothing, and may be asked for again
-                append_text(self._path, json.dumps({"asked": digest, "rollout": place, **asdict(answer)}) + "\n")
-            with self._lock:
-                self.of[asked[number]] = answer
-                self.seconds.append(time.monotonic())
-
-        return keep
+    def _keep(self, number: int, answer: Answer) -> None:
+        rollout = self.missing[number]
+        digest, place = self._asked[rollout]
+        if answer.tokens != 0 or not answer.failure:  # else it cost nothing, and may be asked for again
+            append_text(self._path, json.dumps({"asked": digest, "rollout": place, **asdict(answer)}) + "\n")
+        with self._lock:
+            self.of[rollout] = answer
 
     def figures(self) -> tuple[int, float, float]:
         """Number of answers so far; mean tokens of their prompts and of the answers, over those that the server counted."""
@@ -240,47 +233,48 @@ def _saved(path: Path) -> list[tuple[tuple[str, int], Answer]]:
     return saved
 
 
-@dataclass
 class _Cost:
-    """Shows what a profile costs: the most before it begins, an estimate after the first answers, and the sum at the end."""
+    """Shows what a profile costs: the most before it begins, an estimate after the first answers, and the sum at the end.
 
-    _kept: _Kept
-    _rollouts: int
-    _endpoint: Endpoint
-    _sampling: Sampling
-    _prices: tuple[float, float] | None
-    _say: Callable[[str], None]
-    _began: float = field(default_factory=time.monotonic)
-    _estimated: bool = False
+    Args:
+        answers: the profile's answers.
+        prices: prices of a million tokens of prompts and of answers, or None.
+        say: called with each sentence.
+    """
+
+    def __init__(self, answers: _Answers, prices: tuple[float, float] | None, say: Callable[[str], None]) -> None:
+        self._answers, self._prices, self._say = answers, prices, say
+        self._before, self._began, self._estimated = len(answers.of), time.monotonic(), False
 
     def _price(self, prompts: float, answers: float) -> str:
         """Cost of so many tokens, in words; empty without prices."""
-        return "" if self._prices is None else f", {_money(prompts * self._prices[0] + answers * self._prices[1])}"
+        if self._prices is None:
+            return ""
+        return f", {(prompts * self._prices[0] + answers * self._prices[1]) / 1e6:,.2f} in your currency"
 
-    def before(self, asked: int) -> None:
+    def before(self, concurrency: int, sampling: Sampling) -> None:
         """Show the most tokens that the answers can have, and the sampling parameters."""
-        before = len(self._kept.of)
+        before, asked = self._before, len(self._answers.missing)
         there = f", {before:,} of them kept from before" if before else ""
-        sampling = self._sampling
         most = asked * sampling.max_new_tokens
         prompts = f"{self._price(0, most)} and their prompts" if self._prices else ""
         other = (
             "" if sampling.temperature == 1 else ", for a run that trains at this temperature too (the default is 1)"
         )
         self._say(
-            f"{self._rollouts:,} rollouts{there}: {asked:,} requests, {self._endpoint.concurrency} at once, at most "
-            f"{most:,} tokens of answers{prompts}; temperature {sampling.temperature:g}, top_p {sampling.top_p:g}{other}"
+            f"{before + asked:,} rollouts{there}: {asked:,} requests, {concurrency} at once, at most {most:,} tokens of "
+            f"answers{prompts}; temperature {sampling.temperature:g}, top_p {sampling.top_p:g}{other}"
         )
 
     def during(self) -> None:
         """Show an estimate once, after the first answers."""
-        arrived = len(self._kept.seconds)
-        if self._estimated or arrived < _FEW:
+        count, prompt, answer = (0, 0, 0) if self._estimated else self._answers.figures()
+        arrived = count - self._before
+        if arrived < _FEW:
             return
         self._estimated = True
-        count, prompt, answer = self._kept.figures()
-        left = self._rollouts - count
-        minutes = left * (self._kept.seconds[-1] - self._began) / arrived / 60
+        left = len(self._answers.missing) - arrived
+        minutes = left * (time.monotonic() - self._began) / arrived / 60
         if left and prompt + answer:
             self._say(
                 f"by the first {arrived} answers: {prompt:.0f} tokens a prompt and {answer:.0f} an answer, so {left:,} more "
@@ -288,24 +282,15 @@ class _Cost:
                 + self._price(left * prompt, left * answer)
             )
 
-    def after(self, refused: Sequence[str]) -> None:
-        """Show the sum of tokens, and warn of sampling parameters that the server does not know."""
-        count, prompt, answer = self._kept.figures()
+    def after(self) -> None:
+        """Show the sum of tokens."""
+        count, prompt, answer = self._answers.figures()
         tokens = f"{count * prompt:,.0f} tokens of prompts and {count * answer:,.0f} of answers"
         tokens += self._price(count * prompt, count * answer)
         self._say(f"{count:,} answers: {tokens if prompt + answer else 'the server reported no counts of tokens'}")
-        if refused:
-            log.warning(
-                "%s does not take %s: its own values hold, and if they cut the distribution the profile is not that of "
-                "training, which samples from all tokens", self._endpoint.url, ", ".join(refused),
-            )  # fmt: skip
 
 
-def _money(millionths: float) -> str:
-    return f"{millionths / 1e6:,.2f} in your currency"
-
-
-def _doubt(answers: _Kept, orders: Sequence[Order], longest: int) -> None:
+def _doubt(answers: _Answers, orders: Sequence[Order], longest: int) -> None:
     """Warn of answers that no training would sample: all equal, or cut off before the limit."""
     groups = [[answers.of[rollout] for rollout in order.rollouts] for order in orders]
     long = [group for group in groups if len(group) > 1 and min(len(answer.text) for answer in group) > _SHORT]
