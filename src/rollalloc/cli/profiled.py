@@ -44,12 +44,12 @@ def _rates(profile: Profile) -> Table:
 
 
 def _predictability(found: Predictability) -> Table:
-    shown = table((f"success of {found.prompts:,} prompts, told by", "AUC", _SAID, "log-loss", _SAID))
+    shown = table((f"success of {found.prompts:,} prompts, predicted from", "AUC", _SAID, "log-loss", _SAID))
     named = {"the prompt's text": found.features, "its other rollouts": found.record, "both": found.both}
-    for name, told in named.items():
-        if told is not None:
-            shown.add_row(name, *_cells(told.auc, _number), *_cells(told.log_loss, _number))
-    shown.add_row("nothing: the mean rate", "0.500", "", *_cells(found.blind, _number))
+    for name, quality in named.items():
+        if quality is not None:
+            shown.add_row(name, *_cells(quality.auc, _number), *_cells(quality.log_loss, _number))
+    shown.add_row("the mean rate alone", "0.500", "", *_cells(found.blind, _number))
     return shown
 
 

@@ -55,12 +55,12 @@ def test_a_log_is_profiled_and_no_text_of_it_is_shown(call, tmp_path):
 
 def test_the_verdict_stands_first_then_why_then_the_profile_then_what_to_paste(call, tmp_path):
     code, out, _ = call(lines(tmp_path / "1.jsonl", verl(prompts=400)), "--present", "grpo:n=16")
-    order = ("groups of 4 have rewards that are all alike", "mean success rate", "trainer.v1.trainer_mode=rollalloc")
+    order = ("of groups of 4 all rewards are equal", "mean success rate", "trainer.v1.trainer_mode=rollalloc")
     places = [out.index(words) for words in order]
     assert code == 0
-    assert out.startswith("Begin with REINFORCE: one rollout per prompt, 64 prompts a batch.")
+    assert out.startswith("Begin with REINFORCE: one rollout per prompt, 64 prompts per batch.")
     assert places == sorted(places)
-    assert "is taken for what you train with now" not in out  # the user said
+    assert "Assumed present setting" not in out  # the user said
 
 
 def test_what_is_pasted_is_for_the_framework_that_is_asked_for(call, tmp_path):
@@ -76,7 +76,7 @@ def test_the_present_setting_is_what_is_said_or_what_the_log_has(call, tmp_path)
     assert said_so["assumed"] == ""
     own = json.loads(call(log, "--json")[1])
     assert own["verdict"]["present"] == {"recipe": "grpo", "groups": 8, "n": 4}  # as many as in a step of the log
-    assert own["assumed"].startswith("GRPO n = 4 is taken for what you train with now: the log has groups of 4")
+    assert own["assumed"].startswith("Assumed present setting: GRPO n = 4, because the log has groups of 4")
 
 
 def test_too_few_is_a_verdict(call, tmp_path):

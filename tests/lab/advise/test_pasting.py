@@ -65,11 +65,11 @@ def test_what_changes_is_said_and_no_more():
     eight, four, one = Choice("grpo", 8, 8), Choice("grpo", 16, 4), Choice("reinforce", 64, 1)
     assert changes(eight, eight) == ()
     [shape] = changes(four, eight)
-    assert shape.startswith("From 8 prompts × 8 to 16 × 4 in a batch: the 64 rows of a batch stay")
+    assert shape.startswith("A batch has 16 prompts × 4 instead of 8 × 8. These are still 64 rows.")
     shape, rate = changes(one, eight)
-    assert "rolled out once" in shape
-    assert "Keep your learning rate to begin with" in rate
-    assert "a batch has 32 rows, before 64" in changes(Choice("grpo", 8, 4), eight)[0]
+    assert "64 prompts × 1" in shape
+    assert "Begin with your present learning rate" in rate
+    assert "32 rows instead of 64" in changes(Choice("grpo", 8, 4), eight)[0]
 
 
 def test_the_learning_rates_are_those_of_the_leaderboard():
@@ -86,7 +86,7 @@ def test_the_learning_rates_are_those_of_the_leaderboard():
     ]
     assert len(tasks) == 6
     least, most, median = min(ratios), max(ratios), np.median(ratios)
-    assert f"{least:.1f} to {most:.1f} times that of GRPO, {median:.1f} times in the median" in pasting._RATES
+    assert f"{least:.1f} to {most:.1f} times that of GRPO, in the median {median:.1f} times" in pasting._RATES
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -48,10 +48,16 @@ def like(auc=0.7, alike=0.5, differ=0.0, profile=None) -> Profile:
 @pytest.mark.parametrize(
     ("profile", "present", "kind", "recipe", "because"),
     [
-        (like(), GRPO, "switch", "reinforce", "50% of groups of 4 have rewards that are all alike"),
-        (like(differ=None), GRPO, "switch", "reinforce", "50% of groups of 4"),
-        (like(differ=0.49), GRPO, "switch", "reinforce", "50% of groups of 4"),
-        (like(differ=0.5), GRPO, "switch", "reinforce", "Two right answers of a prompt differ with a chance of 50%"),
+        (like(), GRPO, "switch", "reinforce", "In 50% of groups of 4 all rewards are equal"),
+        (like(differ=None), GRPO, "switch", "reinforce", "In 50% of groups of 4"),
+        (like(differ=0.49), GRPO, "switch", "reinforce", "In 50% of groups of 4"),
+        (
+            like(differ=0.5),
+            GRPO,
+            "switch",
+            "reinforce",
+            "Two right answers to a prompt differ with a probability of 50%",
+        ),
         (like(auc=0.9, alike=0.7), GRPO, "switch", "foresight", "with an AUC of 0.90, and 70% of groups of 4"),
         (like(auc=0.89, alike=0.7), GRPO, "switch", "reinforce", "70% of groups of 4"),
         (like(auc=0.9, alike=0.69), GRPO, "switch", "reinforce", "69% of groups of 4"),
@@ -59,7 +65,7 @@ def like(auc=0.7, alike=0.5, differ=0.0, profile=None) -> Profile:
         (like(auc=0.95, alike=0.8), Choice("foresight", 32, 1), "keep", "foresight", "with an AUC of 0.95"),
         (like(), Choice("reinforce", 32, 1), "keep", "reinforce", "REINFORCE has one rollout per prompt already"),
         (like(), Choice("raft", 32, 1), "keep", "raft", "RAFT has one rollout per prompt already"),
-        (like(), Choice("dapo", 16, 4), "switch", "reinforce", "50% of groups of 4"),
+        (like(), Choice("dapo", 16, 4), "switch", "reinforce", "In 50% of groups of 4"),
     ],
 )
 def test_each_branch_of_the_rule(profile, present, kind, recipe, because):
@@ -80,7 +86,7 @@ def test_of_graded_rewards_reinforce_is_the_recipe_though_no_one_is_right():
     for present in (GRPO, Choice("raft", 64, 1)):
         verdict = verdict_of(nearly_alike, present)
         assert (verdict.kind, verdict.choice.recipe) == ("switch", "reinforce")
-        assert not any("was level with REINFORCE" in note for note in verdict.notes)
+        assert not any(note == rule.RAFT_IS_LEVEL for note in verdict.notes)
 
 
 def test_rewards_beyond_rates_rule_out_what_predicts_rates():
@@ -94,10 +100,10 @@ def test_rewards_beyond_rates_rule_out_what_predicts_rates():
 @pytest.mark.parametrize(
     ("rewards", "says"),
     [
-        (np.zeros((64, 4)), "hardly any is right"),
-        (np.ones((64, 4)), "Take harder prompts"),
+        (np.zeros((64, 4)), "hardly any are right"),
+        (np.ones((64, 4)), "Use harder prompts"),
         (np.repeat([[0.0] * 8, [1.0] * 8], 32, axis=0), "nearly always solved, or hardly ever"),
-        (-np.ones((64, 4)), "hardly any is right"),
+        (-np.ones((64, 4)), "hardly any are right"),
     ],
 )
 def test_no_recipe_is_recommended_for_prompts_that_teach_nothing(rewards, says):
@@ -121,8 +127,8 @@ def test_so_much_is_to_be_sampled_that_a_thousand_are_there(prompts, more):
 def test_what_is_not_said_is_taken_from_a_log_and_never_from_what_was_sampled_here(n, sampled, present):
     taken, why = present_of(profiled(drawn(n=n)), sampled=sampled)
     assert taken == present
-    assert why.startswith(f"{present.words} is taken for what you train with now")
-    assert "--present says another" in why
+    assert why.startswith(f"Assumed present setting: {present.words}, because ")
+    assert "Use --present to name another" in why
 
 
 SOURCES = {
@@ -153,6 +159,6 @@ def test_the_guide_states_the_thresholds_of_the_rule():
     for words in (
         f"AUC of success is {rule.PREDICTABLE} or more, and {rule.FEW_MIXED:.0%} or more of groups of 4",
         f"{rule.BARREN:.0%} or more of groups of {rule.LARGE_GROUP}",
-        f"differ with a chance of {rule.MANY_ANSWERS:.0%} or more",
+        f"differ with a probability of {rule.MANY_ANSWERS:.0%} or more",
     ):
         assert words in guide

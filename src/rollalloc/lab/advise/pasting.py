@@ -19,7 +19,7 @@ _LEAST_ROWS = 2  # rows per TRL batch, at least
 _AVERAGING = 640  # rows; the quoted figures were measured with this
 _VERL = "python -m verl.trainer.main_ppo ..."
 _FEATURES = "features.safetensors"
-_RATES = "the best with one rollout per prompt was 0.5 to 3.3 times that of GRPO, 1.7 times in the median"
+_RATES = "with one rollout per prompt it was 0.5 to 3.3 times that of GRPO, in the median 1.7 times"
 _PLACES = Config(model="MODEL", prompts=("PROMPTS",), reward="REWARD")
 
 
@@ -58,23 +58,18 @@ def changes(choice: Choice, present: Choice) -> tuple[str, ...]:
     """Sentences on what else changes: the batch shape and the learning rate."""
     sentences: list[str] = []
     rows, before = choice.groups * choice.n, present.groups * present.n
-    kept = f"the {rows} rows of a batch stay" if rows == before else f"a batch has {rows} rows, before {before}"
+    size = f"still {rows} rows" if rows == before else f"{rows} rows instead of {before}"
     if (choice.groups, choice.n) != (present.groups, present.n):
         sentences.append(
-            f"From {present.groups} prompts × {present.n} to {choice.groups} × {choice.n} in a batch: {kept}, and each of "
-            f"its prompts is rolled out {_times(choice.n)}."
+            f"A batch has {choice.groups} prompts × {choice.n} instead of {present.groups} × {present.n}. These are {size}."
         )
     if (choice.n == 1) != (present.n == 1):
         sentences.append(
-            "Keep your learning rate to begin with: the recipes were compared at one rate. Where rates were searched "
-            f"for, on six tasks with models of 152,000 parameters, {_RATES} (docs/leaderboard.md); of larger models nobody "
-            "knows."
+            "Begin with your present learning rate, since the recipes were compared at one rate. On six tasks with models "
+            f"of 152,000 parameters we searched for the best rate: {_RATES} (docs/leaderboard.md). We have not tried this "
+            "with larger models."
         )
     return tuple(sentences)
-
-
-def _times(n: int) -> str:
-    return "once" if n == 1 else f"{n} times"
 
 
 def _ours(choice: Choice, config: Config, task: str) -> str:

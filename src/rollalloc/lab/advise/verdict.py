@@ -24,36 +24,36 @@ PREDICTABLE, FEW_MIXED = 0.9, 0.7  # thresholds for foresight: AUC, and share of
 
 # Measured figures. tests/lab/advise/test_verdict.py names the guide or log that contains each number.
 ONE_PER_PROMPT = (
-    "Measured: for equal accuracy GRPO in groups of 4 paid 3.31 [3.09–3.66] times REINFORCE's rollouts on skills/balanced, "
-    "> 3.55 on skills/late and > 3.37 on skills/mixed (0.15M parameters); in groups of 16 5.32 [3.86–6.33] times at 8M and "
-    "3.70 [2.71–4.53] at 135M (docs/leaderboard.md, docs/scale.md)."
+    "Measured: for equal accuracy, GRPO with groups of 4 needed 3.31 [3.09–3.66] times REINFORCE's rollouts on "
+    "skills/balanced, > 3.55 times on skills/late and > 3.37 times on skills/mixed (0.15M parameters). With groups of 16 it "
+    "needed 5.32 [3.86–6.33] times as many at 8M and 3.70 [2.71–4.53] times at 135M (docs/leaderboard.md, docs/scale.md)."
 )
 GRADED = (
-    "Measured with graded rewards: GRPO paid > 1.93 times REINFORCE's rollouts on skills/graded; RAFT, which needs full "
-    "marks, reached the target in 0 of 8 runs (docs/leaderboard.md)."
+    "Measured with graded rewards: GRPO needed > 1.93 times REINFORCE's rollouts on skills/graded. RAFT reached the "
+    "target in 0 of 8 runs (docs/leaderboard.md)."
 )
 DIFFERENT_ANSWERS = (
-    "Measured where many answers are right: GRPO in groups of 4 paid 1.50 [1.39–1.69] times REINFORCE's rollouts on "
-    "walks/mixed, eight seeds, and 1.13 times on walks/late, two seeds of earlier defaults (dev/LOG.md); REINFORCE's update "
-    "takes up to 2.2 times GRPO's seconds, since all of its rows train."
+    "Measured on tasks with many right answers: GRPO with groups of 4 needed 1.50 [1.39–1.69] times REINFORCE's rollouts on "
+    "walks/mixed (eight seeds), and 1.13 times on walks/late (two seeds, earlier defaults; dev/LOG.md). REINFORCE's update "
+    "takes up to 2.2 times as many seconds as GRPO's, because it trains on all rows."
 )
 PREDICTION = (
-    "Measured: REINFORCE paid 1.37 [1.26–1.51] times foresight's rollouts on skills/late and 1.10 [0.96–1.36] on "
-    "skills/mixed, the two tasks with such a profile; in tokens 1.05 [0.97–1.15] and 0.90 [0.80–1.11] times, so nothing "
-    "(docs/leaderboard.md)."
+    "Measured: REINFORCE needed 1.37 [1.26–1.51] times foresight's rollouts on skills/late and 1.10 [0.96–1.36] times on "
+    "skills/mixed, the two tasks with such a profile. It needed 1.05 [0.97–1.15] and 0.90 [0.80–1.11] times the tokens, so "
+    "foresight saved no tokens (docs/leaderboard.md)."
 )
 RAFT_IS_LEVEL = (
-    "RAFT, which trains on right rollouts alone, was level with REINFORCE on skills/balanced (1.00 [0.95–1.03]) and at 135M "
-    "(0.94 [0.87–0.98]), and dearer on skills/late (0.85 [0.78–0.93] is REINFORCE's cost over RAFT's)."
+    "RAFT, which trains only on right rollouts, is an alternative. REINFORCE's rollouts divided by RAFT's were "
+    "1.00 [0.95–1.03] on skills/balanced, 0.94 [0.87–0.98] at 135M, and 0.85 [0.78–0.93] on skills/late."
 )
 NO_GAIN = (
-    "It is not always so: on rg/simple_equations and rg/spell_backward neither reached the target, on SmolLM2's filter task "
-    "GRPO was level (one seed), and on rg/letter_counting it paid 1.01 times REINFORCE's rollouts (two seeds, earlier "
-    "defaults). Nothing in a profile told these apart: compare both on your task."
+    "Some tasks gain nothing: on rg/simple_equations and rg/spell_backward neither GRPO nor REINFORCE reached the target, "
+    "on SmolLM2's filter task both needed as many rollouts (one seed), and on rg/letter_counting GRPO needed 1.01 times "
+    "REINFORCE's rollouts (two seeds, earlier defaults). No figure of a profile predicts this: compare both on your task."
 )
 FIXED_GROUPS = (
-    "If your framework fixes groups, keep GRPO and make them small: at 8M, by earlier defaults, groups of 16 paid 5.99 "
-    "[4.40–30.74] and groups of 4 3.56 [2.80–3.96] times REINFORCE's rollouts (docs/scale.md)."
+    "If your framework needs groups, keep GRPO and use small groups: at 8M, with earlier defaults, groups of 16 needed "
+    "5.99 [4.40–30.74] times REINFORCE's rollouts, and groups of 4 needed 3.56 [2.80–3.96] times (docs/scale.md)."
 )
 SECONDS_ONLY = (
     "PODS and DARTS can save seconds, not rollouts: tuned on skills/late they reached the target in 2 and 0 of 8 runs "
@@ -131,7 +131,7 @@ def present_of(profile: Profile, *, sampled: bool) -> tuple[Choice, str]:
         recipe = "grpo" if profile.n > 1 else "reinforce"
         present = Choice(recipe, profile.groups or max(1, round(BATCH / profile.n)), profile.n)
         why = f"the log has groups of {profile.n}"
-    return present, f"{present.words} is taken for what you train with now: {why}; --present says another."
+    return present, f"Assumed present setting: {present.words}, because {why}. Use --present to name another."
 
 
 def verdict_of(profile: Profile, present: Choice) -> Advice:
@@ -148,7 +148,7 @@ def verdict_of(profile: Profile, present: Choice) -> Advice:
         raise ValueError(f"GRPO needs groups of 2 at least, got n = {present.n}; reinforce is for single rollouts")
     if profile.too_few:
         more = _ROUND * max(1, ceil((ENOUGH - profile.rollouts) / _ROUND))
-        sentence = f"Too few to tell ({profile.too_few}): sample {more:,} rollouts more."
+        sentence = f"Too few to tell ({profile.too_few}): sample {more:,} more rollouts."
         return Advice("too few", sentence, None, present, more=more)
     if not profile.reward.graded and profile.zero_variance[LARGE_GROUP].value >= BARREN:
         return Advice("barren", _barren(profile), None, present)
@@ -157,7 +157,7 @@ def verdict_of(profile: Profile, present: Choice) -> Advice:
     if recipe == present.recipe:
         return Advice("keep", f"Keep {present.words}.", present, present, because, notes)
     choice = Choice(recipe, present.rows, 1)
-    sentence = f"Begin with {choice.words}: one rollout per prompt, {choice.groups:,} prompts a batch."
+    sentence = f"Begin with {choice.words}: one rollout per prompt, {choice.groups:,} prompts per batch."
     return Advice("switch", sentence, choice, present, because, notes)
 
 
@@ -168,16 +168,16 @@ def _recipe(profile: Profile, present: Choice) -> tuple[str, tuple[str, ...]]:
     ruled_out |= {"foresight"} if outside else set()
     differ, alike, auc = profile.right_pairs_differ, profile.zero_variance[4].value, profile.auc or 0.5
     if auc >= PREDICTABLE and alike >= FEW_MIXED and not graded and not outside:
-        why = f"Success is told beforehand with an AUC of {auc:.2f}, and {alike:.0%} of groups of 4 have no variance."
+        why = f"Success can be predicted with an AUC of {auc:.2f}, and {alike:.0%} of groups of 4 have no variance."
         return "foresight", (why, PREDICTION, *(() if present.n == 1 else (ONE_PER_PROMPT,)))
     if present.n == 1 and present.recipe not in ruled_out:
         return present.recipe, (f"{present.words} has one rollout per prompt already.", ONE_PER_PROMPT)
     if graded:
         return "reinforce", ("Rewards are graded.", GRADED)
     if differ is not None and differ.value >= MANY_ANSWERS:
-        why = f"Two right answers of a prompt differ with a chance of {differ.value:.0%}: expect a smaller saving."
+        why = f"Two right answers to a prompt differ with a probability of {differ.value:.0%}: expect a smaller saving."
         return "reinforce", (why, DIFFERENT_ANSWERS)
-    why = f"{alike:.0%} of groups of 4 have rewards that are all alike and teach GRPO nothing."
+    why = f"In {alike:.0%} of groups of 4 all rewards are equal, so GRPO learns nothing from them."
     return "reinforce", (why, ONE_PER_PROMPT)
 
 
@@ -198,13 +198,13 @@ def _barren(profile: Profile) -> str:
     """A sentence or two on why little can be learned from these prompts, and what would help."""
     mean = profile.mean.value
     if mean <= 1 - BARREN:
-        how = "hardly any is right"
-        do = "Take easier prompts, train on demonstrations first, or check that the reward accepts a right answer"
+        how = "hardly any are right"
+        do = "Use easier prompts, train on demonstrations first, or check that the reward accepts a right answer"
     elif mean >= BARREN:
-        how, do = "nearly all are right", "Take harder prompts"
+        how, do = "nearly all are right", "Use harder prompts"
     else:
-        how, do = "each prompt is nearly always solved, or hardly ever", "Take prompts in between"
+        how, do = "each prompt is nearly always solved, or hardly ever", "Use prompts of medium difficulty"
     return (
-        f"No recipe learns much from these prompts: of {profile.rollouts:,} rollouts {how}, and of groups of {LARGE_GROUP} "
-        f"{profile.zero_variance[LARGE_GROUP].value:.0%} would be alike. {do}."
+        f"No recipe learns much from these prompts: of {profile.rollouts:,} rollouts {how}, and "
+        f"{profile.zero_variance[LARGE_GROUP].value:.0%} of groups of {LARGE_GROUP} would have equal rewards. {do}."
     )
