@@ -57,6 +57,8 @@ def imported(source: str) -> set[str]:
 
 # Features that were measured to gain nothing, or that nobody used; dev/LOG.md has the finding of each.
 GONE = (
+    "cli/board.py",
+    "cli/watch.py",
     "core/lengths.py",
     "rules/predictions.py",
     "runs/verl_log.py",
@@ -66,7 +68,9 @@ GONE = (
     "lab/advise/outcomes.py",
     "lab/advise/ranking.py",
     "lab/bench/added.py",
+    "lab/report/board.py",
     "lab/report/overwriting.py",
+    "lab/report/terminal.py",
     "lab/waste/forecast.py",
     "lab/waste/replay.py",
 )

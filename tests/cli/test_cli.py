@@ -267,7 +267,7 @@ def test_every_option_of_a_run_is_in_the_help_of_both_commands(call):
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "compare", "simulate", "bench", "features", "waste", "watch", "data prepare"]
+    "command", ["train", "compare", "simulate", "bench", "features", "waste", "report", "data prepare"]
 )
 def test_eighty_columns_hold_every_option_by_its_whole_name(rollalloc, command):
     code, help_, _ = rollalloc(*command.split(), "--help", columns=80)

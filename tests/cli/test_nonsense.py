@@ -26,8 +26,6 @@ BASE = {
     "features": ("--model", "model", "--prompts", "prompts.parquet", "--out", "made.safetensors"),
     "model": ("smollm2", "made"),
     "report": ("model",),
-    "watch": ("model",),
-    "board": ("model",),
     "waste": ("log.jsonl",),
     "advise": ("log.jsonl",),
     "simulate": ("--gpus", "8"),
@@ -53,7 +51,6 @@ WORK = (  # where a command begins what takes time
     "rollalloc.lab.bench.leaderboard.run_leaderboard",
     "rollalloc.lab.bench.presets.task_files",
     "rollalloc.lab.bench.tasks.chat.prepare",
-    "rollalloc.lab.report.board.serve",
     "rollalloc.lab.simulate.simulation.simulate",
 )
 HUGE = "1" + "0" * 30

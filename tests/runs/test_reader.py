@@ -1,4 +1,4 @@
-"""Runs that are read as they grow: what is read again, what is kept, and what is said of damage."""
+"""What is read of a run's files, what is kept of a long run, and how damage is reported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from rollalloc.runs import files
-from rollalloc.runs.reader import Metrics, Reader, read_run
+from rollalloc.runs.reader import newest_lines, read_metrics, read_run
 
 
 def line(batch, **said):
@@ -25,47 +25,11 @@ def batches(run):
     return [line["batch"] for line in run.metrics]
 
 
-def test_the_second_look_reads_only_what_was_added(path):
-    (path.parent / "run.json").write_text("{}")
-    path.write_text("".join(map(line, range(5000))))
-    reader = Reader()
-    first = reader(path.parent)
-    assert reader.bytes_read == path.stat().st_size
-    assert reader(path.parent) is first
-    assert reader.bytes_read == path.stat().st_size
-    with path.open("a") as file:
-        file.write(line(5000))
-    before = reader.bytes_read
-    assert reader(path.parent).last["batch"] == 5000
-    assert reader.bytes_read - before == len(line(5000)) + files._COMPARED
-
-
-def test_what_was_cut_and_written_on_is_read_anew(path):
-    path.write_text("".join(line(at, seconds=1.0) for at in range(100)))
-    metrics = Metrics(path)
-    metrics.look()
-    path.write_text("".join(line(at, seconds=1.0 if at < 50 else 2.5) for at in range(200)))
-    metrics.look()
-    assert [each["batch"] for each in metrics.lines()] == list(range(200))
-    assert [each["seconds"] for each in metrics.lines()] == [1.0] * 50 + [2.5] * 150
-    path.write_text(line(7))
-    metrics.look()
-    assert [each["batch"] for each in metrics.lines()] == [7]
-    path.unlink()
-    metrics.look()
-    assert (metrics.lines(), metrics.problem) == ([], None)
-
-
 def test_of_a_long_run_a_bounded_number_of_lines_is_kept(path, monkeypatch):
     monkeypatch.setattr("rollalloc.runs.reader._MOST", 16)
-    metrics = Metrics(path)
-    written = 0
     for upto in (1, 2, 33, 34, 35, 100, 1001):
-        with path.open("a") as file:
-            file.write("".join(line(at, ages={"0": 1, str(at % 3): 1}) for at in range(written, upto)))
-        written = upto
-        metrics.look()
-        kept = metrics.lines()
+        path.write_text("".join(line(at, ages={"0": 1, str(at % 3): 1}) for at in range(upto)))
+        kept = read_run(path.parent).metrics
         assert len(kept) <= 2 * 16
         assert len(kept) >= min(upto, 16)
         assert (kept[0]["batch"], kept[-1]["batch"]) == (0, upto - 1)
@@ -74,34 +38,22 @@ def test_of_a_long_run_a_bounded_number_of_lines_is_kept(path, monkeypatch):
         assert len(apart) <= 1  # evenly
 
 
-def test_a_page_worth_of_bytes_is_read_at_a_time(path, monkeypatch):
-    monkeypatch.setattr("rollalloc.runs.reader._AT_LEAST", 0)
+def test_a_torn_line_is_left_out_and_a_whole_one_needs_no_end(path):
     (path.parent / "run.json").write_text("{}")
-    path.write_text("".join(map(line, range(1000))))
-    reader = Reader(allowance=10_000)
-    run = reader(path.parent)
-    assert run.unread == path.stat().st_size - 10_000
-    assert run.problem is None  # the line that was cut is not taken for a corrupt one
-    assert reader.allowance == 0
-    looks = 1
-    while run.unread:
-        reader.allowance = 10_000
-        run = reader(path.parent)
-        looks += 1
-    assert batches(run) == list(range(1000))
-    assert 10 < looks < 25
-
-
-def test_a_torn_line_is_waited_for_and_a_whole_one_needs_no_end(path):
-    metrics = Metrics(path)
     for text, known in ((line(1) + '{"kind": "ba', [1]), (line(1) + line(2).rstrip("\n"), [1, 2]), ("", [])):
         path.write_text(text)
-        metrics.look()
-        assert [each["batch"] for each in metrics.lines()] == known
-        assert metrics.problem is None
-    path.write_text(line(1) + line(2) + line(3))
-    metrics.look()
-    assert [each["batch"] for each in metrics.lines()] == [1, 2, 3]
+        run = read_run(path.parent)
+        assert batches(run) == known
+        assert [each["batch"] for each in read_metrics(path)] == known
+        assert run.problem is None
+
+
+def test_the_newest_line_of_each_kind_is_read_from_the_end(path):
+    evaluated = {"kind": "eval", "at": 10, "accuracy": 0.5}
+    path.write_text(line(1) + line(2) + line(1, **evaluated) + line(3) + '{"kind": "ba')
+    assert [(each["kind"], each["batch"]) for each in newest_lines(path.parent)] == [("eval", 1), ("batch", 3)]
+    path.unlink()
+    assert newest_lines(path.parent) == []
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from rollalloc.cli.advise import advise
 from rollalloc.cli.bench import bench
-from rollalloc.cli.board import board
 from rollalloc.cli.compare import compare
 from rollalloc.cli.data import data
 from rollalloc.cli.features import features
@@ -27,7 +26,6 @@ from rollalloc.cli.simulate import simulate
 from rollalloc.cli.train import train
 from rollalloc.cli.verify import verify_resume
 from rollalloc.cli.waste import waste
-from rollalloc.cli.watch import watch
 from rollalloc.files.text import visible
 
 _MISTAKES = (
@@ -40,7 +38,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (train, compare, bench, features, model, report, watch, board, advise, waste, verify_resume, recipes):
+for command in (train, compare, bench, features, model, report, advise, waste, verify_resume, recipes):
     app.command()(with_numbers_checked(command))
 app.command()(simulate)  # its options check their own ranges
 app.add_typer(data, name="data")

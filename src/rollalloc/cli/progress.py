@@ -26,7 +26,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from rollalloc.files.table import FittingTable, sparkline
+from rollalloc.files.table import FittingTable
 from rollalloc.files.text import visible
 from rollalloc.runs.recorded import share_done, share_taught
 
@@ -39,9 +39,8 @@ _WIDE = 110  # columns that bar and figures need
 _EVERY_S = 1.0  # between two lines when there is no terminal
 _STAGE_S, _PATIENCE_S = 15.0, 3.0  # between two lines of a stage, and before its first
 _STANDINGS_S = 60.0  # between two lines on all runs of a comparison
-_CURVE = 12  # columns of a run's accuracies
-_PROSE = ("task", "recipe", "curve", "wasted on")
-_OPTIONAL = ("wasted on", "taught", "left, at most", "curve")  # columns that a narrow terminal leaves out
+_PROSE = ("task", "recipe", "wasted on")
+_OPTIONAL = ("wasted on", "taught", "left, at most")  # columns that a narrow terminal leaves out
 
 
 def say(console: Console, text: str, style: str = "") -> None:
@@ -248,13 +247,11 @@ class Standings:
 
     def _row(self, task: str, label: str, runs: Sequence[RecordedRun]) -> dict[str, str]:
         known = [run.curve.accuracy[-1] for run in runs if run.curve.accuracy]
-        longest = max((run.curve.accuracy for run in runs), key=len)
         taught, waste = uses([run.accounts for run in runs], grouped=any(run.grouped for run in runs))
         return {
             "task": task,
             "recipe": label,
             "done": f"{sum(run.ended for run in runs)}/{len(runs)}",
-            "curve": sparkline(longest, _CURVE),
             "accuracy": f"{fmean(known):.3f}" if known else "",
             "rollouts": f"{sum(run.paid for run in runs):,}",
             "left, at most": self._time_left((task, label), runs),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from rollalloc.runs.reader import read_run
@@ -67,12 +67,11 @@ def _folders_in(place: Path) -> Iterator[os.DirEntry[str]]:
                 continue
 
 
-def comparisons(folder: Path, read: Callable[[Path], RecordedRun] = read_run) -> dict[Path, list[RecordedRun]]:
+def comparisons(folder: Path) -> dict[Path, list[RecordedRun]]:
     """The runs in a folder, grouped by their parent folder. The runs of a group are compared with one another.
 
     Args:
         folder: folder of a run, of a comparison, or of several comparisons.
-        read: reads a run.
 
     Raises:
         FileNotFoundError: there is no run in the folder.
@@ -80,30 +79,13 @@ def comparisons(folder: Path, read: Callable[[Path], RecordedRun] = read_run) ->
     """
     groups: dict[Path, list[RecordedRun]] = {}
     for place in run_folders(folder):
-        groups.setdefault(folder if place == folder else place.parent, []).append(read(place))
+        groups.setdefault(folder if place == folder else place.parent, []).append(read_run(place))
     if not groups:
         raise FileNotFoundError(
             f"expected the folder of a run, or of runs, got {folder}: it has neither a run.json, which `rollalloc train` "
             "and `rollalloc compare` write, nor TRL's checkpoint-*/trainer_state.json, nor a log of verl's file logger"
         )
     return groups
-
-
-def is_over(folder: Path, runs: Sequence[RecordedRun]) -> bool:
-    """Whether all runs have ended and no further run will start.
-
-    A comparison may not have started all its runs, so it is over only when it has written its results. Runs with a label
-    belong to a comparison.
-    """
-    single_run = len(runs) == 1 and runs[0].folder == folder
-    return all(run.why and not run.unread for run in runs) and (
-        single_run or all(_has_results(run.folder) for run in runs if run.description.get("label"))
-    )
-
-
-def _has_results(place: Path) -> bool:
-    """Whether a run's comparison has written its results: beside the runs, or one level above for several tasks."""
-    return any((above / "results.json").is_file() for above in (place.parent, place.parent.parent))
 
 
 def _natural(path: Path) -> list[str | int]:

@@ -1,7 +1,6 @@
-"""Reads a run's `run.json` and `metrics.jsonl`: completely, only the newest line, or repeatedly while they are written.
+"""Reads a run's `run.json` and `metrics.jsonl`, completely or only the newest lines.
 
-Terminal, page, board and comparison all use this reader, so that they show the same. Every line is checked. A reader that
-follows a run reads only what was appended, and keeps only as many lines as the views can show.
+Terminal, page and comparison all use this reader, so that they show the same. Every line is checked.
 """
 
 from __future__ import annotations
@@ -16,57 +15,73 @@ from typing import Any
 
 from rollalloc.files.names import DESCRIPTION, METRICS
 from rollalloc.runs.fields import MetricsLine, description, metrics_line
-from rollalloc.runs.files import LONGEST, Growing, open_regular, stamp_of, why
+from rollalloc.runs.files import LONGEST, lines_of, open_regular, why
 from rollalloc.runs.recorded import Line, RecordedRun
 from rollalloc.runs.trl_log import read_trl, state_in
 from rollalloc.runs.verl_run import read_verl_run
 
 _MOST = 1024  # lines to keep of each kind; at twice as many, pairs of neighbours are joined
-_AT_LEAST = 1 << 20  # bytes of metrics that may always be read for each run
 _KINDS = ("batch", "eval", "end", "failed", "resume")  # all other kinds of lines are kept together
 _LONGEST_DESCRIPTION = 8 << 20  # bytes
-_TAIL = 1 << 18  # bytes at the end of the metrics in which `newest_line` searches
-_LATEST = 253_402_300_799  # seconds since the epoch: the end of the year 9999
-
-
-class Reader:
-    """Reads runs repeatedly. Each call reads only what was appended to the run's files since the last.
-
-    Attributes:
-        allowance: bytes of metrics that may still be read, so that a large run does not delay the others. At least 1 MiB of
-            each run is read in any case, and later calls read the rest. None: no limit.
-    """
-
-    def __init__(self, allowance: int | None = None) -> None:
-        self.allowance = allowance
-        self._known: dict[Path, _Followed] = {}
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of metrics that were read so far, of all runs."""
-        return sum(followed.metrics.file.bytes_read for followed in self._known.values())
-
-    def __call__(self, folder: Path) -> RecordedRun:
-        """Read the run in a folder. Errors are not raised; the run's `problem` describes them."""
-        followed = self._known.setdefault(folder, _Followed(folder))
-        before = followed.metrics.file.bytes_read
-        try:
-            return followed.look(None if self.allowance is None else max(_AT_LEAST, self.allowance))
-        except Exception as error:  # a damaged run must not prevent that others are shown
-            return RecordedRun(folder, problem=f"{type(error).__name__}: {error}")
-        finally:
-            if self.allowance is not None:
-                self.allowance = max(0, self.allowance - followed.metrics.file.bytes_read + before)
-
-    def keep(self, folders: Iterable[Path]) -> None:
-        """Forget all runs but those in these folders."""
-        kept = set(folders)
-        self._known = {folder: followed for folder, followed in self._known.items() if folder in kept}
+_TAIL = 1 << 18  # bytes at the end of the metrics in which `newest_lines` searches
+_TOO_LONG = f"is longer than {LONGEST:,} bytes"
 
 
 def read_run(folder: Path) -> RecordedRun:
-    """Read the run in a folder once. Errors are not raised; the run's `problem` describes them."""
-    return Reader()(folder)
+    """Read the run in a folder, or in a log of verl. Errors are not raised; the run's `problem` describes them."""
+    try:
+        if folder.is_file():
+            run = read_verl_run(folder)
+        elif not os.path.lexists(folder / DESCRIPTION) and state_in(folder) is not None:
+            run = read_trl(folder)
+        else:
+            return _read_ours(folder)
+        return replace(run, metrics=_thinned(run.metrics))
+    except Exception as error:  # a damaged run must not prevent that others are shown
+        return RecordedRun(folder, problem=f"{type(error).__name__}: {error}")
+
+
+def _read_ours(folder: Path) -> RecordedRun:
+    described, problem = _description(folder / DESCRIPTION)
+    wrong, left_out = list[str](), list[int]()
+    metrics: list[Line] = []
+    try:
+        metrics = _thinned(_known_lines(folder / METRICS, wrong, left_out))
+    except FileNotFoundError:
+        pass  # the run has not written it yet
+    except OSError as error:
+        wrong = [f": {why(error)}"]
+    if wrong:
+        more = f"; {len(left_out):,} line{'s' * (len(left_out) > 1)} left out" if left_out else ""
+        problem = "; ".join(filter(None, (problem, f"{METRICS}{wrong[0]}{more}")))
+    return RecordedRun(folder, described, metrics, problem)
+
+
+def _known_lines(path: Path, wrong: list[str], left_out: list[int]) -> Iterator[Line]:
+    """Yield each usable line with the fields that the views need.
+
+    Args:
+        path: path of a `metrics.jsonl`.
+        wrong: gets what is wrong with a line, with its number.
+        left_out: gets the numbers of the lines that are left out.
+
+    Raises:
+        OSError: the file cannot be opened, see `open_regular`.
+    """
+    checked = _Checked()
+    for number, line, complete in lines_of(path):
+        if line is not None and not line.strip():
+            continue
+        try:
+            parsed = checked.take(line)
+        except ValueError as error:
+            if complete or line is None:  # otherwise it is still being written, or the run was killed
+                wrong.append(f":{number} {error}")
+                left_out.append(number)
+            continue
+        if parsed.wrong:
+            wrong.append(f":{number} {parsed.wrong}")
+        yield parsed.known
 
 
 def lines_in(path: Path) -> Iterator[Line]:
@@ -79,19 +94,19 @@ def lines_in(path: Path) -> Iterator[Line]:
         OSError: it is not a regular file, or cannot be read.
         ValueError: a line is damaged; names it.
     """
-    file, checked = Growing(path), _Checked()
-    for number, line in file.look():
-        if line is None or line.strip():
-            try:
-                parsed = checked.take(line)
-            except ValueError as error:
-                raise ValueError(f"{path}:{number} {error}; the file is damaged") from None
-            if parsed.wrong:
-                raise ValueError(f"{path}:{number} {parsed.wrong}; the file is damaged")
-            yield parsed.whole
-    if file.rest.strip():
-        with suppress(ValueError):  # incomplete
-            yield checked.take(file.rest).whole
+    checked = _Checked()
+    for number, line, complete in lines_of(path):
+        if line is not None and not line.strip():
+            continue
+        try:
+            parsed = checked.take(line)
+        except ValueError as error:
+            if not complete:
+                return
+            raise ValueError(f"{path}:{number} {error}; the file is damaged") from None
+        if parsed.wrong and complete:
+            raise ValueError(f"{path}:{number} {parsed.wrong}; the file is damaged")
+        yield parsed.whole
 
 
 def read_metrics(path: Path) -> list[Line]:
@@ -99,12 +114,8 @@ def read_metrics(path: Path) -> list[Line]:
     return list(lines_in(path))
 
 
-def newest_line(folder: Path, kind: str = "") -> Line | None:
-    """The newest line of a run's metrics; None if there is none in the last 256 KiB of the file.
-
-    Args:
-        folder: folder of the run.
-        kind: kind of the line; "": any kind.
+def newest_lines(folder: Path) -> list[Line]:
+    """The newest line of each kind in the last 256 KiB of a run's metrics, in the order of the file.
 
     Raises:
         OSError: the metrics are not a regular file, or cannot be read.
@@ -114,49 +125,22 @@ def newest_line(folder: Path, kind: str = "") -> Line | None:
             file.seek(max(0, file.seek(0, SEEK_END) - _TAIL))
             complete, _, _ = file.readall().rpartition(b"\n")
     except FileNotFoundError:
-        return None
+        return []
+    newest: dict[str, Line] = {}
     for line in reversed(complete.split(b"\n")):
         with suppress(ValueError):  # the first line may be cut off, others may be damaged
             parsed = metrics_line(line).whole
-            if kind in ("", parsed["kind"]):
-                return parsed
-    return None
+            newest.setdefault(parsed["kind"], parsed)
+    return [*reversed(newest.values())]
 
 
-class _Followed:
-    """The state of reading one run's folder repeatedly."""
+def newest_line(folder: Path) -> Line | None:
+    """The newest line of a run's metrics; None if there is none in the last 256 KiB of the file.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.metrics = Metrics(folder / METRICS)
-        self._stamps: tuple[tuple[int, ...], ...] | None = None
-        self._run = RecordedRun(folder)
-
-    def look(self, limit: int | None) -> RecordedRun:
-        if self.folder.is_file():
-            if (stamps := (stamp_of(self.folder),)) != self._stamps:
-                self._run, self._stamps = _bounded(read_verl_run(self.folder)), stamps
-            return self._run
-        if not os.path.lexists(self.folder / DESCRIPTION) and (state := state_in(self.folder)) is not None:
-            if (stamps := (stamp_of(state),)) != self._stamps:
-                self._run, self._stamps = _bounded(read_trl(self.folder)), stamps
-            return self._run
-        stamps = tuple(stamp_of(self.folder / name) for name in (DESCRIPTION, METRICS))
-        if stamps == self._stamps and not self._run.unread:
-            return self._run
-        self.metrics.look(limit)
-        described, problem = _description(self.folder / DESCRIPTION)
-        problems = "; ".join(filter(None, (problem, self.metrics.problem)))
-        self._run = RecordedRun(
-            self.folder,
-            described,
-            self.metrics.lines(),
-            problems or None,
-            changed=min(max(0, *(stamp[-1] for stamp in stamps)) / 1e9, _LATEST),
-            unread=self.metrics.file.unread,
-        )
-        self._stamps = stamps
-        return self._run
+    Raises:
+        OSError: as `newest_lines`.
+    """
+    return next(reversed(newest_lines(folder)), None)
 
 
 def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
@@ -174,77 +158,6 @@ def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
     return described, wrong and f"run.json: {wrong}"
 
 
-class Metrics:
-    """The lines of a `metrics.jsonl` that were read so far, thinned to a bounded number.
-
-    Attributes:
-        file: the file, which may still be growing.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.file = Growing(path)
-        self._begin()
-
-    def _begin(self) -> None:
-        self.file.begin()
-        self._kept = {kind: _Thinned() for kind in (*_KINDS, "")}
-        self._checked = _Checked()
-        self._first_wrong = self._refused = ""
-        self._left_out = 0
-
-    @property
-    def problem(self) -> str | None:
-        """The first error, with its line, and the number of lines that were left out; None without errors."""
-        if self._refused:
-            return f"metrics.jsonl: {self._refused}"
-        if not self._first_wrong and self.file.too_long:
-            return f"metrics.jsonl:{self.file.number + 1} {_TOO_LONG}"
-        left_out = f"; {self._left_out:,} line{'s' * (self._left_out > 1)} left out" if self._left_out else ""
-        return f"metrics.jsonl:{self._first_wrong}{left_out}" if self._first_wrong else None
-
-    def look(self, limit: int | None = None) -> None:
-        """Read what was appended, but at most `limit` bytes."""
-        self._refused = ""
-        try:
-            if not self.file.goes_on():
-                self._begin()
-            for number, line in self.file.look(limit):
-                self._take(number, line)
-        except FileNotFoundError:
-            self._begin()  # the run has not written it yet
-        except OSError as error:
-            self._begin()
-            self._refused = why(error)
-
-    def _take(self, number: int, line: bytes | None) -> None:
-        if line is not None and not line.strip():
-            return
-        try:
-            parsed = self._checked.take(line)
-        except ValueError as error:
-            self._left_out += 1
-            self._first_wrong = self._first_wrong or f"{number} {error}"
-            return
-        if parsed.wrong:
-            self._first_wrong = self._first_wrong or f"{number} {parsed.wrong}"
-        kind = parsed.known["kind"]
-        self._kept[kind if kind in _KINDS else ""].add(number, parsed.known)
-
-    def lines(self) -> list[Line]:
-        """The lines that are kept, in the order of the file. A last line without a line break counts if it is complete."""
-        kept = sorted(
-            (entry for thinned in self._kept.values() for entry in thinned.entries), key=lambda entry: entry[0]
-        )
-        lines = [line for _, line in kept]
-        if self.file.rest.strip() and not self.file.unread:
-            with suppress(ValueError):  # still being written, or corrupt
-                lines.append(self._checked.read(self.file.rest).known)
-        return lines
-
-
-_TOO_LONG = f"is longer than {LONGEST:,} bytes"
-
-
 class _Checked:
     """Checks lines in order, each by itself and against the lines before it."""
 
@@ -252,13 +165,7 @@ class _Checked:
         self._newest: dict[str, int] = {}  # last value of each counter that must increase
 
     def take(self, line: bytes | None) -> MetricsLine:
-        """Check the next line. Raises what `read` raises."""
-        parsed = self.read(line)
-        self._newest.update(parsed.rising)
-        return parsed
-
-    def read(self, line: bytes | None) -> MetricsLine:
-        """Check a line as if it were the next, but do not advance.
+        """Check the next line.
 
         Raises:
             ValueError: the line is damaged, too long, or repeats an earlier batch or evaluation.
@@ -270,7 +177,17 @@ class _Checked:
             if (before := self._newest.get(name)) is not None and value <= before:
                 wrote = "two runs, or one twice, wrote here"
                 raise ValueError(f"comes again or too late, {name} {value:,} after {before:,}: {wrote}")
+        self._newest.update(parsed.rising)
         return parsed
+
+
+def _thinned(lines: Iterable[Line]) -> list[Line]:
+    """The lines, or no more of each kind than the views can show."""
+    kept = {kind: _Thinned() for kind in (*_KINDS, "")}
+    for at, line in enumerate(lines):
+        kept[line["kind"] if line["kind"] in _KINDS else ""].add(at, line)
+    entries = sorted((entry for thinned in kept.values() for entry in thinned.entries), key=lambda entry: entry[0])
+    return [line for _, line in entries]
 
 
 @dataclass
@@ -299,17 +216,6 @@ class _Thinned:
             self.entries = [first, *pairs]
             self._in_last += self._each if len(rest) % 2 == 0 else 0
             self._each *= 2
-
-
-def _bounded(run: RecordedRun) -> RecordedRun:
-    """The run with no more lines than the views can show."""
-    if len(run.metrics) <= 2 * _MOST:
-        return run
-    kept: dict[str, _Thinned] = {}
-    for at, line in enumerate(run.metrics):
-        kept.setdefault(line["kind"], _Thinned()).add(at, line)
-    entries = sorted((entry for thinned in kept.values() for entry in thinned.entries), key=lambda entry: entry[0])
-    return replace(run, metrics=[line for _, line in entries])
 
 
 def _joined(earlier: tuple[int, Line], later: tuple[int, Line]) -> tuple[int, Line]:

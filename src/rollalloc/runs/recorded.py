@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from rollalloc.runs.teaching import in_words
 
 Line = dict[str, Any]
 _OF_ONE_RUN = ("seed", "digests")  # fields of `run.json` in which the seeds of a method differ
-_LONGEST = 10 * 365 * 24 * 3600  # seconds; a longer estimate is not shown
 
 
 @dataclass(frozen=True)
@@ -26,8 +24,6 @@ class RecordedRun:
         description: contents of `run.json`; empty if it cannot be read.
         metrics: lines of `metrics.jsonl`; a long run is thinned out.
         problem: the error of reading the run, with file and line; None: no error.
-        changed: time of the last write to its files, in seconds since the epoch; 0: never.
-        unread: bytes of the metrics that are not read yet.
         unit: what `rollouts_paid` counts: rollouts, or the framework's steps if its log does not have rollouts.
         note: a remark on the source of the figures, to be shown with them; None: no remark.
     """
@@ -36,8 +32,6 @@ class RecordedRun:
     description: Mapping[str, Any] = field(default_factory=dict[str, Any])
     metrics: Sequence[Line] = ()
     problem: str | None = None
-    changed: float = 0.0
-    unread: int = 0
     unit: str = "rollouts paid"
     note: str | None = None
 
@@ -99,11 +93,6 @@ class RecordedRun:
         return self.last["rollouts_paid"] if self.last else 0
 
     @property
-    def amount(self) -> str:
-        """Rollouts paid so far, as text with the unit."""
-        return f"{self.paid:,} {self.unit.removesuffix(' paid')}"
-
-    @property
     def accounts(self) -> Mapping[str, int]:
         """Rollouts paid so far, by cause."""
         return self.last["accounts"] if self.last else {}
@@ -124,11 +113,6 @@ class RecordedRun:
         return not self.batches or any(compares(line) for line in self.batches)
 
     @property
-    def taught(self) -> str:
-        """See `share_taught`."""
-        return share_taught(self.accounts, self.grouped)
-
-    @property
     def silence(self) -> str | None:
         """A sentence if most of the recent rollouts had no effect on training; None if they had, or if it is unknown."""
         shares = next((line["teaching"] for line in reversed(self.metrics) if "teaching" in line), {})
@@ -145,11 +129,6 @@ class RecordedRun:
         return None if self.target is None else cost_to_target(curve_of(self.metrics), self.target)
 
 
-def unshown(run: RecordedRun, error: Exception) -> RecordedRun:
-    """A placeholder for a run that cannot be shown, so that the other runs still are."""
-    return RecordedRun(run.folder, problem=f"it cannot be shown: {type(error).__name__}: {error}")
-
-
 def compares(batch: Mapping[str, Any]) -> bool:
     """Whether a batch has groups with several rows, so that rows are compared within their group.
 
@@ -162,15 +141,6 @@ def share_taught(accounts: Mapping[str, int], grouped: bool) -> str:
     """The share of paid rollouts that were trained on, as text; "n/a" if none is compared within groups, "" if none paid."""
     paid = sum(accounts.values())
     return "" if not paid else f"{accounts.get('trained', 0) / paid:.0%}" if grouped else "n/a"
-
-
-def remaining(run: RecordedRun) -> timedelta | None:
-    """The time until the budget is spent at the average pace so far; None if the budget or the pace is unknown."""
-    budget, last = run.budget, run.last
-    if run.why or run.unread or budget is None or last is None or not last["rollouts_paid"]:
-        return None
-    left = last["seconds"] * max(0, budget - run.paid) / run.paid
-    return timedelta(seconds=round(left)) if left < _LONGEST else None
 
 
 def share_done(run: RecordedRun) -> float | None:
@@ -192,17 +162,6 @@ def held_out(run: RecordedRun) -> str:
     error = next(reversed(run.curve.standard_error), None)
     certainty = "" if error is None else " (exact)" if error == 0 else f" (± {error:.3f})"
     return f"held-out {first}{last}{certainty}"
-
-
-def state(run: RecordedRun) -> str:
-    """The state of the run, in a few words."""
-    if run.unread:
-        return f"being read, {run.unread / 1e6:,.0f} MB left"
-    if run.failed:
-        return "failed"
-    if run.ended:
-        return "target reached" if run.reached else "finished"
-    return "starting" if not run.metrics else "not ended"
 
 
 def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:

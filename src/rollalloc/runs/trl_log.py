@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rollalloc.runs.files import open_regular, stamp_of, why
+from rollalloc.runs.files import open_regular, why
 from rollalloc.runs.logged import ROLLOUTS, LoggedSteps, figures_in, lengths_in, number
 from rollalloc.runs.recorded import RecordedRun
 from rollalloc.runs.values import parsed
@@ -48,7 +48,7 @@ def _states(folder: Path) -> list[Path]:
     ]
     states = [path for _, path in sorted(numbered, reverse=True)]
     if (last_state := folder / STATE).is_file():
-        is_newest = not states or stamp_of(last_state)[-1] >= stamp_of(states[0])[-1]
+        is_newest = not states or last_state.stat().st_mtime_ns >= states[0].stat().st_mtime_ns
         states.insert(0 if is_newest else 1, last_state)
     return states
 
@@ -67,7 +67,7 @@ def read_trl(folder: Path) -> RecordedRun:
     for path in states:
         name = str(path.relative_to(folder))
         try:
-            return _run_of(folder, path, name, _parsed(path), problems)
+            return _run_of(folder, name, _parsed(path), problems)
         except OSError as error:
             problems.append(f"{name}: {why(error)}")
         except ValueError as error:
@@ -92,7 +92,7 @@ def _parsed(path: Path) -> dict[str, Any]:
     return state
 
 
-def _run_of(folder: Path, path: Path, name: str, state: dict[str, Any], problems: list[str]) -> RecordedRun:
+def _run_of(folder: Path, name: str, state: dict[str, Any], problems: list[str]) -> RecordedRun:
     """The run described by a state. `problems` are the errors of newer states, which cannot be read."""
     history = [entry for entry in state.get("log_history") or () if isinstance(entry, dict)]
     is_ours = any(ROLLOUTS in entry for entry in history)
@@ -112,7 +112,6 @@ def _run_of(folder: Path, path: Path, name: str, state: dict[str, Any], problems
         },
         lines,
         problem="; ".join(problems[:_SHOWN]) + f"; {name} is shown instead" if problems else None,
-        changed=stamp_of(path)[-1] / 1e9,
         unit="rollouts paid" if is_ours else _STEPS,
         note="; ".join([_note(name, is_ours, any(line["kind"] == "eval" for line in lines)), *steps.notes]),
     )

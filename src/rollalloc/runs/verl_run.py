@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from math import nan
 from pathlib import Path
 from typing import Any
 
 from rollalloc.runs.cost import Curve, curve_of
-from rollalloc.runs.files import LONGEST, Growing, open_regular, stamp_of, why
+from rollalloc.runs.files import LONGEST, lines_of, open_regular, why
 from rollalloc.runs.logged import ROLLOUTS, LoggedSteps, figures_in, lengths_in, number
 from rollalloc.runs.recorded import RecordedRun
 from rollalloc.runs.values import parsed
@@ -59,26 +58,22 @@ def read_verl_run(path: Path, metrics: Sequence[str] = ()) -> RecordedRun:
     Raises:
         ValueError: no validation has all of `metrics`.
     """
-    changed = stamp_of(path)[-1] / 1e9
     entries: list[tuple[int, Mapping[str, Any]]] = []
     wrong: list[str] = []
-    file = Growing(path)
     try:
-        for at, line in file.look():
+        for at, line, complete in lines_of(path):
             try:
                 entry = None if line is None else _entry(line)
             except ValueError as error:
-                wrong.append(f"{path.name}:{at} cannot be read ({error})")
+                if complete:  # a killed run may leave an incomplete last line
+                    wrong.append(f"{path.name}:{at} cannot be read ({error})")
             else:
                 if entry is not None:
                     entries.append(entry)
-                elif line is None or line.strip():
+                elif line is None or (complete and line.strip()):
                     wrong.append(f"{path.name}:{at} is no line of verl's file logger")
-        with suppress(ValueError):  # a killed run may leave an incomplete last line
-            if (entry := _entry(file.rest)) is not None:
-                entries.append(entry)
     except OSError as error:
-        return RecordedRun(path, {"label": path.stem}, problem=f"{path.name}: {why(error)}", changed=changed)
+        return RecordedRun(path, {"label": path.stem}, problem=f"{path.name}: {why(error)}")
     is_ours = any(ROLLOUTS in data for _, data in entries)
     validated = [*dict.fromkeys(key for _, data in entries for key in data if key.startswith("val-"))]
     keys = metrics or [key for key in validated if _ACCURACY.fullmatch(key)]
@@ -97,7 +92,6 @@ def read_verl_run(path: Path, metrics: Sequence[str] = ()) -> RecordedRun:
         },
         steps.lines,
         problem=f"{wrong[0]}{more}; left out" if wrong else None,
-        changed=changed,
         unit=_OUR_UNIT if is_ours else _UNIT,
         note="; ".join([*_notes(path.name, is_ours, keys, validated), *_gaps(first), *steps.notes]),
     )

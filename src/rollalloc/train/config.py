@@ -106,7 +106,7 @@ class Config:
             and when the run is asked to stop. Checkpoints do not affect training.
         keep_checkpoints: number of newest checkpoints to keep, at least 1.
         log_rollouts: write the text and score of each rollout to `rollouts.jsonl`.
-        notices: warn in the log, in `watch` and on the page if the reward fails, never differs or is slow, or if rollouts
+        notices: warn in the log and on the page if the reward fails, never differs or is slow, or if rollouts
             give little learning signal.
         engine: "sync": generate all ordered rollouts, then train a batch. "async": generate while training.
         streaming: settings of the asynchronous engine.

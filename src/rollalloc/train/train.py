@@ -476,8 +476,8 @@ class Loop(ABC):
         }
 
     def _give_notices(self, figures: dict[str, Any]) -> None:
-        """Log warnings about this batch. With notices off, the metrics have no shares, so that `watch` and the page do
-        not warn either."""
+        """Log warnings about this batch. With notices off, the metrics have no shares, so that the page does not warn
+        either."""
         if not self.config.notices:
             figures["teaching"] = {}
             return

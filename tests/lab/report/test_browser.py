@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
 
-from rollalloc.lab.report.board import serve
 from rollalloc.lab.report.page import write_page
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -132,21 +130,3 @@ def test_figures_letters_can_be_read_on_a_phone(visit, report):
         })"""
     )
     assert min(heights) >= 9.5  # CSS pixels
-
-
-def test_the_board_renders_and_leads_to_the_report(visit, write_run, tmp_path):
-    write_run(f"ours {HOSTILE[0]}", why=None)
-    with serve(tmp_path) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            page, wrong = visit(f"http://127.0.0.1:{server.server_port}/", width=375)
-            assert wrong == []
-            assert page.locator("script").count() == 0
-            assert page.locator("svg.spark polyline").count() == 1
-            assert page.evaluate("document.documentElement.scrollWidth") <= 375
-            page.click("h2 a")
-            page.wait_for_selector("figure", timeout=60_000)
-            assert page.locator("meta[http-equiv=refresh]").count() == 1
-            assert not [each for each in wrong if not each.startswith("request of http://127.0.0.1:")]
-        finally:
-            server.shutdown()

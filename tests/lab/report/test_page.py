@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from rollalloc.lab.report.board import BoardPages
 from rollalloc.lab.report.page import sections, write_page
 from rollalloc.lab.report.samples import samples
 from rollalloc.runs.discovery import comparisons
@@ -127,7 +126,6 @@ def test_no_text_of_a_run_acts_on_the_page_or_ends_a_figure(write_run, tmp_path)
         assert set(text).isdisjoint(ACTING)
         assert text.count("⟨U+202E⟩") > 5
         assert text.count("</svg>") == text.count("<svg")
-    assert set(BoardPages(tmp_path).page("/")).isdisjoint(ACTING)
 
 
 @pytest.mark.usefixtures("undrawn")

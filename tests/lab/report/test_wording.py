@@ -97,7 +97,7 @@ def test_where_no_groups_are_compared_none_is_said_to_have_taught(write_run):
     alone = [line | {"groups": line["rows"]} if line["kind"] == "batch" else line for line in lines]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in alone))
     run, over = read_run(folder), ended(read_config(folder), folder)
-    assert (run.taught, over.grouped) == ("n/a", False)
+    assert (run.grouped, over.grouped) == (False, False)
     assert "compared with a baseline of its recipe, not with a group" in "".join(story([run], "grpo"))
     for recipe, parameters, baseline in (
         ("foresight", {}, "the pass rate that was predicted for its prompt"),

@@ -21,7 +21,7 @@ from rollalloc.lab.bench.search import Search, Trial
 from rollalloc.lab.bench.summary import ended
 from rollalloc.lab.bench.tiers import seconds_of
 from rollalloc.processes.stopping import Stopped, StopRequest
-from rollalloc.runs.reader import Reader, newest_line
+from rollalloc.runs.reader import newest_line
 from rollalloc.runs.recorded import RecordedRun, share_done
 from rollalloc.train.config import Config
 from rollalloc.train.folder import RunFolder
@@ -132,7 +132,6 @@ class _Agenda:
         self._diverged = diverged_in(folder)
         self._known: dict[Path, bool] = {}  # folder → whether its run is over, for all runs checked so far
         self._begun: set[Path] = set()
-        self._read = Reader()  # reads the active runs
         self._trials: dict[Path, tuple[str, str]] = {}  # folder of a search run → its task and method
         self._total = plan.seconds
         self._bases = {task.name: base_of(task, tasks) for task in plan.tasks}
@@ -156,8 +155,7 @@ class _Agenda:
             self._waiting.extendleft(reversed(self._tuned(*self._trials[job.place])))
 
     def progress(self, at_work: Sequence[Job]) -> Progress:
-        self._read.keep(job.place for job in at_work)
-        now = [(job.run, standing(job.run, job.place, self._read)) for job in at_work]
+        now = [(job.run, standing(job.run, job.place)) for job in at_work]
         begun = sum(self._part(job.run) * (share_done(run) or 0.0) for job, (_, run) in zip(at_work, now, strict=True))
         paid = self._rollouts + sum(run.paid for _, run in now)
         return Progress(self.over, self.plan.runs, paid, self._seconds, min(1.0, self._share + begun), now)

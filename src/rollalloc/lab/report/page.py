@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -25,7 +24,7 @@ from rollalloc.lab.report.samples import ShownRollout, samples
 from rollalloc.lab.report.svg import inline_svg
 from rollalloc.lab.report.wording import caveats, damage, findings, graded, name_of, silences, story
 from rollalloc.runs.discovery import comparisons
-from rollalloc.runs.recorded import RecordedRun, by_label, remaining, state
+from rollalloc.runs.recorded import RecordedRun, by_label
 
 MADE_BY = "rollalloc report"  # the generator that the page names in its head
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
@@ -172,8 +171,8 @@ def _file_names(names: Sequence[str]) -> list[str]:
     return [f"{at}-{name}-" if alike else f"{name}-" for at, name in enumerate(plain, start=1)]
 
 
-def render(template: str, *, refresh: int | None = None, **values: Any) -> str:
-    """Render a page template with every value escaped; with `refresh`, the browser reloads it after that many seconds."""
+def render(template: str, **values: Any) -> str:
+    """Render a page template with every value escaped."""
     return (
         _environment()
         .get_template(template)
@@ -184,7 +183,6 @@ def render(template: str, *, refresh: int | None = None, **values: Any) -> str:
             states=style.STATES,
             version=rollalloc.__version__,
             made_by=MADE_BY,
-            refresh=refresh,
             **values,
         )
     )
@@ -202,9 +200,6 @@ def _environment() -> Environment:
     environment.filters |= {
         "one_line": one_line,
         "by_cause": style.by_cause,
-        "state": state,
-        "remaining": remaining,
-        "clock": lambda seconds: time.strftime("%d %b %H:%M", time.localtime(seconds)) if seconds else "",
     }
     return environment
 
