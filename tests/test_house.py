@@ -72,6 +72,8 @@ GONE = (
     "lab/report/overwriting.py",
     "lab/report/terminal.py",
     "lab/waste/forecast.py",
+    "lab/waste/readers/trl_columns.py",
+    "lab/waste/readers/trl_evaluations.py",
     "lab/waste/replay.py",
 )
 

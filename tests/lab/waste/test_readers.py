@@ -75,11 +75,42 @@ def test_trl_waste_is_what_trl_itself_said():
     assert shares.groups == 24
 
 
-def test_trl_rewards_that_contradict_the_advantages_are_told_of(tmp_path):
-    table(tmp_path / "c.parquet", prompt=["a"] * 2, right=[1.0, 1.0], short=[0.0, 1.0], advantage=[0.0, 0.0])
-    assert any("not added to the reward" in note and "short" in note for note in read_log(tmp_path).notes)
-    named = read_log(tmp_path, options=Options(reward="short"))
-    assert any("do not follow the reward: give the trainer's reward_weights" in note for note in named.notes)
+@pytest.mark.parametrize(
+    ("advantage", "options", "reward", "note"),
+    [
+        ([1.0, -1.0, 0.0], Options(), [2, 0, 1], "reward: right + short"),
+        (
+            [0.5, -1.0, 0.5],
+            Options(),
+            [2, 0, 1],
+            "in 1 of 1 groups the logged advantages do not follow the reward: name",
+        ),
+        ([0.5, -1.0, 0.5], Options(reward="right"), [1, 0, 1], "reward: right"),
+        ([1.0, -0.5, -0.5], Options(weights=(0, 1)), [1, 0, 0], "reward: short"),
+        ([0.6, -0.8, 0.2], Options(weights=(1, 0.4)), [1.4, 0, 1], "reward: right + 0.4 × short"),
+        (
+            [0.0, 0.0, 0.0],
+            Options(),
+            [2, 0, 1],
+            "in 1 of 1 groups the logged advantages do not follow the reward: name",
+        ),
+        ([None] * 3, Options(), [2, 0, 1], "the log does not tell which columns are rewards, and all are added"),
+    ],
+)
+def test_trl_leading_columns_are_added_and_a_reward_that_contradicts_the_advantages_is_reported(
+    tmp_path, advantage, options, reward, note
+):
+    columns = {
+        "right": [1.0, 0.0, 1.0],
+        "short": [1.0, 0.0, 0.0],
+        "advantage": pyarrow.array(advantage, pyarrow.float64()),
+    }
+    table(tmp_path / "c.parquet", prompt=list("aaa"), **columns)
+    log = read_log(tmp_path, options=options)
+    assert rewards(log) == [pytest.approx(reward)]
+    assert any(line.startswith(note) for line in log.notes)
+    contradicted = "do not follow" in note
+    assert any("do not follow" in line for line in log.notes) == contradicted
 
 
 def test_trl_a_batch_logged_twice_counts_once(tmp_path):
@@ -124,52 +155,18 @@ def trl_rows(*groups, **more):
     return {"step": [1] * len(prompts), "prompt": prompts, "right": rewards, **more, "advantage": advantages}
 
 
-def test_trl_what_was_logged_beside_the_rewards_is_not_added_to_them(tmp_path):
-    """`log_extra` writes columns of floats after those of the rewards; the advantages are of the first alone."""
-    groups = [("a1", (1.0, 0.0, 0.0, 0.0)), *((prompt, (0.0,) * 4) for prompt in ("b2", "c3", "d4"))]
-    table(tmp_path / "completions_00001.parquet", **trl_rows(*groups, chars=[1.0, 2.0, 3.0, 4.0] * 4))
-    log = read_log(tmp_path)
-    assert shares_of(log.groups).wasted.value == 0.75
-    assert "reward: right" in log.notes
-    assert any("do not follow it: chars" in note for note in log.notes)
-
-
-@pytest.mark.parametrize(
-    ("advantage", "reward", "said"),
-    [
-        ([1.0, -1.0, 0.0], [2, 0, 1], "reward: right + short"),
-        ([0.5, -1.0, 0.5], [1, 0, 1], "reward: right"),
-        ([1.0, -0.5, -0.5], [1, 0, 0], "reward: short"),  # reward_weights=[0, 1]
-        ([None] * 3, [2, 0, 1], "the log does not tell which of right, short are rewards, and all are added"),
-        ([0.0, 0.0, 0.0], [2, 0, 1], "in 1 of 1 groups the logged advantages do not follow the reward"),
-    ],
-)
-def test_trl_the_rewards_are_the_columns_that_the_advantages_follow(tmp_path, advantage, reward, said):
-    advantage = pyarrow.array(advantage, pyarrow.float64())
-    table(
-        tmp_path / "c.parquet", prompt=list("aaa"), right=[1.0, 0.0, 1.0], short=[1.0, 0.0, 0.0], advantage=advantage,
-    )  # fmt: skip
-    log = read_log(tmp_path)
-    assert rewards(log) == [reward]
-    assert any(said in note for note in log.notes)
-
-
 @pytest.mark.parametrize("scale", [lambda a: a, lambda a: a / (a.std(1, ddof=1, keepdims=True) + 1e-4)])
-def test_trl_weights_of_rewards_are_read_off_the_advantages(tmp_path, scale):
-    """`reward_weights=[1, 0.2]`, and a column of lengths that `log_extra` wrote; unscaled and scaled advantages."""
-    right, short, chars = np.random.default_rng(0).integers(0, 3, (3, 12, 4)).astype(float)
+def test_trl_advantages_may_be_scaled_by_a_standard_deviation(tmp_path, scale):
+    right, short = np.random.default_rng(0).integers(0, 3, (2, 12, 4)).astype(float)
     reward = right + 0.2 * short
     advantage = scale(reward - reward.mean(1, keepdims=True))
-    table(
-        tmp_path / "c.parquet", prompt=[f"p{row}" for row in range(12) for _ in range(4)], right=right.ravel(),
-        short=short.ravel(), chars=chars.ravel(), advantage=advantage.ravel(),
-    )  # fmt: skip
-    log = read_log(tmp_path)
+    prompts = [f"p{row}" for row in range(12) for _ in range(4)]
+    columns = {"right": right.ravel(), "short": short.ravel(), "advantage": advantage.ravel()}
+    table(tmp_path / "c.parquet", prompt=prompts, **columns)
+    log = read_log(tmp_path, options=Options(weights=(1.0, 0.2)))
     assert np.array(rewards(log)) == pytest.approx(reward)
-    assert log.notes[:2] == [
-        "reward: right + 0.2 × short",
-        "not added to the reward, since the advantages do not follow it: chars",
-    ]
+    assert not any("do not follow" in note for note in log.notes)
+    assert any("do not follow" in note for note in read_log(tmp_path).notes)
 
 
 def trl_run(folder, evaluated=(), prompts=12, steps=6, own=4, rows=(), seed=0):
@@ -184,40 +181,32 @@ def trl_run(folder, evaluated=(), prompts=12, steps=6, own=4, rows=(), seed=0):
         table(folder / "completions" / f"completions_{step:05d}.parquet", **columns)
 
 
-@pytest.mark.parametrize("state", [False, True])
-def test_trl_rows_of_evaluations_are_left_out_and_said(tmp_path, state):
-    """An evaluation writes the file of its step anew; nothing in it says so, its prompts are the same each time."""
+def state_of(folder, *evaluated, until=6):
+    """A trainer's state, by which these steps were evaluated."""
+    history = [{"step": step, "eval_reward": 0.5} for step in evaluated] + [{"step": 1, "reward": 0.5}]
+    lines(folder / "trainer_state.json", [{"global_step": until, "log_history": history}])
+
+
+@pytest.mark.parametrize("place", [".", "checkpoint-6"])
+def test_trl_steps_with_an_evaluation_are_left_out_and_counted(tmp_path, place):
+    """An evaluation writes the file of its step anew; nothing in it says so, but the trainer's state does."""
     trl_run(tmp_path, evaluated=(2, 4, 6))
-    history = [{"step": step, "eval_reward": 0.5} for step in (2, 4, 6)] + [{"step": 1, "reward": 0.5}]
-    if state:
-        lines(tmp_path / "checkpoint-6" / "trainer_state.json", [{"global_step": 6, "log_history": history}])
+    assert any("no trainer_state.json beside the log" in note for note in read_log(tmp_path).notes)
+    state_of(tmp_path / place, 2, 4, 6)
+    state_of(tmp_path / "checkpoint-2", 2, until=2)
+    lines(tmp_path / "checkpoint-1" / "trainer_state.json", ['{"global_step": 1, "log_hist'])
     log = read_log(tmp_path)
     assert [group.step for group in each(log.groups)] == [1] * 4 + [3] * 4 + [5] * 4
-    assert any(note.startswith("24 rows are of evaluations and were left out") for note in log.notes)
+    assert any(note.startswith("24 rows are of steps with an evaluation") for note in log.notes)
     assert len(read_log(tmp_path, options=Options(rows="all")).groups) == 24
-
-
-def test_trl_a_single_evaluation_is_known_by_the_trainer_s_state_alone(tmp_path):
-    trl_run(tmp_path, evaluated=(4,))
-    assert len(read_log(tmp_path).groups) == 24
-    state = {"global_step": 6, "log_history": [{"step": 4, "eval_loss": 0.5}, {"step": 6}]}
-    lines(tmp_path / "trainer_state.json", [state])
-    assert [group.step for group in each(read_log(tmp_path).groups)] == [
-        step for step in (1, 2, 3, 5, 6) for _ in "1234"
-    ]
 
 
 def test_trl_a_log_of_evaluations_alone_is_refused_with_what_to_do(tmp_path):
     """`eval_steps=1` and `logging_steps=1`: each evaluation overwrites what training logged at its step."""
     trl_run(tmp_path, evaluated=(1, 2), steps=2, own=8)
-    with pytest.raises(ValueError, match=r"all 32 rows are of evaluations .* log at other steps .* --rows all"):
+    state_of(tmp_path, 1, 2)
+    with pytest.raises(ValueError, match=r"all 32 rows are of steps with an evaluation .* other steps .* --rows all"):
         read_log(tmp_path)
-
-
-def test_trl_training_on_few_prompts_is_not_taken_for_evaluation(tmp_path):
-    """Of four prompts each batch has all: the same order comes back by chance."""
-    trl_run(tmp_path, prompts=4, steps=30)
-    assert len(read_log(tmp_path).groups) == 120
 
 
 @pytest.mark.parametrize("format", ["trl", "verl/v1", "prime-rl", "rollalloc"])

@@ -1,23 +1,26 @@
 """Reader for TRL's completions: `GRPOTrainer.log` writes the last generation batch as a Parquet file at each log.
 
 A file has the columns `step`, `prompt`, `completion`, one per reward function, those that reward functions log with
-`log_extra`, and `advantage`, in this order. It marks neither which columns are rewards, nor which rows belong to an
-evaluation, which overwrites the file of its step; `trl_columns` and `trl_evaluations` find out.
+`log_extra`, and `advantage`, in this order. It does not mark which columns are rewards: all leading columns of numbers are
+added, unless the user names the rewards. An evaluation overwrites the file of its step; the steps of evaluations are read
+from the trainer's state in a checkpoint beside the log.
 
 Rows are read in blocks; no text is kept.
 """
 
 from __future__ import annotations
 
-from array import array
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cache, partial
 from hashlib import blake2b
 from itertools import count, groupby
+from math import isfinite, isnan
 from operator import attrgetter
 from pathlib import Path
+from statistics import correlation
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,11 +37,12 @@ from rollalloc.lab.waste.readers.shared import (
     text,
     whole,
 )
-from rollalloc.lab.waste.readers.trl_columns import Columns
-from rollalloc.lab.waste.readers.trl_evaluations import evaluated, states_of
 
 _OWN = ("step", "prompt", "completion", "advantage")  # TRL's fixed columns
 _ROWS = 4096  # rows per block
+_STATE = "trainer_state.json"
+_REWARDS_DIFFER, _ADVANTAGES_DIFFER = 1e-6, 1e-3  # differences within a group that are no rounding
+_PROPORTIONAL = 0.999  # correlation within a group; TRL's advantages are a linear function of the reward there
 
 
 class _Row(NamedTuple):
@@ -48,77 +52,109 @@ class _Row(NamedTuple):
     step: int | None
     asked: str
     answered: str | None
-    scores: tuple[Any, ...]  # by column of the file
+    reward: float  # NaN if missing
     advantage: float | None
+
+
+class _Reward(NamedTuple):
+    """The reward of a file's rows: a weighted sum of columns."""
+
+    columns: tuple[str, ...]
+    weights: tuple[float, ...]
+
+    @classmethod
+    def of(cls, columns: tuple[str, ...], options: Options) -> _Reward:
+        """The reward for some columns. The user's weights are those of the first columns; others get 0.
+
+        Raises:
+            ValueError: the number of weights does not fit.
+        """
+        weights = options.weights or (1.0,) * len(columns)
+        if len(weights) > len(columns) or (options.rewards and len(weights) != len(columns)):
+            raise ValueError(f"--weights: expected one for each of {names(columns)}, got {len(weights)}")
+        return cls(columns, (*weights, *[0.0] * (len(columns) - len(weights))))
+
+    def __call__(self, scores: Sequence[float]) -> float:
+        """The sum of the scores present, as TRL computes it; NaN if no weighted score is present."""
+        present = [
+            score * weight for score, weight in zip(scores, self.weights, strict=True) if weight and not isnan(score)
+        ]
+        return sum(present) if present else np.nan
+
+    def __str__(self) -> str:
+        """The sum in words, e.g. right + 0.2 × short."""
+        terms = zip(self.columns, self.weights, strict=True)
+        return " + ".join(
+            names([name]) if weight == 1 else f"{weight:.3g} × {names([name])}" for name, weight in terms if weight
+        )
 
 
 @dataclass(slots=True)
 class _Read:
     """State while files are read."""
 
-    columns: Columns
     gathering: Gathering = field(default_factory=Gathering)
-    file_V: array[int] = field(default_factory=lambda: array("q"))  # number of each group's file
+    rewards: dict[str, None] = field(default_factory=dict[str, None])  # in words, in the order of the files
+    added: bool = False  # whether several columns were added because none was named
+    compared: int = 0  # groups whose advantages tell whether they follow the reward
+    contradicted: int = 0  # groups whose advantages do not
+    evaluations: int = 0  # rows
     repeated: int = 0  # files
     undivided: int = 0  # runs of rows with one prompt
     messages: bool = False  # whether a completion was a list of messages
 
 
 def _read(files: Files, log: Log, options: Options) -> None:
-    read, before = _Read(Columns(options.rewards, options.weights)), b""
-    for number, file in enumerate(files):
+    read, before = _Read(), b""
+    steps_in = cache(evaluated_steps)
+    for file in files:
         with _opened(file, log) as opened:
             if opened is None or not opened.metadata.num_rows:
                 continue
-            scored = options.rewards or _leading(opened.schema_arrow)
-            if problem := _problem(opened.schema_arrow, scored):
+            columns = options.rewards or _leading(opened.schema_arrow)
+            if problem := _problem(opened.schema_arrow, columns):
                 log.reject(shown(file), problem)
                 continue
-            digest, rows = _rows(opened, file, scored, log, read)
+            reward = _Reward.of(columns, options)
+            digest, rows = _rows(opened, file, reward, log, read)
             if digest == before:  # the same batch, logged again before the next generation
                 read.repeated += 1
                 continue
             before = digest
-            _add_groups(rows, scored, number, options.group_size, read)
-    groups = read.gathering.groups()
-    if not len(groups):
-        log.groups = groups
-        return
-    chosen = read.columns.chosen(groups)
-    log.groups = replace(groups, rewards_R=chosen.reward_R)
-    log.notes += chosen.notes
-    if not options.all_rows:
-        _leave_out_evaluations(files, log, read)
-    log.notes += _notes(read, options)
-
-
-def _leave_out_evaluations(files: Files, log: Log, read: _Read) -> None:
-    """Remove evaluation rows from the log, and add a note.
-
-    Raises:
-        ValueError: no other rows are left.
-    """
-    assert log.groups is not None
-    states = states_of(files.paths)
-    found_V = evaluated(log.groups, np.array(read.file_V), files.paths, states)
-    if not found_V.any():
-        return
-    rollouts = int(log.groups.size_V[found_V].sum())
-    how = (
-        "trainer_state.json says at which steps the model was evaluated"
-        if states
-        else "their prompts come in the same order in several files, as TRL's evaluations have them"
-    )
-    if found_V.all():
+            if not options.all_rows and rows and rows[0].step in (steps_in(file.parent) or ()):
+                read.evaluations += len(rows)
+                continue
+            read.rewards[str(reward)] = None
+            read.added = read.added or (len(columns) > 1 and not options.rewards and options.weights is None)
+            _add_groups(rows, options.group_size, read)
+    log.groups = read.gathering.groups()
+    if read.evaluations and not len(log.groups):
         raise ValueError(
-            f"{shown(files.paths[0].parent)}: expected rollouts of training, all {rollouts:,} rows are of evaluations "
-            f"({how}); an evaluation overwrites the rows that TRL logged at the same step: log at other steps than you "
-            "evaluate, or count these rows with --rows all"
+            f"{shown(files.paths[0].parent)}: expected rollouts of training, all {read.evaluations:,} rows are of steps "
+            f"with an evaluation ({_STATE}), which overwrites what TRL logged at the same step: log at other steps than "
+            "you evaluate, or count these rows with --rows all"
         )
-    log.groups = log.groups.take(~found_V)
-    log.notes.append(
-        f"{rollouts:,} rows are of evaluations and were left out: {how}; --rows all counts them as training"
-    )
+    if len(log.groups):
+        unknown = not options.all_rows and any(steps_in(file.parent) is None for file in files.paths)
+        log.notes += _notes(read, options, unknown)
+
+
+def evaluated_steps(folder: Path) -> frozenset[int] | None:
+    """The steps with an evaluation, by the trainer's states in a log's folder or the one above; None without a state."""
+    states = [
+        path
+        for output in (folder, folder.parent)
+        for path in (output / _STATE, *output.glob(f"checkpoint-*/{_STATE}"))
+        if path.is_file()
+    ]
+    steps = set[int]()
+    for path in states:
+        try:
+            history: Any = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+            steps |= {int(line["step"]) for line in history if any(name.startswith("eval_") for name in line)}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue  # another program's file, or a half-written one
+    return frozenset(steps) if states else None
 
 
 @contextmanager
@@ -190,7 +226,7 @@ def _is_number(kind: Any) -> bool:
 # ------------------------------------------------------------------------------------------------------------------- rows
 
 
-def _rows(opened: Any, file: Path, scored: Sequence[str], log: Log, read: _Read) -> tuple[bytes, list[_Row]]:
+def _rows(opened: Any, file: Path, reward: _Reward, log: Log, read: _Read) -> tuple[bytes, list[_Row]]:
     """A digest of everything in a file except the step, and its rows that have a prompt."""
     schema = opened.schema_arrow
     compared = [at for at, name in enumerate(schema.names) if name != "step"]
@@ -203,11 +239,11 @@ def _rows(opened: Any, file: Path, scored: Sequence[str], log: Log, read: _Read)
         nothing = [None] * batch.num_rows
         steps = batch.column("step").to_pylist() if schema.names.count("step") == 1 else nothing
         advantages = batch.column("advantage").to_pylist() if has_advantages else nothing
-        scores = zip(*(batch.column(name).to_pylist() for name in scored), strict=True)
+        scores = zip(*(batch.column(name).to_pylist() for name in reward.columns), strict=True)
         prompts = batch.column("prompt").to_pylist()
         answers = batch.column("completion").to_pylist() if schema.names.count("completion") == 1 else nothing
         columns = zip(prompts, steps, advantages, scores, answers, places, strict=False)
-        for prompt, step, advantage, row, answer, place in columns:
+        for prompt, step, advantage, scored, answer, place in columns:
             where = f"{name}:{place}"
             if prompt is None:
                 log.reject(where, "prompt is null")
@@ -219,7 +255,9 @@ def _rows(opened: Any, file: Path, scored: Sequence[str], log: Log, read: _Read)
                     whole(step, log, where, "step"),
                     message_text(prompt),
                     None if answer is None else message_text(answer, role="assistant"),
-                    tuple(_finite(score, log, where, column) for score, column in zip(row, scored, strict=True)),
+                    reward(
+                        [_finite(score, log, where, name) for score, name in zip(scored, reward.columns, strict=True)]
+                    ),
                     advantage,
                 )
             )
@@ -240,7 +278,7 @@ def _finite(score: Any, log: Log, where: str, column: str) -> float:
 # ----------------------------------------------------------------------------------------------------------------- groups
 
 
-def _add_groups(rows: Sequence[_Row], scored: tuple[str, ...], file: int, size: int | None, read: _Read) -> None:
+def _add_groups(rows: Sequence[_Row], size: int | None, read: _Read) -> None:
     """Split rows into groups: TRL writes a prompt's completions together; a prompt drawn twice in a row is two groups."""
     runs = [list(run) for _, run in groupby(rows, key=attrgetter("prompt"))]
     usual = size or min(map(len, runs), default=1)
@@ -250,16 +288,44 @@ def _add_groups(rows: Sequence[_Row], scored: tuple[str, ...], file: int, size: 
         for begin in range(0, len(run), part):
             group = run[begin : begin + part]
             for row in group:
-                read.gathering.add(0, row.prompt, group[0].step, None, asked=row.asked, answered=row.answered)
-                read.columns.add(scored, row.scores, row.advantage)
+                read.gathering.add(0, row.prompt, group[0].step, row.reward, asked=row.asked, answered=row.answered)
             read.gathering.close()
-            read.file_V.append(file)
+            follows = _follow([(row.reward, row.advantage) for row in group if row.advantage is not None])
+            read.compared += follows is not None
+            read.contradicted += follows is False
 
 
-def _notes(read: _Read, options: Options) -> list[str]:
-    notes = [
-        "TRL logs the last generation batch before each log; with logging_steps above 1 the others are absent",
-    ]
+def _follow(logged: Sequence[tuple[float, float]]) -> bool | None:
+    """Whether the (reward, advantage) pairs of a group are proportional; None if neither differs, so that nothing tells."""
+    pairs = [pair for pair in logged if all(map(isfinite, pair))]
+    if len(pairs) < 2:
+        return None
+    rewards, advantages = zip(*pairs, strict=True)
+    differ = max(rewards) - min(rewards) > _REWARDS_DIFFER
+    if differ != (max(advantages) - min(advantages) > _ADVANTAGES_DIFFER):
+        return False
+    return correlation(rewards, advantages) > _PROPORTIONAL if differ else None
+
+
+def _notes(read: _Read, options: Options, unknown: bool) -> list[str]:
+    """Notes for the reader; `unknown`: no trainer's state says which steps have an evaluation."""
+    notes = [f"reward: {' and in other files '.join(read.rewards)}"]
+    if read.contradicted:
+        notes.append(
+            f"in {read.contradicted} of {read.compared} groups the logged advantages do not follow the reward: name the "
+            "columns of the reward functions with --reward, and give the trainer's reward_weights as --weights, its "
+            "num_generations as --group-size"
+        )
+    elif read.added and not read.compared:
+        notes.append("the log does not tell which columns are rewards, and all are added; --reward names them")
+    if read.evaluations:
+        notes.append(
+            f"{read.evaluations:,} rows are of steps with an evaluation ({_STATE}) and were left out; --rows all counts "
+            "them as training"
+        )
+    elif unknown:
+        notes.append(f"no {_STATE} beside the log: rows of evaluations, if there are any, count as training")
+    notes.append("TRL logs the last generation batch before each log; with logging_steps above 1 the others are absent")
     if read.messages:
         notes.append("completions are lists of messages: lengths and answers are of the assistant's text in them")
     if read.repeated:
