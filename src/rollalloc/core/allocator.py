@@ -191,7 +191,7 @@ class Allocator:
         """The first epoch in which some prompt may be drawn; None if every prompt is in flight, waits for new weights, or
         may never be drawn again.
 
-        If the loader's epoch is already later than this, the loader has not offered that prompt.
+        If a framework's data loader is already in a later epoch, it has skipped such a prompt.
         """
         return self._run.pool.due_epoch()
 

@@ -218,8 +218,8 @@ class IntakeTraits(Traits):
 
     Attributes:
         looks_ahead: if the recipe allows staleness, the rule also opens groups for the batch after the current one.
-        until_stale: the rule opens groups no matter how many are waiting. Then only the staleness limit bounds the number
-            of waiting groups, to `max_staleness` rounds.
+        until_stale: the rule opens groups no matter how many are waiting. Groups that are too old are dropped, so at most
+            those of the last `max_staleness` rounds can be waiting.
     """
 
     looks_ahead: bool = False

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 HIDDEN = ".rollalloc"
 _SCHEMA = 1
-# Files that do not make a folder count as used.
+# A folder that contains only these files counts as empty.
 _NOBODYS = (HIDDEN, ".DS_Store", ".gitignore", ".gitkeep", "lost+found")
 _SHOWN = 5  # maximum number of names in an error
 _PATIENCE_S = 2.0  # seconds to wait, since a process that was just killed may still be ending

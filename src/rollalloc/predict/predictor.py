@@ -330,8 +330,7 @@ class Predictor:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """μ and v of the regressions, shape (K, blocks · ridges).
 
-        They are 0 for a block if all its experts weigh less than `least`, compared with the mean and with each
-        other.
+        A block is skipped, and its entries are 0, if the weights of all its experts are below `least`.
         """
         ridge_count, blocks = len(self.ridges), memory["blocks"]
         flat = (prompts_K.size, len(blocks) * ridge_count)

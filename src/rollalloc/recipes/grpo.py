@@ -64,7 +64,7 @@ def dr_grpo(groups: int = 16, n: int = 4) -> Recipe:
 
         A_i = r_i - mean of the group
 
-    The paper also changes the loss, which it does not divide by a rollout's length. That is a setting of the trainer:
+    The paper also changes the loss: it is not divided by the length of a rollout. For this, use the trainer's setting
     `aggregation="dr_grpo"`, or `loss_type="dr_grpo"` in TRL.
 
     Args:

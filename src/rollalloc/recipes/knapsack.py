@@ -78,7 +78,8 @@ class Knapsack(SizeRule):
 
     Other prompts: a prompt without a prediction gets `mean_n`; a prompt with p = 0 or p = 1 gets `least`. A contested
     prompt, with 0 < p < 1, needs min(most, log(1 - sure) / log max(p, 1 - p)) rollouts to show both outcomes with
-    probability `sure`. Rollouts beyond the sum of these needs are divided evenly among the prompts with p = 0.
+    probability `sure`. If the budget is larger than the sum of these needs, the remaining rollouts are divided evenly among
+    the prompts with p = 0.
 
     Knapsack RL, arXiv 2509.25849; see PAPERS.md.
 

@@ -119,7 +119,7 @@ def _mix_stages(first: Stage, second: Stage, take: Mapping[str, Side], *, staged
     made: dict[str, Any] = {
         slot: _either(slot, getattr(first, slot), getattr(second, slot), plain, take)
         for slot, plain in _PLAIN_STAGE.items()
-        # `Complete` only decides when a prompt may be drawn again. With several stages, the first recipe's judges do.
+        # `Complete` only decides when a prompt may be drawn again. With several stages, the first recipe's judges decide it.
         if slot in take or not (staged and slot == "judge" and isinstance(second.judge, judges.Complete))
     }
     return replace(first, size=_mix_sizes(first.size, second.size, take, staged), **made)

@@ -14,8 +14,8 @@ from rollalloc.rules.promote import Oldest
 def streamed(recipe: Recipe, *, staleness: int | None = None, ahead: int | None = None) -> Recipe:
     """Return the recipe adapted to streaming rollouts: it opens groups earlier and does not wait for a whole stage.
 
-    If staleness is allowed, a promote rule with the trait `in_waves`, which suits only waves and was not chosen by the
-    user, is replaced by `Oldest`. With the order "highest variance first", every pilot would wait for the last one.
+    Some promote rules wait until all groups of a stage have ended, for example "highest variance first". If staleness is
+    allowed, such a rule (with the trait `in_waves`) is replaced by `Oldest`, unless the user chose it.
 
     Args:
         recipe: any recipe. Without staleness nothing can overlap, and the recipe is returned unchanged.

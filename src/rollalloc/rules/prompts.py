@@ -230,7 +230,7 @@ def prior_counts(table: PromptTable, weight: float) -> tuple[NDArray[np.float64]
 
 
 def rises(picked: Sequence[Drawn], score_K: Sequence[float]) -> bool:
-    """Whether no prompt has a smaller `sampling_ratio` than a prompt with a lower score that was drawn with it."""
+    """Whether, among the prompts of one draw, a higher score never goes with a smaller `sampling_ratio`."""
     chance_K = np.array([each.sampling_ratio or 0.0 for each in picked])[np.argsort(score_K, kind="stable")]
     return bool((np.diff(chance_K) >= -1e-6).all() and (chance_K > 0).all())
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def steps_per_batch(args: Any) -> int:
-    """Optimizer steps on each batch of the recipe. It depends on TRL's settings alone.
+    """Optimizer steps on each batch of the recipe; the number depends only on TRL's settings.
 
         steps_per_generation · num_iterations / gradient_accumulation_steps
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from accelerate.utils import gather_object
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # their handlers may raise at any line
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # handlers of these signals may raise an exception at any line
 _T = TypeVar("_T")
 
 

@@ -32,8 +32,8 @@ def training_inputs(
 
     All processes get the same number of rows, a multiple of the number of micro-batches. Padding rows, in which no token
     counts, fill up to that number. Rows with advantage 0 have no gradient from the policy loss, so they are left out unless
-    another term of the loss needs them. Losses that average over rows are corrected for both: the mean is over the whole
-    batch, left-out rows included and padding excluded.
+    another term of the loss needs them. Losses that average over rows are corrected for both changes: the mean is over all
+    rows of the batch, including those left out, but without padding rows.
 
     A row's advantage is multiplied by its weight. If the batch has rows that were sampled from older weights, each token's
     advantage is also multiplied by a truncated importance weight, as in rollalloc's own trainer:

@@ -200,7 +200,7 @@ class _Answers:
     def _keep(self, number: int, answer: Answer) -> None:
         rollout = self.missing[number]
         digest, place = self._asked[rollout]
-        if answer.tokens != 0 or not answer.failure:  # else it cost nothing, and may be asked for again
+        if answer.tokens != 0 or not answer.failure:  # otherwise the request cost nothing and may be repeated
             append_text(self._path, json.dumps({"asked": digest, "rollout": place, **asdict(answer)}) + "\n")
         with self._lock:
             self.of[rollout] = answer

@@ -172,7 +172,7 @@ class LadderRung:
         model: where it comes from.
         run: budget and evaluation.
         warm_up: None: use the model as it is.
-        questions: None: the ladder's mixture.
+        questions: None: the six families of questions of `rollalloc data ladder`.
     """
 
     name: str
