@@ -53,7 +53,7 @@ def mopps(groups: int = 16, n: int = 4, target: float = 0.5, decay: float = 0.5,
     )
 
 
-# `promises` multiplies counts by _SURE to make posteriors sharp. It does this only for data sets of at most _MOST_SURE prompts.
+# To make posteriors sharp, `promises` multiplies counts by _SURE, on data sets of at most _MOST_SURE prompts.
 _SURE, _MOST_SURE = 1e7, 10_000
 
 
