@@ -45,14 +45,14 @@ SHARED = [
 
 
 def planned(out: Path) -> Iterator[tuple[str, int, Path, list[str]]]:
-    """Every run in its order: each arm on one seed before the next seed."""
-    for seed in SEEDS:
-        for number, (arm, keys) in enumerate(ARMS.items()):
-            seeds = [f"data.seed={seed}", f"actor_rollout_ref.rollout.seed={seed}"]
-            seeds += [f"+trainer.v1.rollalloc.seed={seed}"] if keys else []
-            prompts = 64 if arm == REINFORCE[0] else 8  # all of a batch, so that it is one optimizer step
-            how = [*SHARED, *keys, f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}", *seeds]
-            yield arm, seed, out / f"{number}-{seed}", how
+    """Every run in its order: each arm on one seed before the next seed, Pilot-Commit, which was measured before, last."""
+    runs = [(arm, seed) for seed in SEEDS for arm in ARMS]
+    for arm, seed in sorted(runs, key=lambda run: run[0] == PILOT_COMMIT[0]):
+        seeds = [f"data.seed={seed}", f"actor_rollout_ref.rollout.seed={seed}"]
+        seeds += [f"+trainer.v1.rollalloc.seed={seed}"] if ARMS[arm] else []
+        prompts = 64 if arm == REINFORCE[0] else 8  # all of a batch, so that it is one optimizer step
+        how = [*SHARED, *ARMS[arm], f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}", *seeds]
+        yield arm, seed, out / f"{list(ARMS).index(arm)}-{seed}", how
 
 
 def run(out: Path, folder: Path, keys: list[str]) -> None:

@@ -238,16 +238,18 @@ def test_what_is_no_recipe_is_refused_before_a_model_is_loaded(tmp_path, recipe,
 
 
 def test_several_turns_are_refused_where_processes_would_wait_for_each_other():
-    def trainer(processes: int, **on: bool) -> SimpleNamespace:
+    def trainer(processes: int, evaluation: str = "no", **on: bool) -> SimpleNamespace:
         off = dict.fromkeys(("use_vllm", "is_fsdp_enabled", "is_deepspeed_enabled"), False)
-        return SimpleNamespace(accelerator=SimpleNamespace(num_processes=processes), **off | on)
+        args = SimpleNamespace(eval_strategy=evaluation)
+        return SimpleNamespace(accelerator=SimpleNamespace(num_processes=processes), args=args, **off | on)
 
-    for accepted in (trainer(1, use_vllm=True), trainer(2), trainer(1, is_fsdp_enabled=True)):
+    for accepted in (trainer(1, "steps", use_vllm=True), trainer(2, "steps"), trainer(1, is_fsdp_enabled=True)):
         check_turns(accepted)
-    with pytest.raises(ValueError, match="tools and environments with use_vllm on 2 processes"):
-        check_turns(trainer(2, use_vllm=True))
+    check_turns(trainer(2, use_vllm=True))
     with pytest.raises(ValueError, match="with a sharded model on 4 processes"):
         check_turns(trainer(4, is_deepspeed_enabled=True))
+    with pytest.raises(ValueError, match="set eval_strategy='no', or use one process"):
+        check_turns(trainer(2, "steps", use_vllm=True))
 
 
 def test_a_lone_process_of_accelerate_launch_is_said(monkeypatch, caplog):

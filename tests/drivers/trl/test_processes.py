@@ -21,10 +21,12 @@ pytestmark = pytest.mark.e2e
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 
 
-def launched(out: Path, launcher: list[str], given: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+def launched(
+    out: Path, launcher: list[str], given: dict[str, Any], program: str = tiny_trl.__file__
+) -> subprocess.CompletedProcess[str]:
     out.mkdir(exist_ok=True)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [*launcher, tiny_trl.__file__, json.dumps({"out": str(out)} | given)]
+    command = [*launcher, program, json.dumps({"out": str(out)} | given)]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=500)
 
 
@@ -104,6 +106,15 @@ def test_two_processes_fail_together_instead_of_waiting_for_each_other(wrong, he
     printed = [next((tmp_path / "logs").rglob(f"{process}/stderr.log")).read_text() for process in (0, 1)]
     assert here in printed[1]
     assert there in printed[0]
+
+
+def test_with_vllm_a_process_keeps_up_with_rollouts_of_more_turns_on_another(tmp_path):
+    """Process 0 calls its tool three times in each rollout, process 1 never; the engine needs both for every turn."""
+    done = launched(tmp_path, [*TORCHRUN, "2"], {}, program=str(Path(__file__).with_name("turns_in_step.py")))
+    assert done.returncode == 0, done.stderr[-4000:]
+    first, second = (json.loads((tmp_path / f"process-{process}.json").read_text()) for process in (0, 1))
+    assert first["turns"] == second["turns"] == 2 * 4  # two batches of four turns
+    assert sorted(first["answers"]) == sorted(second["answers"]) == [0, 0, 3, 3]
 
 
 @pytest.mark.slow

@@ -175,14 +175,27 @@ class Generator:
             "seed": trainer.args.seed,
         }
 
+    def keep_up(self) -> None:
+        """Generate along with the other processes until none has a prompt left, since vLLM generates for all at once."""
+        if self.trainer.use_vllm:
+            self._sync()
+            while most := max(gather_object([0])):
+                self._by_vllm([], most)
+
     def _vllm(self, prompts: Sequence[Tokens]) -> tuple[list[Tokens], list[NDArray[np.float32]]]:
-        trainer = self.trainer
-        if self._synced_at != trainer.state.global_step:
-            trainer.vllm_generation.sync_weights()
-            self._synced_at = trainer.state.global_step
-        most = max(gather_object([len(prompts)]))  # vLLM needs the same number of prompts from every process
+        self._sync()
+        return self._by_vllm(prompts, max(gather_object([len(prompts)])))
+
+    def _sync(self) -> None:
+        """Send vLLM the weights, once a step."""
+        if self._synced_at != self.trainer.state.global_step:
+            self.trainer.vllm_generation.sync_weights()
+            self._synced_at = self.trainer.state.global_step
+
+    def _by_vllm(self, prompts: Sequence[Tokens], most: int) -> tuple[list[Tokens], list[NDArray[np.float32]]]:
+        """Generate with vLLM, which needs the same number of prompts from every process: `most`."""
         filled = [*prompts, *[self.eos_ids[:1]] * (most - len(prompts))]
-        _, completions, logprobs, _ = trainer.vllm_generation.generate(
+        _, completions, logprobs, _ = self.trainer.vllm_generation.generate(
             prompts=[list(tokens) for tokens in filled], images=None, num_generations=1
         )
         completions, logprobs = completions[: len(prompts)], logprobs[: len(prompts)]

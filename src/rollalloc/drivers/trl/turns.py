@@ -70,8 +70,12 @@ class Turns:
         Raises:
             ValueError: a row names an unknown environment.
         """
-        if not rollouts:
-            return [], {}
+        try:
+            return self._play(rollouts, rows) if rollouts else ([], {})
+        finally:
+            self._generate.keep_up()  # other processes may still be in their turns
+
+    def _play(self, rollouts: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> tuple[list[Played], dict[str, Any]]:
         trainer, generate = self._trainer, self._generate
         instances = [None] * len(rows) if self._environments is None else self._environments.take(rows)
         with _given(trainer, _per_rollout(self._tools, instances)):
