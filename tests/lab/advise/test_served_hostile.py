@@ -46,6 +46,15 @@ def drip(handler):
         time.sleep(0.1)
 
 
+def nothing(handler):
+    head(handler, 204)
+
+
+def no_gzip(handler):
+    head(handler, Content_Type="application/json", Content_Encoding="gzip", Content_Length="4")
+    handler.wfile.write(b"oops")
+
+
 def reply(**changes):
     """A whole answer with other parts."""
     return 200, completion("yes") | changes
@@ -62,6 +71,9 @@ def choice(finish="stop", **message):
         (half_a_chunk, "no server answers at"),
         (drip, "did not answer a request within 0.3 s, 2 times; give more time with --request-limit"),
         (reply(choices=None), "does not speak the OpenAI protocol"),
+        (nothing, "does not speak the OpenAI protocol"),
+        (no_gzip, "no server answers at"),
+        (reply(choices=[]), "does not speak the OpenAI protocol"),
         (reply(choices=[None]), "does not speak the OpenAI protocol"),
         (choice(content=[{"type": "text", "text": "yes"}]), "expected a text, got list"),
         ((200, {"error": {"message": "out of memory"}}), "the answer is an error: {'message': 'out of memory'}"),
@@ -257,6 +269,17 @@ def test_a_full_disk_keeps_whole_answers_and_the_same_command_asks_for_the_rest(
     asked = len(server.requests)
     assert advise()[0] == 0
     assert len(server.requests) - asked == 96 - len(saved)
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.5], ids=["its line's end", "half a line"])
+def test_what_a_crash_left_of_the_last_answer_is_asked_for_again_and_kept_whole(advise, server, kept):
+    advise(sample_prompts=3, sample_n=2)
+    path = Path("profile/answers.jsonl")
+    *lines, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines) + last[: int(kept * (len(last) - 1))])
+    assert advise("--overwrite", sample_prompts=3, sample_n=2)[0] == 0
+    assert len(server.requests) == 7
+    assert len([json.loads(line) for line in path.read_text().splitlines()]) == 6
 
 
 def started(server, out="profile", **changes):

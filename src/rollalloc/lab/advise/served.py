@@ -221,15 +221,16 @@ def _saved(path: Path) -> list[tuple[tuple[str, int], Answer]]:
     saved: list[tuple[tuple[str, int], Answer]] = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                break
             try:
                 row = json.loads(line)
                 saved.append(((str(row.pop("asked")), int(row.pop("rollout"))), Answer(**row)))
             except (ValueError, TypeError, KeyError, AttributeError) as error:
-                if line.endswith(b"\n"):
-                    raise ValueError(
-                        f"{path}:{number}: expected an answer as rollalloc writes it ({error}); remove the line, or move "
-                        "the file away"
-                    ) from None
+                raise ValueError(
+                    f"{path}:{number}: expected an answer as rollalloc writes it ({error}); remove the line, or move the "
+                    "file away"
+                ) from None
     return saved
 
 
