@@ -118,6 +118,23 @@ def test_a_failure_that_stays_is_a_sentence_and_nothing_paid_for_is_lost(advise,
     assert len(logged()) == 96
 
 
+def test_requests_under_way_when_another_fails_are_waited_for_and_kept(advise, server):
+    begun = threading.Event()
+
+    def fails(number, body):
+        if number == 20:
+            begun.wait(60)
+            return 403, {"error": "not for you"}
+        if number > 20:
+            begun.set()
+            time.sleep(0.3)  # so that the other one fails first
+        return answered(number, body)
+
+    server.replies = fails
+    assert advise(concurrency=2)[0] == 2
+    assert len(Path("profile/answers.jsonl").read_text().splitlines()) == len(server.requests) - 1 == 21
+
+
 def test_a_hang_ends(advise, server):
     ended = threading.Event()
     server.replies = lambda number, body: ended.wait(60) and None
