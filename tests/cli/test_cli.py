@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+import rollalloc
 from rollalloc.cli.compare import cost_table
 from rollalloc.cli.options import RunOptions, parameters_of
 from rollalloc.cli.sources import budget_said, run_of
@@ -274,6 +275,10 @@ def test_eighty_columns_hold_every_option_by_its_whole_name(rollalloc, command):
     assert code == 0
     assert "…" not in help_
     assert max(map(len, help_.splitlines())) <= 80
+
+
+def test_the_version_is_the_packages(call):
+    assert call("--version") == (0, f"rollalloc {rollalloc.__version__}\n")
 
 
 def test_recipes_are_listed_with_their_parameters(call):

@@ -6,13 +6,14 @@ import io
 import logging
 import os
 import sys
-from typing import IO, cast
+from typing import IO, Annotated, cast
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.text import Text
 
+import rollalloc
 from rollalloc.cli.advise import advise
 from rollalloc.cli.bench import bench
 from rollalloc.cli.compare import compare
@@ -38,6 +39,24 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and end the command."""
+    if wanted:
+        typer.echo(f"rollalloc {rollalloc.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=show_version)
+    ] = False,
+) -> None:
+    """The options of `rollalloc` itself, before a command."""
+
+
 for command in (train, compare, bench, features, model, report, advise, waste, verify_resume, recipes):
     app.command()(with_numbers_checked(command))
 app.command()(simulate)  # its options check their own ranges

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tiny_trl
+import torch
 from datasets import Dataset
 
 from rollalloc import recipes
@@ -252,14 +253,18 @@ def test_several_turns_are_refused_where_processes_would_wait_for_each_other():
         check_turns(trainer(2, "steps", use_vllm=True))
 
 
-def test_a_lone_process_of_accelerate_launch_is_said(monkeypatch, caplog):
+@pytest.mark.parametrize("with_cpu_flag", ["True", "False"])
+def test_a_lone_process_of_accelerate_launch_is_said(monkeypatch, caplog, with_cpu_flag):
+    def run(processes: int, device: str) -> SimpleNamespace:
+        return SimpleNamespace(world_size=processes, device=torch.device(device))
+
     with caplog.at_level(logging.WARNING):
-        check_processes(SimpleNamespace(world_size=1))
+        check_processes(run(1, "cpu"))
+        monkeypatch.setenv("ACCELERATE_USE_CPU", with_cpu_flag)
+        check_processes(run(2, "cpu"))
+        check_processes(run(1, "cuda"))
         assert not caplog.messages
-        monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
-        check_processes(SimpleNamespace(world_size=2))
-        assert not caplog.messages
-        check_processes(SimpleNamespace(world_size=1))
+        check_processes(run(1, "cpu"))
     assert "torchrun --nproc_per_node N" in caplog.text
 
 

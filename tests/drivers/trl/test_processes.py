@@ -118,8 +118,9 @@ def test_with_vllm_a_process_keeps_up_with_rollouts_of_more_turns_on_another(tmp
 
 
 @pytest.mark.slow
-def test_accelerate_launch_on_the_cpu_starts_one_process_which_says_so(tmp_path):
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+@pytest.mark.parametrize("flags", [["--cpu"], []])
+def test_accelerate_launch_on_the_cpu_starts_one_process_which_says_so(tmp_path, flags):
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", *flags, "--num_processes", "2"]
     alone = run(tmp_path, 1, launcher=launcher, recipe="grpo")
     assert len(alone.decided) == 1
     assert "torchrun --nproc_per_node N" in alone.printed

@@ -361,11 +361,12 @@ def check_turns(trainer: Any) -> None:
 
 
 def check_processes(args: Any) -> None:
-    """Warn if `accelerate launch --cpu` started this run: it starts one process and ignores `--num_processes`."""
-    if os.environ.get("ACCELERATE_USE_CPU") == "True" and args.world_size == 1:
+    """Warn if `accelerate launch` started this run without a GPU: it starts one process and ignores `--num_processes`."""
+    launched = "ACCELERATE_USE_CPU" in os.environ  # set by `accelerate launch` where it starts a single process
+    if launched and args.world_size == 1 and args.device.type == "cpu":
         log.warning(
-            "this is the only process: `accelerate launch --cpu` starts only one, whatever --num_processes is; for N "
-            "processes use `torchrun --nproc_per_node N`"
+            "this is the only process: without GPUs `accelerate launch` starts only one, whatever --num_processes is; for "
+            "N processes use `torchrun --nproc_per_node N`"
         )
 
 
