@@ -69,7 +69,7 @@ def measure(folder: str) -> None:
     begun = time.process_time()
     log = read_log(folder)
     read = time.process_time()
-    profile = profile_of(log, gpus=8)
+    profile = profile_of(log)
     done = time.process_time()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(

@@ -47,14 +47,6 @@ def advise(
         typer.Option(help="Framework of the settings to paste: rollalloc, trl or verl (default: the log's)."),
     ] = None,
     from_step: Annotated[int | None, typer.Option(help="Ignore rollouts logged before this step.")] = None,
-    gpus: Annotated[
-        int,
-        typer.Option(
-            help="GPUs of the cluster on which early stopping and asynchronous generation are simulated.",
-            min=2,
-            max=10_000,
-        ),
-    ] = 8,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -78,10 +70,7 @@ def advise(
     with staged() as shown:
         log = reading.read(at, shown)
         features_PD = _features(at, log)
-        profile = profile_of(
-            log, threshold=reading.threshold, from_step=from_step, features_PD=features_PD, gpus=gpus, seed=seed,
-            watcher=lambda done, of: shown("simulating", done, of),
-        )  # fmt: skip
+        profile = profile_of(log, threshold=reading.threshold, from_step=from_step, features_PD=features_PD, seed=seed)
     taken, assumed = present_of(profile, sampled=sampled)
     verdict = verdict_of(profile, now or taken)
     assumed = "" if now else assumed

@@ -54,13 +54,11 @@ def _predictability(found: Predictability) -> Table:
 
 
 def _lengths(lengths: LengthProfile) -> Table:
-    faster = [(f"seconds of GRPO over those of {name}", share, _number) for name, share in lengths.faster.items()]
     rows = [
         ("median", lengths.p50, _count),
         ("95th percentile", lengths.p95, _count),
         ("hit the limit", lengths.truncated, _percent),
         ("rank correlation with success", lengths.correlation, _number),
-        *faster,
     ]
     return _estimates(f"{lengths.unit} of a rollout, at most {lengths.longest:,}", rows)
 

@@ -57,9 +57,9 @@ def files(tmp_path, monkeypatch):
 def advise(rollalloc, server, files, monkeypatch, caplog):
     """Call `rollalloc advise --endpoint` on the prompts; options with None are left out.
 
-    The profile has few resamples and no simulated cluster: these tests are about the server.
+    The profile has few resamples: these tests are about the server.
     """
-    quick = {"resamples": 2, "gpus": None}
+    quick = {"resamples": 2}
     monkeypatch.setattr("rollalloc.lab.advise.profile.profile_of", lambda log, **how: profile_of(log, **how | quick))
 
     def called(*more, prompts="chat.jsonl", reward="my_reward.py:yes", **changes):

@@ -136,7 +136,6 @@ def test_a_log_that_cannot_be_used_is_one_message_and_exit_code_2(call, tmp_path
         (("--from-step", "99"), "--from-step 99: no group was logged at or after it"),
         (("--threshold", "nan"), "--threshold: expected a finite number"),
         (("--reward", "reward_of_mine"), "expected JSON lines of trainer.rollout_data_dir"),
-        (("--gpus", "1"), "--gpus"),
         (
             ("--present", "grpo:n=x"),
             "--present: expected a recipe, n and groups, once each, such as grpo:n=8,groups=16",

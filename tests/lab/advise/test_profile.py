@@ -142,15 +142,6 @@ def test_a_log_that_may_be_filtered_and_has_no_group_without_variance_decides_no
     assert "the log was filtered" in profile_of(replace(log_of(rewards), complete=False), resamples=30).too_few
 
 
-def test_nothing_is_simulated_where_there_is_too_little_to_decide():
-    """One group of 24,000 rollouts took a minute and a half of simulation before it was said to be too little."""
-    told = []
-    log = log_of([np.arange(24_000) % 2], tokens=lambda group, at: 10)
-    profile = profile_of(log, gpus=8, resamples=30, watcher=lambda done, of: told.append(done))
-    assert profile.too_few == "1 prompt cannot speak for others"
-    assert told == []
-
-
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -198,14 +189,6 @@ def test_lengths_have_their_tail_and_what_they_tell():
     in_text = profiled(rewards, answered=lambda group, at: "abc").lengths
     assert (in_text.unit, in_text.p50.value, in_text.correlation) == ("characters", 3, None)
     assert profiled(rewards).lengths is None
-
-
-def test_running_ahead_is_simulated_where_tokens_are_known():
-    log = log_of(drawn(40), tokens=lambda group, at: 100 + 300 * (at == 0))
-    faster = profile_of(log, gpus=8, resamples=30).lengths.faster
-    assert set(faster) == {"stopping the longest", "running a batch ahead"}
-    assert all(share.interval[0] <= share.value <= share.interval[1] for share in faster.values())
-    assert profile_of(log, resamples=30).lengths.faster == {}
 
 
 # --------------------------------------------------------------------------------------------------------------- shares

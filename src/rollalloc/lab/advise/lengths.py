@@ -1,28 +1,18 @@
-"""Rollout lengths, and the time that stopping the longest or generating ahead could save."""
+"""Rollout lengths: their quantiles, and how they go with success."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc import recipes
 from rollalloc.core.seeds import rng
-from rollalloc.lab.simulate.cluster import Cluster, Scenario
-from rollalloc.lab.simulate.result import PricedRecipe
-from rollalloc.lab.simulate.simulation import simulate
-from rollalloc.lab.simulate.workload import Logged, SimulatedOutcome
 from rollalloc.lab.waste.groups import NOT_SAID, Groups
 from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share, share_of
 
 _MOST = 2048  # prompts used, at most
-_SEEDS, _BATCHES = 5, 6
-_BATCH = 128  # approximate rollouts per simulated batch
-
-Watcher = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +26,6 @@ class LengthProfile:
         longest: maximum in the log.
         truncated: share that hit the limit; None: not logged.
         correlation: rank correlation of length and success; None: one of them does not vary.
-        faster: simulated seconds of GRPO over those of stopping the longest rollouts, and of generating one batch ahead;
-            empty if not requested, or if tokens are not logged.
     """
 
     unit: Literal["tokens", "characters"]
@@ -46,7 +34,6 @@ class LengthProfile:
     longest: int
     truncated: Share | None
     correlation: Share | None
-    faster: Mapping[str, Share]
 
 
 def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> LengthProfile | None:
@@ -83,7 +70,6 @@ def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> Length
         longest=longest,
         truncated=share_of(logged.truncated_V, logged.size_V, logged.prompt_V),
         correlation=_correlation(length_R[some_R], judged.rewards_R[some_R], row_R, times_BP),
-        faster={},
     )
 
 
@@ -131,56 +117,3 @@ def _shares(value_X: NDArray[np.generic], drawn_BX: object, prompts: int) -> lis
     return [
         Share(float(share), (low, high)) for share, low, high in zip(value_X.tolist(), *ends_2X.tolist(), strict=True)
     ]
-
-
-def with_seconds(
-    lengths: LengthProfile, judged: Groups, n: int, *, gpus: int, seed: int = 0, watcher: Watcher
-) -> LengthProfile:
-    """Add the simulated gain of stopping the longest rollouts, and of generating one batch ahead.
-
-    Each simulated rollout has the length of one logged for its prompt. Costs are the simulator's defaults, 7.6 billion
-    parameters on H100s. Stopping is DARTS with a sampled tail; generating ahead splits the GPUs between generation and
-    training.
-
-    Args:
-        lengths: lengths of the same groups.
-        judged: groups whose rewards are 0, 1 or NaN.
-        n: rollouts per group, at least 1; capped at 128, the size of a simulated batch.
-        gpus: number of GPUs of the cluster, at least 2.
-        seed: the first of five.
-        watcher: called for each simulation with the number before it and the number in all.
-    """
-    if lengths.unit != "tokens" or n < 2:
-        return lengths
-    n, workload = min(n, _BATCH), _logged(judged)
-    groups = min(max(1, _BATCH // n), len(workload.rollouts))
-    world = Scenario(cluster=Cluster(gpus=gpus), workload=workload, batches=_BATCHES)
-    ahead = replace(world, cluster=Cluster(gpus=gpus, schedule="async"))
-    plans = {
-        "grpo": (recipes.grpo(groups, n), world),
-        "stopping the longest": (recipes.darts(groups, n - n // 2, n // 2, tail="sampled"), world),
-        "running a batch ahead": (recipes.grpo(groups, n), ahead),
-    }
-    results = {}
-    for number, (name, (recipe, scenario)) in enumerate(plans.items()):
-        watcher(number, len(plans))
-        results[name] = [simulate(recipe, scenario, seed + offset) for offset in range(_SEEDS)]
-    gains = {
-        name: PricedRecipe.of(name, result, results["grpo"]).faster
-        for name, result in results.items()
-        if name != "grpo"
-    }
-    ends = {
-        name: None if gain.low is None or gain.high is None else (gain.low, gain.high) for name, gain in gains.items()
-    }
-    return replace(lengths, faster={name: Share(gain.point, ends[name]) for name, gain in gains.items()})
-
-
-def _logged(judged: Groups) -> Logged:
-    """The first 2,048 prompts of a log, as a workload for the simulator."""
-    some = judged.take(judged.prompt_V < _MOST)
-    by_prompt: dict[int, list[SimulatedOutcome]] = {}
-    prompt_R = np.repeat(some.prompt_V, some.size_V)
-    for prompt, tokens, reward in zip(prompt_R.tolist(), some.tokens_R.tolist(), some.rewards_R.tolist(), strict=True):
-        by_prompt.setdefault(prompt, []).append(SimulatedOutcome(max(1, tokens), False, reward > 0))
-    return Logged(rollouts=list(by_prompt.values()), source="the log")

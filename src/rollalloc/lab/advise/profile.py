@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollalloc.lab.advise.doubts import notes_of, too_few
-from rollalloc.lab.advise.lengths import LengthProfile, Watcher, lengths_of, with_seconds
+from rollalloc.lab.advise.lengths import LengthProfile, lengths_of
 from rollalloc.lab.advise.predictability import Predictability, predictability_of
 from rollalloc.lab.advise.rates import Ints, RateMixture, fit_rates
 from rollalloc.lab.advise.rewards import RewardReading, read_rewards
@@ -84,7 +84,7 @@ class Profile:
 
 def profile_of(
     log: Log, *, threshold: float | None = None, from_step: int | None = None, features_PD: Features | None = None,
-    gpus: int | None = None, seed: int = 0, resamples: int = 200, watcher: Watcher = lambda done, of: None,
+    seed: int = 0, resamples: int = 200,
 ) -> Profile:  # fmt: skip
     """Compute the profile of a log.
 
@@ -94,11 +94,8 @@ def profile_of(
             lowest.
         from_step: ignore groups logged before this step; at least 0.
         features_PD: features of each prompt, in the order of the log's keys; by default computed from the logged texts.
-        gpus: number of GPUs of the cluster on which early stopping and asynchronous generation are simulated, at least
-            2. None: no simulation.
         seed: seed of everything random, at least 0.
         resamples: number of resamples of bootstraps over prompts.
-        watcher: called before each simulation.
 
     Raises:
         ValueError: a log with only sums, without any score, or without a group at or after `from_step`.
@@ -116,10 +113,6 @@ def profile_of(
     prompts = len(np.unique(groups.prompt_V))
     lacks = too_few(judged, rates, prompts, complete=log.complete)
     lengths = lengths_of(judged, seed=seed, resamples=resamples)
-    if (
-        lengths is not None and gpus is not None and not lacks
-    ):  # without enough data there is no verdict, so skip the simulation, which takes seconds
-        lengths = with_seconds(lengths, judged, n, gpus=gpus, seed=seed, watcher=watcher)
     zero_variance = {n: (alike(groups, n) if reward.graded else None) or rates.zero_variance(n) for n in SIZES}
     return Profile(
         prompts=prompts,

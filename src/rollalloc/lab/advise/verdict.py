@@ -55,10 +55,6 @@ FIXED_GROUPS = (
     "If your framework needs groups, keep GRPO and use small groups: at 8M, with earlier defaults, groups of 16 needed "
     "5.99 [4.40–30.74] times REINFORCE's rollouts, and groups of 4 needed 3.56 [2.80–3.96] times (docs/scale.md)."
 )
-SECONDS_ONLY = (
-    "PODS and DARTS can save seconds, not rollouts: tuned on skills/late they reached the target in 2 and 0 of 8 runs "
-    "(docs/leaderboard.md)."
-)
 _NEEDS_RATES = "Foresight is ruled out: it predicts success rates, and these rewards are not within [0, 1]."
 
 
@@ -189,8 +185,6 @@ def _notes(profile: Profile, present: Choice) -> tuple[str, ...]:
         notes.append(RAFT_IS_LEVEL)
     if profile.reward.outside:
         notes.append(_NEEDS_RATES)
-    if profile.lengths is not None and profile.lengths.faster:
-        notes.append(SECONDS_ONLY)
     return tuple(notes)
 
 
