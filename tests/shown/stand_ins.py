@@ -50,7 +50,6 @@ def furnish(folder: Path) -> None:
     for name in ("my_package/rewards.py", "my_reward.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(REWARD)
-    shutil.copy(ROOT / "examples" / "new_recipe.py", folder)
     logs = ROOT / "tests" / "lab" / "waste" / "samples" / "trl"
     for name in ("runs/mine/completions", "made", "path/to/completions"):
         shutil.copytree(logs, folder / name)

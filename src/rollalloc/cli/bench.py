@@ -28,9 +28,6 @@ def bench(
     recipes: Annotated[
         str, typer.Option(help="Comma-separated built-in recipes; must include grpo (default: the tier's).")
     ] = "",
-    recipe: Annotated[
-        list[str] | None, typer.Option(help="Also run your own recipe, module:function; repeatable.")
-    ] = None,
     track: Annotated[
         list[str] | None, typer.Option(help="Settings to run with: defaults or tuned; repeatable (default: both).")
     ] = None,
@@ -58,7 +55,6 @@ def bench(
         tier,
         tasks=_names("--tasks", tasks),
         recipes=_names("--recipes", recipes),
-        own=recipe or (),
         tracks=tuple(track or ()),
     )
     cores = processes or os.cpu_count() or 1

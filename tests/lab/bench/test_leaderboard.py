@@ -7,7 +7,6 @@ import multiprocessing
 import signal
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -249,19 +248,6 @@ def test_a_plan_is_shown_and_nothing_is_written(tmp_path, capsys):
     assert "2 methods × 1 tasks × defaults and tuned, 14 runs, at most 1,536 rollouts" in said
     assert "sort: to 0.6, 128 rollouts a run, 256 a method to search with (speed not measured)" in said
     assert not list(tmp_path.iterdir())
-
-
-def test_the_example_is_on_a_leaderboard(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples")
-    from rollalloc.named import make_recipe
-    from rollalloc.testing import check_recipe
-
-    own = make_plan(
-        "full", tasks=["rg/number_filtering_misled"], recipes=["grpo"], own=["new_recipe:no_loners"]
-    ).contestants[-1]
-    assert len(own.grid) == 9
-    assert own.defaults == {"groups": 16, "n": 4, "gen_groups": 48}
-    check_recipe(make_recipe(own.recipe, {"groups": 2, "n": 6, "gen_groups": 4}), seeds=(0,), batches=2)
 
 
 @pytest.mark.parametrize("command", ["bench", "compare"])

@@ -12,29 +12,6 @@ from rollalloc.lab.bench.plan import PLAN, freeze, frozen_in, make_plan, refuse_
 from rollalloc.lab.bench.presets import PRESETS
 from rollalloc.lab.bench.tiers import TIERS
 
-MINE = """
-from rollalloc import recipes
-
-def mine(groups, n):
-    return recipes.grpo(groups, n)
-
-def other(groups, n):
-    return recipes.grpo(groups, n)
-
-GRID = {"mine": [{"groups": 4, "n": 4}, {"groups": 8, "n": 4}], "other": [{"groups": 4, "n": 0}, {"groups": 4, "n": 4}]}
-
-def matched(recipe, groups, n):
-    return {"groups": groups, "n": n}
-"""
-
-
-@pytest.fixture
-def mine(tmp_path, monkeypatch):
-    (tmp_path / "my_recipes.py").write_text(MINE)
-    (tmp_path / "bare_recipe.py").write_text("from rollalloc import recipes\n\nmine = recipes.grpo(4, 4)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    return "my_recipes:mine"
-
 
 @pytest.mark.parametrize("name", TIERS)
 def test_the_plan_of_a_tier(name):
@@ -70,21 +47,13 @@ def test_what_a_plan_pays_by_hand():
         ({"recipes": ["gropo", "grpo"]}, "unknown recipe 'gropo' .did you mean 'grpo'"),
         ({"recipes": ["dapo"]}, "grpo is the baseline of every ratio; add it: --recipes grpo,dapo"),
         ({"recipes": ["grpo", "grpo"]}, "named twice: grpo"),
-        ({"own": ["my_recipes:other"]}, "n must be a whole number of at least 1, got 0"),
-        ({"own": ["bare_recipe:mine"]}, "bare_recipe:mine has no GRID.*docs/benchmark.md, or give --track defaults"),
+        ({"recipes": ["grpo", "mine:mine"]}, "compare your own with `rollalloc compare`"),
+        ({"recipes": ["grpo", "dapo+pods"]}, "has no GRID.*or give --track defaults"),
     ],
 )
-def test_what_cannot_be_run_is_refused(mine, options, said):
+def test_what_cannot_be_run_is_refused(options, said):
     with pytest.raises(ValueError, match=said):
         make_plan(**{"tier": "smoke", **options})
-
-
-def test_a_recipe_of_ones_own_brings_its_grid_and_shape(mine):
-    [*_, own] = make_plan("smoke", own=[mine]).contestants
-    assert (own.recipe, own.label) == ("my_recipes:mine", "my_recipes.mine")
-    assert [one["parameters"] for one in own.grid] == [{"groups": 4, "n": 4}, {"groups": 8, "n": 4}]
-    assert own.defaults == {"groups": 16, "n": 4}
-    assert len(own.contents) == 64
 
 
 def test_a_frozen_plan_is_read_again_and_no_other_is_taken(tmp_path):
@@ -109,7 +78,7 @@ def test_a_frozen_plan_is_read_again_and_no_other_is_taken(tmp_path):
 def test_a_plan_that_is_damaged_or_of_another_version_is_refused(tmp_path):
     freeze(make_plan("smoke"), tmp_path)
     saved = json.loads((tmp_path / PLAN).read_text())
-    for content, why in (("{}", "KeyError"), (json.dumps(saved | {"schema": 2}), "schema 2, expected 3")):
+    for content, why in (("{}", "KeyError"), (json.dumps(saved | {"schema": 3}), "schema 3, expected 4")):
         (tmp_path / PLAN).write_text(content)
         with pytest.raises(ValueError, match=rf"is no plan of this version of rollalloc \(.*{why}"):
             frozen_in(tmp_path)

@@ -26,7 +26,7 @@ from rollalloc.lab.bench.tiers import TIERS, TRACKS, Tier, seconds_of
 
 PLAN, TABLE, DIVERGED = "plan.json", "leaderboard.md", "diverged.json"
 KIND = "bench"  # kind of a folder's manifest
-_SCHEMA = 3
+_SCHEMA = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,6 @@ def make_plan(
     *,
     tasks: Sequence[str] = (),
     recipes: Sequence[str] = (),
-    own: Sequence[str] = (),
     tracks: Sequence[str] = (),
 ) -> Plan:
     """The plan of a tier.
@@ -140,7 +139,6 @@ def make_plan(
         tier: a key of `TIERS`.
         tasks: some of the tier's; empty: all.
         recipes: recipes of this package; empty: the tier's.
-        own: the user's recipes, `module:function`, in addition.
         tracks: some of the tier's; empty: all.
 
     Raises:
@@ -155,7 +153,7 @@ def make_plan(
                 raise ValueError(f"tier {tier} has no {kind} {name!r}; there are {', '.join(known)}")
     tracks = tuple(track for track in TRACKS if track in (tracks or sized.tracks))
     chosen = tuple(_task_plan(name, sized) for name in sized.tasks if not tasks or name in tasks)
-    return _plan(tier, tracks, chosen, contestants(recipes, own, sized, tracks), sized.default_seeds)
+    return _plan(tier, tracks, chosen, contestants(recipes, sized, tracks), sized.default_seeds)
 
 
 def plan_of_rung(rung: LadderRung, *, recipes: Sequence[str] = ()) -> Plan:
@@ -172,7 +170,7 @@ def plan_of_rung(rung: LadderRung, *, recipes: Sequence[str] = ()) -> Plan:
     first = sized.default_seeds[0]
     seeds = tuple(range(first, first + max(rung.run.seeds, len(sized.default_seeds))))
     task = _planned(rung.task, preset_of_rung(rung), rung.run.max_rollouts, rung.run.seeds)
-    return _plan("ladder", sized.tracks, (task,), contestants(recipes, (), sized, sized.tracks), seeds)
+    return _plan("ladder", sized.tracks, (task,), contestants(recipes, sized, sized.tracks), seeds)
 
 
 def _plan(
