@@ -68,6 +68,7 @@ GONE = (
     "lab/advise/outcomes.py",
     "lab/advise/ranking.py",
     "lab/bench/added.py",
+    "lab/bench/tasks/chances.py",
     "lab/report/board.py",
     "lab/report/overwriting.py",
     "lab/report/terminal.py",

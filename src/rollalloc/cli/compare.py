@@ -46,7 +46,7 @@ def compare(
     task: Annotated[
         list[str] | None,
         titled(
-            "Built-in task: skills/POOL, walks/POOL, sort, or rg/NAME of reasoning-gym; repeatable.", "What to train on"
+            "Built-in task: skills/POOL, walks/POOL, sort, or rg/NAME such as rg/gcd; repeatable.", "What to train on"
         ),
     ] = None,
     recipes: Annotated[

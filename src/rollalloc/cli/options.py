@@ -103,7 +103,7 @@ class SamplingOptions:
 
     task: Annotated[
         str | None,
-        titled("Built-in task: skills/POOL, walks/POOL, sort, or rg/NAME of reasoning-gym.", _WHAT),
+        titled("Built-in task: skills/POOL, walks/POOL, sort, or rg/NAME such as rg/gcd.", _WHAT),
     ] = None
     model: Annotated[
         str | None, titled("Causal language model, by name or folder, instead of a built-in task.", _WHAT)

@@ -63,7 +63,7 @@ def run_of(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed
     if options.settings not in SETTINGS:
         raise ValueError(f"--settings must be one of {', '.join(SETTINGS)}, got {options.settings!r}")
     if (options.task is None) == (options.model is None):
-        raise ValueError(f"give either --task ({_task_names()}, rg/NAME), or --model with --prompts and --reward")
+        raise ValueError(f"give either --task ({_task_names()}), or --model with --prompts and --reward")
     unused = changed_options(options, _ASYNC_ONLY)
     if options.engine == "sync" and unused:
         raise ValueError(f"{unused}: only the asynchronous engine uses it; give --engine async as well, or take it out")

@@ -43,9 +43,9 @@ def test_prompts_are_messages_and_the_reward_accepts_their_answers_only(name: st
 
 
 def test_scoring_needs_no_reasoning_gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that trains may lack it; its own verifier gives the same marks."""
+    """A machine that trains may lack it; the package's own verifier gives the same marks."""
     made = load_prompts(prepare(tmp_path / "filter", small(CHAT_TASKS["filter"])).train)
-    verifier = chat.gym._verifier("number_filtering")
+    verifier = chat.gym.installed().create_dataset("number_filtering", size=1, seed=0)
     answers = [str(truth) for truth in made.ground_truths]
     said = [f"{before}{text}{after}" for text in answers for before, after in ((" ", " "), ("", "."), ("It is ", ""))]
     marks = {
@@ -54,7 +54,7 @@ def test_scoring_needs_no_reasoning_gym(tmp_path: Path, monkeypatch: pytest.Monk
         for text in (*said, *answers, "[]", "")
     }
     assert {0.0, 1.0} == set(marks.values())
-    monkeypatch.setattr(chat.gym, "_verifier", None)
+    monkeypatch.setattr(chat.gym, "installed", None)
     for (row, text), expected in marks.items():
         assert chat.compute_score(made.sources[row], text, answers[row], made.extra_infos[row]) == expected
 

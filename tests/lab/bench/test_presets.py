@@ -67,9 +67,10 @@ def test_every_presets_recipe_can_be_made_and_fits_its_task(tmp_path, task, reci
     assert run.task == task
 
 
-def test_any_task_of_reasoning_gym_has_a_preset_without_a_target():
-    assert preset_of("rg/sudoku")[1].target is None
+def test_a_task_without_a_pool_is_the_late_one_and_an_unknown_one_is_refused():
     assert preset_of("skills") == preset_of("skills/late")
+    with pytest.raises(ValueError, match=r"unknown task 'rg/sudoku'; there are .*rg/gcd"):
+        preset_of("rg/sudoku")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

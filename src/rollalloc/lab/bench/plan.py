@@ -196,16 +196,11 @@ def _plan(
 
 def _task_plan(name: str, tier: Tier) -> TaskPlan:
     _, preset = preset_of(name)
-    if preset.target is None:
-        raise ValueError(
-            f"{name} has no target, which a leaderboard must fix before its runs; give it a `Preset` with a target"
-        )
     preset = replace(preset, eval_every=tier.eval_every or preset.eval_every)
     return _planned(name, preset, tier.tasks[name], tier.seeds_of.get(name))
 
 
 def _planned(name: str, preset: Preset, budget: int, seeds: int | None) -> TaskPlan:
-    assert preset.target is not None
     return TaskPlan(
         name=name,
         target=preset.target,

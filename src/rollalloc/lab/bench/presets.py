@@ -45,7 +45,7 @@ class Preset:
     """A task's target and budget.
 
     Attributes:
-        target: held-out accuracy to reach (mean score on skills/graded); None: run until the budget is spent.
+        target: held-out accuracy to reach (mean score on skills/graded).
         max_rollouts: rollouts after which a run is censored.
         eval_every: rollouts between two points of the evaluation grid.
         eval_samples: samples per held-out prompt, for tasks with more than one right answer.
@@ -54,7 +54,7 @@ class Preset:
         precision: precision of updates and exact evaluations.
     """
 
-    target: float | None
+    target: float
     max_rollouts: int
     eval_every: int
     eval_samples: int = 4
@@ -90,7 +90,6 @@ PRESETS = {
     **{rung.task: preset_of_rung(rung) for rung in RUNGS.values()},
 }
 _SWEPT_FOR_ALL = "skills/late"  # the only task on which every recipe was tuned
-_ANY_GYM = Preset(None, 40_000, 1000)
 
 
 def preset_of(task: str) -> tuple[str, Preset]:
@@ -100,18 +99,14 @@ def preset_of(task: str) -> tuple[str, Preset]:
         ValueError: no such task or pool.
     """
     name = f"{task}/late" if task in POOLED else task
-    if name.startswith(gym.PREFIX):
-        return name, PRESETS.get(name, _ANY_GYM)
     if name not in PRESETS:
-        raise ValueError(
-            f"unknown task {name!r}; there are {', '.join(PRESETS)}, and rg/NAME for those of reasoning-gym"
-        )
+        raise ValueError(f"unknown task {name!r}; there are {', '.join(PRESETS)}")
     return name, PRESETS[name]
 
 
 def is_built_in(name: str) -> bool:
     """Whether this is the name of a built-in task."""
-    return name in PRESETS or name.startswith(gym.PREFIX)
+    return name in PRESETS
 
 
 @lru_cache
@@ -160,7 +155,7 @@ def task_run(task: str, recipe: str, seed: int, folder: Path, *, tuned: Tuned | 
     """A run of a recipe on a task, with its preset.
 
     Args:
-        task: "skills", "walks", "sort", "skills/POOL", "walks/POOL", "ladder/RUNG" or "rg/NAME".
+        task: "skills", "walks", "sort", "skills/POOL", "walks/POOL", "ladder/RUNG" or a name of `PRESETS`.
         folder: where tasks are kept.
         tuned: used instead of the preset's settings.
         changes: trainer settings to change.
@@ -180,7 +175,7 @@ def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None
     """
     name, preset = preset_of(task)
     if name.startswith(gym.PREFIX):
-        gym.config_of(name)
+        gym.installed()  # before anything is created
     known = tuned_of(preset.tuned_on)
     chosen = tuned or known.get(recipe)
     if chosen is None:

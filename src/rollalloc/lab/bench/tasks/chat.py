@@ -92,7 +92,7 @@ class ChatFiles:
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any]) -> float:
-    """1.0 for a right answer, else 0.0; `extra_info` has `number`, or else what `gym.compute_score` needs."""
+    """1.0 for a right answer, else 0.0; `extra_info` has `number`."""
     if extra_info["number"]:
         return numeric(
             data_source=data_source, solution_str=solution_str, ground_truth=ground_truth, extra_info=dict(extra_info)
@@ -104,8 +104,7 @@ def prepare(folder: Path, task: ChatTask) -> ChatFiles:
     """Create the task's files in its own folder, unless they exist.
 
     Raises:
-        ValueError: a task whose verifier cannot be trusted, too few different questions, or a folder that is no task or was
-            created with another configuration.
+        ValueError: too few different questions, or a folder that is no task or was created with another configuration.
         ImportError: reasoning-gym is not installed.
     """
 
@@ -134,10 +133,7 @@ def _messages(system: str, example: Problem, question: str) -> list[dict[str, st
 def _drawer(task: ChatTask) -> Callable[[np.random.Generator, int, set[str]], Sequence[Problem]]:
     if task.gym is None:
         return stories.problems
-    # Answers that are not numbers must match exactly; reasoning-gym's verifier agrees and is not called.
-    config = gym.GymConfig(task.gym, task.settings, single_answer=not task.number)
-    gym.refuse_bad_verifier(f"{gym.PREFIX}{task.gym}", config)
-    return partial(_gym_problems, config, task.number)
+    return partial(_gym_problems, gym.GymConfig(task.gym, task.settings), task.number)
 
 
 def _gym_problems(
@@ -153,7 +149,5 @@ def _gym_problems(
         for each in gym.problems(config, rng, count, taken):
             if len(found) < count and answered[each.answer] < -(-count // 4):
                 answered[each.answer] += 1
-                # The other fields are only needed by reasoning-gym's verifier.
-                extra = {"number": True} if number else {"number": False, **each.extra}
-                found.append(Problem(each.prompt, each.answer, extra))
+                found.append(Problem(each.prompt, each.answer, {"number": number}))
     return found

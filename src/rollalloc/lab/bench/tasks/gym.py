@@ -1,55 +1,41 @@
-"""Tasks of reasoning-gym: any task by name, and a ladder of tasks for a model of some hundred thousand parameters.
+"""Tasks of reasoning-gym for a model of some hundred thousand parameters.
 
-A task's questions and answers are written to prompt files once, each with the entry that its verifier needs. Some verifiers
-need care: they give partial marks to wrong answers, so only full marks count as right. They may search prose for an answer,
-or raise on unexpected text, so only the content of `<answer>` tags counts, if there are any, and text on which a verifier
-raises is wrong. A verifier that gives full marks for an empty answer, or not for its own answer, is refused.
+A task's questions and answers are written to prompt files once. Each question has exactly one right answer string, so that
+no verifier is called and accuracy is exact.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel
 
 from rollalloc.data.prompts import load_prompts
-from rollalloc.lab.bench.tasks.chances import TRIED, chances, in_band, refuse_beyond_learning, write_chances
 from rollalloc.lab.bench.tasks.files import Problem, Shown, TaskFiles, make_once, unseen, write_splits
 from rollalloc.lab.bench.tasks.tiny import Examples, Shape, WarmUp, character_tokenizer, save_warm_model
 
 __all__ = ["LADDER", "GymConfig", "compute_score", "prepare"]
 
-log = logging.getLogger(__name__)
-
 PREFIX = "rg/"
-_FULL = 1 - 1e-6  # marks
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _QUOTED = re.compile(r"'([^']*)'")  # an item of a list as Python prints it
-_NOT_ANSWERS = ("I do not know", "")
-_PROBED = 16  # questions on which the verifier is tested
 _WARM_UP_POOL = 16_384  # questions
-_STEP_TOKENS = 8192  # maximum tokens per warm-up step, for long questions
-_LEAST_BATCH = 8  # minimum examples per step, however long they are
 _DRAWS = 50  # draws per wanted prompt before the task counts as too small
-_REFUSED = {"codeio": "its questions are not the same under the same seed"}
 
 
 @dataclass(frozen=True)
 class GymConfig:
-    """A task of reasoning-gym, and the tiny model that is warmed up for it.
+    """A task of reasoning-gym whose questions have one right answer each, and the tiny model that is warmed up for it.
 
     Attributes:
         settings: settings of its generator, where they differ from the generator's defaults.
-        single_answer: a question has exactly one right answer string, so the verifier is not called, and accuracy is exact.
         heldout: number of held-out prompts; none of them is seen in the warm-up.
         wrong: share of warm-up examples with another question's answer. The model then knows more than it samples, which
             reinforcement learning can recover.
@@ -57,7 +43,6 @@ class GymConfig:
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    single_answer: bool = False
     train: int = 4096
     heldout: int = 512
     warm_up: WarmUp = field(default_factory=lambda: WarmUp(steps=1000))
@@ -116,7 +101,6 @@ LADDER = {
     "rg/gcd": GymConfig(
         "gcd",
         {"min_value": 1, "max_value": 99},
-        single_answer=True,
         train=2048,
         heldout=256,
         warm_up=WarmUp(steps=200),
@@ -125,7 +109,6 @@ LADDER = {
     "rg/number_filtering_misled": Misled(
         "number_filtering",
         {"min_numbers": 2, "max_numbers": 3, "max_decimals": 0, "min_value": 0, "max_value": 9},
-        single_answer=True,
         train=2048,
         heldout=256,
         warm_up=WarmUp(steps=600),
@@ -134,7 +117,6 @@ LADDER = {
     "rg/letter_counting": GymConfig(
         "letter_counting",
         {"min_words": 2, "max_words": 4},
-        single_answer=True,
         train=2048,
         heldout=256,
         warm_up=WarmUp(steps=300),
@@ -142,7 +124,6 @@ LADDER = {
     "rg/spell_backward": GymConfig(
         "spell_backward",
         {"min_word_len": 3, "max_word_len": 8},
-        single_answer=True,
         train=2048,
         heldout=256,
         warm_up=WarmUp(steps=500),
@@ -150,7 +131,6 @@ LADDER = {
     "rg/count_bits": GymConfig(
         "count_bits",
         {"min_n": 1, "max_n": 8191},
-        single_answer=True,
         train=2048,
         heldout=256,
         warm_up=WarmUp(steps=300),
@@ -158,7 +138,6 @@ LADDER = {
     "rg/simple_equations": GymConfig(
         "simple_equations",
         {"min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 9},
-        single_answer=True,
         train=2048,
         heldout=256,
         warm_up=WarmUp(steps=300),
@@ -166,57 +145,22 @@ LADDER = {
 }
 
 
-def config_of(task: str) -> GymConfig:
-    """The configuration of `rg/NAME`: the ladder's, or the task with its defaults.
-
-    Raises:
-        ValueError: no such task, or one that cannot be used.
-        ImportError: reasoning-gym is not installed.
-    """
-    name = _name(task)
-    known = _gym().factory.DATASETS
-    if name not in known:
-        raise ValueError(f"reasoning-gym has no task {name!r}; it has {', '.join(sorted(known))}")
-    if name in _REFUSED:
-        raise ValueError(f"{task} cannot be used: {_REFUSED[name]}")
-    return LADDER.get(task, GymConfig(name))
-
-
-def _name(task: str) -> str:
-    """A task's name in reasoning-gym; the ladder may use another name."""
-    return LADDER[task].name if task in LADDER else task.removeprefix(PREFIX)
-
-
-def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any]) -> float:
-    """1.0 for a right answer, else 0.0.
-
-    Args:
-        data_source: "rg/NAME", or a name of the ladder.
-        solution_str: the completion; if it has `<answer>` tags, the content of the last ones counts.
-        ground_truth: the answer as reasoning-gym writes it.
-        extra_info: `extra_info` of the prompt, with `entry` and `single_answer`.
-    """
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    """1.0 for the right answer, else 0.0. If the completion has `<answer>` tags, the content of the last ones counts."""
     tagged = _ANSWER.findall(solution_str)
-    answer = (tagged[-1] if tagged else solution_str).strip()
-    if answer == ground_truth.strip():
-        return 1.0
-    if extra_info["single_answer"]:
-        return 0.0
-    return float(_marks(_verifier(_name(data_source)), answer, json.loads(extra_info["entry"])) >= _FULL)
+    return float((tagged[-1] if tagged else solution_str).strip() == ground_truth.strip())
 
 
 def prepare(folder: Path, task: str, config: GymConfig | None = None, *, progress: Shown = unseen) -> TaskFiles:
     """Create the task's files unless they exist; `config` replaces the task's own, for tests.
 
     Raises:
-        ValueError: no such task, a verifier that cannot be trusted, too few different questions, a warmed-up model that can
-            learn nothing or has nothing left to learn, or a folder that was created with another configuration.
+        ValueError: too few different questions, or a folder that was created with another configuration.
         ImportError: reasoning-gym is not installed.
     """
-    own, config = config is None, config or config_of(task)
+    config = config or LADDER[task]
 
     def make(to: Path) -> None:
-        refuse_bad_verifier(task, config)
         sizes = {"train": config.train, "heldout": config.heldout}
         write_splits(to, sizes, partial(problems, config), data_source=task, seed=config.seed)
         train, heldout = load_prompts(to / "train.parquet"), load_prompts(to / "heldout.parquet")
@@ -226,22 +170,9 @@ def prepare(folder: Path, task: str, config: GymConfig | None = None, *, progres
         tokenizer = character_tokenizer(every_prompt, every_answer)
         longest = [max(map(len, tokenizer(texts)["input_ids"])) for texts in (every_prompt, every_answer)]
         rng = np.random.default_rng([config.seed, 0])
-
-        shape, warm_up = Shape(config.hidden, config.layers, context=sum(longest) + 1), config.warm_up
-        if task not in LADDER:  # the ladder's models were checked when it was made
-            warm_up = replace(warm_up, batch=max(_LEAST_BATCH, min(warm_up.batch, _STEP_TOKENS // shape.context)))
+        shape = Shape(config.hidden, config.layers, context=sum(longest) + 1)
         draw = partial(config.draw, rng, prompts, answers)
-        asked, right = list(map(str, train.prompts[:TRIED])), list(map(str, train.ground_truths[:TRIED]))
-
-        def enough(model: PreTrainedModel) -> Callable[[int], bool]:
-            stands = task in LADDER or not own
-            return (lambda step: False) if stands else in_band(model, tokenizer, asked, right)
-
-        save_warm_model(to / "model", tokenizer, warm_up, draw, shape, shown=progress, enough=enough)
-        if own:
-            accuracy, pass_at_8 = chances(to / "model", train, f"{__name__}:compute_score", longest[1] + 1)
-            refuse_beyond_learning(task, accuracy, pass_at_8, tuple(LADDER))
-            write_chances(to, accuracy, pass_at_8)
+        save_warm_model(to / "model", tokenizer, config.warm_up, draw, shape, shown=progress)
         (to / "rollout.json").write_text(json.dumps({"max_new_tokens": longest[1] + 1}))
 
     made = make_once(folder, config, make)
@@ -251,8 +182,7 @@ def prepare(folder: Path, task: str, config: GymConfig | None = None, *, progres
         heldout=made / "heldout.parquet",
         reward=f"{__name__}:compute_score",
         max_new_tokens=json.loads((made / "rollout.json").read_text())["max_new_tokens"],
-        single_answer=config.single_answer,
-        can_hang=not config.single_answer,
+        single_answer=True,
     )
 
 
@@ -263,8 +193,7 @@ def problems(config: GymConfig, rng: np.random.Generator, count: int, taken: set
         if entry["question"] in taken:
             continue
         taken.add(entry["question"])
-        extra = {"single_answer": config.single_answer, "entry": _packed(entry)}
-        found.append(Problem(entry["question"], entry["answer"], extra))
+        found.append(Problem(entry["question"], entry["answer"]))
         if len(found) == count:
             return found
     raise ValueError(
@@ -281,44 +210,16 @@ def _warm_up_examples(config: GymConfig, heldout: frozenset[str]) -> Examples:
     return [question for question, _ in kept], [answer for _, answer in kept]
 
 
-def refuse_bad_verifier(task: str, config: GymConfig) -> None:
-    """Refuse a task whose verifier gives full marks for an empty answer, or not for its own.
+def _dataset(name: str, size: int, seed: int, **settings: Any) -> Any:
+    return installed().create_dataset(name, size=size, seed=seed, **settings)
+
+
+def installed() -> Any:
+    """The package reasoning-gym.
 
     Raises:
-        ValueError: says which.
+        ImportError: it is not installed.
     """
-    verifier = _verifier(config.name)
-    for written in _dataset(config.name, _PROBED, config.seed, **config.settings):
-        entry = json.loads(_packed(written))  # as the reward will see it
-        if not isinstance(entry["answer"], str) or _marks(verifier, entry["answer"], entry) < _FULL:
-            raise ValueError(f"{task} cannot be used: its verifier does not accept its own answer {entry['answer']!r}")
-        for text in _NOT_ANSWERS:
-            if _marks(verifier, text, entry) >= _FULL:
-                raise ValueError(f"{task} cannot be used: its verifier gives full marks to {text!r}")
-
-
-def _packed(entry: Mapping[str, Any]) -> str:
-    return json.dumps(entry, default=str)
-
-
-def _marks(verifier: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    try:
-        return float(verifier.score_answer(answer, entry))
-    except Exception as error:  # its own answer passed, so it fails on the empty one
-        log.debug("the verifier of %s raises at %r: %s", type(verifier).__name__, answer, error)
-        return 0.0
-
-
-@lru_cache
-def _verifier(name: str) -> Any:
-    return _dataset(name, 1, 0)
-
-
-def _dataset(name: str, size: int, seed: int, **settings: Any) -> Any:
-    return _gym().create_dataset(name, size=size, seed=seed, **settings)
-
-
-def _gym() -> Any:
     try:
         return importlib.import_module("reasoning_gym")
     except ImportError:

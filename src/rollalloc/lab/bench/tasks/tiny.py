@@ -139,7 +139,6 @@ def save_warm_model(
     longest: int | None = None,
     parts: int = 1,
     shown: Shown = unseen,
-    enough: Callable[[PreTrainedModel], Callable[[int], bool]] = lambda model: lambda step: False,
 ) -> None:
     """Train a tiny model on drawn examples and save it with its tokenizer.
 
@@ -149,12 +148,11 @@ def save_warm_model(
         draw: number of examples → prompts and answers as text, without EOS.
         longest: maximum tokens of an answer to train on, EOS included; None: all.
         parts: number of parts into which a step's examples are split by length; more are faster if lengths vary a lot.
-        enough: called before each step with the model; the warm-up ends when it returns True.
     """
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(warm_up.seed)
         model = tiny_model(tokenizer, shape)
-        supervise(model, tokenizer, warm_up, draw, longest, parts, shown, enough(model))
+        supervise(model, tokenizer, warm_up, draw, longest, parts, shown)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
