@@ -2,7 +2,10 @@
 
 import ast
 import re
+import sys
+import tomllib
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -161,6 +164,31 @@ def test_training_a_model_of_ones_own_needs_nothing_of_the_benchmark():
 def classes(source: str) -> set[str]:
     """Names of the classes that a module's text defines, whether at its top or within another class or a function."""
     return {node.name for node in ast.walk(parsed(source)) if isinstance(node, ast.ClassDef)}
+
+
+# Packages that are imported and come with another one that pyproject.toml names; wandb is the user's own.
+COME_WITH_OTHERS = {"huggingface_hub", "tokenizers", "packaging", "markupsafe", "sympy", "wandb"}
+COME_WITH_VERL = {"hydra", "omegaconf", "ray", "tensordict", "torchdata", "transfer_queue"}
+
+
+def test_every_package_that_is_imported_is_one_that_an_installation_has():
+    """Wherever the import stands; packages of the extras `dev` and `docs` are not there at the user's."""
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = {name: wanted for name, wanted in project["optional-dependencies"].items() if name not in ("dev", "docs")}
+    wanted = [*project["dependencies"], *(line for lines in extras.values() for line in lines)]
+    there = {re.split(r"[^\w-]", line)[0].lower().replace("_", "-") for line in wanted}
+    trees = [ast.parse(file.read_text("utf-8")) for file in ROOT.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    packages = {module.partition(".")[0] for module in modules} - {"rollalloc", *sys.stdlib_module_names}
+    known = packages_distributions()
+    absent = {
+        package
+        for package in packages - COME_WITH_OTHERS - COME_WITH_VERL
+        if there.isdisjoint(name.lower().replace("_", "-") for name in known.get(package, [package]))
+    }
+    assert not absent
 
 
 def test_a_class_name_is_defined_once():

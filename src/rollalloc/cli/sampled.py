@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from signal import SIGINT
@@ -66,12 +67,8 @@ class Asked(Reading, SamplingOptions, Exported):
         Raises:
             ValueError: there is neither a log nor a model, or both; an option does not apply; or as `sample_profile`.
         """
-        useless = [
-            name for name in (_OF_LOGS if path is None else _OF_SAMPLING) if getattr(self, name) != getattr(Asked, name)
-        ]
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
         if path is not None:
-            if useless:
+            if options := self._set(_OF_SAMPLING):
                 raise ValueError(
                     f"{options}: does not apply to a log; take it out, or leave the log out to sample a profile"
                 )
@@ -81,22 +78,19 @@ class Asked(Reading, SamplingOptions, Exported):
                 "give a log of rollouts, or --model with --prompts and --reward, or --endpoint with these, or --task, to "
                 "sample one"
             )
-        self._check_server()
-        if useless:
+        if self.endpoint is None and (options := self._set(_OF_SERVER)):
+            raise ValueError(f"{options}: applies only with --endpoint; take it out, or give it")
+        if self.endpoint is not None and (options := self._set(_NOT_SERVED)):
+            raise ValueError(f"{options}: applies not to a model that a server samples; take it out")
+        if self.endpoint is not None and not (self.served_model or "").strip():
+            raise ValueError("--endpoint also needs --served-model, the name under which the server serves the model")
+        if options := self._set(_OF_LOGS):
             raise ValueError(f"{options}: does not apply when a profile is sampled; take it out")
         return str(self._profile(seed)), replace(self, reward=None)
 
-    def _check_server(self) -> None:
-        """Refuse options of a served model without one, and those of a model in this process with one."""
-        names = _OF_SERVER if self.endpoint is None else _NOT_SERVED
-        if useless := [name for name in names if getattr(self, name) != getattr(Asked, name)]:
-            options = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
-            where = "only with --endpoint" if self.endpoint is None else "not to a model that a server samples"
-            raise ValueError(
-                f"{options}: applies {where}; take it out" + (", or give it" if self.endpoint is None else "")
-            )
-        if self.endpoint is not None and not (self.served_model or "").strip():
-            raise ValueError("--endpoint also needs --served-model, the name under which the server serves the model")
+    def _set(self, names: Sequence[str]) -> str:
+        """Those of these options that differ from their defaults, as they are typed; empty if none does."""
+        return ", ".join(f"--{name.replace('_', '-')}" for name in names if getattr(self, name) != getattr(Asked, name))
 
     def _profile(self, seed: int) -> Path:
         """Sample a profile, or continue one, and return its folder."""

@@ -157,16 +157,12 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Trac
     traces.rewards |= dict.fromkeys(rewards)
     traces.metrics |= dict.fromkeys(metrics)
     reward = None if failed else _reward(rewards, log, where)
-    nodes = trace.get("nodes")
-    sampled = [inside(node, "message") for node in nodes if _is_sampled(node)] if isinstance(nodes, list) else []
+    sampled = [inside(node, "message") for node in _objects(trace, "nodes") if node.get("sampled") is True]
     if failed:
         traces.errors[_error(record, trace)] += 1
     elif sampled:
         traces.turns.append(len(sampled))
-    calls = trace.get("calls")
-    whole = (
-        [call for call in calls if isinstance(call, dict) and not call.get("error")] if isinstance(calls, list) else []
-    )
+    whole = [call for call in _objects(trace, "calls") if not call.get("error")]
     at_limit = trace.get("stop_condition") in _LIMITS or bool(whole and whole[-1].get("finish_reason") == "length")
     traces.gathering.add(
         (str(group), text(agent.get("name"))),
@@ -174,25 +170,27 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Trac
         step,
         reward,
         truncated=at_limit,
-        tokens=_tokens(trace, calls, log, where),
+        tokens=_tokens(trace, log, where),
         asked=_asked(inside(task, "data")),
         answered=message_text([sampled[-1]]) if sampled else None,
     )
     return None
 
 
-def _tokens(trace: Fields, calls: Any, log: Log, where: str) -> int | None:
+def _objects(record: Fields, name: str) -> list[Fields]:
+    """The objects of a record's list; empty if it has no such list."""
+    items = record.get(name)
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+
+def _tokens(trace: Fields, log: Log, where: str) -> int | None:
     """Tokens that the model generated in all turns; prime-rl 0.8 writes those of each call only."""
-    if "num_output_tokens" in trace or not isinstance(calls, list):
-        return count(trace.get("num_output_tokens"), log, where, "num_output_tokens")
-    usages = [inside(call, "usage") for call in calls if isinstance(call, dict)]
-    counts = [count(usage.get("completion_tokens"), log, where, "completion_tokens") for usage in usages if usage]
+    if "num_output_tokens" in trace:
+        return count(trace["num_output_tokens"], log, where, "num_output_tokens")
+    usages = [usage for call in _objects(trace, "calls") if (usage := inside(call, "usage"))]
+    counts = [count(usage.get("completion_tokens"), log, where, "completion_tokens") for usage in usages]
     known = [tokens for tokens in counts if tokens is not None]
     return sum(known) if known else None
-
-
-def _is_sampled(node: Any) -> bool:
-    return isinstance(node, dict) and node.get("sampled") is True
 
 
 def _asked(data: Fields) -> str | None:
@@ -203,10 +201,8 @@ def _asked(data: Fields) -> str | None:
 
 def _error(record: Fields, trace: Fields) -> str:
     """The type of the newest error of a trace, or of its episode."""
-    for errors in (trace.get("errors"), record.get("errors")):
-        if isinstance(errors, list) and errors and isinstance(errors[-1], dict):
-            return text(errors[-1].get("type"))
-    return "no reason given"
+    errors = [*_objects(record, "errors"), *_objects(trace, "errors")]
+    return text(errors[-1].get("type")) if errors else "no reason given"
 
 
 def _kind(record: Fields) -> Any:
@@ -246,10 +242,8 @@ def _choose(files: Sequence[Path]) -> list[Path]:
 def _is_evaluation(line: Fields) -> bool:
     """Whether a line is of an evaluation of its own, not of a training run; or of what verifiers saved before 0.4."""
     run = inside(line, "run")
-    return ("traces" in line and run.get("type") == "eval" and "work" not in run) or {
-        "example_id",
-        "reward",
-    } <= line.keys()
+    own = "traces" in line and run.get("type") == "eval" and "work" not in run
+    return own or {"example_id", "reward"} <= line.keys()
 
 
 def _choose_evaluation(files: Sequence[Path]) -> list[Path]:
