@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
-from typing import Any, cast
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute
-from datasets import Dataset
+from collections.abc import Iterable
+from typing import Any
 
 from rollalloc.core.table import PromptTable
 
 log = logging.getLogger(__name__)
-pc: Any = pyarrow.compute  # its functions are generated on import, so type checkers do not know them
 
-_ROWS_AT_ONCE = 10_000
-_FIELD, _NEXT_FIELD, _NEXT_ITEM, _AGAIN = "\x1f", "\x1e", "\x1d", "\x1c"  # separators that text does not contain
+_AGAIN = "\x1c"  # a separator that text does not contain
 
 
 def rows_of(dataset: Any, wanted: Iterable[int]) -> list[Any]:
@@ -42,7 +35,7 @@ def keyed(dataset: Any, column: str | None) -> PromptTable:
     """
     if column is None and "prompt" not in dataset[0]:
         return PromptTable([str(row) for row in range(len(dataset))])
-    texts = [text for batch in _texts(dataset, column or "prompt") for text in batch]
+    texts = _texts(dataset, column or "prompt")
     if column is not None and None in texts:
         raise ValueError(f"key={column!r}: row {texts.index(None)} has no key; each row needs one of its own")
     seen: dict[str, int] = {}
@@ -76,35 +69,16 @@ def check_key(dataset: Any, column: str | None) -> None:
     keyed(dataset, column)
 
 
-def _texts(dataset: Any, column: str) -> Iterator[list[Any]]:
-    """The column as text, in blocks. Arrow data is converted as whole columns, since Python objects would be slow."""
-    if isinstance(dataset, Dataset):
-        arrow: Any = cast("Any", dataset).select_columns([column]).with_format("arrow")
-        for table in arrow.iter(_ROWS_AT_ONCE):
-            yield _as_text(pa.chunked_array(table.column(column)).combine_chunks()).to_pylist()
-    else:
-        values = [dataset[row][column] for row in range(len(dataset))]
-        encode = json.JSONEncoder(sort_keys=True, default=str).encode
-        yield [value if value is None or isinstance(value, str) else encode(value) for value in values]
+def _texts(dataset: Any, column: str) -> list[Any]:
+    """The column as text, other values as JSON; None stays None."""
+    named = column in (getattr(dataset, "column_names", None) or ())
+    values = dataset[column] if named else [dataset[row][column] for row in range(len(dataset))]
+    encode = json.JSONEncoder(sort_keys=True, default=str).encode
+    return [value if value is None or isinstance(value, str) else encode(_without_null(value)) for value in values]
 
 
-def _as_text(array: pa.Array) -> pa.Array:
-    """An array as strings; null stays null.
-
-    Null fields of a struct are skipped, because Arrow does not distinguish a field that is null from one that is missing.
-    """
-    kind = array.type
-    if isinstance(kind, pa.BaseExtensionType):
-        return _as_text(array.storage)
-    if pa.types.is_struct(kind):
-        children = dict(zip((kind.field(at).name for at in range(kind.num_fields)), array.flatten(), strict=True))
-        fields = [pc.binary_join_element_wise(name, _as_text(children[name]), _FIELD) for name in sorted(children)]
-        joined = pc.binary_join_element_wise(*fields, _NEXT_FIELD, null_handling="skip")
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-        bounds = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-        items = pc.fill_null(_as_text(array.flatten()), "")
-        joined = pc.binary_join(pa.ListArray.from_arrays(bounds, items), _NEXT_ITEM)
-    else:
-        return array.cast(pa.string())
-    return pc.if_else(array.is_valid(), joined, pa.scalar(None, pa.string()))
+def _without_null(value: Any) -> Any:
+    """A value without null fields: `datasets` gives each dictionary of a column the fields of all the others, as null."""
+    if isinstance(value, dict):
+        return {name: _without_null(field) for name, field in value.items() if field is not None}
+    return [_without_null(item) for item in value] if isinstance(value, list) else value
