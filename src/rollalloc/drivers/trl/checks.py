@@ -6,11 +6,13 @@ import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
+from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
+from packaging.version import Version
 from transformers import PreTrainedModel
 from trl import is_conversational
 
@@ -24,6 +26,25 @@ from rollalloc.rules.prompts import InOrder, Shuffled
 from rollalloc.train.objective import Clip
 
 log = logging.getLogger(__name__)
+
+TESTED = Version("1.16")
+
+
+def warn_if_newer(installed: str | None = None) -> None:
+    """Warn if TRL is newer than the newest tested release, `TESTED`.
+
+    Args:
+        installed: TRL's version. None: that of the installed package.
+    """
+    installed = installed or version("trl")
+    if Version(installed).release[:2] > TESTED.release[:2]:
+        log.warning(
+            "TRL %s is newer than %s, the newest release that rollalloc's trainer was tested with; it overrides private "
+            "methods of TRL, and may ignore new settings. If training fails or behaves otherwise, pip install 'trl==%s.*'",
+            installed,
+            TESTED,
+            TESTED,
+        )
 
 
 def steps_per_batch(args: Any) -> int:

@@ -33,7 +33,6 @@ from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions
 from rollalloc.drivers.trl.tensors import training_inputs
-from rollalloc.drivers.trl.versions import warn_if_newer
 from rollalloc.named import signature_of
 
 
@@ -106,7 +105,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             checks.check_indexed(given["train_dataset"])
         self.skip_special_tokens, self._prompts_checked = skip_special_tokens, False
         super().__init__(*positional, **named)
-        warn_if_newer(self.args)
+        checks.warn_if_newer()
         checks.check_processes(self.args)
         turns = {name for name in ("tools", "environment_factory") if given.get(name)}
         checks.check_data(self.train_dataset, self.processing_class, turns)
