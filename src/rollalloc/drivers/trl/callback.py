@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.optim import Optimizer
 from transformers import TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME
 
@@ -66,9 +65,8 @@ class AllocationCallback(TrainerCallback):
         self.accept_recipe, self.accept_data, self.notices = accept_recipe, accept_data, notices
         self.resume_from: Path | None = None
         self._began = False  # whether the optimizer has begun a step on the outstanding batch
-        self._watch: Any = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, *, optimizer: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Load the checkpoint that the trainer resumes from.
 
         Without one, if the previous `train` stopped between the optimizer steps of a batch, that batch counts as trained.
@@ -83,7 +81,6 @@ class AllocationCallback(TrainerCallback):
             self.averaged.begin(None)
             self.clip.begin()
         self._began = False
-        self._watch_steps(optimizer)
 
     def _resume(self, place: Path) -> None:
         saved = read(place)
@@ -91,20 +88,6 @@ class AllocationCallback(TrainerCallback):
         load(self.allocation, saved, place, accept_recipe=self.accept_recipe, accept_data=self.accept_data)
         self.averaged.begin(saved.tensors.get(checkpoint.TRAINED))
         self.clip.begin(saved.tensors.get(_CLIP, {}).get(_CLIP))
-
-    def _watch_steps(self, optimizer: Any) -> None:
-        """Register a hook with the optimizer that notes each step.
-
-        A callback would not do: if another callback raises first, ours is not called.
-        """
-        if self._watch is not None:
-            self._watch.remove()
-        optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        if isinstance(optimizer, Optimizer):  # DeepSpeed's optimizer has no hooks; `on_optimizer_step` serves it
-            self._watch = optimizer.register_step_pre_hook(self._step_begins)
-
-    def _step_begins(self, *_: Any) -> None:
-        self._began = True
 
     def resume(self, given: str | bool | None, output_dir: Any) -> str | bool | None:
         """Find the checkpoint to resume from, and remember it for `on_train_begin`.
@@ -135,10 +118,8 @@ class AllocationCallback(TrainerCallback):
             refuse_without_state(self.resume_from)
         return given
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._step_begins()
-
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        self._began = True
         if self.allocation.finished:
             # There is no batch. Without gradients the optimizer leaves the weights and its moments alone.
             model.zero_grad(set_to_none=True)
