@@ -290,12 +290,6 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
             "tokens billed so far, by KIND: `prefill`, `cached`, `sampled`, `trained`",
             ("Tinker",),
         ),
-        Metric(
-            "cost_lost/KIND",
-            "tokens",
-            "those of these tokens that were paid twice, because work was repeated after a kill",
-            ("Tinker",),
-        ),
         Metric("money", "`currency`", "cost so far according to `prices`, including repeated work", ("Tinker",)),
         Metric("currency", "text", "currency of `prices`", ("Tinker",)),
         Metric(

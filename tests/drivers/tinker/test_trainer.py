@@ -6,7 +6,7 @@ import json
 import logging
 import signal
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
 from threading import Event
 from types import SimpleNamespace
 
@@ -40,8 +40,8 @@ def lines_in(folder):
 
 
 def without_times(lines):
-    """The lines, without what depends on a clock, and the digest of those that do."""
-    out = ("cost_lost", "money")
+    """The lines, without what depends on a clock or on what was done again."""
+    out = ("cost", "money")
     return [
         {name: value for name, value in line.items() if "seconds" not in name and name not in out} for line in lines
     ]
@@ -171,14 +171,11 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(by_hand, trainer_of, tmp_pat
     paid = lines_in(tmp_path / "killed")[-1]["cost"]
     trainer = trainer_of(RECIPES[name], folder=tmp_path / "killed", cloud=cloud, **given)
     assert trainer.resume() == 4
-    kept = trainer.service.usage
+    assert asdict(trainer.service.usage) == paid, "what is done again was paid"
     trainer.run()
     whole, killed = lines_in(tmp_path / "whole"), lines_in(tmp_path / "killed")
     assert without_times(killed) == without_times(whole)
-    lost = killed[-1]["cost_lost"]
-    assert lost == {name: paid[name] - getattr(kept, name) for name in paid}
-    assert lost["sampled"] > 0
-    assert sum(whole[-1]["cost_lost"].values()) == 0
+    assert killed[-1]["cost"]["sampled"] > whole[-1]["cost"]["sampled"]
 
 
 def test_what_was_under_way_at_a_kill_is_played_again(by_hand, trainer_of, tmp_path):
@@ -223,7 +220,6 @@ def test_ctrl_c_saves_all_that_was_paid(by_hand, trainer_of, tmp_path, remote):
     assert not trainer.allocator.outstanding().generate
     trainer.run()
     assert cloud.samples == sum(trainer.allocator.accounts().values())
-    assert set(lines_in(tmp_path)[-1]["cost_lost"].values()) == {0}
 
 
 def test_a_checkpoint_of_another_run_is_refused(by_hand, trainer_of, tmp_path):

@@ -27,9 +27,9 @@ class Usage:
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, name) + getattr(other, name) for name in asdict(self)))
 
-    def __sub__(self, other: Usage) -> Usage:
-        """The difference of each kind; a negative difference counts as 0."""
-        return Usage(*(max(0, getattr(self, name) - getattr(other, name)) for name in asdict(self)))
+    def at_least(self, other: Usage) -> Usage:
+        """The larger number of each kind."""
+        return Usage(*(max(getattr(self, name), getattr(other, name)) for name in asdict(self)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,15 +72,9 @@ class Prices:
         ) / 1e6
 
 
-def bill(usage: Usage, lost: Usage, prices: Prices | None) -> dict[str, Any]:
-    """The cost fields of a metrics line.
-
-    Args:
-        usage: tokens of the work that the run has kept.
-        lost: tokens of work that was paid for, lost in a kill, and repeated after the resume.
-        prices: None leaves out `money` and `currency`.
-    """
-    fields: dict[str, Any] = {"cost": asdict(usage), "cost_lost": asdict(lost)}
+def bill(usage: Usage, prices: Prices | None) -> dict[str, Any]:
+    """The cost fields of a metrics line; `prices=None` leaves out `money` and `currency`."""
+    fields: dict[str, Any] = {"cost": asdict(usage)}
     if prices is not None:
-        fields |= {"money": round(prices.of(usage + lost), 6), "currency": prices.currency}
+        fields |= {"money": round(prices.of(usage), 6), "currency": prices.currency}
     return fields

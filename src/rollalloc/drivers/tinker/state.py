@@ -22,14 +22,13 @@ from rollalloc.train.checkpoint import Checkpoint
 from rollalloc.train.config import Config
 from rollalloc.train.state import RunState
 
-_USAGE = dict.fromkeys(asdict(Usage()), int)
 _SHAPE = {
     **TRAINER,
     "rollouts": {
         **{name: of for name, of in TRAINER["rollouts"].items() if name not in ("generations", "stream")},
         "trajectories": SHAPE,
     },
-    "tinker": {"path": str, "cost": _USAGE, "cost_lost": _USAGE},
+    "tinker": {"path": str, "cost": dict.fromkeys(asdict(Usage()), int)},
 }
 
 
@@ -42,7 +41,6 @@ class RemoteState(RunState):
         heldout: the evaluation set, if there is one.
 
     Attributes:
-        lost: tokens of work that was paid for, lost in a kill, and repeated after the resume.
         path: where the service stores the weights of the newest checkpoint; None before the first one.
     """
 
@@ -58,7 +56,6 @@ class RemoteState(RunState):
     ) -> None:
         super().__init__(config, allocator, engine, updater)
         self.service, self.episodes, self.heldout = service, episodes, heldout
-        self.lost = Usage()
         self.path: str | None = None
 
     @cached_property
@@ -78,13 +75,12 @@ class RemoteState(RunState):
 
     def weights(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         self.path = self.service.keep(f"batch-{self.counters.batches}-{token_hex(4)}")
-        cost = {"cost": asdict(self.service.usage), "cost_lost": asdict(self.lost)}
-        return {"tinker": {"path": self.path, **cost}}, {}
+        return {"tinker": {"path": self.path, "cost": asdict(self.service.usage)}}, {}
 
     def load_weights(self, saved: Checkpoint) -> None:
         state = saved.state["tinker"]
         self.service.restore(state["path"])
-        self.path, self.service.usage, self.lost = state["path"], Usage(**state["cost"]), Usage(**state["cost_lost"])
+        self.path, self.service.usage = state["path"], Usage(**state["cost"])
 
     def check(self, saved: Checkpoint, place: Path) -> None:
         where = str(place / "checkpoints" / str(saved.batches))

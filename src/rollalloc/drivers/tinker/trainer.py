@@ -95,7 +95,7 @@ class TinkerTrainer(Loop):
         )
 
     def resume(self, *, accept_recipe: bool = False, accept_data: bool = False) -> int:
-        """As `Loop.resume`. Tokens that the metrics show as paid after the checkpoint are counted as lost.
+        """As `Loop.resume`. Tokens that the metrics show as paid after the checkpoint still count.
 
         Raises:
             ServiceFailed: the service has deleted the checkpoint's weights.
@@ -108,14 +108,14 @@ class TinkerTrainer(Loop):
             )
         paid = self._paid_before()
         batches = super().resume(accept_recipe=accept_recipe)
-        self.remote.lost = self.remote.lost + (paid - (self.service.usage + self.remote.lost))
+        self.service.usage = self.service.usage.at_least(paid)
         self.counters.made |= self.bill()
         return batches
 
     def _paid_before(self) -> Usage:
-        """The tokens paid so far by the newest line of the metrics, including those lost in earlier kills."""
+        """The tokens paid so far by the newest line of the metrics."""
         last = None if self.folder is None else newest_line(self.folder)
-        return Usage() if last is None else _usage(last.get("cost")) + _usage(last.get("cost_lost"))
+        return Usage() if last is None else _usage(last.get("cost"))
 
     def description(self) -> dict[str, Any]:
         return {
@@ -127,7 +127,7 @@ class TinkerTrainer(Loop):
         }
 
     def bill(self) -> dict[str, Any]:
-        return bill(self.service.usage, self.remote.lost, self.prices)
+        return bill(self.service.usage, self.prices)
 
     def evaluate(self) -> Evaluation:
         assert self.heldout is not None
