@@ -171,13 +171,19 @@ def check_trainer(saved: Checkpoint, folder: Path) -> None:
     for name in (*_PAYLOADS, *averaged):
         if name not in saved.tensors:
             raise ValueError(f"{place / _MANIFEST}: {name}.safetensors is not among its files; it was changed")
+    check_rollouts(saved, folder)
+
+
+def check_rollouts(saved: Checkpoint, folder: Path) -> None:
+    """Check that the tensors of the rollouts fit their description, as `check_trainer` does."""
+    place = folder / CHECKPOINTS / str(saved.batches)
     rollouts = saved.state["rollouts"]
     lengths = {"": sum(length for _, length, _ in rollouts["generations"])}
     if rollouts["stream"] is not None:
         check_shape(rollouts["stream"], STREAM, f"{place / _STATE}: rollouts.stream")
         lengths["stream_"] = sum(entry[1] for entry in rollouts["stream"]["in_flight"])
     expected = {f"{prefix}{name}": (length,) for prefix, length in lengths.items() for name in ("tokens", "logprobs")}
-    held = {name: tuple(tensor.shape) for name, tensor in saved.tensors["payloads"].items()}
+    held = {name: tuple(tensor.shape) for name, tensor in saved.tensors.get("payloads", {}).items()}
     if held != expected:
         entries = ", and ".join(f"{prefix}tokens and {prefix}logprobs of {n} entries" for prefix, n in lengths.items())
         what = f"expected {entries}, as {_STATE} says, got {held}"

@@ -81,7 +81,6 @@ def test_turns_become_what_is_trained_on(by_hand, trainer_of, anew):
         whole = trajectory.pieces[0]
         assert whole.tokens[0] == 7
         assert (whole.logprobs[whole.sampled] < 0).all()
-        assert (whole.logprobs[~whole.sampled] == 0).all()
         read = [token for token, sampled in zip(whole.tokens, whole.sampled, strict=True) if not sampled]
         assert read == ([7, read[1]] if anew else [7, read[1], 5, read[1]])
     assert trainer.allocator.tokens_paid == trainer.service.usage.sampled
@@ -197,20 +196,15 @@ def test_a_builder_that_makes_nothing_fails_its_order(by_hand, trainer_of, made)
         trainer.run()
 
 
-def test_payloads_survive_a_checkpoint():
-    one = NOTHING.then([1, 2]).then([3, 4], [-0.5, -1.5]).then([5])
-    trajectories = [Trajectory(3, (one, NOTHING.then([9])), True), Trajectory(4, (), False)]
-    described, tensors = pack(trajectories)
-    for before, after in zip(trajectories, unpack(described, tensors, "here"), strict=True):
+def test_rollouts_survive_a_checkpoint():
+    one = NOTHING.then([1, 2]).then([3, 4], [-0.5, 0.0]).then([5])
+    trajectories = [Trajectory(3, (one, NOTHING.then([9])), True), Trajectory(4, (one,), False)]
+    for before, after in zip(trajectories, unpack(*pack(trajectories)), strict=True):
         assert (before.rollout, before.truncated) == (after.rollout, after.truncated)
         for piece, again in zip(before.pieces, after.pieces, strict=True):
             assert piece.tokens == again.tokens
-            assert np.array_equal(piece.logprobs, again.logprobs)
+            assert np.array_equal(piece.logprobs, again.logprobs, equal_nan=True)
             assert np.array_equal(piece.sampled, again.sampled)
     assert trajectories[0].length == 2
     assert trajectories[0].generation().tokens == (3, 4)
-    with pytest.raises(ValueError, match=r"here: expected .* of 7 entries"):
-        unpack([[3, True, [7]]], tensors, "here")
-    with pytest.raises(ValueError, match="here"):
-        unpack([[3, 1, [6]]], tensors, "here")
-    assert unpack(*pack([]), "here") == []
+    assert unpack(*pack([])) == []

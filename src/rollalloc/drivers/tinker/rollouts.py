@@ -236,14 +236,11 @@ class RemoteEngine(RolloutEngine):
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The state as plain data and tensors, without the orders in flight, which start again after a resume."""
         described, tensors = pack(list(self.generations.values()))
-        return {"trajectories": described, **self.outcomes.state()}, tensors
+        return {"generations": described, "stream": None, **self.outcomes.state()}, tensors
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Load the result of `state`.
-
-        Raises:
-            ValueError: the state and the tensors do not fit each other.
-        """
-        trajectories = unpack(state["trajectories"], tensors, "rollouts")
-        self.outcomes.load_state({name: value for name, value in state.items() if name != "trajectories"})
-        self.generations = {trajectory.rollout: trajectory for trajectory in trajectories}
+        """Load the result of `state`."""
+        self.outcomes.load_state(
+            {name: value for name, value in state.items() if name not in ("generations", "stream")}
+        )
+        self.generations = {trajectory.rollout: trajectory for trajectory in unpack(state["generations"], tensors)}

@@ -15,19 +15,14 @@ from rollalloc.drivers.tinker.costs import Usage
 from rollalloc.drivers.tinker.episodes import Episodes
 from rollalloc.drivers.tinker.rollouts import RemoteEngine
 from rollalloc.drivers.tinker.service import Service
-from rollalloc.drivers.tinker.trajectories import SHAPE, unpack
 from rollalloc.drivers.tinker.update import RemoteUpdater
 from rollalloc.files.json_shape import TRAINER, check_shape
-from rollalloc.train.checkpoint import Checkpoint
+from rollalloc.train.checkpoint import CHECKPOINTS, Checkpoint, check_rollouts
 from rollalloc.train.config import Config
 from rollalloc.train.state import RunState
 
 _SHAPE = {
     **TRAINER,
-    "rollouts": {
-        **{name: of for name, of in TRAINER["rollouts"].items() if name not in ("generations", "stream")},
-        "trajectories": SHAPE,
-    },
     "tinker": {"path": str, "cost": dict.fromkeys(asdict(Usage()), int)},
 }
 
@@ -83,8 +78,5 @@ class RemoteState(RunState):
         self.path, self.service.usage = state["path"], Usage(**state["cost"])
 
     def check(self, saved: Checkpoint, place: Path) -> None:
-        where = str(place / "checkpoints" / str(saved.batches))
-        check_shape(saved.state, _SHAPE, where)
-        if "payloads" not in saved.tensors:
-            raise ValueError(f"{where}: payloads.safetensors is missing; resume from another checkpoint")
-        unpack(saved.state["rollouts"]["trajectories"], saved.tensors["payloads"], where)
+        check_shape(saved.state, _SHAPE, str(place / CHECKPOINTS / str(saved.batches)))
+        check_rollouts(saved, place)

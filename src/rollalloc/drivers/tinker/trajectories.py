@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollalloc.files.json_shape import check_shape
-from rollalloc.generate.sampler import Generation
-
-SHAPE = [(int, bool, [int])]  # of the first result of `pack`
-_COLUMNS = {"tokens": torch.int64, "logprobs": torch.float32, "sampled": torch.bool}
+from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +18,24 @@ class Piece:
 
     Attributes:
         tokens: ids of the tokens that were read and sampled, in order; the first was read.
-        logprobs: float32; the log-probability of each sampled token, 0 for the others.
-        sampled: for each token, whether it was sampled.
+        logprobs: float32; the log-probability of each sampled token, NaN for the others.
     """
 
     tokens: tuple[int, ...]
     logprobs: NDArray[np.float32]
-    sampled: NDArray[np.bool_]
+
+    @property
+    def sampled(self) -> NDArray[np.bool_]:
+        """For each token, whether it was sampled."""
+        return ~np.isnan(self.logprobs)
 
     def then(self, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> Piece:
         """This piece followed by more tokens: sampled if `logprobs` is given, else read."""
-        added_T = np.zeros(len(tokens), np.float32) if logprobs is None else np.asarray(logprobs, np.float32)
-        flags_T = np.full(len(tokens), logprobs is not None)
-        return Piece(
-            (*self.tokens, *tokens),
-            np.concatenate([self.logprobs, added_T]),
-            np.concatenate([self.sampled, flags_T]),
-        )
+        added_T = np.full(len(tokens), np.nan) if logprobs is None else np.asarray(logprobs)
+        return Piece((*self.tokens, *tokens), np.concatenate([self.logprobs, added_T]).astype(np.float32))
 
 
-NOTHING = Piece((), np.zeros(0, np.float32), np.zeros(0, np.bool_))
+NOTHING = Piece((), np.zeros(0, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,40 +64,22 @@ class Trajectory:
         return Generation(self.rollout, tokens, self.logprobs, self.truncated)
 
 
-def pack(trajectories: Sequence[Trajectory]) -> tuple[list[Any], dict[str, Tensor]]:
-    """For each trajectory [rollout, truncated, lengths of its pieces]; and one tensor per column, over all pieces."""
-    described = [
-        [trajectory.rollout, trajectory.truncated, [len(piece.tokens) for piece in trajectory.pieces]]
-        for trajectory in trajectories
-    ]
-    pieces = [piece for trajectory in trajectories for piece in trajectory.pieces]
-    columns = {name: [np.asarray(getattr(piece, name)) for piece in pieces] for name in _COLUMNS}
-    return described, {
-        name: torch.tensor(np.concatenate(columns[name]) if pieces else [], dtype=dtype)
-        for name, dtype in _COLUMNS.items()
-    }
+def pack(trajectories: Sequence[Trajectory]) -> tuple[list[list[int]], dict[str, Tensor]]:
+    """Each piece as `pack_generations` packs a rollout."""
+    return pack_generations(
+        [
+            Generation(trajectory.rollout, piece.tokens, piece.logprobs, trajectory.truncated)
+            for trajectory in trajectories
+            for piece in trajectory.pieces
+        ]
+    )
 
 
-def unpack(described: Any, tensors: Mapping[str, Tensor], where: str) -> list[Trajectory]:
-    """The inverse of `pack`.
-
-    Raises:
-        ValueError: the description and the tensors do not fit each other; the message begins with `where`.
-    """
-    check_shape(described, SHAPE, where)
-    total = sum(length for _, _, lengths in described for length in lengths)
-    held = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-    if held != {name: ((total,), dtype) for name, dtype in _COLUMNS.items()}:
-        raise ValueError(
-            f"{where}: expected {list(_COLUMNS)} of {total} entries, got {held}; the checkpoint was changed"
-        )
-    tokens, logprobs, sampled = (tensors[name].numpy() for name in _COLUMNS)
-    start, trajectories = 0, []
-    for rollout, truncated, lengths in described:
-        pieces = []
-        for length in lengths:
-            span = slice(start, start + length)
-            pieces.append(Piece(tuple(tokens[span].tolist()), logprobs[span].copy(), sampled[span].copy()))
-            start += length
-        trajectories.append(Trajectory(rollout, tuple(pieces), truncated))
-    return trajectories
+def unpack(described: Sequence[Sequence[int]], tensors: Mapping[str, Tensor]) -> list[Trajectory]:
+    """The inverse of `pack`, for trajectories that have a piece, as all that were scored."""
+    pieces: dict[int, list[Piece]] = {}
+    truncated: dict[int, bool] = {}
+    for packed in unpack_generations(described, tensors):
+        pieces.setdefault(packed.rollout, []).append(Piece(packed.tokens, packed.logprobs))
+        truncated[packed.rollout] = packed.truncated
+    return [Trajectory(rollout, tuple(its_pieces), truncated[rollout]) for rollout, its_pieces in pieces.items()]

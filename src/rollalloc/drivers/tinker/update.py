@@ -121,7 +121,7 @@ def sequence(piece: Piece, advantage: float) -> Sequence:
     next_T = piece.sampled[1:]
     return piece.tokens[:-1], {
         "target_tokens": list(piece.tokens[1:]),
-        "logprobs": [float(value) for value in piece.logprobs[1:]],
+        "logprobs": np.nan_to_num(piece.logprobs[1:]).tolist(),
         "advantages": [advantage if sampled else 0.0 for sampled in next_T.tolist()],
     }
 
