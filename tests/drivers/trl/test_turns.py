@@ -207,7 +207,7 @@ def test_with_environments_the_loss_gets_what_stock_trl_gives_it(tmp_path):
     assert_same(trainers, "look_up")
     assert seen == [[1, 1, 0], [1, 1, 0]]
     [rollout, *_] = trainers[1].allocation.generated
-    assert rollout.said[0] == [{"role": "user", "content": "Look! Shelf."}]
+    assert rollout.texts[0] == [{"role": "user", "content": "Look! Shelf."}]
     assert trainers[1].train_dataset[0]["prompt"] == [{"role": "user", "content": "Look!"}]
 
 
@@ -225,7 +225,7 @@ def test_held_rollouts_with_tools_are_saved_whole(tmp_path):
     assert [each.own is not None for each in kept.values()] == [True] * 3
     for number, rollout in kept.items():
         again = allocation.rollouts[number]
-        assert (again.own, again.said, again.length) == (rollout.own, rollout.said, rollout.length)
+        assert (again.own, again.texts, again.length) == (rollout.own, rollout.texts, rollout.length)
         assert (again.prompt_tokens, again.made.tokens) == (rollout.prompt_tokens, rollout.made.tokens)
 
 

@@ -61,7 +61,7 @@ def main(given: dict[str, Any]) -> None:
     trainer.use_vllm, trainer.vllm_mode, trainer.vllm_generation = True, "server", InStep(process)
     trainer._generator = Generator(trainer, use_sampler=None, keep_logprobs=False, tools=[test_turns.look_up])
     trainer.train()
-    answers = [sum(turn["role"] == "tool" for turn in each.said[1]) for each in trainer.allocation.generated]
+    answers = [sum(turn["role"] == "tool" for turn in each.texts[1]) for each in trainer.allocation.generated]
     line = {"turns": trainer.vllm_generation.turns, "answers": answers}
     (Path(given["out"]) / f"process-{process}.json").write_text(json.dumps(line))
 

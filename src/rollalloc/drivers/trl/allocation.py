@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -18,14 +18,14 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Actions, Batch, Cancelled, Order, Row, Updated
 from rollalloc.core.recipe import Recipe
 from rollalloc.core.table import PromptTable
-from rollalloc.drivers.trl.chats import Tokens, decode, encode
+from rollalloc.drivers.trl.chats import decode, encode
 from rollalloc.drivers.trl.failures import by_all, uninterrupted
 from rollalloc.drivers.trl.features import Blocks
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.keys import check_key, keyed, rows_of
 from rollalloc.drivers.trl.movement import Movement
-from rollalloc.drivers.trl.rewards import RewardFunctions, Score
-from rollalloc.drivers.trl.turns import Played
+from rollalloc.drivers.trl.rewards import RewardFunctions
+from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell, uncertainty_of
 from rollalloc.generate.sampler import Generation, Request
 from rollalloc.rules.advantages import GRPO, settled
@@ -33,35 +33,6 @@ from rollalloc.rules.advantages import GRPO, settled
 log = logging.getLogger(__name__)
 
 TRLS_GRPO = GRPO(ddof=1, eps=1e-4)  # the normalization of stock TRL with scale_rewards="group"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rollout:
-    """The data of a rollout that the driver keeps until the core releases it.
-
-    Attributes:
-        prompt: index of the prompt in the data set.
-        prompt_tokens: token ids of the prompt.
-        made: the completion, with its log-probabilities under the weights that sampled it.
-        scores_F: score of each reward function; None where it gave none.
-        logged: values that reward functions logged for the table of completions, by column.
-        said: the prompt and the completion as reward functions got them: text or messages.
-        own: for each completion token, True if the model generated it and False if it is part of a tool's answer. None: the
-            model generated all of them.
-    """
-
-    prompt: int
-    prompt_tokens: Tokens
-    made: Generation
-    scores_F: list[Score]
-    logged: dict[str, Any] = field(default_factory=dict[str, Any])
-    said: tuple[Any, Any] = ("", "")
-    own: tuple[bool, ...] | None = None
-
-    @property
-    def length(self) -> int:
-        """Number of tokens that the model generated; tools' answers are not counted."""
-        return len(self.made.tokens) if self.own is None else sum(self.own)
 
 
 _Scored = tuple[list[Rollout], dict[str, list[float]]]  # rollouts, and the metrics that reward functions logged
@@ -193,10 +164,9 @@ class Allocation:
         prompt_of = {rollout: order.prompt for order in mine for rollout in order.rollouts}
         rows = self._rows(dict.fromkeys(order.prompt for order in mine))
         if (turns := generate.turns) is not None:
-            asked = [
-                self.dataset[prompt] for prompt in prompt_of.values()
-            ]  # one each: an environment may change its row
-            self._take(by_all(lambda: self._score(trainer, prompt_of, rows, *turns(list(prompt_of), asked))))
+            # A row for each rollout, since an environment may change its row.
+            own_rows = [self.dataset[prompt] for prompt in prompt_of.values()]
+            self._take(by_all(lambda: self._score(trainer, rows, *turns(prompt_of, own_rows))))
             return
         asked = {prompt: row["prompt"] for prompt, row in rows.items()}
         tokens_of = dict(zip(asked, encode(trainer, list(asked.values())), strict=True))
@@ -204,15 +174,13 @@ class Allocation:
 
         def scored(made: Sequence[Generation]) -> _Scored:
             of = [prompt_of[each.rollout] for each in made]
-            texts = decode(
-                trainer,
-                [asked[at] for at in of],
-                [(tokens_of[at], each.tokens) for at, each in zip(of, made, strict=True)],
-            )
-            played = [
-                Played(asked[at], tokens_of[at], each, text) for at, each, text in zip(of, made, texts, strict=True)
+            pairs = [(tokens_of[prompt], each.tokens) for prompt, each in zip(of, made, strict=True)]
+            completions = decode(trainer, [asked[prompt] for prompt in of], pairs)
+            ended = [
+                Rollout(prompt=prompt, prompt_tokens=tokens_of[prompt], made=each, texts=(asked[prompt], completion))
+                for prompt, each, completion in zip(of, made, completions, strict=True)
             ]
-            return self._score(trainer, prompt_of, rows, played, {})
+            return self._score(trainer, rows, ended, {})
 
         if generate.can_stop and any(order.stage in self.allocator.recipe.stopping for order in actions.generate):
             running, stream = len(prompt_of), generate.stream(requests)
@@ -241,38 +209,31 @@ class Allocation:
     def _score(
         self,
         trainer: Any,
-        prompt_of: Mapping[int, int],
         rows: Mapping[int, dict[str, Any]],
-        played: Sequence[Played],
+        ended: list[Rollout],
         figures: dict[str, list[float]],
     ) -> _Scored:
         """Score rollouts. Returns them, and `figures` joined with the metrics that reward functions logged.
 
         Stopped rollouts get no scores.
         """
-        of = [prompt_of[each.made.rollout] for each in played]
-        if not played or played[0].made.cancelled:  # the sampler never mixes stopped rollouts with finished ones
-            return [
-                Rollout(at, each.prompt_tokens, each.made, []) for at, each in zip(of, played, strict=True)
-            ], figures
+        if not ended or ended[0].made.cancelled:  # the sampler never mixes stopped rollouts with finished ones
+            return ended, figures
         scored = self.rewards(
-            [rows[at] | {"prompt": each.prompt} for at, each in zip(of, played, strict=True)],
-            [each.completion for each in played],
-            [list(each.made.tokens) for each in played],
+            [rows[rollout.prompt] | {"prompt": rollout.texts[0]} for rollout in ended],
+            [rollout.texts[1] for rollout in ended],
+            [list(rollout.made.tokens) for rollout in ended],
             trainer.state,
-            None if played[0].environment is None else [each.environment for each in played],
+            None if ended[0].environment is None else [rollout.environment for rollout in ended],
         )
         return [
-            Rollout(
-                prompt,
-                each.prompt_tokens,
-                each.made,
-                scores_F,
-                {column: values[at] for column, values in scored.columns.items()},
-                (each.prompt, each.completion),
-                each.own,
+            replace(
+                rollout,
+                scores_F=scores_F,
+                logged={column: values[at] for column, values in scored.columns.items()},
+                environment=None,
             )
-            for at, (prompt, each, scores_F) in enumerate(zip(of, played, scored.scores_BF, strict=True))
+            for at, (rollout, scores_F) in enumerate(zip(ended, scored.scores_BF, strict=True))
         ], figures | scored.figures
 
     def _result(self, rollout: Rollout) -> RolloutResult:
@@ -294,12 +255,6 @@ class Allocation:
         elif not made.cancelled:
             self.failed += 1
         return result
-
-
-def idle_rollout(eos_ids: Tokens) -> Rollout:
-    """A placeholder of one token, for a forward pass where there is nothing to train on."""
-    end = eos_ids[:1]
-    return Rollout(0, end, Generation(-1, end, np.zeros(1, np.float32), truncated=False), [])
 
 
 def _share(orders: Sequence[Order], process: int, processes: int) -> list[Order]:

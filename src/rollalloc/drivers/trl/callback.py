@@ -17,12 +17,13 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from rollalloc.core.packing import differences, exact_keys
 from rollalloc.core.table import GONE
-from rollalloc.drivers.trl.allocation import Allocation, Rollout
+from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.averaging import AveragedWeights
 from rollalloc.drivers.trl.checks import check_saving, checkpoint_of, steps_per_batch
 from rollalloc.drivers.trl.clipping import AdaptiveClip
 from rollalloc.drivers.trl.failures import uninterrupted
 from rollalloc.drivers.trl.keys import keyed
+from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.generate.sampler import pack_generations, unpack_generations
 from rollalloc.runs.teaching import notices
 from rollalloc.train import checkpoint
@@ -30,7 +31,7 @@ from rollalloc.train import checkpoint
 log = logging.getLogger(__name__)
 
 _FOLDER = "rollalloc"  # the folder inside each of the trainer's checkpoints
-_STATE = ("generations", "prompts", "scores", "logged", "said", "own", "prompt_tokens")
+_SAVED = ("prompt", "prompt_tokens", "texts", "own", "scores_F", "logged")  # of each rollout, beside its generation
 # Features computed from the model are saved, since computing them again from later weights would give other values.
 _FEATURES = "features"
 _CLIP = "clip"  # the mean norm of the gradients, with an adaptive clip
@@ -235,15 +236,8 @@ def save(
     """
     held = list(allocation.rollouts.values())
     described, tensors = pack_generations([rollout.made for rollout in held])
-    state = {
-        "generations": described,
-        "prompts": [rollout.prompt for rollout in held],
-        "scores": [rollout.scores_F for rollout in held],
-        "logged": [_plain(rollout.logged) for rollout in held],
-        "said": [_plain(rollout.said) for rollout in held],
-        "own": [rollout.own for rollout in held],
-        "prompt_tokens": [rollout.prompt_tokens for rollout in held],
-    }
+    of_each = [{name: _plain(getattr(rollout, name)) for name in _SAVED} for rollout in held]
+    state = {"generations": described, "rollouts": of_each}
     (place / _FOLDER).mkdir(parents=True, exist_ok=True)
     core = json.dumps({"state": allocation.allocator.state_dict(), "keys": allocation.keys})
     packed = torch.frombuffer(bytearray(zlib.compress(core.encode(), level=1)), dtype=torch.uint8)
@@ -289,18 +283,24 @@ def load(
     Raises:
         ValueError: the recipe, the seed or the data set differs; names the difference.
     """
-    exact_keys(saved.state, _STATE, "rollalloc's state")
+    exact_keys(saved.state, ("generations", "rollouts"), "rollalloc's state")
     core = json.loads(zlib.decompress(saved.tensors[_CORE]["json"].numpy().tobytes()))
     exact_keys(core, ("state", "keys"), "rollalloc's state")
     _check_run(allocation, core["state"], place, accept_recipe)
     source_N = _moved(allocation, core["keys"], place, accept_data)
     here = None if source_N is None else {old: new for new, old in enumerate(source_N.tolist()) if old != GONE}
     made = unpack_generations(saved.state["generations"], saved.tensors["generations"])
-    prompts = [prompt if here is None else here.get(prompt, GONE) for prompt in saved.state["prompts"]]
-    kept = (saved.state[name] for name in ("prompt_tokens", "scores", "logged", "said", "own"))
     rollouts = {
-        each.rollout: Rollout(prompt, tuple(ids), each, scores_F, logged, tuple(said), own and tuple(own))
-        for each, prompt, ids, scores_F, logged, said, own in zip(made, prompts, *kept, strict=True)
+        each.rollout: Rollout(
+            prompt=of["prompt"] if here is None else here.get(of["prompt"], GONE),
+            prompt_tokens=tuple(of["prompt_tokens"]),
+            made=each,
+            texts=tuple(of["texts"]),
+            own=of["own"] and tuple(of["own"]),
+            scores_F=of["scores_F"],
+            logged=of["logged"],
+        )
+        for each, of in zip(made, saved.state["rollouts"], strict=True)
     }
     _prepare(allocation, saved.tensors.get(_FEATURES), moved=source_N is not None)
     with uninterrupted():

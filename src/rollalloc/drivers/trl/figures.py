@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollalloc.core.events import Batch
-from rollalloc.drivers.trl.allocation import Allocation, Rollout
+from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.rewards import RewardFunctions, Score
+from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.runs.metrics import of_batch, prediction, scalars, totals
 from rollalloc.train.evaluation import pass_at_k
 

@@ -15,7 +15,7 @@ from trl import GRPOConfig, GRPOTrainer
 from rollalloc.core.events import Batch
 from rollalloc.core.recipe import Recipe, refuse_other
 from rollalloc.drivers.trl import checks
-from rollalloc.drivers.trl.allocation import Allocation, Rollout
+from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.averaging import AveragedWeights
 from rollalloc.drivers.trl.callback import AllocationCallback
 from rollalloc.drivers.trl.chats import decode, encode, parses
@@ -32,6 +32,7 @@ from rollalloc.drivers.trl.figures import (
 from rollalloc.drivers.trl.generation import Generator
 from rollalloc.drivers.trl.movement import Movement
 from rollalloc.drivers.trl.rewards import RewardFunctions
+from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.drivers.trl.tensors import training_inputs
 from rollalloc.named import signature_of
 
@@ -249,8 +250,8 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         """Add the trained rollouts to TRL's table of completions."""
         logs = self._logs
         shown = len(logs["prompt"])
-        logs["prompt"].extend(each.said[0] for each in rollouts)
-        logs["completion"].extend(each.said[1] for each in rollouts)
+        logs["prompt"].extend(each.texts[0] for each in rollouts)
+        logs["completion"].extend(each.texts[1] for each in rollouts)
         logs["advantages"].extend(row.advantage for row in batch.rows)
         for at, name in enumerate(self.reward_func_names):
             scores = [each.scores_F[at] for each in rollouts]

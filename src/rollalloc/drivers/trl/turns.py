@@ -6,37 +6,15 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rollalloc.drivers.trl.chats import Tokens, decode
+from rollalloc.drivers.trl.chats import decode
+from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.generate.sampler import Generation
 
 _NO_PROMPT = [{"role": "user", "content": ""}]  # to be completed by the environment, if the row has no prompt
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Played:
-    """A generated rollout that is not scored yet.
-
-    Attributes:
-        prompt: the prompt for reward functions: text or messages, with the environment's first observation.
-        prompt_tokens: token ids of the prompt.
-        made: the completion's tokens, including those of tools' answers.
-        completion: the completion for reward functions: text or messages, including tools' answers.
-        own: for each completion token, True if the model generated it and False if it is part of a tool's answer. None: the
-            model generated all of them.
-        environment: the environment instance of this rollout; None without environments.
-    """
-
-    prompt: Any
-    prompt_tokens: Tokens
-    made: Generation
-    completion: Any
-    own: tuple[bool, ...] | None = None
-    environment: Any = None
 
 
 class Turns:
@@ -56,12 +34,12 @@ class Turns:
         self._environments = None if factory is None else _Environments(trainer, factory)
 
     def __call__(
-        self, rollouts: Sequence[int], rows: Sequence[Mapping[str, Any]]
-    ) -> tuple[list[Played], dict[str, Any]]:
+        self, prompt_of: Mapping[int, int], rows: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[Rollout], dict[str, Any]]:
         """Generate rollouts with all their turns.
 
         Args:
-            rollouts: ids of the rollouts.
+            prompt_of: the prompt's index by the rollout's id.
             rows: for each rollout, its prompt's row of the data set.
 
         Returns:
@@ -71,11 +49,13 @@ class Turns:
             ValueError: a row names an unknown environment.
         """
         try:
-            return self._play(rollouts, rows) if rollouts else ([], {})
+            return self._play(prompt_of, rows) if prompt_of else ([], {})
         finally:
             self._generate.keep_up()  # other processes may still be in their turns
 
-    def _play(self, rollouts: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> tuple[list[Played], dict[str, Any]]:
+    def _play(
+        self, prompt_of: Mapping[int, int], rows: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[Rollout], dict[str, Any]]:
         trainer, generate = self._trainer, self._generate
         instances = [None] * len(rows) if self._environments is None else self._environments.take(rows)
         with _given(trainer, _per_rollout(self._tools, instances)):
@@ -101,15 +81,15 @@ class Turns:
         pairs = [(tuple(prompt), tuple(made)) for prompt, made in zip(prompt_ids, ids, strict=True)]
         likely = generate.filled(pairs, None if logprobs is None else [np.array(each, np.float32) for each in logprobs])
         return [
-            Played(
-                prompts[at],
-                pairs[at][0],
-                Generation(rollout, pairs[at][1], likely[at], truncated=pairs[at][1][-1] not in generate.eos_ids),
-                completions[at],
-                masks[at] and tuple(map(bool, masks[at][: len(pairs[at][1])])),
-                instances[at],
+            Rollout(
+                prompt=prompt,
+                prompt_tokens=pairs[at][0],
+                made=Generation(rollout, pairs[at][1], likely[at], truncated=pairs[at][1][-1] not in generate.eos_ids),
+                texts=(prompts[at], completions[at]),
+                own=masks[at] and tuple(map(bool, masks[at][: len(pairs[at][1])])),
+                environment=instances[at],
             )
-            for at, rollout in enumerate(rollouts)
+            for at, (rollout, prompt) in enumerate(prompt_of.items())
         ], figures
 
 
