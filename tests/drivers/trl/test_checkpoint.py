@@ -260,7 +260,7 @@ def test_what_is_expected_of_prompts_and_replayed_resumes_too(name, tmp_path):
         saved = json.loads(
             next((tmp_path / "parts/checkpoint-7/rollalloc/checkpoints/7").glob("state.json")).read_text()
         )
-        assert saved["prompts"]
+        assert saved["rollouts"]
     assert whole.allocation.allocator.replayed > 0 or recipe.replay is None
 
 
