@@ -287,10 +287,10 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric(
             "cost/KIND",
             "tokens",
-            "tokens billed so far, by KIND: `prefill`, `cached`, `sampled`, `trained`",
+            "tokens billed so far, including repeated work, by KIND: `prefill`, `cached`, `sampled`, `trained`",
             ("Tinker",),
         ),
-        Metric("money", "`currency`", "cost so far according to `prices`, including repeated work", ("Tinker",)),
+        Metric("money", "`currency`", "cost so far according to `prices`", ("Tinker",)),
         Metric("currency", "text", "currency of `prices`", ("Tinker",)),
         Metric(
             "sampler_kl",
