@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import shutil
@@ -157,6 +158,14 @@ def rows_of(*sizes):
         for at, size in enumerate(sizes)
         for _ in range(size)
     ]
+
+
+@pytest.mark.parametrize("forced", [None, "verifiers"])
+def test_a_packed_file_is_to_be_unpacked(tmp_path, forced):
+    file = tmp_path / "traces.jsonl.gz"
+    file.write_bytes(gzip.compress((SAMPLES / "verifiers" / "traces.jsonl").read_bytes()))
+    with pytest.raises(ValueError, match=r"found traces\.jsonl\.gz; unpack it first"):
+        read_log(file, forced)
 
 
 def test_groups_of_one_rollout_are_too_few_to_say_anything(tmp_path):

@@ -15,6 +15,7 @@ from rollalloc.lab.waste.readers.shared import Files, Options, by_suffix, names,
 
 __all__ = ["FORMATS", "Options", "check_format", "read_log"]
 
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 Watcher = Callable[[Path, int, int], None]  # (file, number read before it, number in all)
 FORMATS = {
     "trl": trl.FORMAT,
@@ -131,4 +132,5 @@ def without_copies(files: Sequence[Path]) -> list[Path]:
 
 def _some(files: Sequence[Path]) -> str:
     shown = names(file.name for file in files[:3])
-    return shown if len(files) <= 3 else f"{shown} and {len(files) - 3} more"
+    shown += f" and {len(files) - 3} more" if len(files) > 3 else ""
+    return f"{shown}; unpack it first" if any(file.suffix in _PACKED for file in files) else shown
