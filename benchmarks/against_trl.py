@@ -46,8 +46,8 @@ of its prompts at 8M) and outside the clock.
   evaluated; the last three together. Each at 3e-4 and at 6e-4, of which the better one counts. `line-unaveraged` is `line`
   without its mean, at the same two rates.
 - Other recipes by the one line, seeds 200 to 202: GRPO, PODS, DAPO and Pilot-Commit, at the same two rates.
-  Foresight with and without `adaptive_clip=1.5`, which the driver got after the tuning, and with `once=False`, seeds 200
-  to 204, at 6e-4 only: does it fall?
+  Foresight with `once=False`, and with and without an adaptive clip of 1.5, which has been taken out since, seeds 200 to
+  204, at 6e-4 only: does it fall?
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M) or until two successive
   evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
@@ -141,14 +141,12 @@ class Arm:
         changes: settings of `GRPOConfig`.
         recipe: of the one line; None: TRL's own trainer.
         averaging: rows over which weights are averaged; TRL's own trainer gets an average that the benchmark adds.
-        adaptive_clip: of the one line.
     """
 
     about: str
     changes: Mapping[str, Any]
     recipe: Callable[[], Any] | str | None = None
     averaging: int = 0
-    adaptive_clip: float | None = None
 
 
 OURS = {"per_device_train_batch_size": 32, "num_generations": 2}
@@ -161,11 +159,9 @@ def stock(n: int, about: str = "", averaging: int = 0, **changes: Any) -> Arm:
     return Arm(about or f"TRL's own, groups of {n}", settings, averaging=averaging)
 
 
-def line(
-    about: str, recipe: Callable[[], Any] | str, averaging: int = 640, clip: float | None = None, **changes: Any
-) -> Arm:
+def line(about: str, recipe: Callable[[], Any] | str, averaging: int = 640, **changes: Any) -> Arm:
     """The one line."""
-    return Arm(about, {**OURS, **changes}, recipe, averaging, clip)
+    return Arm(about, {**OURS, **changes}, recipe, averaging)
 
 
 reinforce = partial(recipes.reinforce, groups=32)
@@ -196,7 +192,6 @@ def ablations(n: int) -> dict[str, Arm]:
         "stock-mean": stock(n, "averaged", 640),
         "stock-all": stock(n, "averaged, adam_beta2 .95, 32 rows", 640, **rows, **LIKE_OURS),
         "line-unaveraged": line("the one line, not averaged", reinforce, 0, **LIKE_OURS),
-        "line-clipped": line("the one line, averaged, adaptive_clip 1.5", reinforce, 640, 1.5, **LIKE_OURS),
     }
 
 
@@ -212,12 +207,10 @@ def others(n: int) -> dict[str, Arm]:
 
 
 def falls() -> dict[str, Arm]:
-    """Foresight in three more ways, of which some may fall after the target."""
+    """Foresight in another way, which may fall after the target."""
     again = partial(recipes.foresight, groups=32, once=False)
     return {
-        "foresight-clipped": line("foresight, adaptive_clip 1.5", foresight, clip=1.5, **LIKE_OURS),
         "foresight-again": line("foresight, once=False", again, **LIKE_OURS),
-        "foresight-clipped-again": line("foresight, once=False, adaptive_clip 1.5", again, clip=1.5, **LIKE_OURS),
     }
 
 
@@ -391,7 +384,7 @@ def trainer_of(arm: Arm, task: Task, rate: float, seed: int, reward: Reward, wat
     given: dict[str, Any] = {"processing_class": task.policy.tokenizer, "callbacks": [watch]}
     if arm.recipe is not None:
         recipe = arm.recipe if isinstance(arm.recipe, str) else arm.recipe()
-        more: dict[str, Any] = {"recipe": recipe, "averaging": arm.averaging, "adaptive_clip": arm.adaptive_clip}
+        more: dict[str, Any] = {"recipe": recipe, "averaging": arm.averaging}
         return AllocatedGRPOTrainer(model, reward, args, task.data, **given, **more)
     if not arm.averaging:
         return GRPOTrainer(model, reward, args, task.data, **given)

@@ -132,7 +132,7 @@ def time_bare(samples: Sequence[Sample]) -> tuple[float, list[bool]]:
 
 def time_workers(samples: Sequence[Sample], workers: int) -> tuple[float, list[bool]]:
     start = time.perf_counter()
-    with WorkerScorer("rollalloc.rewards.math:compute_score", workers=workers, cached=0) as scorer:
+    with WorkerScorer("rollalloc.rewards.math:compute_score", workers=workers) as scorer:
         outcomes = scorer.score(samples)
     seconds = time.perf_counter() - start
     return seconds, [isinstance(outcome, Scored) and outcome.metric == 1.0 for outcome in outcomes]
@@ -160,7 +160,7 @@ def measure_hostile(workers: int) -> None:
     samples = [sample for sample, _ in checks] + hostile()
     random.Random(2).shuffle(samples)
     start = time.perf_counter()
-    with WorkerScorer(f"{Path(__file__).resolve()}:reward", workers=workers, limit_s=5, cached=0) as scorer:
+    with WorkerScorer(f"{Path(__file__).resolve()}:reward", workers=workers, limit_s=5) as scorer:
         outcomes = scorer.score(samples)
         report = scorer.report()
     seconds = time.perf_counter() - start
@@ -211,7 +211,7 @@ def measure_hostile_functions(count: int, workers: int) -> None:
     samples = mixed(count, seed=3)
     path = f"{Path(__file__).with_name('hostile_functions.py')}:reward"
     start = time.perf_counter()
-    with WorkerScorer(path, workers=workers, limit_s=3, memory_gb=0.5, cached=0) as scorer:
+    with WorkerScorer(path, workers=workers, limit_s=3, memory_gb=0.5) as scorer:
         outcomes = scorer.score(samples)
         report = scorer.report()
     seconds = time.perf_counter() - start

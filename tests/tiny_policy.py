@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from rollalloc.models.policy import Policy
 from rollalloc.rewards.scorers import InlineScorer, Scorer
 from rollalloc.train.config import Config
 from rollalloc.train.train import Trainer
-from rollalloc.train.verify import without_times
 
 WORDS = [f"k{number}" for number in range(6)] + [f"a{number}" for number in range(4)]
 
@@ -143,6 +142,15 @@ def untimed(folder: Path) -> list[dict[str, Any]]:
     return [without_times(line) for line in lines_of(folder)]
 
 
+def without_times(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of the metrics without measured times, also in nested figures such as `streaming`."""
+    return {
+        name: without_times(value) if isinstance(value, Mapping) else value
+        for name, value in line.items()
+        if not name.endswith("seconds")
+    }
+
+
 def weights(trainer: Any) -> torch.Tensor:
     """Every parameter of what a trainer or an updater trains, one after the other."""
     return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.model.parameters()])
@@ -186,6 +194,5 @@ def resumed_is_unbroken(run_of: Callable[..., Trainer], folder: Path, breaks: in
     assert untimed(folder / "broken") == untimed(folder / "unbroken")
     assert torch.equal(weights(resumed), weights(unbroken))
     assert resumed.allocator.state_dict() == unbroken.allocator.state_dict()
-    assert resumed.updater.limit == unbroken.updater.limit
     assert checkpoints(folder / "broken") == checkpoints(folder / "unbroken")
     return unbroken, resumed

@@ -495,7 +495,6 @@ def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(o
         gradient_checkpointing=True,
         adam_beta2=0.98,
         max_grad_norm=0.5,
-        adaptive_clip=1.25,
         averaging=320,
         track=["tensorboard", "wandb"],
     )
@@ -504,10 +503,9 @@ def test_the_updates_options_are_those_of_the_run_whatever_the_recipe_and_task(o
     assert run.loss == Loss(clip=Clip(dual=10.0), aggregation="dr_grpo", kl=0.01)
     assert (run.optimizer_steps_per_batch, run.tokens_per_forward, run.precision) == (2, 500, "bf16")
     assert (run.sampling_dtype, run.gradient_checkpointing) == ("float16", True)
-    assert (run.betas, run.max_grad_norm, run.adaptive_clip) == ((0.9, 0.98), 0.5, 1.25)
+    assert (run.betas, run.max_grad_norm) == ((0.9, 0.98), 0.5)
     assert run.averaging == 320
     assert run_of(replace(given, averaging=0), recipe, {}, 0).averaging == 0
-    assert run_of(replace(given, adaptive_clip=0.0), recipe, {}, 0).adaptive_clip is None
     assert run.track == ("tensorboard", "wandb")
 
 
@@ -517,13 +515,13 @@ def test_a_task_is_run_by_its_defaults_unless_tuned_settings_are_asked_for(tmp_p
         run = run_of(RunOptions(task=task), "foresight", {}, 0)
         assert dict(run.parameters) == default_parameters("foresight") == {"groups": 32, "n": 1}
         assert run.learning_rate == presets.DEFAULT_RATE
-        assert (run.betas, run.adaptive_clip) == (plain.betas, plain.adaptive_clip)
+        assert run.betas == plain.betas
         assert run.averaging == plain.averaging > 0
         tuned = run_of(RunOptions(task=task, settings="tuned", learning_rate=1e-3), "foresight", {"neg": 0.7}, 0)
         found = presets.tuned_of(presets.preset_of(task)[1].tuned_on)["foresight"].parameters
         assert dict(tuned.parameters) == {**found, "neg": 0.7}
         assert tuned.learning_rate == 1e-3
-        assert (tuned.betas, tuned.adaptive_clip, tuned.averaging) == ((0.9, 0.999), None, 0)
+        assert (tuned.betas, tuned.averaging) == ((0.9, 0.999), 0)
     with pytest.raises(ValueError, match="--settings must be one of defaults, tuned, got 'best'"):
         run_of(RunOptions(task="sort", settings="best"), "grpo", {}, 0)
     with pytest.raises(ValueError, match="there are tuned settings only for built-in tasks"):

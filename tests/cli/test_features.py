@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 
 import pytest
@@ -21,18 +20,20 @@ def said(output):
 
 def test_the_file_holds_the_features_of_ones_own_prompts(call, own, tmp_path):
     out = tmp_path / "new" / "f.safetensors"
-    code, output = call("features", *OWN, "--width", 12, "--seed", 5, "--out", out)
+    code, output = call("features", *OWN, "--out", out)
     assert code == 0, output
     policy, prompts = Policy.load(own / "model", device="cpu"), load_prompts(own / "prompts.parquet")
     tokens = encode_prompts(prompts, policy.tokenizer, context=policy.context).tokens
-    made = features_of(policy.model, tokens, pad_id=policy.pad_id, width=12, seed=5)
+    made = features_of(policy.model, tokens, pad_id=policy.pad_id)
     read = read_features(out, prompts.keys, weights=weights_digest(policy.model))
     assert list(read.blocks) == ["hidden", "tokens", "length"]
     for name, block_ND in made.blocks.items():
         assert read.blocks[name] == pytest.approx(block_ND, abs=1e-4)
     total = sum(map(len, tokens))
     assert (read.cost.prompts, read.cost.tokens) == (24, total)
-    assert f"features of 24 prompts: hidden (12), tokens (9), length (1); {total} tokens forwarded" in said(output)
+    columns = {name: block_ND.shape[1] for name, block_ND in made.blocks.items()}
+    blocks = ", ".join(f"{name} ({count})" for name, count in columns.items())
+    assert f"features of 24 prompts: {blocks}; {total} tokens forwarded" in said(output)
     assert f"they are in {out}" in said(output)
 
 
@@ -57,19 +58,6 @@ def test_chats_go_through_the_models_template(call, own, tmp_path):
     assert read_features(out, load_prompts(tmp_path / "chats.parquet").keys).cost.tokens == 20
 
 
-def test_tokens_only_loads_no_model(call, own, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(Policy, "load", staticmethod(lambda *_, **__: pytest.fail("the model was loaded")))
-    out = tmp_path / "f.safetensors"
-    with caplog.at_level(logging.WARNING):
-        code, output = call("features", *OWN[:4], "--tokens-only", "--out", out)
-    assert code == 0, output
-    assert "no model: the features are tokens and lengths only" in caplog.text
-    assert "tokens (7), length (1); nothing forwarded" in said(output) or "length (1); nothing forwarded" in said(
-        output
-    )
-    assert list(read_features(out, load_prompts(own / "prompts.parquet").keys).blocks) == ["tokens", "length"]
-
-
 def test_prompts_that_do_not_fit_are_refused_or_left_out_and_counted(call, tmp_path):
     rows = [{"data_source": "m", "prompt": f"s{n} =", "reward_model": {"ground_truth": "s1"}} for n in range(5)]
     rows += [{"data_source": "m", "prompt": "s1 " * 70 + "=", "reward_model": {"ground_truth": "s1"}}]
@@ -92,13 +80,17 @@ def test_features_that_are_there_are_kept_unless_told(call, tmp_path):
     out = tmp_path / "f.safetensors"
     assert call("features", *OWN, "--out", out)[0] == 0
     before = out.read_bytes()
-    code, output = call("features", *OWN, "--width", 3, "--out", out)
+    write_prompts(
+        tmp_path / "one.jsonl", [{"data_source": "m", "prompt": "s1 =", "reward_model": {"ground_truth": "s1"}}]
+    )
+    other = ("features", *OWN, "--prompts", tmp_path / "one.jsonl", "--out", out)
+    code, output = call(*other)
     assert code == 2
     assert "holds features already; replace them (--overwrite)" in said(output)
     assert out.read_bytes() == before
-    assert call("features", *OWN, "--width", 3, "--out", out, "--overwrite")[0] == 0
+    assert call(*other, "--overwrite")[0] == 0
     assert out.read_bytes() != before
-    assert {file.name for file in tmp_path.iterdir()} == {"f.safetensors", ".rollalloc"}
+    assert {file.name for file in tmp_path.iterdir()} == {"f.safetensors", "one.jsonl", ".rollalloc"}
 
 
 @pytest.mark.parametrize(
@@ -107,10 +99,7 @@ def test_features_that_are_there_are_kept_unless_told(call, tmp_path):
         ((*OWN[2:],), "Missing option '--model'"),
         (("--model", "./none", *OWN[2:]), "there is no such folder; give a model's"),
         ((*OWN[:3], "none.parquet"), "none.parquet: no such file"),
-        ((*OWN, "--width", "1000000000"), "width must be at most 4096, got 1000000000"),
-        ((*OWN, "--batch-tokens", "0"), "batch_tokens must be a whole number of at least 1, got 0"),
         ((*OWN[:4], "--device", ""), "device '' cannot be used here"),
-        ((*OWN, "--tokens-only"), "no effect with --tokens-only, which loads no model; leave one of the two out"),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_2(call, tmp_path, monkeypatch, arguments, message):

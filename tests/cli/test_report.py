@@ -56,7 +56,7 @@ def test_what_is_no_folder_is_refused(tmp_path):
         assert f"{why}; give a folder" in given.output
 
 
-@pytest.mark.parametrize("command", [["report"], ["verify-resume"], ["data", "prepare", "gsm8k", "--from-local"]])
+@pytest.mark.parametrize("command", [["report"], ["data", "prepare", "gsm8k", "--from-local"]])
 def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     given = CliRunner().invoke(app, [*command, ""], env={"COLUMNS": "200"})

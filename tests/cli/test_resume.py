@@ -1,4 +1,4 @@
-"""Stopping, resuming and verifying a run from the command line."""
+"""Stopping and resuming a run from the command line."""
 
 from __future__ import annotations
 
@@ -39,13 +39,6 @@ def stops_the_generator(data_source, solution_str, ground_truth, extra_info):
             os.remove("stop")
             os.kill(process.pid, signal.SIGSTOP)
     return half(solution_str)
-
-calls = 0
-
-def forgetful(data_source, solution_str, ground_truth, extra_info):
-    global calls
-    calls += 1
-    return float(calls % 3 == 0)
 """
 SHORT = ("--max-new-tokens", 4, "--max-rollouts", 96, "--device", "cpu", "--reward-workers", 0)
 PILOTS = ("--recipe", "pilot_commit", "--set", "groups=2", "--set", "n_pilot=4", "--set", "n_commit=4")
@@ -178,34 +171,6 @@ def test_changed_prompts_are_refused_with_their_counts_and_may_be_accepted(call,
     assert untimed(stopped)[-1]["rollouts_paid"] == 96
 
 
-def test_verify_resume_of_ones_own_run(call, stopped):
-    code, output = call("verify-resume", stopped, "--batches", 3)
-    assert code == 0, output
-    assert "identical: metrics and final weights of 3 batches" in said(output)
-
-
-@pytest.mark.e2e
-def test_verify_resume_of_a_run_that_streams_in_one_process(call, tmp_path):
-    """Rollouts are in flight when it is killed; in two processes a run is never the same twice, which is said."""
-    streams = (*TRAIN, "--engine", "async", "--staleness", 2, "--max-rows", 8)
-    assert call(*streams, "--no-overlap", "--out", tmp_path / "in turn")[0] == 0
-    code, output = call("verify-resume", tmp_path / "in turn", "--batches", 4)
-    assert code == 0, output
-    assert "identical: metrics and final weights of 4 batches" in said(output)
-    assert call(*streams, "--out", tmp_path / "overlapping")[0] == 0
-    code, output = call("verify-resume", tmp_path / "overlapping")
-    assert code == 2, output
-    assert "With --no-overlap, or --engine sync, a resumed run is identical" in said(output)
-
-
-def test_verify_resume_finds_a_reward_that_remembers(call, tmp_path):
-    run = [value if value != "stopping.py:score" else "stopping.py:forgetful" for value in TRAIN]
-    assert call(*run, "--out", tmp_path)[0] == 0
-    code, output = call("verify-resume", tmp_path, "--batches", 2)
-    assert code == 1, output
-    assert "not the same after a resume: metrics line" in said(output)
-
-
 def test_a_described_run_is_read_back(call, stopped):
     run = read_config(stopped)
     written = json.loads((stopped / "run.json").read_text())
@@ -219,7 +184,7 @@ def test_a_described_run_is_read_back(call, stopped):
         read_config(stopped)
     other = {name: value for name, value in written.items() if name != "schema"}
     (stopped / "run.json").write_text(json.dumps(other))
-    refused = r"run\.json has schema None, expected 3; .* use the version that wrote it, or give another folder"
+    refused = r"run\.json has schema None, expected 4; .* use the version that wrote it, or give another folder"
     for act in (read_config, partial(is_run_in, run), partial(is_described_in, run)):
         with pytest.raises(ValueError, match=refused):
             act(stopped)

@@ -60,7 +60,7 @@ NAMED: dict[str, dict[str, Any]] = {
     "foresight+knapsack": {"groups": 4, "n": 4},
     "dapo+darts": {"groups": 4, "n": 4, "gen_groups": 8, "shortest": 3, "longest": 1, "tail": "sampled"},
 }
-BUDGET = Budget(run_rollouts=150, batch_rollouts=60)
+BUDGET = Budget(run_rollouts=150)
 MODES: dict[str, dict[str, Any]] = {
     "waves": {"batches": 6, "slots": None},
     "one by one": {"batches": 6, "slots": 24, "trouble": 0.05, "reload": 0.1},

@@ -81,7 +81,7 @@ def test_mix_takes_the_rows_and_the_advantage_of_the_second():
     assert (mixed.rows, mixed.advantage, mixed.stages, mixed.max_staleness) == (pods.rows, pods.advantage, PC.stages, 4)
 
 
-def test_a_prompt_table_with_sources_and_priors_is_no_obstacle():
-    table = PromptTable([f"p{i}" for i in range(96)], source_N=[i % 2 for i in range(96)], prior_N=[0.5] * 96)
-    for rule in (prompts.Shuffled((3.0, 1.0)), Posterior()):
+def test_a_prompt_table_with_priors_is_no_obstacle():
+    table = PromptTable([f"p{i}" for i in range(96)], prior_N=[0.5] * 96)
+    for rule in (prompts.Shuffled(), Posterior()):
         assert trace(replace(PC, prompts=rule), table, 0) == trace(replace(PC, prompts=rule), table, 0)

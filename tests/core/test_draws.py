@@ -54,8 +54,8 @@ class Sees(AdvantageRule):
 SEEN = []
 
 
-def copy_of(allocator, table=None, **how):
-    copy = Allocator(allocator.recipe, table or allocator.table, allocator.seed)
+def copy_of(allocator, recipe=None, table=None, **how):
+    copy = Allocator(recipe or allocator.recipe, table or allocator.table, allocator.seed)
     copy.load_state_dict(json.loads(json.dumps(allocator.state_dict())), **how)
     return copy
 
@@ -69,10 +69,8 @@ def done(allocator, orders, reward=1.0):
 
 @given(st.lists(THOUGHTS, min_size=4, max_size=4))
 def test_thoughts_reach_the_advantage_bit_for_bit_through_json(thoughts):
-    """In flight, and drawn while no budget had room: the batch has room for two groups of the four that were drawn."""
-    recipe = replace(
-        recipes.grpo(4, 1), prompts=Says(tuple(thoughts)), advantage=Sees(), budget=Budget(batch_rollouts=2)
-    )
+    """In flight, and drawn while the budget had no room: for two groups of the four, until a larger one is loaded."""
+    recipe = replace(recipes.grpo(4, 1), prompts=Says(tuple(thoughts)), advantage=Sees(), budget=Budget(run_rollouts=2))
     allocator = Allocator(recipe, 4, 0)
     SEEN.clear()
     for _ in range(2):
@@ -83,13 +81,14 @@ def test_thoughts_reach_the_advantage_bit_for_bit_through_json(thoughts):
         assert allocator.ask().batch.short_because
         allocator = copy_of(allocator)
         allocator.tell([Updated(allocator.version + 1)])
+        allocator = copy_of(allocator, replace(recipe, budget=Budget(run_rollouts=4)), accept_recipe=True)
     assert [(repr(seen)) for seen in SEEN] == [repr((prompt, *thought)) for prompt, thought in enumerate(thoughts)]
 
 
 @pytest.mark.parametrize("name", ["predicted", "baseline", "sampling_ratio"])
 @pytest.mark.parametrize("value", ["0.5", True, float("nan"), [0.5], float("inf")])
 def test_a_torn_thought_is_refused(name, value):
-    recipe = replace(recipes.grpo(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8), budget=Budget(batch_rollouts=1))
+    recipe = replace(recipes.grpo(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8), budget=Budget(run_rollouts=1))
     allocator = Allocator(recipe, 8, 0)
     allocator.ask()
     state = allocator.state_dict()

@@ -40,7 +40,7 @@ RECIPES = (
     replace(recipes.foresight(2, 2, replay=3), prompts=Foresight(pool=2, warm=4, predictor=QUICK)),
 )
 DRAWS = st.integers(0, 2**32).map(Random)
-BUDGETS = (Budget(), Budget(), Budget(run_rollouts=37), Budget(batch_rollouts=19))
+BUDGETS = (Budget(), Budget(), Budget(run_rollouts=37))
 
 
 class Driver(RuleBasedStateMachine):
@@ -48,7 +48,7 @@ class Driver(RuleBasedStateMachine):
 
     @initialize(recipe=st.sampled_from(RECIPES), budget=st.sampled_from(BUDGETS), seed=st.integers(0, 5))
     def begin(self, recipe, budget, seed):
-        self.budget, self.since_batch = budget, 0
+        self.budget = budget
         world = World(seed, rewards=(0.0, 1.0))
         self.under_audit = AuditedRun(replace(recipe, budget=budget), PROMPTS, world, seed=seed, reload=0.3)
 
@@ -62,11 +62,7 @@ class Driver(RuleBasedStateMachine):
 
     def answer(self, capacity):
         actions = self.under_audit.ask(capacity)
-        self.since_batch += sum(len(order.rollouts) for order in actions.generate)
         assert len(self.under_audit.audit.order_of) <= (self.budget.run_rollouts or inf), "law 7"
-        assert self.since_batch <= (self.budget.batch_rollouts or inf), "law 7"
-        if actions.batch is not None:
-            self.since_batch = 0
         return actions
 
     @precondition(lambda self: self.running)

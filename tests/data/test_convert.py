@@ -105,36 +105,10 @@ def test_an_answer_that_was_begun_is_kept_where_that_is_said(run):
     assert prompts.prompts == (tuple(chat),)
 
 
-BEGUN = {"role": "assistant", "content": "Let me think.\n<think>"}
-
-
-def asked(question, *last):
-    return [{"role": "user", "content": question}, *last]
-
-
-def test_one_beginning_in_all_rows_is_continued_and_counted(run):
-    rows = [{"q": asked("1+1?", BEGUN), "a": "2"}, {"q": asked("2+2?", BEGUN), "a": "4"}, {"q": asked("3?"), "a": "3"}]
-    made, prompts = run(rows, "q", "a")
-    assert made == Converted(prompts=3, unanswered=0, continued=2)
-    assert prompts.prompts == tuple(tuple(row["q"]) for row in rows)
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [{"q": asked("1+1?", {"role": "assistant", "content": "It is Two."}), "a": "two"}],
-        [
-            {"q": asked("1+1?", BEGUN), "a": "2"},
-            {"q": asked("2+2?", {"role": "assistant", "content": "Four."}), "a": "4"},
-        ],
-        [{"q": [{"role": "system", "content": "Be brief."}, BEGUN], "a": "2"}],
-        [{"q": asked("1+1?", {"role": "assistant", "content": "  "}), "a": "2"}],
-    ],
-)
-def test_a_last_message_that_may_be_the_answer_is_refused(run, rows):
+def test_a_last_message_of_the_assistant_may_be_the_answer_and_is_refused(run):
+    rows = [{"q": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "Let me think."}], "a": "2"}]
     with pytest.raises(ValueError, match=r"must end with a question.*give --prefill"):
         run(rows, "q", "a")
-    assert run(rows, "q", "a", prefill=True)[0].prompts == len(rows)
 
 
 def test_a_table_of_text_is_converted(tmp_path):

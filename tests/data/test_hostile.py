@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
+from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -115,9 +116,9 @@ def sets(tmp_path):
     return tmp_path / "sets"
 
 
-@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("kind", ["file", "folder", "link"])
-def test_a_file_that_the_manifest_does_not_know_is_never_overwritten(sets, tmp_path, force, kind):
+def test_a_file_that_rollalloc_did_not_write_is_never_overwritten(sets, tmp_path, overwrite, kind):
     out = tmp_path / "out"
     path = out / "gsm8k_test.parquet"
     out.mkdir()
@@ -128,23 +129,8 @@ def test_a_file_that_the_manifest_does_not_know_is_never_overwritten(sets, tmp_p
     else:
         path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(FileExistsError, match=r"holds gsm8k_test.parquet, which was not written by rollalloc"):
-        prepare.prepare(["gsm8k"], out, local=sets, force=force)
+        prepare.prepare(["gsm8k"], out, local=sets, overwrite=overwrite)
     assert list(out.iterdir()) == [path]  # nor was the other file made
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["{", "[]", "{}", '{"schema": 1}', '{"schema": 2, "files": {}}', '{"schema": 1, "files": {"a": {}}}', nested(9999)],
-)
-def test_a_manifest_that_is_none_is_not_overwritten(sets, tmp_path, content):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "prepared.json").write_text(content)
-    with pytest.raises(
-        ValueError, match=r"prepared.json is not a manifest of this version of `rollalloc data prepare`"
-    ):
-        prepare.prepare(["gsm8k"], out, local=sets)
-    assert (out / "prepared.json").read_text() == content
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["new", "made again"])
@@ -153,7 +139,7 @@ def test_a_call_that_is_killed_before_the_file_has_its_name_may_be_repeated(sets
     if again:
         prepare.prepare(["gsm8k"], out, local=sets)
     write_rows(sets / "gsm8k_train.jsonl", [{"question": "another?", "answer": "#### 2"}])
-    replace, left = prepare.Path.replace, [1]
+    replace, left = Path.replace, [1]
 
     def killed(self, target):
         if target.suffix == ".parquet" and not left.pop():
@@ -163,13 +149,13 @@ def test_a_call_that_is_killed_before_the_file_has_its_name_may_be_repeated(sets
         left.append(1)
         return replace(self, target)
 
-    monkeypatch.setattr(prepare.Path, "replace", killed)
+    monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        prepare.prepare(["gsm8k"], out, local=sets, force=True)
+        prepare.prepare(["gsm8k"], out, local=sets, overwrite=True)
     monkeypatch.undo()
     assert not list(out.glob(".partial*"))
-    files = prepare.prepare(["gsm8k"], out, local=sets)
-    assert [file.reused for file in files] == [False, again]
+    assert again == (out / "gsm8k_train.parquet").exists()
+    files = prepare.prepare(["gsm8k"], out, local=sets, overwrite=True)
     assert load_prompts(files[0].path).ground_truths == ("2",)
 
 

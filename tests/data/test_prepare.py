@@ -1,6 +1,7 @@
 """Public sets, from small files in each set's own columns."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from rollalloc.cli.app import app
-from rollalloc.data import prepare as module
 from rollalloc.data._files import read_rows, write_rows
 from rollalloc.data.prepare import prepare
 from rollalloc.data.prompts import load_prompts
 from rollalloc.data.public import INSTRUCTION, SETS, can_be_guessed
-
-LONG = "A train leaves the station at noon and travels north at sixty miles an hour for exactly three hours"
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "deepmath": [
@@ -136,8 +134,6 @@ def test_a_filter_leaves_out_training_questions_and_says_how_many(tmp_path: Path
     assert list(load_prompts(train.path).ground_truths) == ["4", "7"]
     assert train.dropped == {"guessable": 2}
     assert (held.rows, held.dropped) == (4, {})
-    whole, _ = prepare([*of_set], tmp_path / "out", local=tmp_path / "sets")
-    assert (whole.reused, whole.rows) == (False, 4), "the same name, made otherwise"
 
 
 def test_a_filter_that_leaves_no_row_is_refused_by_name(tmp_path: Path) -> None:
@@ -183,70 +179,89 @@ def test_what_is_no_number_is_no_answer(tmp_path: Path, answer: Any) -> None:
     assert (file.rows, file.dropped) == (1, {"no answer": 1})
 
 
-def test_training_questions_that_an_evaluation_set_shares_are_counted(tmp_path: Path) -> None:
-    sets = tmp_path / "sets"
-    write_rows(
-        sets / "polaris.jsonl",
-        [
-            {"problem": f"{LONG}. How far does it go?", "answer": "180", "difficulty": "1/8"},
-            {"problem": "What is the smallest prime?", "answer": "2", "difficulty": "1/8"},
-            {"problem": "What is the largest prime below ten?", "answer": "7", "difficulty": "1/8"},
-        ],
-    )
-    write_rows(
-        sets / "math500.jsonl",
-        [
-            {"problem": f"{LONG.upper()}! Then it stops. Where?", "answer": "north"},
-            {"problem": "What is the smallest  prime", "answer": "2"},
-        ],
-    )
-    training, evaluation = prepare(["polaris", "math500"], tmp_path / "out", local=sets)
-    assert training.overlap == {"math500": 2}
-    assert evaluation.overlap == {}
-
-
-def test_files_that_are_there_are_not_made_again(local: Path, tmp_path: Path) -> None:
+def test_files_that_are_there_are_replaced_only_if_asked(local: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    (first,) = prepare(["gsm8k"], out, local=local)[:1]
-    written = first.path.read_bytes()
-    assert [file.reused for file in prepare(["gsm8k"], out, local=local)] == [True, True]
-    assert [file.reused for file in prepare(["gsm8k"], out, local=local, force=True)] == [False, False]
-    assert first.path.read_bytes() == written
+    (first, _) = prepare(["gsm8k"], out, local=local)
+    write_rows(local / "gsm8k_train.jsonl", [{"question": "Another?", "answer": "#### 2"}])
+    with pytest.raises(FileExistsError, match=r"gsm8k_test.parquet exists already; replace it \(--overwrite\)"):
+        prepare(["math500", "gsm8k"], out, local=local)
+    assert not (out / "math500.parquet").exists(), "nothing is written"
+    assert load_prompts(first.path).ground_truths == ("1080",)
+    prepare(["gsm8k"], out, local=local, overwrite=True)
+    assert load_prompts(first.path).ground_truths == ("2",)
 
 
-def test_a_call_cut_short_keeps_what_was_finished_and_a_torn_file_is_made_again(
-    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def write_split(folder: Path, files: dict[str, Any], readme: str = "") -> None:
+    """A folder of a set as the hub has it; each file has one question, with this answer."""
+    for name, answer in files.items():
+        rows = [
+            {
+                "problem": f"{name}?",
+                "question": f"{name}?",
+                "solution": f"\\boxed{{{answer}}}",
+                "answer": f"#### {answer}",
+            }
+        ]
+        write_rows(folder / name, rows)
+    if readme:
+        (folder / "README.md").write_text(f"---\n{readme}\n---\n")
+
+
+def test_a_snapshot_of_the_hub_does_not_put_held_out_rows_into_training(tmp_path: Path) -> None:
+    names = {"data/train-00000-of-00001.parquet": 1, "data/test-00000-of-00001.parquet": 2}
+    write_split(
+        tmp_path / "sets/MATH-lighteval",
+        names,
+        "configs: [{config_name: default, data_files: [{split: train, path: data/train-*}]}]",
+    )
+    (file,) = prepare(["math"], tmp_path / "out", local=tmp_path / "sets")
+    assert load_prompts(file.path).ground_truths == ("1",)
+    assert list(file.read) == ["MATH-lighteval/data/train-00000-of-00001.parquet"]
+
+
+def test_both_splits_of_a_set_come_from_one_folder_and_other_configurations_stay_out(tmp_path: Path) -> None:
+    names = {
+        f"{config}/{split}-00000-of-00001.jsonl": len(config + split)
+        for config in ("main", "socratic")
+        for split in ("train", "test")
+    }
+    configs = ", ".join(
+        f"{{config_name: {config}, data_files: [{{split: train, path: {config}/train-*}}, "
+        f"{{split: test, path: {config}/test-*}}]}}"
+        for config in ("main", "socratic")
+    )
+    write_split(tmp_path / "sets/gsm8k", names, f"configs: [{configs}]")
+    files = prepare(["gsm8k"], tmp_path / "out", local=tmp_path / "sets")
+    assert [list(file.read) for file in files] == [
+        [f"gsm8k/main/{split}-00000-of-00001.jsonl"] for split in ("train", "test")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "why"),
+    [
+        ("math500", {"part-0.jsonl": 1}, "its splits are train"),
+        ("math500", {"train.jsonl": 1}, "its splits are train"),
+        ("gsm8k", {"main/train.jsonl": 1, "socratic/train.jsonl": 2}, "BuilderConfig 'main' not found"),
+        ("math500", {}, "doesn't contain any data"),
+    ],
+)
+def test_what_cannot_be_told_is_refused_with_a_way_out(
+    name: str, files: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
-    out, write, calls = tmp_path / "out", module.write_prompts, iter(range(2))
-
-    def killed_at_the_second(path: Path, rows: list[dict[str, Any]]) -> None:
-        if next(calls):
-            path.write_bytes(b"half")
-            raise KeyboardInterrupt
-        write(path, rows)
-
-    monkeypatch.setattr(module, "write_prompts", killed_at_the_second)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(["gsm8k"], out, local=local)
-    monkeypatch.undo()
-    assert [file.reused for file in prepare(["gsm8k"], out, local=local)] == [True, False]
-    (out / "gsm8k_test.parquet").unlink()
-    assert [file.reused for file in prepare(["gsm8k"], out, local=local)] == [True, False]
-    assert len(load_prompts(out / "gsm8k_test.parquet")) == 1
+    (tmp_path / name).mkdir()
+    write_split(tmp_path / name, files)
+    with pytest.raises(ValueError, match=rf"but .*{why}.*; put them into one file, {name}.*parquet or .jsonl, beside"):
+        prepare([name], tmp_path / "out", local=tmp_path)
 
 
-def test_a_folder_whose_files_name_no_split_is_taken_whole_and_it_is_said(local: Path, tmp_path: Path, caplog) -> None:
-    folder = tmp_path / "sets" / "deepmath"
-    (local / "deepmath.jsonl").unlink()
-    write_rows(folder / "part-0.parquet", ROWS["deepmath"][:1])
-    write_rows(folder / "part-1.parquet", ROWS["deepmath"][1:])
-    (file,) = prepare(["deepmath"], tmp_path / "out", local=local)
-    assert file.rows == 2
-    (said,) = caplog.messages
-    assert "all 2 files are used as the 'train' split of deepmath" in said
-    caplog.clear()
-    prepare(["deepmath"], tmp_path / "chosen", local=local, splits={"deepmath": "all"})
-    assert not caplog.messages
+def test_a_folder_without_datasets_installed_is_an_error_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "math500").mkdir()
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match=r"pip install 'rollalloc\[data\]'"):
+        prepare(["math500"], tmp_path / "out", local=tmp_path)
 
 
 def test_from_the_hub_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,34 +297,21 @@ def test_what_cannot_be_prepared_is_said(name: str, rows: list[dict[str, Any]], 
         prepare([name], tmp_path / "out", local=tmp_path)
 
 
-def test_the_command_says_what_was_written_and_what_overlaps(local: Path, tmp_path: Path) -> None:
+def test_the_command_says_what_was_written(local: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = CliRunner().invoke(
         app, ["data", "prepare", "gsm8k", "math500", "--out", str(out), "--from-local", str(local)]
     )
     assert result.exit_code == 0, result.output
     assert "gsm8k_train.parquet" in result.output
-    assert "overlap" in result.output
-    assert set(json.loads((out / "prepared.json").read_text())["files"]) == {"gsm8k_train", "gsm8k_test", "math500"}
+    assert {path.stem for path in out.glob("*.parquet")} == {"gsm8k_train", "gsm8k_test", "math500"}
 
 
 def test_prompts_without_system_messages_for_models_that_refuse_them(local: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for options, roles in (([], ["system", "user"]), (["--no-system"], ["user"]), ([], ["system", "user"])):
-        command = ["data", "prepare", "math500", "--out", str(out), "--from-local", str(local), *options]
+        command = ["data", "prepare", "math500", "--out", str(out), "--from-local", str(local), "--overwrite", *options]
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 0, result.output
         (prompt,) = load_prompts(out / "math500.parquet").prompts
         assert [message["role"] for message in prompt] == roles
-
-
-def test_the_command_takes_choices_of_splits(local: Path, tmp_path: Path) -> None:
-    write_rows(local / "MATH-500" / "train.jsonl", ROWS["math500"])
-    (local / "math500.jsonl").unlink()
-    command = ["data", "prepare", "math500", "--out", str(tmp_path / "out"), "--from-local", str(local)]
-    refused = CliRunner().invoke(app, command)
-    assert isinstance(refused.exception, ValueError)
-    assert "--split math500=train" in str(refused.exception)
-    assert CliRunner().invoke(app, [*command, "--split", "math500=train"]).exit_code == 0
-    wrong = CliRunner().invoke(app, [*command, "--split", "train"])
-    assert "--split: expected SET=NAME, got 'train'" in str(wrong.exception)

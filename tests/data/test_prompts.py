@@ -67,9 +67,8 @@ def test_one_prompt_with_two_ground_truths_is_refused(save):
 # The table
 
 
-def test_the_table_numbers_sources_by_first_appearance(save):
+def test_the_table_has_no_priors_if_no_prompt_has_one(save):
     table = load_prompts(save(row("a", source="z"), row("b", source="a"), row("c", source="z"))).table()
-    assert np.array_equal(table.source_N, [0, 1, 0])
     assert table.prior_N is None
     assert len(table) == 3
 

@@ -7,7 +7,6 @@ import socket
 
 import pytest
 
-from rollalloc.data.prepare import prepare
 from rollalloc.files.claims import Claims, Lock
 from rollalloc.files.opening import opened, read_text
 from rollalloc.lab.bench.tasks.files import make_once
@@ -47,19 +46,11 @@ def test_a_regular_file_is_read_and_written(tmp_path):
         read_text(tmp_path / "other")
 
 
-def raw_sets(folder):
-    folder.mkdir()
-    for split in ("train", "test"):
-        (folder / f"gsm8k_{split}.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
-    return folder
-
-
 READERS = {
     ".rollalloc/run-manifest.json": lambda folder: Claims(folder, "run").names(),
     ".rollalloc/run.lock": lambda folder: Lock(folder, "run").take(),
     "metrics.jsonl": newest_line,
     "run.json": read_config,
-    "prepared.json": lambda folder: prepare(["gsm8k"], folder, local=raw_sets(folder / "raw")),
     ".task.lock": lambda folder: make_once(folder / "task", SortConfig(), lambda made: None),
 }
 

@@ -1,7 +1,5 @@
 """Features from a model: what they are, that batch and padding do not enter, and what they cost."""
 
-import logging
-
 import numpy as np
 import pytest
 import torch
@@ -86,17 +84,6 @@ def test_the_other_blocks_are_tokens_and_length():
     assert np.array_equal(made.blocks["tokens"], token_bag(tokens, VOCABULARY, width=9, seed=2))
     assert np.array_equal(made.blocks["length"], log_length(tokens))
     assert [block_ND.shape for block_ND in made.blocks.values()] == [(30, 9), (30, 9), (30, 1)]
-
-
-def test_without_a_model_there_are_no_hidden_states_and_a_warning(caplog):
-    tokens = make_tokens(30)
-    with caplog.at_level(logging.WARNING):
-        made = features_of(None, tokens, pad_id=PAD, width=9)
-    assert list(made.blocks) == ["tokens", "length"]
-    assert "no model: the features are tokens and lengths only" in caplog.text
-    assert (made.cost.prompts, made.cost.tokens) == (30, 0)
-    with_model = features_of(make_model(), tokens, pad_id=PAD, width=9)
-    assert np.array_equal(made.blocks["tokens"], with_model.blocks["tokens"])
 
 
 # what does not enter

@@ -113,7 +113,7 @@ def check_others(functions, kinds, workers):
             Sample("ordinary", name, str(len(samples) + i / 8), {}) for i, name in enumerate(functions["ORDINARY"])
         ]
         samples.insert(-5, Sample("hostile", kind, "", {}))
-    with WorkerScorer(FUNCTIONS, workers=workers, limit_s=5.0, memory_gb=0.5, cached=0) as scorer:
+    with WorkerScorer(FUNCTIONS, workers=workers, limit_s=5.0, memory_gb=0.5) as scorer:
         outcomes = list(zip(samples, scorer.score(samples), strict=True))
     assert [
         (sample, outcome) for sample, outcome in outcomes if sample.ground_truth and outcome != expected(sample)

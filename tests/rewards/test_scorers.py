@@ -26,8 +26,8 @@ def samples(*completions, ground_truth="4"):
     return [Sample("test", completion, ground_truth, {"index": index}) for index, completion in enumerate(completions)]
 
 
-def worker_scorer(name, workers=1, limit_s=10.0, cached=0, **limits):
-    return WorkerScorer(f"{SAMPLES}:{name}", workers=workers, limit_s=limit_s, cached=cached, **limits)
+def worker_scorer(name, workers=1, limit_s=10.0, **limits):
+    return WorkerScorer(f"{SAMPLES}:{name}", workers=workers, limit_s=limit_s, **limits)
 
 
 def is_running(process_id):
@@ -258,17 +258,6 @@ def test_memory_is_bounded_and_freed():
     assert following == GOOD
 
 
-def test_only_scores_are_remembered():
-    with worker_scorer("obey", limit_s=1.0, cached=2) as scorer:
-        batch = samples("fine", "none")
-        for _ in range(3):
-            assert scorer.score(batch) == [GOOD, Unscored("reward function returned None")]
-        assert scorer.score([replace(batch[0], name="another", tokens=3)]) == [GOOD]
-        report = scorer.report()
-    assert (report["scored"], report["cached"]) == (4, 3)
-    assert report["unscored"] == {"reward function returned None": 3}
-
-
 def test_the_report_names_what_was_slow_and_what_was_killed():
     batch = [replace(sample, name=f"test/{index}") for index, sample in enumerate(samples("nap", "hang", "exit"))]
     with worker_scorer("obey", limit_s=1.0) as scorer:
@@ -322,7 +311,6 @@ def test_a_script_needs_no_main_guard_and_its_end_ends_the_workers(tmp_path, end
         ({"limit_s": 0}, "limit_s must be a pos"),
         ({"memory_gb": 0}, "memory_gb must be a pos"),
         ({"max_chars": 0}, "max_chars must be at least 1"),
-        ({"cached": -1}, "cached must be at least 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(arguments, message):

@@ -1,8 +1,5 @@
 """Prompt rules: which prompts are drawn before any rollout."""
 
-from collections import Counter
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -64,46 +61,6 @@ def test_each_prompt_is_visited_once_an_epoch_across_the_batches_that_straddle_t
         allocator.tell([Updated(allocator.version + 1)])
     for epoch in range(20):
         assert sorted(visits[epoch * count : (epoch + 1) * count]) == list(range(count))
-
-
-def test_shuffled_mixes_sources_by_weight():
-    """2,000 draws at 3:1 from sources of equal size: within 5 standard deviations with probability above 1 - 1e-6."""
-    table = PromptTable(4000, source_N=np.repeat([0, 1], 2000))
-    drawn = np.concatenate(picks(prompts.Shuffled((3.0, 1.0)), table, 20, 100)).astype(int)
-    share = np.count_nonzero(drawn < 2000) / len(drawn)
-    assert abs(share - 0.75) < 5 * np.sqrt(0.75 * 0.25 / len(drawn))
-
-
-def test_a_source_whose_prompts_are_all_gone_leaves_its_share_to_the_others():
-    """Not the end of a run in which another source has prompts left; and epochs are not burnt on it."""
-    table = PromptTable(44, source_N=[0] * 4 + [1] * 40)
-    published = {"p_solve": 1.0, "confidence": None, "reprobe_every": None}
-    recipe = recipes.pilot_commit(1, 1, 1, 1, p_lower=0.0, p_upper=0.0, max_staleness=0, **published)
-    allocator = Allocator(replace(recipe, prompts=prompts.Shuffled((1.0, 1.0))), table, 0)
-    visits = Counter()
-    for _ in range(400):
-        actions = allocator.ask()
-        assert actions.finished is None
-        if actions.batch:
-            allocator.tell([Updated(allocator.version + 1)])
-        for order in actions.generate:
-            visits[order.prompt] += order.stage == 0
-            reward = 1.0 if order.prompt < 4 else 0.0  # the first source is solved, and evicted
-            allocator.tell([Done(r, reward, reward, 1, allocator.version) for r in order.rollouts])
-    assert [visits[prompt] for prompt in range(4)] == [1] * 4
-    counts = [visits[prompt] for prompt in range(4, 44)]
-    assert max(counts) - min(counts) <= 1
-    assert min(counts) >= 3
-    assert allocator.epoch <= max(counts) + 4
-
-
-def test_shuffled_refuses_weights_that_fit_no_source():
-    with pytest.raises(ValueError, match="weights must be above 0"):
-        prompts.Shuffled((1.0, 0.0))
-    with pytest.raises(ValueError, match=r"expected 2 weights .* \[3, 0\] prompts"):
-        prompts.Shuffled((1.0, 1.0)).init(PromptTable(3))
-    with pytest.raises(ValueError, match=r"expected 1 weights"):
-        prompts.Shuffled((1.0,)).init(PromptTable(3, source_N=[0, 1, 1]))
 
 
 def test_in_order_gives_the_data_sets_order_epoch_after_epoch():
@@ -197,19 +154,6 @@ def test_posterior_refuses_numbers_out_of_range():
             Posterior(**wrong)
     with pytest.raises(ValueError, match="pool"):
         Posterior(pool=0)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_prompt_is_picked_once_where_a_source_begins_anew_within_one_call(seed):
-    """The others' missing share comes from a source whose fresh order holds what this call has picked already."""
-    rule = prompts.Shuffled((0.7, 0.2, 0.1))
-    memory = rule.init(PromptTable(60, source_N=[0] * 50 + [1] * 5 + [2] * 5))
-    rng = np.random.default_rng(seed)
-    for _ in range(40):
-        free_N = rng.random(60) < 0.8
-        picked = rule.pick(memory, 30, free_N, VIEW, rng)
-        assert len(set(picked)) == len(picked) <= 30
-        assert free_N[picked].all()
 
 
 def test_selective_counts_and_adapts_as_by_hand():

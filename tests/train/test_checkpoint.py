@@ -86,13 +86,11 @@ RESUMED = {
     for name, recipe in RECIPES.items()
     for steps in (1, 3)
 }
-# Steps of very different size, so that the limit of the norm binds.
-RESUMED["mean norm"] = {"adaptive_clip": 1.0, "learning_rate": 0.01, "optimizer_steps_per_batch": 3}
 RESUMED["target"] = {"heldout": HeldOut(make_prompts(8), ((9, EOS_ID),) * 8), "eval_every": 200, "target": 1e-6}
 RESUMED["target"] |= {"max_batches": None, "checkpoint_every": 1}
 RESUMED["barren"] = {"recipe": RECIPES["grpo"], "reward": lambda **_: 0.0, "heldout": None, "max_batches": None}
-BREAKS = {"mean norm": (5,), "target": (3,), "barren": (41,)}  # others right after a checkpoint, and one batch later
-IN_FAST = ("grpo, 1", "dapo_carry, 3", "pilot_commit, 1", "mean norm")  # the tier `e2e` has the others
+BREAKS = {"target": (3,), "barren": (41,)}  # others right after a checkpoint, and one batch later
+IN_FAST = ("grpo, 1", "dapo_carry, 3", "pilot_commit, 1")  # the tier `e2e` has the others
 
 
 @pytest.mark.parametrize(
@@ -100,10 +98,9 @@ IN_FAST = ("grpo, 1", "dapo_carry, 3", "pilot_commit, 1", "mean norm")  # the ti
 )
 def test_a_resumed_run_is_the_unbroken_one(run_of, tmp_path, name):
     for breaks in BREAKS.get(name, (3, 4)):
-        unbroken, _ = resumed_is_unbroken(run_of, tmp_path / str(breaks), breaks, **RESUMED[name])
+        resumed_is_unbroken(run_of, tmp_path / str(breaks), breaks, **RESUMED[name])
         why = untimed(tmp_path / str(breaks) / "unbroken")[-1]["why"]
         assert why.startswith(name if name in ("target", "barren") else "max_batches")
-        assert name != "mean norm" or unbroken.updater.limit.mean is not None
 
 
 def test_a_rate_that_falls_over_the_budget_survives_a_resume(run_of, tmp_path, caplog):
@@ -241,7 +238,7 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(run_of, tmp_path):
 def test_a_checkpoint_of_another_schema_is_refused(run_of, broken):
     manifest = broken / "checkpoints/4/manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema": 99}))
-    with pytest.raises(ValueError, match="schema 3, got 99"):
+    with pytest.raises(ValueError, match="schema 4, got 99"):
         run_of(broken).resume()
 
 
@@ -255,7 +252,6 @@ def test_a_checkpoint_of_another_schema_is_refused(run_of, broken):
         ({"loss": Loss(clip=Clip(dual=10.0))}, r"run\.config\.loss\.clip\.dual"),
         ({"loss": Loss(kl=0.1)}, r"run\.config\.loss\.kl"),
         ({"eval_every": 31}, r"run\.config\.eval_every"),
-        ({"adaptive_clip": 2.0}, r"run\.config\.adaptive_clip"),
         ({"prompts": 41}, r"run\.prompts"),
         ({"heldout": None}, r"run\.heldout"),
     ],
@@ -270,6 +266,14 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(run_of, broken, changes,
     assert untimed(broken) == before
 
 
+def test_a_checkpoint_of_another_kind_of_trainer_is_refused(run_of, broken):
+    checkpoint.save(broken, 5, {"identity": {}, "tinker": {}}, {}, keep=9)
+    with pytest.raises(
+        ValueError, match=r"after batch 5 in .* is not of this kind of trainer: expected .* got .*tinker"
+    ):
+        run_of(broken).resume()
+
+
 def test_a_changed_recipe_is_refused_or_accepted(run_of, broken, caplog):
     other = recipes.pilot_commit(5, 2, 6, 12)
     with pytest.raises(ValueError, match=r"recipe\.groups: saved 4, given 5"):
@@ -282,13 +286,6 @@ def test_a_changed_recipe_is_refused_or_accepted(run_of, broken, caplog):
     assert [line["groups"] for line in batches] == [4, 4, 4, 4, 5, 5]
 
 
-def edit(file, number, **fields):
-    """Change fields of one line, as somebody would who wants better figures."""
-    lines = file.read_text().splitlines(keepends=True)
-    lines[number] = json.dumps(json.loads(lines[number]) | fields) + "\n"
-    file.write_text("".join(lines))
-
-
 def refused_by_name(run_of, folder, match):
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=match):
@@ -296,30 +293,20 @@ def refused_by_name(run_of, folder, match):
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_finished_run_whose_accuracies_were_edited_is_not_certified_again(run_of, tmp_path):
-    """Resuming it used to write a fresh digest under figures that the run never had."""
-    run_of(tmp_path).run()
-    first = next(at for at, line in enumerate(untimed(tmp_path)) if line["kind"] == "eval")
-    edit(tmp_path / "metrics.jsonl", first, accuracy=0.929)
-    refused_by_name(
-        run_of, tmp_path, r"metrics\.jsonl was changed within .* checkpoint after batch 6 .* \(--overwrite\)"
-    )
-
-
-def test_the_checkpoint_for_which_an_edited_log_is_unchanged_is_named_and_may_be_gone_on_from(run_of, tmp_path):
-    for folder in ("whole", "edited"):
+def test_a_log_that_was_cut_is_named_and_an_earlier_checkpoint_may_be_gone_on_from(run_of, tmp_path):
+    for folder in ("whole", "cut"):
         run_of(tmp_path / folder, log_rollouts=True, keep_checkpoints=3).run()
-    edited = tmp_path / "edited"
-    log = edited / "rollouts.jsonl"
-    edit(log, -1, reward=0.5)
+    cut = tmp_path / "cut"
+    log = cut / "rollouts.jsonl"
+    log.write_bytes(log.read_bytes()[:-1])
     refused_by_name(
-        run_of, edited, r"rollouts\.jsonl was changed .* or remove .*checkpoints/6 to go on from .* batch 4"
+        run_of, cut, r"rollouts\.jsonl has [\d,]+ bytes, but had .* remove .*checkpoints/6 to go on from an ear"
     )
-    shutil.rmtree(edited / "checkpoints/6")
-    again = run_of(edited, log_rollouts=True, keep_checkpoints=3)
+    shutil.rmtree(cut / "checkpoints/6")
+    again = run_of(cut, log_rollouts=True, keep_checkpoints=3)
     assert again.resume() == 4
     again.run()
-    assert untimed(edited) == untimed(tmp_path / "whole")
+    assert untimed(cut) == untimed(tmp_path / "whole")
     assert log.read_bytes() == (tmp_path / "whole/rollouts.jsonl").read_bytes()
 
 

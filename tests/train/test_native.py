@@ -401,15 +401,11 @@ def test_evaluation_costs_no_budget_and_changes_nothing(trainer_of, prompts_of):
         ("max_grad_norm", 0.0),
         ("betas", (0.9, 1.0)),
         ("betas", (0.9,)),
-        ("adaptive_clip", 0.99),
-        ("adaptive_clip", math.inf),
         ("precision", "fp16"),
-        ("sampling", Sampling(3, top_p=0.9)),
-        ("sampling", Sampling(3, top_k=5)),
     ],
 )
 def test_settings_out_of_range_are_refused(setting, value):
-    with pytest.raises(ValueError, match="top_p and top_k" if setting == "sampling" else setting):
+    with pytest.raises(ValueError, match=setting):
         Config(**{"sampling": Sampling(3), setting: value})
 
 

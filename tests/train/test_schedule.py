@@ -76,7 +76,7 @@ def test_without_steps_the_rate_falls_over_the_budget(schedule, shares):
     check_budget(schedule, Budget(), 5)
     check_budget(schedule, Budget(run_tokens=5), None)
     with pytest.raises(ValueError, match=r"there is none; give --max-rollouts .*or --schedule-steps"):
-        check_budget(schedule, Budget(batch_rollouts=5), None)
+        check_budget(schedule, Budget(), None)
     check_budget(Schedule(), Budget(), None)
     check_budget(Schedule(shape="linear", steps=5), Budget(), None)
 
@@ -85,7 +85,6 @@ def test_without_steps_the_rate_falls_over_the_budget(schedule, shares):
     ("budget", "max_batches", "share"),
     [
         (Budget(), None, None),
-        (Budget(batch_rollouts=8), None, None),
         (Budget(run_rollouts=80), None, 0.25),
         (Budget(run_tokens=100), None, 0.6),
         (Budget(run_rollouts=80, run_tokens=100), 30, 0.6),

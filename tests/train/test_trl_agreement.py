@@ -55,7 +55,6 @@ def settings_of(loss):
         sampling=Sampling(LONGEST, temperature=TEMPERATURE),
         loss=loss,
         max_grad_norm=1e9,
-        adaptive_clip=None,
         averaging=0,
         tokens_per_forward=30,
     )

@@ -17,7 +17,7 @@ from rollalloc.train.config import Config
 from rollalloc.train.objective import Loss
 from rollalloc.train.update import Example, Updater, passes
 
-SETTINGS = Config(sampling=Sampling(8), max_grad_norm=1e9, adaptive_clip=None, averaging=0, learning_rate=1e-4)
+SETTINGS = Config(sampling=Sampling(8), max_grad_norm=1e9, averaging=0, learning_rate=1e-4)
 
 
 @pytest.fixture
@@ -128,20 +128,6 @@ def test_rows_without_advantage_pay_the_divergence_and_nothing_else(updater_of):
         assert (figures["grad_norm"] > 1e-3) == pulls
 
 
-# Clipping
-
-
-def test_gradients_are_clipped_to_the_limit_that_follows_their_norms(updater_of):
-    """A step with advantages a hundred times as large, after five others."""
-    for factor in (None, 2.0):
-        updater = updater_of(adaptive_clip=factor, learning_rate=1e-9)
-        usual = [updater.update(*batch_of([3, 4], [0.01, -0.01]))["grad_norm"] for _ in range(5)][-1]
-        spike = updater.update(*batch_of([3, 4], [1.0, -1.0]))["grad_norm"]
-        assert spike > 20 * usual > 0
-        applied = float(torch.linalg.vector_norm(gradient(updater)))
-        assert applied == pytest.approx(spike if factor is None else 2 * usual, rel=1e-3)
-
-
 # Precision
 
 
@@ -197,19 +183,6 @@ def test_old_rows_of_the_first_step_need_no_pass_of_their_own(
     (figures, weights_P), (expected, expected_P) = found
     assert figures == pytest.approx(expected, rel=0.02 if precision == "bf16" else 1e-4, abs=1e-6)
     torch.testing.assert_close(weights_P, expected_P, rtol=0, atol=2e-4 if precision == "bf16" else 2e-5)
-
-
-def test_a_step_in_which_nothing_has_an_advantage_says_nothing_of_the_norms_to_clip_to(updater_of):
-    """A KL term's gradient there is what rounding makes: clipped to that, the steps after it would teach nothing."""
-    updater = updater_of(loss=Loss(kl=0.1), max_grad_norm=1.0, adaptive_clip=1.5, learning_rate=1e-2)
-    lengths = (3, 7, 2, 8, 5, 1)
-    assert updater.update(*batch_of(lengths, (0.0,) * 6))["grad_norm"] < 1e-3
-    assert updater.limit.mean is None
-    updater.update(*batch_of(lengths, (1.0, -1.0, 0.5, -0.5, 1.0, -1.0)))
-    mean = updater.limit.mean
-    assert mean is not None
-    assert updater.update(*batch_of(lengths, (0.0,) * 6))["grad_norm"] > 0
-    assert updater.limit.mean == mean
 
 
 # Averaged weights

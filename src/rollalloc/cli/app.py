@@ -25,7 +25,6 @@ from rollalloc.cli.recipes import recipes
 from rollalloc.cli.report import report
 from rollalloc.cli.simulate import simulate
 from rollalloc.cli.train import train
-from rollalloc.cli.verify import verify_resume
 from rollalloc.cli.waste import waste
 from rollalloc.files.text import visible
 
@@ -57,7 +56,7 @@ def options(
     """The options of `rollalloc` itself, before a command."""
 
 
-for command in (train, compare, bench, features, model, report, advise, waste, verify_resume, recipes):
+for command in (train, compare, bench, features, model, report, advise, waste, recipes):
     app.command()(with_numbers_checked(command))
 app.command()(simulate)  # its options check their own ranges
 app.add_typer(data, name="data")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,14 +35,7 @@ def prepare(
         Path | None,
         typer.Option(help="Read the data sets' original files from this folder instead of the hub.", parser=place),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
-    ngram: Annotated[int, typer.Option(help="Questions overlap if they share this many words in a row.")] = 13,
-    split: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="SET=NAME: the split to read from a local folder whose file names do not show it, or SET=all; repeatable."
-        ),
-    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that an earlier call wrote.")] = False,
     no_system: Annotated[
         bool,
         typer.Option("--no-system", help="Leave out system messages, for models whose chat template refuses them."),
@@ -56,24 +48,21 @@ def prepare(
         ),
     ] = None,
 ) -> None:
-    """Write public data sets as Parquet in verl's schema, and count questions shared by training and evaluation sets."""
+    """Write public data sets as Parquet in verl's schema."""
     from rollalloc.data.prepare import prepare as carry_out
 
     console = Console(stderr=True)
-    splits = _pairs(split or ())
     with console.status("preparing") as status:
         files = carry_out(
             sets,
             out,
             local=from_local,
-            force=force,
-            ngram=ngram,
-            splits=splits,
+            overwrite=overwrite,
             system=not no_system,
             leave_out=leave_out,
             progress=lambda part, rows: status.update(f"{part}: {rows:,} rows"),
         )
-    console.print(_table(files, ngram))
+    console.print(_table(files))
     say(console, f"the files are in {out}")
 
 
@@ -153,10 +142,7 @@ def convert(
         "of questions with different answers": made.contradicted,
     }
     left_out = "".join(f"; {count:,} rows {reason} are left out" for reason, count in reasons.items() if count)
-    continued = f"; {made.continued:,} rows end with an assistant's message, which the model continues" * (
-        made.continued > 0
-    )
-    say(Console(stderr=True), f"{made.prompts:,} prompts are in {out}{left_out}{continued}")
+    say(Console(stderr=True), f"{made.prompts:,} prompts are in {out}{left_out}")
 
 
 @data.command()
@@ -177,32 +163,15 @@ def environment(
     say(Console(stderr=True), f"{made:,} prompts are in {out}; score them with --reward {REWARD}")
 
 
-def _pairs(texts: Sequence[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in texts]
-    if wrong := [
-        text for text, (name, equals, split) in zip(texts, pairs, strict=True) if not (name and equals and split)
-    ]:
-        raise ValueError(f"--split: expected SET=NAME, got {wrong[0]!r}; e.g. gsm8k_test=main/test")
-    return {name: split for name, _, split in pairs}
-
-
-def _table(files: list[Prepared], ngram: int) -> Table:
-    shared = any(file.overlap for file in files)
+def _table(files: list[Prepared]) -> Table:
     local = any(file.read for file in files)
-    table = Table(
-        caption=f"overlap: questions that share {ngram} words in a row with one of an evaluation set"
-        if shared
-        else None,
-        caption_justify="left",
-    )
-    for heading in ("file", "rows", "left out", *(("overlap",) if shared else ()), *(("read from",) if local else ())):
+    table = Table()
+    for heading in ("file", "rows", "left out", *(("read from",) if local else ())):
         table.add_column(heading, justify="right" if heading == "rows" else "left")
     for file in files:
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in file.dropped.items())
-        overlap = ", ".join(f"{count:,} {name}" for name, count in file.overlap.items() if count)
-        name = f"{file.path.name}{' (already there)' if file.reused else ''}"
         read = "\n".join(file.read[:_FILES_SHOWN]) + (
             f"\nand {more} more" if (more := len(file.read) - _FILES_SHOWN) > 0 else ""
         )
-        table.add_row(name, f"{file.rows:,}", left_out, *((overlap,) if shared else ()), *((read,) if local else ()))
+        table.add_row(file.path.name, f"{file.rows:,}", left_out, *((read,) if local else ()))
     return table

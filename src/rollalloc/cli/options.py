@@ -132,7 +132,6 @@ class SamplingOptions:
         int, titled("Processes that score rollouts (0: this process, for a function you trust).", _HOW)
     ] = 1
     reward_limit: Annotated[float, titled("Time limit for scoring one rollout, in seconds.", _HOW)] = 10.0
-    reward_cache: Annotated[int, titled("Scores to cache (0 for a reward that is not deterministic).", _HOW)] = 10_000
     overlong_buffer: Annotated[
         int | None, titled("Last tokens of a rollout over which DAPO's overlong penalty grows to -1.", _HOW)
     ] = None
@@ -177,10 +176,6 @@ class RunOptions(SamplingOptions):
     ] = None
     adam_beta2: Annotated[float | None, titled("AdamW beta2 (default: 0.95).", _HOW)] = None
     max_grad_norm: Annotated[float | None, titled("Maximum gradient norm (default: 1).", _HOW)] = None
-    adaptive_clip: Annotated[
-        float | None,
-        titled("Also clip gradients to this multiple of their running mean norm (default: 1.5; 0: off).", _HOW),
-    ] = None
     averaging: Annotated[
         int | None,
         titled(

@@ -30,7 +30,7 @@ SETTINGS = ("defaults", "tuned")
 _ASYNC_ONLY = ("ahead", "overlap", "generator_limit")  # options of the asynchronous engine
 # Options with the name of a field of `Config`, and options of a field with another name:
 _SAME_NAME = (
-    *("reward", "single_answer", "drop_overlong", "reward_workers", "reward_cache", "overlong_buffer", "device"),
+    *("reward", "single_answer", "drop_overlong", "reward_workers", "overlong_buffer", "device"),
     *("features", "accept_overlap", "learning_rate", "max_grad_norm", "averaging", "tokens_per_forward", "precision"),
     *(
         "sampling_dtype",
@@ -147,8 +147,7 @@ def config_fields(options: RunOptions) -> dict[str, Any]:
         "streaming": Streaming(overlap=options.overlap),
         "track": tuple(options.track or ()),
     }
-    values = {name: value for name, value in values.items() if value is not None}
-    return values if options.adaptive_clip is None else values | {"adaptive_clip": options.adaptive_clip or None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def usual_parameters(recipe: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ __all__ = ["PRESETS", "task_run", "with_task_files"]
 # Options that the task itself sets, so they would have no effect beside --task.
 _OF_OWN_RUNS = (
     *("prompts", "heldout", "reward", "single_answer", "drop_overlong", "max_new_tokens", "temperature", "kv_tokens"),
-    *("reward_workers", "reward_limit", "reward_cache", "overlong_buffer", "device", "features"),
+    *("reward_workers", "reward_limit", "overlong_buffer", "device", "features"),
     *("lora", "lora_alpha", "lora_target", "chat_template_args", "accept_overlap"),
 )
 

@@ -131,7 +131,7 @@ def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:
         pool.dry = not pool.any_due()
     elif pool.roll():
         run.changed(settled=run.settled)
-        # Pick twice in a new epoch: a rule that draws from several sources first learns that one of them is empty.
+        # Pick twice in a new epoch, because a rule may notice only at the first call that its own pass is over.
         pool.dry = not pick() and not pick()
     return drawn
 

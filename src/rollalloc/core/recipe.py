@@ -77,9 +77,6 @@ class Budget:
     Attributes:
         run_rollouts: rollouts ordered in the whole run.
         run_tokens: tokens generated in the whole run.
-        batch_rollouts: rollouts ordered between two batches. If they do not fill the batch, a short batch is made; if not
-            even one group can be trained on, the run is finished.
-        batch_tokens: tokens generated between two batches, with the same consequences.
 
     Raises:
         ValueError: a limit is below 1.
@@ -87,11 +84,9 @@ class Budget:
 
     run_rollouts: int | None = None
     run_tokens: int | None = None
-    batch_rollouts: int | None = None
-    batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("run_rollouts", "run_tokens", "batch_rollouts", "batch_tokens"):
+        for name in ("run_rollouts", "run_tokens"):
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise ValueError(f"{name} must be at least 1, or None for no limit, got {limit}")

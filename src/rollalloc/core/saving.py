@@ -30,7 +30,7 @@ from rollalloc.core.rule import CAUSES, Drawn, PromptRule
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable, place
 
-SCHEMA = 16
+SCHEMA = 17
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
 _KEYS = (

@@ -1,4 +1,4 @@
-"""The data set as the core sees it: a number of prompts and, optionally, their keys, sources, priors and features."""
+"""The data set as the core sees it: a number of prompts and, optionally, their keys, priors and features."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ class PromptTable:
     Args:
         keys: one key for each prompt, unique, compared as text. Keys stay valid if the data set is reordered. An int
             means that many prompts, known only by their index.
-        source_N: source of each prompt, an integer in [0, number of sources), to mix sources by weight. Default: one
-            source.
         prior_N: prior success rate of each prompt, before its first rollout, in [0, 1]; NaN if unknown.
         features: what a predictor may know about each prompt before its first rollout: finite arrays of shape (N, D)
             by name, kept as float32. A single array counts as {"features": array}. A saved state contains only their
@@ -52,7 +50,6 @@ class PromptTable:
     """
 
     keys: Sequence[str] | int
-    source_N: ArrayLike | None = None
     prior_N: ArrayLike | None = None
     features: Any = field(default_factory=dict[str, NDArray[np.float32]])
 
@@ -61,18 +58,11 @@ class PromptTable:
             raise ValueError("a prompt table needs at least one prompt, got none; check the data file and its filters")
         if not isinstance(self.keys, int):
             self._refuse_duplicates(self.keys)
-        for name, dtype in (("source_N", np.int32), ("prior_N", np.float64)):
-            column = getattr(self, name)
-            if column is None:
-                continue
-            array = np.asarray(column, dtype=dtype)
-            if array.shape != (len(self),):
-                raise ValueError(f"{name} must have one entry per prompt, shape ({len(self)},), got {array.shape}")
-            object.__setattr__(self, name, array)
-        if self.source_N is not None and np.any(np.asarray(self.source_N) < 0):
-            raise ValueError("source_N must contain indices of sources, 0 or more")
         if self.prior_N is not None:
-            prior_N = np.asarray(self.prior_N)
+            prior_N = np.asarray(self.prior_N, np.float64)
+            if prior_N.shape != (len(self),):
+                raise ValueError(f"prior_N must have one entry per prompt, shape ({len(self)},), got {prior_N.shape}")
+            object.__setattr__(self, "prior_N", prior_N)
             known_N = ~np.isnan(prior_N)
             if np.any((prior_N[known_N] < 0) | (prior_N[known_N] > 1)):
                 raise ValueError("prior_N must contain success rates in [0, 1], or NaN if unknown")

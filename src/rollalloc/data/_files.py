@@ -150,16 +150,6 @@ def _shortest(value: float | None, kind: Any) -> float | None:
     return None if value is None else float(str(kind.to_pandas_dtype()(value)))
 
 
-def is_readable(path: Path) -> bool:
-    """Whether a file is valid parquet, rather than corrupt."""
-    arrow, parquet = _pyarrow()
-    try:
-        with parquet.ParquetFile(path):
-            return True
-    except (arrow.ArrowException, OSError):
-        return False
-
-
 def _first_broken(batch: Any, broken: tuple[type[Exception], ...]) -> int:
     """The number of rows of a batch before the first that cannot be converted to plain data."""
     for row in range(batch.num_rows):

@@ -29,14 +29,12 @@ class Converted:
         unanswered: rows left out because they have no answer, or one that is cut off inside its box.
         repeated: rows left out because an earlier row has the same question and answer.
         contradicted: rows left out because another row has the same question and a different answer.
-        continued: rows whose messages end with the beginning of an answer, which the model is to continue.
     """
 
     prompts: int
     unanswered: int
     repeated: int = 0
     contradicted: int = 0
-    continued: int = 0
 
 
 def convert(
@@ -62,9 +60,8 @@ def convert(
         answer: name of the answer column, which holds text or numbers.
         system: text of a system message to put before each question; None: no system message.
         source: `data_source` of all rows; None: the name of `file` without its suffix.
-        prefill: messages that end with an assistant's message are always accepted; the model continues that message. False:
-            they are accepted only if the message follows a question, is the same in all rows that have one, and does not
-            contain the row's answer. Otherwise it may be the answer itself, and an error is raised.
+        prefill: accept messages that end with an assistant's message; the model continues that message. False: an error
+            is raised, since the message may be the answer itself.
 
     Raises:
         FileExistsError: `out` exists.
@@ -79,8 +76,7 @@ def convert(
     kept: dict[str, dict[str, Any]] = {}  # by question
     times: Counter[str] = Counter()
     contradicted: set[str] = set()
-    beginnings: set[str] = set()  # assistant's messages that the model is to continue
-    unanswered = continued = 0
+    unanswered = 0
     for number, (place, raw) in enumerate(read_rows(file)):
         for column in (question, answer):
             if not isinstance(raw, Mapping) or column not in raw:
@@ -93,11 +89,11 @@ def convert(
             unanswered += 1
             continue
         messages = _messages(f"{place}: {question}", raw[question], system)
-        if messages[-1].get("role") == "assistant":
-            continued += 1
-            beginnings.add(repr(messages[-1]))
-            if not prefill and (len(beginnings) > 1 or not _is_beginning(messages, truth)):
-                raise _may_be_answer(f"{place}: {question}", messages[-1])
+        if messages[-1].get("role") == "assistant" and not prefill:
+            raise ValueError(
+                f"{place}: {question} must end with a question, got an assistant's message, {short(messages[-1])}; take it "
+                "out if it is the answer, or give --prefill if the model is to continue it"
+            )
         row = {
             "data_source": file.stem if source is None else source,
             "prompt": messages,
@@ -115,7 +111,6 @@ def convert(
         unanswered=unanswered,
         repeated=sum(count - 1 for asked, count in times.items() if asked not in contradicted),
         contradicted=sum(times[asked] for asked in contradicted),
-        continued=continued,
     )
     if not rows:
         raise ValueError(
@@ -138,20 +133,6 @@ def _messages(place: str, asked: Any, system: str | None) -> list[dict[str, Any]
     if messages[0].get("role") == "system":
         raise ValueError(f"{place} has a system message of its own, {short(asked[0])}; leave --system out")
     return [{"role": "system", "content": system}, *messages]
-
-
-def _is_beginning(messages: list[dict[str, Any]], truth: str) -> bool:
-    """Whether a last message of the assistant follows a question and does not contain the answer."""
-    text = messages[-1].get("content")
-    asked = any(message.get("role") not in ("system", "assistant") for message in messages)
-    return asked and isinstance(text, str) and bool(text.strip()) and truth.casefold() not in text.casefold()
-
-
-def _may_be_answer(place: str, message: Mapping[str, Any]) -> ValueError:
-    return ValueError(
-        f"{place} must end with a question, got an assistant's message, {short(message)}; take it out if it is the answer, "
-        "or give --prefill if the model is to continue it"
-    )
 
 
 def _answer(place: str, given: Any) -> str | None:

@@ -1,7 +1,6 @@
 """A file of features: safetensors, with a digest of the key of each row's prompt, and a header with the features' origin.
 
-The file is written completely or not at all, and replaces only files that this module wrote. A digest of header, keys and
-features in its metadata detects any change.
+The file is written completely or not at all, and replaces only files that this module wrote.
 """
 
 from __future__ import annotations
@@ -9,9 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from math import isfinite
 from pathlib import Path
 from reprlib import repr as short
@@ -30,11 +28,10 @@ from rollalloc.files.claims import claim_files, refuse_foreign_files
 log = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
-_SCHEMA = 3
+_SCHEMA = 4
 _MADE_BY = "rollalloc features"
 _HEADER = "rollalloc"  # name of our header in the file's metadata; its value is JSON
 _KEYS = "keys"
-_DIGEST = "digest"  # name of the digest in the file's metadata
 _BLOCK = "block:"  # prefix of the names of tensors with features
 _LONGEST_HEADER = 1 << 20  # bytes; ours have a few hundred
 # Errors from reading a file that is corrupt or of another program.
@@ -47,12 +44,12 @@ class Origin:
 
     Attributes:
         model: name or folder of the model, as the user gave it.
-        weights: digest of its weights (`rollalloc.models.features.weights_digest`); None: only its tokenizer was used.
+        weights: digest of its weights (`rollalloc.models.features.weights_digest`).
         seed: seed of the projection and the hash.
     """
 
     model: str
-    weights: str | None
+    weights: str
     seed: int
 
 
@@ -136,7 +133,7 @@ def save_features(path: Path, keys: Sequence[str], features: Features, *, origin
         "cost": asdict(features.cost),
     }
     tensors = {f"{_BLOCK}{name}": np.ascontiguousarray(block_ND) for name, block_ND in features.blocks.items()}
-    metadata = {_HEADER: json.dumps(header), _DIGEST: digest_of(header, keys_N, features.blocks)}
+    metadata = {_HEADER: json.dumps(header)}
     with written(path) as temporary:
         try:
             save_file({_KEYS: keys_N, **tensors}, temporary, metadata=metadata)
@@ -171,8 +168,6 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
             header = _read_header(file.metadata())
             keys_N = _tensor(file, _KEYS, "U64", [header["prompts"]])
             whole = {name: _block_of(file, name, header) for name in header["blocks"]}
-            if file.metadata()[_DIGEST] != digest_of(header, keys_N, whole):
-                raise ValueError("it was changed after it was written")
         rows_N = _rows(keys_N, wanted_N)
         missing_N = rows_N < 0
         blocks = {} if missing_N.any() else {name: _select(block_ND, rows_N) for name, block_ND in whole.items()}
@@ -188,15 +183,6 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
         )
     _warn_of_another_model(path, header["origin"], weights)
     return features
-
-
-def digest_of(header: Mapping[str, Any], keys_N: NDArray[np.uint64], blocks: Mapping[str, NDArray[np.float32]]) -> str:
-    """A digest of all that a file holds."""
-    digest = blake2b(json.dumps(header, sort_keys=True).encode(), digest_size=16)
-    digest.update(np.ascontiguousarray(keys_N, "<u8").data)
-    for name in sorted(blocks):
-        digest.update(np.ascontiguousarray(blocks[name], "<f4").data)
-    return digest.hexdigest()
 
 
 def _rows(keys_N: NDArray[np.uint64], wanted_M: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -246,7 +232,7 @@ def _read_header(metadata: dict[str, str] | None) -> dict[str, Any]:
 
 
 def _warn_of_another_model(path: Path, origin: dict[str, Any] | None, weights: str | None) -> None:
-    if weights is not None and origin is not None and origin["weights"] not in (None, weights):
+    if weights is not None and origin is not None and origin["weights"] != weights:
         log.warning(
             "%s has features of another model (%s) than the run's: predictions may be worse, but training stays correct",
             path, short(origin["model"]),

@@ -1,16 +1,13 @@
-"""Finds questions that training and evaluation sets share: by their text, or by n-grams of words."""
+"""Finds questions that training and evaluation sets share."""
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from unicodedata import normalize
 
 log = logging.getLogger(__name__)
-
-_WORD = re.compile(r"\w+")
 
 MOST_SHARED = 0.05  # a run is refused if more than this share of the held-out prompts is in the training set
 
@@ -69,35 +66,3 @@ def warn_of_shared(train: Any, held: Any, name: str, column: str = "prompt") -> 
             "on it is partly the accuracy on prompts trained on", len(shared), len(held), name,
             100 * len(shared) / len(held), at, seen,
         )  # fmt: skip
-
-
-class NGrams:
-    """Stores the n-grams of some questions, to find other questions that share one.
-
-    Text is split into lower-case words, without punctuation. A question of fewer than n words counts as one n-gram of its
-    own length, so that it matches only the same words as a whole question.
-
-    Args:
-        questions: the questions whose n-grams are stored.
-        n: number of words, at least 1. 13 is usual for contamination checks (GPT-3, arXiv 2005.14165, appendix C); smaller
-            values find more matches by chance.
-
-    Raises:
-        ValueError: n < 1.
-    """
-
-    def __init__(self, questions: Iterable[str], n: int = 13) -> None:
-        if n < 1:
-            raise ValueError(f"n must be at least 1 word, got {n}")
-        self.n = n
-        self._known = {gram for question in questions for gram in self._of(question)}
-
-    def shared(self, questions: Sequence[str]) -> list[int]:
-        """Indices of the questions that share an n-gram with a stored question."""
-        return [at for at, question in enumerate(questions) if any(gram in self._known for gram in self._of(question))]
-
-    def _of(self, question: str) -> Iterator[tuple[str, ...]]:
-        words = _WORD.findall(question.lower())
-        for start in range(max(1, len(words) - self.n + 1)):
-            if gram := tuple(words[start : start + self.n]):
-                yield gram

@@ -64,9 +64,7 @@ class PromptSet:
         return len(self.keys)
 
     def table(self, features: Mapping[str, NDArray[np.float32]] | None = None) -> PromptTable:
-        """The core's table of these prompts: keys, sources, priors and features.
-
-        Sources are numbered in order of first appearance. Priors are None if no prompt has one.
+        """The core's table of these prompts: keys, priors and features. Priors are None if no prompt has one.
 
         Args:
             features: feature blocks by name, each of shape (N, D).
@@ -74,11 +72,9 @@ class PromptSet:
         Raises:
             ValueError: there are no prompts, or a key occurs twice.
         """
-        number = {source: index for index, source in enumerate(dict.fromkeys(self.sources))}
         prior_N = np.array([info.get("prior", math.nan) for info in self.extra_infos], dtype=np.float64)
         return PromptTable(
             keys=self.keys,
-            source_N=np.array([number[source] for source in self.sources], dtype=np.int32),
             prior_N=None if np.isnan(prior_N).all() else prior_N,
             features=features,
         )

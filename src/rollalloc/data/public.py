@@ -50,7 +50,7 @@ class PublicSplit:
         name: name of the file.
         hub: name of the data set on the Hugging Face hub; also verl's `data_source`.
         split: name of the split on the hub.
-        use: "train" or "evaluation"; questions that a training and an evaluation set share are counted.
+        use: "train" or "evaluation"; filters leave out training questions only.
         read: converts a row to a problem.
         config: configuration of the data set on the hub.
         samples: number of answers to each question that an evaluation averages over. Above 1 it is written to the column

@@ -26,9 +26,6 @@ class Stamp(TypedDict):
     sha256: str
 
 
-STAMP_SHAPE = {"bytes": int, "sha256": str}  # for `rollalloc.files.json_shape.check_shape`
-
-
 def stamp_of(path: Path, upto: int | None = None) -> Stamp:
     """The stamp of a file.
 

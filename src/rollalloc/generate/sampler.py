@@ -226,11 +226,10 @@ def next_tokens(
     Args:
         logits_BV: logits of the model, in float32.
         uniforms_B: uniform draws of the rows, on the same device.
-        sampling: temperature, top-k and top-p.
+        sampling: its temperature.
     """
     if sampling.temperature != 1:
         logits_BV = logits_BV / sampling.temperature
-    logits_BV = restrict(logits_BV, top_k=sampling.top_k, top_p=sampling.top_p)
     token_B, logprob_B = draw(logits_BV, uniforms_B)
     if logits_BV.device.type == "cpu":
         return token_B, token_B.numpy(), logprob_B.numpy()
@@ -259,20 +258,6 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
     token_B1 = torch.searchsorted(cumulative_BV, uniforms_B[:, None] * total_B1, right=True)
     token_B1.clamp_(max=logits_BV.shape[-1] - 1)  # in rows of NaN the index is past the end
     return token_B1[:, 0], (shifted_BV.gather(-1, token_B1) - total_B1.log())[:, 0]
-
-
-def restrict(logits_BV: Tensor, *, top_k: int, top_p: float) -> Tensor:
-    """Return the logits with −∞ for every token that is excluded by `Sampling.top_k` and then by `Sampling.top_p`."""
-    if 0 < top_k < logits_BV.shape[-1]:
-        least_B1 = logits_BV.topk(top_k, dim=-1).values[:, -1:]
-        logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
-    if top_p < 1:
-        sorted_BV, order_BV = logits_BV.sort(dim=-1, descending=True, stable=True)
-        probability_BV = sorted_BV.softmax(dim=-1)
-        # A token is kept if the tokens before it sum to less than top_p. So the first is always kept.
-        left_out_BV = probability_BV.cumsum(dim=-1) - probability_BV >= top_p
-        logits_BV = logits_BV.masked_fill(left_out_BV.scatter(-1, order_BV, left_out_BV), -torch.inf)
-    return logits_BV
 
 
 class _Wave:

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of sampling.
+    """Settings of sampling. Tokens are drawn from the whole distribution, since training needs its log-probabilities.
 
     Attributes:
         max_new_tokens: maximum number of tokens of a rollout, including the one that ends it; at least 1.
         temperature: divides the logits, above 0.
-        top_p: keep the fewest most likely tokens whose probabilities sum to at least this, in (0, 1]; 1 keeps all.
-        top_k: keep this many most likely tokens (more if there are ties with the last one); 0 keeps all. Applied before
-            `top_p`.
         max_rows: maximum number of rollouts in the batch at once, at least 1. The others wait.
         kv_tokens: maximum number of tokens in the key-value cache at once, where each rollout of a wave counts with the
             longest prompt of the wave plus `max_new_tokens`; at least 1. The other rollouts wait. None: only `max_rows`
@@ -27,8 +24,6 @@ class Sampling:
 
     max_new_tokens: int
     temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
     max_rows: int = 1024
     kv_tokens: int | None = None
     stop_ids: tuple[int, ...] = ()
@@ -37,9 +32,7 @@ class Sampling:
         object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
         ranges = {
             "max_new_tokens": (self.max_new_tokens >= 1, "at least 1"),
-            "temperature": (0 < self.temperature < float("inf"), "above 0 and finite (greedy decoding is top_k=1)"),
-            "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
-            "top_k": (self.top_k >= 0, "at least 0 (0 keeps every token)"),
+            "temperature": (0 < self.temperature < float("inf"), "above 0 and finite"),
             "max_rows": (self.max_rows >= 1, "at least 1"),
             "kv_tokens": (self.kv_tokens is None or self.kv_tokens >= 1, "at least 1, or None"),
         }

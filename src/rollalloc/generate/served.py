@@ -41,6 +41,7 @@ _SHOWN = 300  # maximum number of characters shown of a server's message
 _MOST_AT_ONCE = 1000  # maximum number of connections that the client opens
 # Without these, servers use defaults of their own or of generation_config.json: top_k is 40 in llama.cpp, 20 for Qwen.
 _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+_TOP_P = 1.0  # training samples from the whole distribution
 _ANSWERED = ("stop", "length", "eos", "stop_sequence")  # reasons of complete answers and of the length limit
 _REFUSALS = (400, 413, 422)  # codes for a request whose content the server does not accept
 _NO_LIST = (404, 405, 501)  # codes of a server that does not list its models
@@ -127,7 +128,7 @@ class Ask:
 
     Attributes:
         model: name of the model.
-        sampling: its maximum tokens, temperature and top_p are sent. top_k, min_p and the repetition penalty are
+        sampling: its maximum tokens and temperature are sent. top_p is 1; top_k, min_p and the repetition penalty are
             switched off, if the server knows these parameters.
         template_args: arguments of the server's chat template.
         skip_refused: True: a prompt that the server refuses gives an answer with a `failure`. False: it raises an
@@ -142,7 +143,7 @@ class Ask:
     def digest(self, prompt: Prompt) -> str:
         """A digest of everything that determines the distribution of the answers to a prompt."""
         sampling = self.sampling
-        asked = [self.model, sampling.max_new_tokens, sampling.temperature, sampling.top_p, dict(self.template_args)]
+        asked = [self.model, sampling.max_new_tokens, sampling.temperature, _TOP_P, dict(self.template_args)]
         return blake2b(json.dumps([*asked, prompt], sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
@@ -295,7 +296,7 @@ class ServedModel:
             "model": self.ask.model,
             length: sampling.max_new_tokens,
             "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+            "top_p": _TOP_P,
             "stream": False,  # some proxies stream by default
         }
         if isinstance(prompt, str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,8 +32,6 @@ from rollalloc.models.dtypes import Precision
 from rollalloc.models.likelihood import evaluating, padded
 from rollalloc.models.policy import computing
 
-log = logging.getLogger(__name__)
-
 BATCH_TOKENS = 4096
 _SAMPLE = 256  # number of prompts from which the mean and deviation of each column are estimated
 _NOISE = 1e-5  # columns whose deviation is below this share of their layer's root mean square count as constant
@@ -43,7 +40,7 @@ Progress = Callable[[int, int], None]
 
 
 def features_of(
-    model: PreTrainedModel | None,
+    model: PreTrainedModel,
     tokens: Sequence[Tokens],
     *,
     pad_id: int,
@@ -64,8 +61,7 @@ def features_of(
     prompt do not depend on other prompts, up to rounding.
 
     Args:
-        model: a model in any mode; there must be memory for the hidden states of all layers of one batch. None: no block
-            "hidden".
+        model: a model in any mode; there must be memory for the hidden states of all layers of one batch.
         tokens: N prompts of at least one token id each.
         pad_id: any id in the vocabulary; padding is masked.
         width: maximum number of columns of a block, in [1, 4096].
@@ -85,16 +81,13 @@ def features_of(
     at_least("batch_tokens", batch_tokens, 1)
     lengths_N = _lengths(model, tokens)
     vocabulary = _vocabulary(model, tokens)
-    blocks: dict[str, NDArray[np.float32]] = {}
-    if model is None:
-        log.warning("no model: the features are tokens and lengths only, no hidden states")
-    else:
-        passes = _Passes(model, tokens, lengths_N, pad_id, batch_tokens, precision)
-        blocks["hidden"] = standardised(_hidden(passes, width, seed, progress))
-    blocks["tokens"] = token_bag(tokens, vocabulary, width=width, seed=seed)
-    blocks["length"] = log_length(tokens)
-    forwarded = 0 if model is None else int(lengths_N.sum())
-    return Features(blocks, FeatureCost(len(tokens), forwarded, time.perf_counter() - started))
+    passes = _Passes(model, tokens, lengths_N, pad_id, batch_tokens, precision)
+    blocks = {
+        "hidden": standardised(_hidden(passes, width, seed, progress)),
+        "tokens": token_bag(tokens, vocabulary, width=width, seed=seed),
+        "length": log_length(tokens),
+    }
+    return Features(blocks, FeatureCost(len(tokens), int(lengths_N.sum()), time.perf_counter() - started))
 
 
 def weights_digest(model: PreTrainedModel) -> str:
@@ -190,23 +183,23 @@ def _hidden(passes: _Passes, width: int, seed: int, progress: Progress) -> NDArr
     return x_ND
 
 
-def _lengths(model: PreTrainedModel | None, tokens: Sequence[Tokens]) -> NDArray[np.int64]:
+def _lengths(model: PreTrainedModel, tokens: Sequence[Tokens]) -> NDArray[np.int64]:
     """Number of tokens of each prompt, checked against the model's context."""
     lengths_N = np.array([len(prompt) for prompt in tokens], np.int64)
     if not lengths_N.size or lengths_N.min() == 0:
         problem = f"none in prompt {lengths_N.argmin()}" if lengths_N.size else "no prompts"
         raise ValueError(f"expected prompts of at least one token each, got {problem}; take it out")
-    context = None if model is None else getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is not None and lengths_N.max() > context:
         longest = f"prompt {lengths_N.argmax()} has {lengths_N.max()} tokens"
         raise ValueError(f"{longest}, the model attends to {context}; leave it out")
     return lengths_N
 
 
-def _vocabulary(model: PreTrainedModel | None, tokens: Sequence[Tokens]) -> int:
+def _vocabulary(model: PreTrainedModel, tokens: Sequence[Tokens]) -> int:
     """Number of tokens in the vocabulary. Raises a ValueError if a prompt has a token outside of it."""
     lowest, highest = min(map(min, tokens)), max(map(max, tokens))
-    known = highest + 1 if model is None else cast("torch.nn.Embedding", model.get_input_embeddings()).num_embeddings
+    known = cast("torch.nn.Embedding", model.get_input_embeddings()).num_embeddings
     if lowest < 0 or highest >= known:
         got = f"got {lowest} to {highest}"
         raise ValueError(f"expected tokens in [0, {known}), {got}; take the tokenizer that belongs to the model")

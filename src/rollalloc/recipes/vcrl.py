@@ -252,7 +252,7 @@ class Banked(PromptRule):
         priority = {entry[0]: entry[1] for entry in free}
         drawn = [priority.get(prompt, -1.0) for prompt in picked[:again]]
         left = sorted((p for prompt, p in priority.items() if prompt not in picked[:again]), reverse=True)
-        turns = before["order"][int(before["cursors"][0]) :].tolist()
+        turns = before["order"][int(before["cursor"]) :].tolist()
         turns = [prompt for prompt in turns if free_N[prompt] and prompt not in picked[:again]][: k - again]
         return {
             "as many as asked, or all free prompts": len(picked) == min(k, int(np.count_nonzero(free_N))),

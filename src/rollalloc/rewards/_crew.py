@@ -9,14 +9,13 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from hashlib import sha256
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from threading import Lock, Thread, current_thread
 from time import monotonic
 
 from rollalloc.rewards._handle import Limits, Lost, WorkerHandle
-from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
-from rollalloc.rewards.tally import KnownScores, Tally
+from rollalloc.rewards.function import Outcome, Sample, Unscored
+from rollalloc.rewards.tally import Tally
 
 _CHUNK = 64  # samples sent at once; their outcomes must fit into the socket's buffer
 _CHUNK_BYTES = 65_536  # bytes of samples sent at once; a longer sample is sent alone
@@ -56,7 +55,6 @@ class Task:
         else:
             fields = (sample.data_source, sample.completion, sample.ground_truth, sample.extra_info)
             self.message = pickle.dumps(fields)
-        self.digest = sha256(self.message).digest()
 
 
 class _TrustedErrors:
@@ -101,13 +99,11 @@ class Crew:
     Args:
         limits: the limits of each worker, and the number of workers.
         tally: counts the outcomes.
-        cache: known scores, which need no worker.
     """
 
-    def __init__(self, limits: Limits, tally: Tally, cache: KnownScores) -> None:
+    def __init__(self, limits: Limits, tally: Tally) -> None:
         self._limits = limits
         self._tally = tally
-        self._cache = cache
         self._workers: list[WorkerHandle] = []
         self._jobs: set[Job] = set()  # jobs whose futures are not done
         self._waiting: deque[Task] = deque()
@@ -213,13 +209,7 @@ class Crew:
         if task.outcome is not None:  # too long
             self._settle(task, task.outcome, 0.0)
             return True
-        score = self._cache.get(task.digest)
-        if score is None:
-            return False
-        self._tally.add_cached()
-        task.outcome = score
-        task.job.note_answer()
-        return True
+        return False
 
     def _listen(self) -> None:
         """Wait until a worker answers or is overdue, or this thread is woken; then handle the answers."""
@@ -272,8 +262,6 @@ class Crew:
 
     def _settle(self, task: Task, outcome: Outcome, seconds: float, lost: bool = False) -> None:
         self._tally.add(task.sample, outcome, seconds, lost)
-        if isinstance(outcome, Scored):
-            self._cache.put(task.digest, outcome)
         task.outcome = outcome
         task.job.note_answer()
 

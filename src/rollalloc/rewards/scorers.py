@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 from rollalloc.rewards._crew import Crew, Job
 from rollalloc.rewards._handle import Limits
 from rollalloc.rewards.function import Outcome, RewardFunction, Sample, load_reward, score_sample
-from rollalloc.rewards.tally import KnownScores, Tally
+from rollalloc.rewards.tally import Tally
 
 
 class Scorer(Protocol):
@@ -31,7 +31,7 @@ class Scorer(Protocol):
     def report(self) -> dict[str, Any]:
         """Statistics of what was scored so far, as plain JSON data.
 
-        - `scored`: number of samples with a score; `cached`: how many of them came from the cache
+        - `scored`: number of samples with a score
         - `unscored`: number of samples without a score, by reason
         - `seconds`: time spent on samples, summed over workers; `workers`: number of workers
         - `discarded`: number of messages that were dropped because they were not a worker's valid answer to its request
@@ -100,8 +100,6 @@ class WorkerScorer(Scorer):
         limit_s: seconds per sample and attempt, above 0; importing the module does not count.
         memory_gb: GiB that a worker may allocate beyond what importing the module took, above 0.
         max_chars: completions with more characters are unscored; at least 1.
-        cached: number of scores to keep, so that identical samples are scored once. Set it to 0 if the function may score
-            the same sample differently.
 
     Raises:
         ValueError: an argument is out of range.
@@ -115,7 +113,6 @@ class WorkerScorer(Scorer):
         *,
         memory_gb: float = 4.0,
         max_chars: int = 1_000_000,
-        cached: int = 10_000,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}; to score in this process use InlineScorer")
@@ -125,11 +122,8 @@ class WorkerScorer(Scorer):
             raise ValueError(f"memory_gb must be a positive number of GiB, got {memory_gb}")
         if max_chars < 1:
             raise ValueError(f"max_chars must be at least 1, got {max_chars}")
-        if cached < 0:
-            raise ValueError(f"cached must be at least 0, got {cached}; 0 remembers nothing")
         self._limits = Limits(reward, workers, limit_s, memory_gb, max_chars)
         self._tally = Tally()
-        self._cache = KnownScores(cached)
         self._lock = Lock()
         self._crew: Crew | None = None
 
@@ -141,7 +135,7 @@ class WorkerScorer(Scorer):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the settings only: a copy starts its own workers."""
         limits = self._limits
-        keywords = {"memory_gb": limits.memory_gb, "max_chars": limits.max_chars, "cached": self._cache.entries}
+        keywords = {"memory_gb": limits.memory_gb, "max_chars": limits.max_chars}
         return partial(WorkerScorer, **keywords), (limits.reward, limits.workers, limits.limit_s)
 
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
@@ -166,7 +160,7 @@ class WorkerScorer(Scorer):
         job = Job(samples, self._limits.max_chars)
         with self._lock:
             while self._crew is None or not self._crew.take(job):
-                self._crew = Crew(self._limits, self._tally, self._cache)
+                self._crew = Crew(self._limits, self._tally)
                 weakref.finalize(self, self._crew.close)
         return job.future
 

@@ -1,8 +1,8 @@
-"""Statistics of a scorer, and its cache of scores."""
+"""Statistics of a scorer."""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from reprlib import repr as short
 from threading import Lock
 from typing import Any
@@ -19,7 +19,6 @@ class Tally:
     def __init__(self) -> None:
         self._lock = Lock()
         self._scored = 0
-        self._cached = 0
         self._seconds = 0.0
         self._discarded = 0
         self._unscored: Counter[str] = Counter()
@@ -46,12 +45,6 @@ class Tally:
                 entry["reason"] = outcome.reason
             _keep_slowest(self._lost if lost else self._slowest, entry)
 
-    def add_cached(self) -> None:
-        """Count a sample whose score was in the cache."""
-        with self._lock:
-            self._scored += 1
-            self._cached += 1
-
     def add_discarded(self, answers: int) -> None:
         """Count messages that were not a worker's valid answer to its request."""
         with self._lock:
@@ -62,39 +55,12 @@ class Tally:
         with self._lock:
             return {
                 "scored": self._scored,
-                "cached": self._cached,
                 "discarded": self._discarded,
                 "seconds": round(self._seconds, 3),
                 "unscored": dict(self._unscored.most_common()),
                 "slowest": [dict(entry) for entry in self._slowest],
                 "lost": [dict(entry) for entry in self._lost],
             }
-
-
-class KnownScores:
-    """A cache of the most recently used scores. Its keys are digests, so that long samples take no more space.
-
-    Args:
-        entries: maximum number of scores, at least 0.
-    """
-
-    def __init__(self, entries: int) -> None:
-        self.entries = entries
-        self._scores: OrderedDict[bytes, Scored] = OrderedDict()
-
-    def get(self, digest: bytes) -> Scored | None:
-        """The score of a sample, or None if it is not in the cache."""
-        score = self._scores.get(digest)
-        if score is not None:
-            self._scores.move_to_end(digest)
-        return score
-
-    def put(self, digest: bytes, score: Scored) -> None:
-        """Store a score. If the cache is full, the least recently used score is dropped."""
-        self._scores[digest] = score
-        self._scores.move_to_end(digest)
-        if len(self._scores) > self.entries:
-            self._scores.popitem(last=False)
 
 
 def _name(sample: Sample) -> str:

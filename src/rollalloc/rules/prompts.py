@@ -15,40 +15,11 @@ from rollalloc.core.table import PromptTable
 
 @dataclass(frozen=True, slots=True)
 class Shuffled(PromptRule):
-    """Draw each prompt once an epoch, in random order; several sources are mixed by weight.
-
-    Attributes:
-        weights: share of the draws for each source of the table, by its index. If a source has no more prompts, the
-            next epoch begins: this source starts over, while the others continue. None: one random order over all
-            prompts.
-
-    Raises:
-        ValueError: a weight is not above 0, or the number of weights is not the number of sources.
-    """
-
-    weights: tuple[float, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.weights is not None:
-            object.__setattr__(self, "weights", tuple(self.weights))
-            if not self.weights or min(self.weights) <= 0:
-                raise ValueError(f"weights must be above 0, one for each source, got {self.weights}")
+    """Draw each prompt once an epoch, in random order."""
 
     def init(self, table: PromptTable) -> Memory:
-        source_N = np.zeros(len(table), np.int64)
-        if self.weights is not None and table.source_N is not None:
-            source_N = np.asarray(table.source_N)
-        sources = 1 if self.weights is None else len(self.weights)
-        size_S = np.bincount(source_N, minlength=sources)
-        if len(size_S) != sources or not size_S.all():
-            raise ValueError(
-                f"expected {sources} weights for sources with prompts, the table has {size_S.tolist()} prompts per source"
-            )
-        ends_S = np.cumsum(size_S)
-        # `order` lists the prompts source by source. A source is shuffled again when its cursor is at its end.
-        order = np.argsort(source_N, kind="stable").astype(np.int32)
-        # `short`: whether each source had too few free prompts for its share at the last draw.
-        return {"order": order, "ends": ends_S, "cursors": ends_S.copy(), "short": np.zeros(sources, np.bool_)}
+        # The order is shuffled again when the cursor is at its end.
+        return {"order": np.arange(len(table), dtype=np.int32), "cursor": len(table)}
 
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
@@ -58,60 +29,31 @@ class Shuffled(PromptRule):
     def beside(
         self, taken: Sequence[int], memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator
     ) -> list[int]:
-        """Like `pick`, for a rule that has already drawn the free prompts `taken` in the same call."""
-        picked = list(taken)
-        short_S, missing = memory["short"], 0
-        open_S = np.ones(len(short_S), np.bool_)
-        for source, count in enumerate(self._shares(k, open_S, rng)):
-            lacking = count - self._take(memory, source, count, free_N, picked, rng)
-            if lacking and short_S[source]:  # too few prompts in the new epoch too: other sources get this share
-                missing += lacking
-            if count:
-                short_S[source], open_S[source] = lacking > 0, lacking == 0
-        if missing and open_S.any():
-            for source, count in enumerate(self._shares(missing, open_S, rng)):
-                if count and self._take(memory, source, count, free_N, picked, rng) == count:
-                    short_S[source] = False
-        return picked[len(taken) :]
+        """Like `pick`, for a rule that has already drawn the free prompts `taken` in the same call.
 
-    def _shares(self, k: int, open_S: NDArray[np.bool_], rng: np.random.Generator) -> list[int]:
-        if self.weights is None:
-            return [k]
-        weight_S = np.where(open_S, self.weights, 0.0)
-        return rng.multinomial(k, weight_S / weight_S.sum()).tolist()
-
-    def _take(
-        self, memory: Memory, source: int, count: int, free_N: NDArray[np.bool_], picked: list[int],
-        rng: np.random.Generator,
-    ) -> int:  # fmt: skip
-        """Append the next free prompts of one source, at most `count`, to `picked`. Returns how many were appended.
-
-        Prompts whose turn is still to come in this pass are appended first. Prompts that became free after their turn
+        Prompts whose turn is still to come in this pass are drawn first. Prompts that became free after their turn
         follow, in a new order.
         """
-        before = len(picked)
-        order, end = memory["order"], int(memory["ends"][source])
-        begin = int(memory["ends"][source - 1]) if source else 0
-        cursor = int(memory["cursors"][source])
-        while len(picked) - before < count and cursor < end:  # in blocks, so that evicted prompts are skipped fast
-            missing = count - (len(picked) - before)
-            block = order[cursor : min(end, cursor + 4 * missing + 64)]
+        picked, order, cursor = list(taken), memory["order"], int(memory["cursor"])
+        wanted = len(taken) + k
+        while len(picked) < wanted and cursor < order.size:  # in blocks, so that evicted prompts are skipped fast
+            missing = wanted - len(picked)
+            block = order[cursor : cursor + 4 * missing + 64]
             at = np.flatnonzero(_free(block, free_N, picked))[:missing]
             picked += block[at].tolist()
             cursor += int(at[-1]) + 1 if len(at) == missing else len(block)
-        if missing := count - (len(picked) - before):
-            rng.shuffle(order[begin:end])
-            at = np.flatnonzero(_free(order[begin:end], free_N, picked))[:missing]
-            picked += order[begin + at].tolist()
-            cursor = begin + int(at[-1]) + 1 if len(at) == missing else end
-        memory["cursors"][source] = cursor
-        return len(picked) - before
+        if missing := wanted - len(picked):
+            rng.shuffle(order)
+            at = np.flatnonzero(_free(order, free_N, picked))[:missing]
+            picked += order[at].tolist()
+            cursor = int(at[-1]) + 1 if len(at) == missing else order.size
+        memory["cursor"] = cursor
+        return picked[len(taken) :]
 
     def promises(
         self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
-        free = int(np.count_nonzero(free_N))
-        return {"fewer than asked only if no more are free": self.weights is not None or len(picked) == min(k, free)}
+        return {"fewer than asked only if no more are free": len(picked) == min(k, int(np.count_nonzero(free_N)))}
 
 
 def _free(block: NDArray[np.int32], free_N: NDArray[np.bool_], picked: list[int]) -> NDArray[np.bool_]:

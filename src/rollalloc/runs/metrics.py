@@ -265,12 +265,6 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         ),
         Metric("breadth/entropy", "nats", "entropy of the next token", _EVAL),
         Metric("breadth/tokens", "tokens", "mean length of an attempt", _EVAL),
-        Metric(
-            "narrower",
-            "text",
-            "a warning if pass@k or the variety of answers fell while accuracy did not; else null",
-            _EVAL,
-        ),
         Metric("eval_unscored", "samples", "samples without a score in this evaluation", _EVAL),
         Metric("eval_seconds", "s", "time of this evaluation", _EVAL),
     ),

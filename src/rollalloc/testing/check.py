@@ -137,20 +137,14 @@ class _Check:
         for budget in (
             Budget(run_rollouts=3 * paid_a_batch + 1),
             Budget(run_tokens=100 * paid_a_batch),
-            Budget(run_rollouts=4 * paid_a_batch, batch_rollouts=paid_a_batch // 2 + 1),
         ):
             run = self._run(self.seeds[0], reload=0.1, budget=budget)
-            in_batch = 0
             for actions in run.asynchronous(10_000, trouble=0.03):
-                in_batch += sum(len(order.rollouts) for order in actions.generate)
                 ordered, tokens = len(run.audit.order_of), run.audit.tokens
                 within = budget.run_rollouts is None or ordered <= budget.run_rollouts
                 expect(7, within, f"{ordered} rollouts ordered under {budget}")
-                within = budget.batch_rollouts is None or in_batch <= budget.batch_rollouts
-                expect(7, within, f"{in_batch} rollouts for one batch under {budget}")
                 within = budget.run_tokens is None or not actions.generate or tokens < budget.run_tokens
                 expect(7, within, f"rollouts ordered after {tokens} tokens under {budget}")
-                in_batch = 0 if actions.batch else in_batch
             expect(7, run.finished is not None, f"{budget} does not end the run")
             open_rollouts = run.allocator.accounts()["open"]
             expect(8, open_rollouts == 0, f"{open_rollouts} rollouts are open after the end of the run")

@@ -11,7 +11,7 @@ import errno
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,18 +24,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rollalloc.files.atomic import sync
-from rollalloc.files.json_shape import STREAM, TRAINER, Shape, check_shape
 from rollalloc.files.names import CHECKPOINTS
 from rollalloc.files.opening import read_text
-from rollalloc.files.stamps import STAMP_SHAPE, stamp_of
+from rollalloc.files.stamps import stamp_of
 from rollalloc.models.weights import trained
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 3  # schema number of a checkpoint
+SCHEMA = 4  # schema number of a checkpoint
 _MANIFEST, _STATE = "manifest.json", "state.json"
-_MANIFEST_SHAPE: Shape = {"schema": int, "files": {...: STAMP_SHAPE}}
-_PAYLOADS = ("weights", "optimizer", "payloads")  # files of tensors in each checkpoint
+FILES = ("weights", "optimizer", "payloads")  # files of tensors in each checkpoint of the native trainer
 TRAINED = "trained"  # file of the trained weights, if `weights` holds their running mean
 _HIDDEN = ".unfinished-"  # prefix of a folder that is being written or removed
 _TEMPORARY = re.compile(r"\.tmp\w{6}")  # name of a file that safetensors renames once it is complete
@@ -153,43 +151,6 @@ def load_newest(folder: Path) -> Checkpoint:
     raise CorruptCheckpoint(parent, f"none of the checkpoints {numbers} is whole ({reasons[0]}); start the run afresh")
 
 
-def newest_before(folder: Path, batches: int, fits: Callable[[dict[str, Any]], bool]) -> int | None:
-    """Number of the newest undamaged checkpoint before `batches` whose state fits; None if there is none."""
-    for number in sorted(_numbers(folder / CHECKPOINTS), reverse=True):
-        if number < batches:
-            with suppress(ValueError, OSError, KeyError, TypeError):
-                if fits(_read(folder / CHECKPOINTS / str(number), number).state):
-                    return number
-    return None
-
-
-def check_trainer(saved: Checkpoint, folder: Path) -> None:
-    """Check that a checkpoint contains a trainer's state. Otherwise a `ValueError` names the file and the place in it."""
-    place = folder / CHECKPOINTS / str(saved.batches)
-    check_shape(saved.state, TRAINER, str(place / _STATE))
-    averaged = (TRAINED,) if saved.state["identity"]["config"].get("averaging") else ()
-    for name in (*_PAYLOADS, *averaged):
-        if name not in saved.tensors:
-            raise ValueError(f"{place / _MANIFEST}: {name}.safetensors is not among its files; it was changed")
-    check_rollouts(saved, folder)
-
-
-def check_rollouts(saved: Checkpoint, folder: Path) -> None:
-    """Check that the tensors of the rollouts fit their description, as `check_trainer` does."""
-    place = folder / CHECKPOINTS / str(saved.batches)
-    rollouts = saved.state["rollouts"]
-    lengths = {"": sum(length for _, length, _ in rollouts["generations"])}
-    if rollouts["stream"] is not None:
-        check_shape(rollouts["stream"], STREAM, f"{place / _STATE}: rollouts.stream")
-        lengths["stream_"] = sum(entry[1] for entry in rollouts["stream"]["in_flight"])
-    expected = {f"{prefix}{name}": (length,) for prefix, length in lengths.items() for name in ("tokens", "logprobs")}
-    held = {name: tuple(tensor.shape) for name, tensor in saved.tensors.get("payloads", {}).items()}
-    if held != expected:
-        entries = ", and ".join(f"{prefix}tokens and {prefix}logprobs of {n} entries" for prefix, n in lengths.items())
-        what = f"expected {entries}, as {_STATE} says, got {held}"
-        raise ValueError(f"{_tensor_file(place, 'payloads')}: {what}; the checkpoint was changed")
-
-
 def _read(place: Path, batches: int) -> Checkpoint:
     tensors: dict[str, dict[str, Tensor]] = {}
     for file in (place / name for name in _checked_files(place) if name.endswith(".safetensors")):
@@ -197,41 +158,42 @@ def _read(place: Path, batches: int) -> Checkpoint:
             tensors[file.stem] = load_file(file)
         except (OSError, SafetensorError) as error:
             raise CorruptCheckpoint(place, f"{file.name} is no safetensors file ({error})") from None
-    return Checkpoint(batches, _read_json(place, _STATE, dict), tensors)
+    return Checkpoint(batches, _read_json(place, _STATE), tensors)
 
 
-def _read_json(place: Path, name: str, shape: Shape) -> Any:
-    """Read a JSON file of a checkpoint and check its shape."""
+def _read_json(place: Path, name: str) -> dict[str, Any]:
+    """Read a JSON object from a file of a checkpoint."""
     try:
         value = json.loads(read_text(place / name))
     except (OSError, ValueError, RecursionError) as error:
         raise CorruptCheckpoint(place, f"{name} is missing or cut off ({error})") from None
-    try:
-        check_shape(value, shape, name)
-    except ValueError as error:
-        raise CorruptCheckpoint(place, str(error)) from None
+    if not isinstance(value, dict):
+        raise CorruptCheckpoint(place, f"{name}: expected an object, got {type(value).__name__}")
     return value
 
 
 def _checked_files(place: Path) -> list[str]:
     """Names of the files of a checkpoint, after checking each against the manifest."""
-    # The schema first: the manifest of another version may have another shape.
-    if (manifest := _read_json(place, _MANIFEST, {"schema": object, ...: object}))["schema"] != SCHEMA:
+    manifest = _read_json(place, _MANIFEST)
+    if "schema" in manifest and manifest["schema"] != SCHEMA:  # first, since another version may have another manifest
         raise ValueError(
             f"expected a checkpoint of schema {SCHEMA}, got {manifest['schema']} in {place}; "
             "resume with the version of rollalloc that wrote it"
         )
-    files = _read_json(place, _MANIFEST, _MANIFEST_SHAPE)["files"]
+    try:
+        files = {name: (stamp["bytes"], stamp["sha256"]) for name, stamp in manifest["files"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CorruptCheckpoint(place, f"{_MANIFEST} is not one of rollalloc ({error!r})") from None
     for name in (_STATE, *files):
         if name not in files or Path(name).name != name or not name:
             raise CorruptCheckpoint(place, f"{_MANIFEST} does not name {_STATE}, or a file elsewhere, {name!r}")
-    for name, written in files.items():
+    for name, (size, digest) in files.items():
         file = place / name
         if not file.is_file():
             raise CorruptCheckpoint(place, f"{name} is missing")
-        if (size := file.stat().st_size) != written["bytes"]:
-            raise CorruptCheckpoint(place, f"{name} has {size} bytes of {written['bytes']}")
-        if stamp_of(file) != written:
+        if (now := file.stat().st_size) != size:
+            raise CorruptCheckpoint(place, f"{name} has {now} bytes of {size}")
+        if stamp_of(file)["sha256"] != digest:
             raise CorruptCheckpoint(place, f"{name} was changed: its digest differs")
     return list(files)
 
@@ -254,7 +216,7 @@ def _ours(place: Path) -> set[str]:
         named = {file.name for file in place.glob("*.safetensors")}
     if place.name.startswith(_HIDDEN):
         named |= {file.name for file in place.iterdir() if _TEMPORARY.fullmatch(file.name)}
-    usual = (_STATE, _MANIFEST, *(f"{name}.safetensors" for name in (*_PAYLOADS, TRAINED)))
+    usual = (_STATE, _MANIFEST, *(f"{name}.safetensors" for name in (*FILES, TRAINED)))
     return {name for name in (*named, *usual) if Path(name).name == name and (place / name).is_file()}
 
 

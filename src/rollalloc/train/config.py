@@ -20,7 +20,7 @@ from rollalloc.train.objective import Loss
 from rollalloc.train.schedule import Schedule
 
 Engine = Literal["sync", "async"]
-SCHEMA = 3  # schema number of run.json
+SCHEMA = 4  # schema number of run.json
 MAX_NEW_TOKENS = 1024
 _MOST_WORKERS = 1024  # processes that score: each is a Python of its own
 
@@ -30,9 +30,9 @@ WAITING = ("generator_limit_s",)
 ASYNC = ("engine", "streaming")  # left out of the description of a run with the synchronous engine
 OF_DATA_AND_REWARD = (
     *("model", "prompts", "heldout", "reward", "single_answer", "drop_overlong", "overlong_buffer", "features", "lora"),
-    *("reward_workers", "reward_limit_s", "reward_cache", "device", "chat_template_args", "accept_overlap"),
+    *("reward_workers", "reward_limit_s", "device", "chat_template_args", "accept_overlap"),
 )
-WHERE_IT_RUNS = ("reward_workers", "reward_limit_s", "reward_cache", "device")
+WHERE_IT_RUNS = ("reward_workers", "reward_limit_s", "device")
 DATA = ("prompts", "heldout", "chat_template_args", "accept_overlap")  # a checkpoint has digests of the data instead
 METHOD = ("recipe", "parameters", "max_rollouts", "staleness", "ahead")  # the allocator's checkpoint has the recipe
 NAMES = ("label", "task")
@@ -53,7 +53,6 @@ class Config:
         drop_overlong: leave out prompts that do not fit the model's context, instead of raising an error.
         reward_workers: number of processes that score. 0 scores in this process; only for trusted rewards.
         reward_limit_s: time limit for scoring one rollout in a worker process, in seconds.
-        reward_cache: number of scores to remember; 0 for a reward that is not deterministic.
         overlong_buffer: number of last tokens of a rollout over which DAPO's overlong penalty grows. None: no penalty.
         device: for example "cpu". None: a GPU if there is one.
         features: file of features of the prompts, for a recipe that predicts. "none": predict without features. None:
@@ -73,8 +72,7 @@ class Config:
         task: the built-in task to train on; "" for the user's own model and prompts.
         track: trackers that also get the metrics (see `rollalloc.train.trackers`). They do not affect training.
         seed: seed of prompts, sampling and mini-batches, in [0, 2**63).
-        sampling: how rollouts are sampled. top-k and top-p must be off, because the update needs the log-probabilities of
-            the distribution that was sampled from.
+        sampling: how rollouts are sampled.
         learning_rate: AdamW's.
         weight_decay: AdamW's.
         betas: AdamW's, each in [0, 1).
@@ -82,8 +80,6 @@ class Config:
         optimizer_steps_per_batch: number of mini-batches into which each batch is split.
         loss: clipping, aggregation over tokens, and KL term.
         max_grad_norm: gradients are clipped to this norm.
-        adaptive_clip: also clip gradients to this multiple of the running mean of their norms, at least 1; see
-            `rollalloc.train.clipping`. None: clip to `max_grad_norm` only.
         averaging: sample, evaluate and save an exponential moving average of the weights, over about this many last rows;
             see `rollalloc.train.averaging`. Needs memory for one more copy of the trained weights. 0 turns it off.
         tokens_per_forward: maximum number of tokens in one forward and backward pass, including prompts and padding. A
@@ -125,7 +121,6 @@ class Config:
     drop_overlong: bool = False
     reward_workers: int = 1
     reward_limit_s: float = 10.0
-    reward_cache: int = 10_000
     overlong_buffer: int | None = None
     device: str | None = None
     features: str | None = None
@@ -149,7 +144,6 @@ class Config:
     optimizer_steps_per_batch: int = 1
     loss: Loss = field(default_factory=Loss)
     max_grad_norm: float = 1.0
-    adaptive_clip: float | None = 1.5
     averaging: int = 640
     tokens_per_forward: int = 8192
     precision: Precision = "auto"
@@ -179,7 +173,6 @@ class Config:
         at_least("reward_workers", self.reward_workers, 0, "0 scores in this process")
         if self.reward_workers > _MOST_WORKERS:
             raise ValueError(f"reward_workers must be at most {_MOST_WORKERS} processes, got {self.reward_workers}")
-        at_least("reward_cache", self.reward_cache, 0, "0 remembers nothing")
         if not 0 < self.reward_limit_s < 1e6:
             raise ValueError(f"reward_limit must be a positive number of seconds, got {self.reward_limit_s}")
 
@@ -202,9 +195,6 @@ class Config:
         if not (0 <= self.weight_decay < inf and len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)):
             expected = "weight_decay must be 0 or more, and betas (the second is adam_beta2) two numbers in [0, 1)"
             raise ValueError(f"{expected}, got {self.weight_decay} and {self.betas}")
-        if self.adaptive_clip is not None and not 1 <= self.adaptive_clip < inf:
-            expected = "a multiple of the mean gradient norm, at least 1 and finite, or None for max_grad_norm alone"
-            raise ValueError(f"adaptive_clip must be {expected}; got {self.adaptive_clip}")
         if self.target is not None and not 0 < self.target <= 1:
             raise ValueError(f"target must be an accuracy in (0, 1], got {self.target}")
         for name, kind in (("precision", Precision), ("sampling_dtype", SamplingDtype), ("engine", Engine)):
@@ -213,9 +203,6 @@ class Config:
 
     def _check_together(self) -> None:
         """Refuse values that do not go together."""
-        if self.sampling.top_p < 1 or self.sampling.top_k > 0:
-            why = "without top_p and top_k, or their log-probabilities are not the policy's"
-            raise ValueError(f"rollouts to train on must be sampled {why}; got {self.sampling}")
         longest = self.sampling.max_new_tokens
         if self.overlong_buffer is not None and self.overlong_buffer > longest:
             raise ValueError(f"overlong_buffer must be at most max_new_tokens, {longest}, got {self.overlong_buffer}")

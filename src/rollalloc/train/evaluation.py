@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from math import inf, sqrt
+from math import sqrt
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -24,9 +24,6 @@ from rollalloc.rewards.function import Outcome, Scored
 
 EXACT_K = 8  # attempts of pass@k if success rates are exact
 _RIGHT = 1 - 1e-6  # an answer with at least this metric counts as right
-_MUCH = 0.02  # a larger fall of pass@k, beyond the sampling error, gives a warning
-_ERRORS = 2.0  # a fall within this many standard errors may be sampling error
-_HALF = 0.5  # warn if the share of differing right pairs falls below this fraction of the first evaluation's
 _POLITE_S = 0.1  # seconds between two checks whether the run was asked to stop
 _T = TypeVar("_T")
 Score = Callable[[EncodedPrompts, Sequence[tuple[int, Generation]]], list[Outcome]]
@@ -240,39 +237,3 @@ def _breadth(
         else None,
         tokens=float(np.mean(lengths)),
     )
-
-
-def narrowed(watched: Mapping[str, float], evaluation: Evaluation, prompts: int) -> tuple[str | None, dict[str, float]]:
-    """Describe how the policy became less diverse at no lower accuracy, and return the values for the next comparison.
-
-        pass@k falls by more than 0.02 + 2·√(b(1 − b)/prompts) below its highest b, at no lower accuracy
-        the share of differing right pairs falls below half of what it was at first, at no lower accuracy
-
-    For an exact pass@k the sampling error is 0. Entropy is not compared, because it falls in every run that learns.
-
-    Args:
-        watched: as returned for the previous evaluation; empty before the first.
-        evaluation: the current one.
-        prompts: number of held-out prompts.
-    """
-    breadth, accuracy, after = evaluation.breadth, evaluation.accuracy, dict(watched)
-    if breadth is None or accuracy is None:
-        return None, after
-    signs: list[str] = []
-    highest = watched.get("pass_at_k", -inf)  # a metric may be any number, even negative
-    error = sqrt(highest * (1 - highest) / prompts) if evaluation.standard_error != 0 and 0 < highest < 1 else 0.0
-    allowed = _MUCH + _ERRORS * error
-    if breadth.pass_at_k >= highest:
-        after |= {"pass_at_k": breadth.pass_at_k, "accuracy": accuracy}
-    elif highest - breadth.pass_at_k > allowed and accuracy >= watched["accuracy"]:
-        signs.append(
-            f"pass@{breadth.k} fell from {highest:.3f} to {breadth.pass_at_k:.3f} while accuracy went from "
-            f"{watched['accuracy']:.3f} to {accuracy:.3f}"
-        )
-    if (differ := breadth.right_pairs_differ) is not None:
-        first = watched.get("right_pairs_differ")
-        if first is None:
-            after |= {"right_pairs_differ": differ, "accuracy_at_first": accuracy}
-        elif differ < _HALF * first and accuracy >= watched.get("accuracy_at_first", -inf):
-            signs.append(f"two right answers to a prompt differ in {differ:.2f} of cases, at first in {first:.2f}")
-    return "; ".join(signs) or None, after

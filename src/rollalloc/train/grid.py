@@ -9,7 +9,7 @@ from typing import Any
 
 from rollalloc.core.allocator import MetricError
 from rollalloc.train.config import Config
-from rollalloc.train.evaluation import Evaluation, narrowed
+from rollalloc.train.evaluation import Evaluation
 from rollalloc.train.notices import counted
 from rollalloc.train.state import Counters
 
@@ -31,7 +31,6 @@ class Grid:
         self.latest: int | None = None
         self._config, self._counters = config, counters
         self._evaluation = Evaluation(None, None)
-        self._narrower: str | None = None
 
     def is_due(self, rollouts: int) -> bool:
         """Whether a grid point up to this number of rollouts was not evaluated yet."""
@@ -45,7 +44,7 @@ class Grid:
             MetricError: there is a target, and the mean metric is not an accuracy.
         """
         self._check(evaluation)
-        self.latest, self._evaluation, self._narrower = version, evaluation, self._narrowed(evaluation)
+        self.latest, self._evaluation = version, evaluation
 
     def record(self, at: int | None) -> dict[str, Any]:
         """Record the newest evaluation for a grid point. Return it as fields of a line of the metrics.
@@ -63,7 +62,6 @@ class Grid:
             "accuracy": evaluation.accuracy,
             "standard_error": evaluation.standard_error,
             "breadth": None if evaluation.breadth is None else asdict(evaluation.breadth),
-            "narrower": self._narrower,
             "eval_unscored": sum(evaluation.unscored.values()),
         }
 
@@ -71,17 +69,6 @@ class Grid:
         """The newest accuracy if the last two versions evaluated on the grid reached the target, otherwise None."""
         target, latest = self._config.target, [accuracy for _, accuracy in self._counters.accuracies[-2:]]
         return latest[-1] if target is not None and len(latest) == 2 and min(latest) >= target else None
-
-    def _narrowed(self, evaluation: Evaluation) -> str | None:
-        """Describe how the policy became less diverse. Logs a warning the first time."""
-        counters = self._counters
-        is_known = "narrower" in counters.watched
-        narrower, counters.watched = narrowed(counters.watched, evaluation, self.prompts)
-        if narrower is not None and not is_known:
-            counters.watched["narrower"] = 1.0
-            remedy = "A lower learning rate preserves more diversity; so does neg=1, if the recipe has this parameter"
-            log.warning("the policy is becoming narrower: %s. %s", narrower, remedy)
-        return narrower
 
     def _check(self, evaluation: Evaluation) -> None:
         accuracy, target = evaluation.accuracy, self._config.target

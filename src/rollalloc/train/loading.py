@@ -173,8 +173,7 @@ def scorer_of(config: Config) -> Scorer:
     """The scorer of a run. It uses worker processes that can be killed, unless `reward_workers` is 0."""
     scorer: Scorer = InlineScorer(loaded_reward(config.reward))  # a wrong path fails now, not with the first rollouts
     if config.reward_workers > 0:
-        workers, limit_s = config.reward_workers, config.reward_limit_s
-        scorer = WorkerScorer(config.reward, workers, limit_s, cached=config.reward_cache)
+        scorer = WorkerScorer(config.reward, config.reward_workers, config.reward_limit_s)
     if config.overlong_buffer is None:
         return scorer
     return OverlongScorer(scorer, config.sampling.max_new_tokens, config.overlong_buffer)

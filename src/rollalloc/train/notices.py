@@ -95,7 +95,7 @@ class Notices:
             return
         report = self._report()
         seconds, workers = report.get("seconds", 0.0), max(1, report.get("workers", 1))
-        count = report.get("scored", 0) - report.get("cached", 0) + sum(report.get("unscored", {}).values())
+        count = report.get("scored", 0) + sum(report.get("unscored", {}).values())
         elapsed = self._clock() - self._began
         share = seconds / workers / max(elapsed, 1e-9)
         if seconds / workers >= _SLOW_S and share >= _HALF:

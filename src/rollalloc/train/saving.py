@@ -12,7 +12,6 @@ from typing import Any
 from rollalloc.core.recipe import Budget
 from rollalloc.files.atomic import sync
 from rollalloc.files.names import CHECKPOINTS, METRICS, ROLLOUTS
-from rollalloc.files.stamps import GrowingStamp, Stamp
 from rollalloc.train import checkpoint
 from rollalloc.train.checkpoint import Checkpoint
 from rollalloc.train.config import Config
@@ -39,7 +38,6 @@ class Checkpoints:
 
     def __init__(self, place: RunFolder | None, state: RunState, config: Config) -> None:
         self._place, self._state, self._config = place, state, config
-        self._growing = None if place is None else GrowingFiles(place.path)
         self.newest: int | None = None
         self._saved_s = 0.0  # monotonic time at which the newest one was written or the run began
 
@@ -56,9 +54,9 @@ class Checkpoints:
     def save(self) -> bool:
         """Write a checkpoint. Returns False if this batch already has one, or if the run writes nothing."""
         batches = self._state.counters.batches
-        if self._place is None or self._growing is None or self.newest == batches:
+        if self._place is None or self.newest == batches:
             return False
-        state, tensors = self._state.packed(self._growing.stamps())
+        state, tensors = self._state.packed(synced_sizes(self._place.path))
         checkpoint.save(self._place.path, batches, state, tensors, keep=self._config.keep_checkpoints)
         self.newest = batches
         self.start_clock()
@@ -76,14 +74,14 @@ class Checkpoints:
         Returns:
             How the data differ from the checkpoint's data; None if they do not.
         """
-        if self._place is None or self._growing is None:
+        if self._place is None:
             raise ValueError("a trainer without a folder has no checkpoints; give it the folder of the run")
         folder = self._place.path
         try:
             self._place.lock()
             saved = checkpoint.load_newest(folder)
             changed = self._state.refuse_another(saved, folder, accept_data=accept_data)
-            self._refuse_changed_files(saved, folder, self._growing)
+            _refuse_cut_files(saved, folder)
             remap = changed is not None and changed.prompts is not None
             self._state.load(saved, accept_recipe=accept_recipe, remap=remap)
         except BaseException:
@@ -91,7 +89,7 @@ class Checkpoints:
             raise
         self._place.go_on()
         checkpoint.clear_away(folder)
-        self._growing.cut(saved.state["written"])
+        cut(folder, saved.state["written"])
         self.newest = saved.batches
         self._warn_of_another_budget(saved.state["allocator"]["recipe"]["budget"])
         if changed is not None:
@@ -104,7 +102,6 @@ class Checkpoints:
         counters = self._state.counters
         if "heldout" in changed.others:
             counters.accuracies.clear()
-            counters.watched.clear()
         if changed.prompts is not None:
             counters.barren_groups = 0
 
@@ -124,62 +121,39 @@ class Checkpoints:
                 *(100 * now, 100 * was, *rates),
             )
 
-    @staticmethod
-    def _refuse_changed_files(saved: Checkpoint, folder: Path, growing: GrowingFiles) -> None:
-        """Refuse to resume if the part of the metrics or of the log before the checkpoint has changed.
 
-        Raises:
-            ValueError: the message names the file and, if there is one, an earlier checkpoint for which all files are
-                unchanged.
-        """
-        reason = growing.why_changed(saved.state["written"])
-        if reason is None:
-            return
-        newest = folder / CHECKPOINTS / str(saved.batches)
-        earlier = checkpoint.newest_before(
-            folder, saved.batches, lambda state: growing.why_changed(state["written"]) is None
-        )
-        do = "put it back as it was, or start the run afresh (--overwrite)"
-        if earlier is not None:
-            do = f"put it back as it was, or remove {newest} to go on from the checkpoint after batch {earlier}"
-        raise ValueError(f"{reason}, but the checkpoint after batch {saved.batches} needs it unchanged; {do}")
+def synced_sizes(folder: Path) -> dict[str, int]:
+    """Sync the metrics and the log of rollouts in a run's folder to disk, and return their sizes in bytes. A resumed run
+    continues these files.
 
-
-class GrowingFiles:
-    """The metrics and the log of rollouts in a run's folder.
-
-    A resumed run continues these files, so they must still begin with what the run wrote before the checkpoint. To
-    check this, the checkpoint contains a stamp of each (see `rollalloc.files.stamps`).
-
-    Args:
-        folder: folder of the run.
+    Raises:
+        OSError: a file cannot be synced.
     """
+    there = [name for name in _GROWING if (folder / name).exists()]
+    for name in there:
+        sync(folder / name)
+    return {name: (folder / name).stat().st_size for name in there}
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._growing = {name: GrowingStamp(folder / name) for name in _GROWING}
 
-    def stamps(self) -> dict[str, Stamp]:
-        """Sync each file to disk and return its stamp; files that do not exist are left out.
+def cut(folder: Path, written: Mapping[str, int]) -> None:
+    """Remove from these files what was written after a checkpoint."""
+    for name in _GROWING:
+        if (folder / name).exists():
+            os.truncate(folder / name, written.get(name, 0))
 
-        Raises:
-            OSError: a file cannot be read or synced.
-        """
-        there = [name for name in _GROWING if (self._folder / name).exists()]
-        for name in there:
-            sync(self._folder / name)
-        return {name: self._growing[name].renewed() for name in there}
 
-    def why_changed(self, saved: Mapping[str, Stamp]) -> str | None:
-        """Explain why the files do not match a checkpoint's stamps; None if they do."""
-        growing = {name: GrowingStamp(self._folder / name) for name in saved}
-        reason = next(filter(None, (growing[name].why_changed(stamp) for name, stamp in saved.items())), None)
-        if reason is None:
-            self._growing |= growing  # the next stamps continue from here
-        return reason
+def _refuse_cut_files(saved: Checkpoint, folder: Path) -> None:
+    """Refuse to resume if a part of the metrics or of the log of rollouts is missing.
 
-    def cut(self, saved: Mapping[str, Stamp]) -> None:
-        """Remove from the files what was written after a checkpoint."""
-        for name in _GROWING:
-            if (self._folder / name).exists():
-                os.truncate(self._folder / name, saved[name]["bytes"] if name in saved else 0)
+    Raises:
+        ValueError: the message names the file.
+    """
+    for name, size in saved.state["written"].items():
+        file = folder / name
+        now = file.stat().st_size if file.exists() else 0
+        if now < size:
+            newest = folder / CHECKPOINTS / str(saved.batches)
+            raise ValueError(
+                f"{file} has {now:,} bytes, but had {size:,} at the checkpoint after batch {saved.batches}; put it back "
+                f"from a copy, remove {newest} to go on from an earlier checkpoint, or start the run afresh (--overwrite)"
+            )

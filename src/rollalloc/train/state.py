@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
-import torch
 from torch import Tensor
 
 from rollalloc.core.allocator import Allocator
@@ -20,7 +19,6 @@ from rollalloc.core.events import Batch
 from rollalloc.core.packing import differences
 from rollalloc.core.saving import another
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.files.stamps import Stamp
 from rollalloc.generate.engine import LocalEngine, RolloutEngine
 from rollalloc.models.policy import Policy
 from rollalloc.models.weights import load_weights, weights_of
@@ -31,8 +29,6 @@ from rollalloc.train.evaluation import HeldOut
 from rollalloc.train.update import Updater
 
 log = logging.getLogger(__name__)
-
-_MEAN_NORM = "gradient:mean_norm"  # saved with the optimizer's moments
 
 
 @dataclass
@@ -46,7 +42,6 @@ class Counters:
         made: rollouts and tokens paid at the newest update, as fields of a line of the metrics.
         accuracies: (version, accuracy) of the versions evaluated on the grid.
         barren_groups: number of groups trained since the last one with a nonzero advantage.
-        watched: values with which the next evaluation is compared, see `evaluation.narrowed`.
     """
 
     batches: int = 0
@@ -55,7 +50,6 @@ class Counters:
     made: dict[str, Any] = field(default_factory=dict[str, Any])
     accuracies: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     barren_groups: int = 0
-    watched: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +110,13 @@ class RunState(ABC):
     """The state of a run that a checkpoint contains. Subclasses know where the weights are.
 
     Attributes:
+        entries: names of the state's entries in a checkpoint.
+        files: files of tensors that each checkpoint has.
         counters: the trainer's own.
     """
+
+    entries: ClassVar = ("identity", "allocator", "counters", "optimizer_steps", "rollouts", "written")
+    files: ClassVar[tuple[str, ...]]
 
     def __init__(self, config: Config, allocator: Allocator, engine: RolloutEngine, updater: Updates) -> None:
         self.config, self.allocator, self.engine, self.updater = config, allocator, engine, updater
@@ -138,15 +137,11 @@ class RunState(ABC):
     def load_weights(self, saved: Checkpoint) -> None:
         """Load the weights that a checkpoint contains or names."""
 
-    @abstractmethod
-    def check(self, saved: Checkpoint, place: Path) -> None:
-        """Raise a `ValueError` if a checkpoint does not contain the state of this kind of trainer."""
-
-    def packed(self, written: Mapping[str, Stamp]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    def packed(self, written: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         """The state for `checkpoint.save`: plain data, and tensors by file and name.
 
         Args:
-            written: the stamps of the files that grow during the run (`GrowingFiles.stamps`).
+            written: the sizes of the files that grow during the run (`saving.synced_sizes`).
         """
         rollouts, payloads = self.engine.state()
         where, weights = self.weights()
@@ -168,7 +163,11 @@ class RunState(ABC):
             ValueError: names each difference.
         """
         state = saved.state
-        self.check(saved, place)
+        if state.keys() != {*self.entries} or not saved.tensors.keys() >= {*self.files}:
+            raise ValueError(
+                f"the checkpoint after batch {saved.batches} in {place} is not of this kind of trainer: expected "
+                f"{', '.join((*self.entries, *self.files))}, got {', '.join((*state, *saved.tensors))}"
+            )
         changed = self._changed_data(state)
         others = [*differences(_but_data(state["identity"]), _but_data(self.identity), "run")]
         if changed and not accept_data:
@@ -223,6 +222,8 @@ class RunState(ABC):
 class NativeState(RunState):
     """The state of a run whose model is in this process."""
 
+    files = checkpoint.FILES
+
     def __init__(
         self,
         policy: Policy,
@@ -241,7 +242,7 @@ class NativeState(RunState):
         averaged = {checkpoint.TRAINED: weights_of(model)} if self.updater.averages else {}
         return {}, {
             "weights": weights_of(self.policy.model),
-            "optimizer": checkpoint.moments(model, self.updater.optimizer) | self._limit(),
+            "optimizer": checkpoint.moments(model, self.updater.optimizer),
             **averaged,
         }
 
@@ -249,17 +250,7 @@ class NativeState(RunState):
         load_weights(self.policy.model, saved.tensors["weights"])
         if self.updater.averages:
             load_weights(self.updater.model, saved.tensors[checkpoint.TRAINED])
-        moments = dict(saved.tensors["optimizer"])
-        mean = moments.pop(_MEAN_NORM, None)
-        self.updater.limit.mean = None if mean is None else float(mean)
-        checkpoint.load_moments(self.updater.model, self.updater.optimizer, moments)
-
-    def _limit(self) -> dict[str, Tensor]:
-        mean = self.updater.limit.mean
-        return {} if mean is None else {_MEAN_NORM: torch.tensor(mean, dtype=torch.float64)}
-
-    def check(self, saved: Checkpoint, place: Path) -> None:
-        checkpoint.check_trainer(saved, place)
+        checkpoint.load_moments(self.updater.model, self.updater.optimizer, saved.tensors["optimizer"])
 
     @cached_property
     def identity(self) -> dict[str, Any]:

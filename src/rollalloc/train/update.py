@@ -25,7 +25,6 @@ from rollalloc.models.policy import Policy, computing, in_bf16
 from rollalloc.models.recomputing import recomputing
 from rollalloc.models.weights import trained
 from rollalloc.train.averaging import WeightAverage
-from rollalloc.train.clipping import NormLimit
 from rollalloc.train.config import Config
 from rollalloc.train.loss import divergences, shares, token_losses
 
@@ -75,7 +74,6 @@ class Updater:
             the policy's model has the mean.
         optimizer: AdamW.
         steps: number of steps taken so far.
-        limit: the norm to which the next gradient is clipped.
         reference: a frozen copy of the initial policy's model; None without a KL term.
     """
 
@@ -87,7 +85,6 @@ class Updater:
         adam = {"lr": config.learning_rate, "betas": config.betas, "weight_decay": config.weight_decay}
         self.optimizer = torch.optim.AdamW(self._parameters, **adam)
         self.steps = 0
-        self.limit = NormLimit(most=config.max_grad_norm, factor=config.adaptive_clip)
         self._between_passes: Callable[[], None] | None = None
         self.reference = deepcopy(policy.model).requires_grad_(False) if config.loss.kl else None
         with self._recomputing():  # raises now if the model does not allow it
@@ -214,15 +211,13 @@ class Updater:
     def _step(self, examples: Sequence[Example], spent: float | None) -> dict[str, float]:
         """One optimizer step on the loss of a mini-batch."""
         names, figures = self._backward(examples)
-        norms = torch.nn.utils.clip_grad_norm_(self._parameters, self.limit.value)
+        norms = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm)
         *found, norm = torch.cat(
             [figures, norms.double()[None]]
         ).tolist()  # the only point in a step that waits for the device
         if not isfinite(norm):
             what = f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged"
             raise FloatingPointError(f"{what}; try a smaller learning rate")
-        if any(example.row.advantage for example in examples):  # with only a KL term the norm may be rounding noise
-            self.limit.saw(norm)
         self.steps += 1
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * self.config.schedule.share(self.steps, spent)

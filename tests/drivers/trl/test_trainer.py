@@ -44,9 +44,7 @@ def by_trl(out: Any, recipe: Recipe | str, **given: Any) -> tuple[GRPOTrainer, G
     return trainer, gradients
 
 
-def natively(
-    recipe: Recipe, batches: int, averaging: int = 0, adaptive_clip: float | None = None
-) -> tuple[dict[str, int], Gradients]:
+def natively(recipe: Recipe, batches: int, averaging: int = 0) -> tuple[dict[str, int], Gradients]:
     """The accounts and each step's gradient of rollalloc's own trainer, with the settings of `by_trl`."""
     dataset, policy = tiny_trl.prompts(), make_policy()
     texts, answers = list(dataset["prompt"]), list(dataset["answer"])
@@ -68,7 +66,6 @@ def natively(
         learning_rate=1e-3,
         betas=(0.9, 0.999),
         max_grad_norm=1e9,
-        adaptive_clip=adaptive_clip,
         averaging=averaging,
         max_batches=batches,
         stop_when_barren=False,
@@ -82,8 +79,7 @@ def natively(
 def assert_as_natively(trainer: GRPOTrainer, gradients: Gradients) -> None:
     """It decided as rollalloc's own trainer does, and took its gradients."""
     core = trainer.allocation.allocator
-    clip = trainer._allocation_callback.clip.factor
-    accounts, natives = natively(core.recipe, core.version, trainer.averaged.window, clip)
+    accounts, natives = natively(core.recipe, core.version, trainer.averaged.window)
     assert core.accounts() == accounts
     assert_same_gradients(gradients, natives)
 
@@ -112,8 +108,7 @@ def test_it_averages_weights_as_rollallocs_own_trainer(recipe, tmp_path):
 
 def test_the_one_line_of_the_guide_trains_as_rollallocs_own_trainer(tmp_path):
     recipe = recipes.reinforce(groups=16)  # weighs failures by the uncertainty of the tokens
-    driver = {"averaging": 20, "adaptive_clip": 1.0}  # which clips half of the gradients
-    assert_as_natively(*by_trl(tmp_path, recipe, max_steps=6, driver=driver, num_generations=2))
+    assert_as_natively(*by_trl(tmp_path, recipe, max_steps=6, driver={"averaging": 20}, num_generations=2))
 
 
 def test_advantages_are_trls_unless_the_recipe_says_otherwise(tmp_path):

@@ -233,12 +233,7 @@ class Environments:
             raise ValueError(f"max_turns must be at least 1, got {self.max_turns}")
 
     def table(self, features: Blocks | None) -> PromptTable:
-        count = len(self.keys)
-        return PromptTable(
-            keys=tuple(self.keys),
-            source_N=np.zeros(count, np.int32),
-            features=features,
-        )
+        return PromptTable(keys=tuple(self.keys), features=features)
 
     def digest(self) -> str:
         return sha([list(self.keys), self.metric, self.max_turns])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -16,15 +15,9 @@ from rollalloc.drivers.tinker.episodes import Episodes
 from rollalloc.drivers.tinker.rollouts import RemoteEngine
 from rollalloc.drivers.tinker.service import Service
 from rollalloc.drivers.tinker.update import RemoteUpdater
-from rollalloc.files.json_shape import TRAINER, check_shape
-from rollalloc.train.checkpoint import CHECKPOINTS, Checkpoint, check_rollouts
+from rollalloc.train.checkpoint import Checkpoint
 from rollalloc.train.config import Config
 from rollalloc.train.state import RunState
-
-_SHAPE = {
-    **TRAINER,
-    "tinker": {"path": str, "cost": dict.fromkeys(asdict(Usage()), int)},
-}
 
 
 class RemoteState(RunState):
@@ -38,6 +31,9 @@ class RemoteState(RunState):
     Attributes:
         path: where the service stores the weights of the newest checkpoint; None before the first one.
     """
+
+    entries = (*RunState.entries, "tinker")
+    files = ("payloads",)
 
     def __init__(
         self,
@@ -76,7 +72,3 @@ class RemoteState(RunState):
         state = saved.state["tinker"]
         self.service.restore(state["path"])
         self.path, self.service.usage = state["path"], Usage(**state["cost"])
-
-    def check(self, saved: Checkpoint, place: Path) -> None:
-        check_shape(saved.state, _SHAPE, str(place / CHECKPOINTS / str(saved.batches)))
-        check_rollouts(saved, place)

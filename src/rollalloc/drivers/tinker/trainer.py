@@ -36,7 +36,7 @@ class TinkerTrainer(Loop):
 
     The configuration is that of the native trainer. The service has no KL term and no dual clip, and it samples at
     temperature 1 from the full distribution; other values raise an error. It ignores `precision`, `tokens_per_forward`,
-    `adaptive_clip`, `averaging`, `sampling.max_rows` and `sampling.kv_tokens`.
+    `averaging`, `sampling.max_rows` and `sampling.kv_tokens`.
 
     Args:
         service: the model to train.

@@ -20,7 +20,6 @@ from rollalloc.core.table import GONE
 from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.averaging import AveragedWeights
 from rollalloc.drivers.trl.checks import check_saving, checkpoint_of, steps_per_batch
-from rollalloc.drivers.trl.clipping import AdaptiveClip
 from rollalloc.drivers.trl.failures import uninterrupted
 from rollalloc.drivers.trl.keys import keyed
 from rollalloc.drivers.trl.rollout import Rollout
@@ -34,7 +33,6 @@ _FOLDER = "rollalloc"  # the folder inside each of the trainer's checkpoints
 _SAVED = ("prompt", "prompt_tokens", "texts", "own", "scores_F", "logged")  # of each rollout, beside its generation
 # Features computed from the model are saved, since computing them again from later weights would give other values.
 _FEATURES = "features"
-_CLIP = "clip"  # the mean norm of the gradients, with an adaptive clip
 _CORE = "allocator"  # the core's state as JSON; compressed, since most records of a long data set are still empty
 
 
@@ -44,7 +42,6 @@ class AllocationCallback(TrainerCallback):
     Attributes:
         allocation: the recipe's state.
         averaged: the averaged weights.
-        clip: clips gradients.
         accept_recipe: resume even if the checkpoint was saved under another recipe.
         accept_data: resume even if prompts of the checkpoint are missing from the data set.
         notices: log a warning when most of the recent rollouts had no effect on training.
@@ -56,13 +53,12 @@ class AllocationCallback(TrainerCallback):
         self,
         allocation: Allocation,
         averaged: AveragedWeights,
-        clip: AdaptiveClip,
         *,
         accept_recipe: bool,
         accept_data: bool,
         notices: bool = True,
     ) -> None:
-        self.allocation, self.averaged, self.clip = allocation, averaged, clip
+        self.allocation, self.averaged = allocation, averaged
         self.accept_recipe, self.accept_data, self.notices = accept_recipe, accept_data, notices
         self.resume_from: Path | None = None
         self._began = False  # whether the optimizer has begun a step on the outstanding batch
@@ -80,7 +76,6 @@ class AllocationCallback(TrainerCallback):
             self.allocation.trained()
         if not state.global_step:
             self.averaged.begin(None)
-            self.clip.begin()
         self._began = False
 
     def _resume(self, place: Path) -> None:
@@ -88,7 +83,6 @@ class AllocationCallback(TrainerCallback):
         self.averaged.check(saved.tensors.get(checkpoint.TRAINED), place)
         load(self.allocation, saved, place, accept_recipe=self.accept_recipe, accept_data=self.accept_data)
         self.averaged.begin(saved.tensors.get(checkpoint.TRAINED))
-        self.clip.begin(saved.tensors.get(_CLIP, {}).get(_CLIP))
 
     def resume(self, given: str | bool | None, output_dir: Any) -> str | bool | None:
         """Find the checkpoint to resume from, and remember it for `on_train_begin`.
@@ -153,7 +147,7 @@ class AllocationCallback(TrainerCallback):
                 steps_per_batch(args),
             )
         elif args.should_save:
-            save(self.allocation, place, self.averaged.to_save(), self.clip.to_save())
+            save(self.allocation, place, self.averaged.to_save())
 
 
 def numbered(output_dir: Path | str) -> list[Path]:
@@ -221,7 +215,6 @@ def save(
     allocation: Allocation,
     place: Path,
     trained: Mapping[str, torch.Tensor] | None = None,
-    clip: torch.Tensor | None = None,
 ) -> None:
     """Write the recipe's state and the rollouts it still needs into a checkpoint, as safetensors and JSON.
 
@@ -229,7 +222,6 @@ def save(
         allocation: the state to save.
         place: folder of the checkpoint.
         trained: the trained weights, if the checkpoint's model has the averaged ones. None without averaging.
-        clip: the mean norm of the gradients. None without an adaptive clip.
 
     Raises:
         OSError: a file could not be written.
@@ -246,8 +238,6 @@ def save(
         files[_FEATURES] = {name: torch.tensor(block_ND) for name, block_ND in allocation.made.items()}
     if trained is not None:
         files[checkpoint.TRAINED] = trained
-    if clip is not None:
-        files[_CLIP] = {_CLIP: clip}
     checkpoint.save(place / _FOLDER, allocation.allocator.version, state, files, keep=1)
 
 

@@ -19,7 +19,6 @@ from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.averaging import AveragedWeights
 from rollalloc.drivers.trl.callback import AllocationCallback
 from rollalloc.drivers.trl.chats import decode, encode, parses
-from rollalloc.drivers.trl.clipping import AdaptiveClip
 from rollalloc.drivers.trl.context import check_prompts
 from rollalloc.drivers.trl.features import AUTO, features_for
 from rollalloc.drivers.trl.figures import (
@@ -69,9 +68,6 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         averaging: generate, evaluate and save with an average of the weights over at most this many recent rows, once
             twice as many are trained; 0 turns it off. rollalloc's own trainer uses 640. Every process needs the whole model
             in float32, and memory for a second copy of the trained weights.
-        adaptive_clip: clip gradients to this multiple of the running mean of their norms, at least 1, where that is less
-            than `args.max_grad_norm`; None turns it off. rollalloc's own trainer uses 1.5. Without it, a large gradient late
-            in training, when most gradients are small, may cost accuracy. Every process needs the whole model.
 
     Raises:
         FileNotFoundError: the file of features does not exist.
@@ -92,7 +88,6 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         accept_data: bool = False,
         notices: bool = True,
         averaging: int = 0,
-        adaptive_clip: float | None = None,
         **named: Any,
     ) -> None:
         given = inspect.signature(GRPOTrainer).bind_partial(*positional, **named).arguments
@@ -126,7 +121,6 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         rewards = RewardFunctions(functions, self.reward_func_names, weights, tokenizers, metric, template)
         checks.check_metric(recipe, rewards)
         self.averaged = AveragedWeights(self, averaging)
-        clip = AdaptiveClip(self, adaptive_clip)
         known = features_for(self, recipe, features, key)
         self.allocation = Allocation(recipe, self.train_dataset, rewards, self.args.seed, key, known)
         self._generator = Generator(
@@ -140,11 +134,10 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         if recipe.reads_kl:
             self.allocation.movement = Movement(self._generator)
         self._allocation_callback = AllocationCallback(
-            self.allocation, self.averaged, clip, accept_recipe=accept_recipe, accept_data=accept_data, notices=notices
+            self.allocation, self.averaged, accept_recipe=accept_recipe, accept_data=accept_data, notices=notices
         )
         # Averaging must come first: it reads the batch, which the other callback then reports as trained.
         self.add_callback(self.averaged)
-        self.add_callback(clip)
         self.add_callback(self._allocation_callback)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **other: Any) -> Any:

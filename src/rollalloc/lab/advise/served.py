@@ -264,7 +264,7 @@ class _Cost:
         )
         self._say(
             f"{before + asked:,} rollouts{there}: {asked:,} requests, {concurrency} at once, at most {most:,} tokens of "
-            f"answers{prompts}; temperature {sampling.temperature:g}, top_p {sampling.top_p:g}{other}"
+            f"answers{prompts}; temperature {sampling.temperature:g}, top_p 1{other}"
         )
 
     def during(self) -> None:

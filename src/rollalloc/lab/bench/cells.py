@@ -151,7 +151,6 @@ def _command(seeds: Sequence[int], task: TaskPlan, over: Sequence[EndedRun]) -> 
         "--seeds": ",".join(map(str, seeds)),
         "--learning-rate": f"{run.learning_rate:g}",
         "--adam-beta2": f"{run.betas[1]:g}",
-        "--adaptive-clip": f"{run.adaptive_clip or 0:g}",
         "--averaging": str(run.averaging),
         "--max-rollouts": str(task.budget),
         "--eval-every": str(task.eval_every),

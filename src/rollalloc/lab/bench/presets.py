@@ -27,7 +27,7 @@ from rollalloc.train.config import Config
 
 DEFAULT_RATE = 6e-4  # learning rate of the tasks' models for every recipe, unless set or tuned
 # The default optimizer at the time when the settings in `tuned/` were found.
-TUNED_WITH: Mapping[str, Any] = MappingProxyType({"betas": (0.9, 0.999), "adaptive_clip": None, "averaging": 0})
+TUNED_WITH: Mapping[str, Any] = MappingProxyType({"betas": (0.9, 0.999), "averaging": 0})
 DEFAULT_OPTIMIZER: Mapping[str, Any] = MappingProxyType({name: getattr(Config, name) for name in TUNED_WITH})
 
 
