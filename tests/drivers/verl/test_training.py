@@ -12,6 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rollalloc.data.feature_file import write_features
@@ -444,6 +446,51 @@ def test_what_is_wrong_is_refused_before_ray_starts(section, overrides, says, tm
     assert run.start(*overrides, section=section) != 0
     assert says in run.log
     assert "ray init kwargs" not in run.log
+
+
+PAPERS = HERE.parents[2] / "recipes" / "verl"
+SMALL_ROW = [  # deepmath_1.5b in its shape, but for sizes: 4 of 12 prompts, 8 + 8 rollouts, four optimizer steps
+    f"--config-path={PAPERS}",
+    "--config-name=deepmath_1.5b",
+    "method=pilot_commit",
+    *(f"row.{key}" for key in ("pilot=8", "commit=8", "subset=4", "candidates=12", "most=120")),
+    *("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=1", "actor_rollout_ref.rollout.n=16"),
+    *("trainer.nnodes=1", "trainer.total_training_steps=3", "trainer.test_freq=3", "trainer.save_freq=-1"),
+    *("actor_rollout_ref.rollout.max_num_seqs=64", "reward.reward_kwargs.overlong_buffer_cfg.len=16"),
+    f"reward.custom_reward_function.path={HERE / 'fifths.py'}",
+    "reward.custom_reward_function.name=compute_score",
+]
+SETS = {
+    "math500": "HuggingFaceH4/MATH-500",
+    "minerva": "math-ai/minervamath",
+    "olympiadbench": "math-ai/olympiadbench",
+    "aime24x32": "HuggingFaceH4/aime_2024",
+    "aime25x32": "math-ai/aime25",
+    "amc23x32": "math-ai/amc23",
+}
+
+
+def test_a_run_of_the_papers_trains_as_composed_on_a_tiny_model(tmp_path):
+    run = Run(tmp_path / "run")
+    subprocess.run([sys.executable, EXAMPLE.parent / "make_tiny.py", run.folder], check=True)
+    rows = pq.read_table(run.folder / "test.parquet").to_pylist()[:4]
+    for name, source in SETS.items():
+        samples = {"__rollout_n__": 4} if name.endswith("x32") else {}
+        table = pa.Table.from_pylist([row | {"data_source": source} | samples for row in rows])
+        pq.write_table(table, run.folder / f"{name}.parquet")
+    files = [f"{run.folder}/{name}.parquet" for name in SETS]
+    overrides = [*SMALL_ROW, f"row.data={run.folder}", f"data.val_files=[{','.join(files)}]"]
+    assert run.start(*overrides) == 0, run.log[-3000:]
+    before, *batches = run.metrics()
+    for score in ("MATH-500/acc/mean@1", "aime_2024/acc/mean@4", "aime_2024/acc/best@4/mean"):
+        assert f"val-core/HuggingFaceH4/{score}" in before.keys() & batches[-1].keys()
+    assert len(batches) == 3
+    for batch in batches:
+        assert batch["rollalloc/accounts/trained"] == 4 * 16 * batch["training/global_step"]
+        assert batch["rollalloc/stage/pilot/rollouts"] == 8 * batch["rollalloc/stage/pilot/groups"] >= 8 * 12
+        assert batch["rollalloc/stage/commit/rollouts"] == 8 * 4
+        causes = {key: value for key, value in batch.items() if key.startswith("rollalloc/accounts/")}
+        assert batch["rollalloc/rollouts_paid"] == sum(causes.values())
 
 
 def test_a_node_that_dies_takes_its_own_sessions_only_and_its_worker_comes_back(two_nodes):
