@@ -321,6 +321,13 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
             "standard deviation of the metric within a group, mean over these groups",
             ("verl",),
         ),
+        Metric(
+            "groups_table",
+            "table",
+            "a table of these groups: stage, prompt, rollouts, mean and deviation of the metric, tokens, share of"
+            " truncated rollouts, and what became of the group; needs `wandb` in `trainer.logger`",
+            ("verl",),
+        ),
         Metric("rounds", "rounds", "how many times rollouts were ordered in this step", ("verl",)),
         Metric("held/groups", "groups", "groups that wait for a later batch", ("verl",)),
         Metric("held/in", "groups", "those of them that began to wait in this step", ("verl",)),

@@ -1,10 +1,12 @@
 import json
+from collections import Counter
 
 import pytest
 from made_up_crew import RECIPES, by_quarter, figures
 
 from rollalloc import EventError, MetricError
 from rollalloc.core.errors import NoScores
+from rollalloc.drivers.verl.figures import COLUMNS
 from rollalloc.drivers.verl.rounds import Finished, SessionOutcome
 from rollalloc.runs.metrics import undeclared
 
@@ -394,3 +396,18 @@ def test_metrics_by_stage_by_hand(make_rounds):
     assert figures(second, "rollalloc/stage/commit/") == commits
     assert figures(second, "rollalloc/held/") == {"groups": 4, "in": 4, "out": 4, "lost": 0}
     assert second["rollalloc/rounds"] == 1
+
+
+def test_the_table_of_groups_has_a_row_for_each_that_left_a_stage(make_rounds):
+    rounds = make_rounds(RECIPES["pilot_commit"], by_quarter, at_once=1000)
+    rounds.next_batch()
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in rounds.groups_table()]
+    pilots, commits = ([row for row in rows if row["stage"] == stage] for stage in ("pilot", "commit"))
+    became = {0: "too_easy", 1: "too_hard"}  # of every four prompts; the other two are mixed
+    for row in pilots:
+        mixed = row["prompt"] % 4 > 1
+        assert row["became"] in (("next stage", "held") if mixed else (became[row["prompt"] % 4],))
+        assert (row["rollouts"], row["deviation"]) == (2, 0.5 if mixed else 0)
+    assert sorted(row["prompt"] for row in pilots) == list(range(16))
+    assert Counter(row["became"] for row in pilots)["held"] == 4
+    assert [(row["became"], row["rollouts"], row["mean"]) for row in commits] == 4 * [("trained", 4, 0.5)]

@@ -1,4 +1,4 @@
-"""Metrics of a training step: by stage of the recipe, and the groups that wait for a later batch."""
+"""Metrics of a training step: by stage of the recipe and by group, and the groups that wait for a later batch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,23 @@ from rollalloc.core.statistics import PromptStatistics
 _Stages = defaultdict[int, dict[int, int]]  # stage -> group -> its prompt
 
 
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """A scored rollout, as the table of groups needs it."""
+
+    metric: float
+    tokens: int
+    truncated: bool
+
+
+COLUMNS = ("stage", "prompt", "rollouts", "mean", "deviation", "tokens", "truncated", "became")
+"""Of the table of groups: a row for each that left a stage, over its rollouts of that stage."""
+
+
+_TRAINED, _NEXT, _HELD, _SURPLUS = "trained", "next stage", "held", "surplus"
+_PASSED = frozenset((_TRAINED, _NEXT, _HELD, _SURPLUS))
+
+
 @dataclass
 class Step:
     """Counts of one training step, from one batch to the next.
@@ -30,7 +47,7 @@ class Step:
     _entered: _Stages = field(default_factory=lambda: defaultdict(dict))
     _undecided: _Stages = field(default_factory=lambda: defaultdict(dict))  # entered in an earlier step, still running
     _rollouts: Counter[int] = field(default_factory=Counter)
-    _metrics: dict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    _scored: dict[tuple[int, int], list[StageResult]] = field(default_factory=lambda: defaultdict(list))
 
     def order(self, orders: Iterable[Order]) -> None:
         """Count orders that start together, as one round."""
@@ -39,9 +56,9 @@ class Step:
             self._entered[order.stage][order.group] = order.prompt  # an order may come in parts
             self._rollouts[order.stage] += len(order.rollouts)
 
-    def scored(self, stage: int, group: int, metric: float) -> None:
-        """Record the metric of a rollout that a stage of a group ordered."""
-        self._metrics[stage, group].append(metric)
+    def see(self, at: int, group: int, rollout: StageResult) -> None:
+        """A rollout that a stage of a group ordered has its score."""
+        self._scored[at, group].append(rollout)
 
     def following(self, held: AbstractSet[int], running: AbstractSet[int]) -> Step:
         """The next step, which takes over the groups that are still in their stage."""
@@ -53,10 +70,8 @@ class Step:
                 if not self._has_left(stage, group, running)
             }
         step = Step(held, _undecided=undecided)
-        step._metrics |= {
-            (stage, group): metrics
-            for (stage, group), metrics in self._metrics.items()
-            if group in undecided.get(stage, ())
+        step._scored |= {
+            (at, group): scored for (at, group), scored in self._scored.items() if group in undecided.get(at, ())
         }
         return step
 
@@ -92,32 +107,51 @@ class Step:
             "lost": len(self.held - trained - held),
         }
         by_stage: dict[str, dict[str, Any]] = {}
+        groups: list[tuple[Any, ...]] = []
         for index, stage in enumerate(stages):
-            dropped = {
-                group: self._dropped(index, group, statistics.record(prompt).fate, trained | held)
+            left = {
+                group: prompt
                 for group, prompt in self._groups_in(index).items()
                 if self._has_left(index, group, running)
             }
-            by_stage[stage.name.replace(" ", "_")] = self._of_stage(index, dropped)
-        return {"rounds": self.rounds, "held": held_counts, "stage": by_stage}
+            became = {
+                group: self._became(index, group, statistics.record(prompt).fate, trained, held)
+                for group, prompt in left.items()
+            }
+            rows = [self._row(stage.name, index, group, left[group], became[group]) for group in left]
+            by_stage[stage.name.replace(" ", "_")] = self._of_stage(index, became, rows)
+            groups += rows
+        return {"rounds": self.rounds, "held": held_counts, "stage": by_stage, "groups_table": groups}
 
-    def _dropped(self, index: int, group: int, fate: str, kept: AbstractSet[int]) -> str | None:
-        """Why a group that left a stage was dropped there; None if it passed."""
-        reason = fate.rpartition("/")[2]
-        return None if group in self._entered[index + 1] or group in kept or reason == "surplus" else reason
+    def _became(self, index: int, group: int, fate: str, trained: AbstractSet[int], held: AbstractSet[int]) -> str:
+        """What became of a group that left a stage: "trained", "held", "next stage", or the reason why it was dropped."""
+        if group in self._entered[index + 1]:
+            return _NEXT
+        if group in trained:
+            return _TRAINED
+        return _HELD if group in held else fate.rpartition("/")[2]
 
-    def _of_stage(self, index: int, dropped: Mapping[int, str | None]) -> dict[str, Any]:
-        """A stage's figures; `dropped` has the groups that left it, each with the reason, or None if it passed."""
-        reasons = Counter(reason for reason in dropped.values() if reason is not None)
-        passed = len(dropped) - reasons.total()
+    def _row(self, stage: str, index: int, group: int, prompt: int, became: str) -> tuple[Any, ...]:
+        """A group's row in the table; see `COLUMNS`."""
+        scored = self._scored.get((index, group), ())
+        figures: tuple[float | None, ...] = (None,) * 4
+        if scored:
+            metrics = [rollout.metric for rollout in scored]
+            tokens, cut = (fmean(getattr(rollout, name) for rollout in scored) for name in ("tokens", "truncated"))
+            figures = (fmean(metrics), pstdev(metrics), tokens, cut)
+        return (stage, prompt, len(scored), *figures, became)
+
+    def _of_stage(self, index: int, became: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+        """A stage's figures, from what became of the groups that left it and from their rows."""
+        passed = sum(each in _PASSED for each in became.values())
         figures: dict[str, Any] = {
             "groups": len(self._entered[index]),
             "rollouts": self._rollouts[index],
             "passed": passed,
         }
-        if dropped:
-            shares = {reason: count / len(dropped) for reason, count in reasons.items()}
-            figures |= {"pass_rate": passed / len(dropped), "dropped": shares}
-        if scored := [metrics for group in dropped if (metrics := self._metrics.get((index, group)))]:
-            figures |= {"mean": fmean(map(fmean, scored)), "deviation": fmean(map(pstdev, scored))}
-        return figures
+        if became:
+            dropped = Counter(each for each in became.values() if each not in _PASSED)
+            shares = {reason: count / len(became) for reason, count in dropped.items()}
+            figures |= {"pass_rate": passed / len(became), "dropped": shares}
+        means, deviations = ([row[COLUMNS.index(name)] for row in rows if row[2]] for name in ("mean", "deviation"))
+        return figures | ({"mean": fmean(means), "deviation": fmean(deviations)} if means else {})

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from rollalloc.core.allocator import Allocator, NoProgress
 from rollalloc.core.events import Actions, Batch, Cancelled, Offered, Order, Row, Updated
 from rollalloc.core.packing import exact_keys
-from rollalloc.drivers.verl.figures import Step
+from rollalloc.drivers.verl.figures import StageResult, Step
 from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell
 from rollalloc.rewards.function import Scored, Unscored
 from rollalloc.runs.metrics import away, of_batch, prediction, scalars, totals
@@ -354,7 +354,8 @@ class Rounds:
             self._stopped.discard(rollout)
             self._keys[rollout] = outcome.keys
             if outcome.reward is not None:
-                self._step.scored(_stage_of(outcome.uid), _group_of(outcome.uid), outcome.metric)
+                ended = StageResult(outcome.metric, outcome.tokens, outcome.truncated)
+                self._step.see(_stage_of(outcome.uid), _group_of(outcome.uid), ended)
             tell(self.allocator, [self._result(rollout, outcome)])
 
     def _result(self, rollout: int, outcome: SessionOutcome) -> RolloutResult:
@@ -405,6 +406,10 @@ class Rounds:
         own |= away(self.allocator)
         run = totals(self.allocator) | prediction(self.allocator)
         return scalars(run | of_batch(self.allocator, batch) | self._figures | own)
+
+    def groups_table(self) -> list[tuple[Any, ...]]:
+        """The groups that left a stage in the last step, with the columns of `figures.COLUMNS`."""
+        return list(self._figures.get("groups_table", ()))
 
     def state_dict(self) -> dict[str, Any]:
         """The core's state and the keys of stored rows. Call it after `trained`. Loading repeats running rollouts."""

@@ -31,11 +31,13 @@ from rollalloc.core.packing import exact_keys
 from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.verl.client import Client, ResumingClient, requests_left
 from rollalloc.drivers.verl.configure import configure
+from rollalloc.drivers.verl.figures import COLUMNS
 from rollalloc.drivers.verl.loader import Prompts, fill_samples, refuse_columns_of
 from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
 from rollalloc.drivers.verl.names import READ_IN_VALIDATION
 from rollalloc.drivers.verl.rounds import Finished, Rounds, Session, SessionOutcome, Submission, TrainingRows
 from rollalloc.files.atomic import write_text
+from rollalloc.runs.metrics import PREFIX
 from rollalloc.runs.teaching import notices
 
 log = logging.getLogger(__name__)
@@ -178,6 +180,7 @@ class RecipeTrainer(PPOTrainer):
             tq.kv_batch_put(keys=keys, partition_id=_PARTITION, fields=tu.get_tensordict({"uid": groups}))
         tags = tq.kv_list(_PARTITION)[_PARTITION]
         metrics: dict[str, Any] = self.rounds.metrics(rows.batch)
+        show_groups(self.logger, self.rounds.groups_table(), self.global_steps)
         if self.settings.stops and not self.overlaps:
             metrics["rollalloc/requests_left"] = self._requests_left()
         return KVBatchMeta(partition_id=_PARTITION, keys=keys, tags=[tags[key] for key in keys]), metrics
@@ -303,6 +306,20 @@ class RecipeTrainer(PPOTrainer):
         self.prompts.epoch = state["epoch"]
         if unneeded:
             self.rounds.crew.release(sorted(unneeded))
+
+
+def show_groups(logger: Any, groups: Sequence[tuple[Any, ...]], step: int) -> None:
+    """Log a step's table of groups to W&B, if verl logs there.
+
+    Args:
+        logger: verl's `Tracking`.
+        groups: rows with the columns of `figures.COLUMNS`.
+        step: verl's.
+    """
+    wandb = logger.logger.get("wandb")
+    if wandb is not None and groups:
+        table = wandb.Table(columns=list(COLUMNS), data=[list(row) for row in groups])
+        wandb.log({f"{PREFIX}/groups_table": table}, step=step)
 
 
 def _read_state(path: Path) -> dict[str, Any]:
