@@ -177,6 +177,8 @@ def test_a_table_of_text_is_read_under_its_column_names(tmp_path, name):
             "a.csv:2: expected 2 values, one for each column .q, a., got 3; put values that hold ','",
         ),
         ("a.csv", b"q,q\n1,2\n", "the column 'q' occurs twice"),
+        ("a.csv", b"q;a\n1;2\n", "expected columns separated by ',', got the line of names 'q;a', separated by ';'"),
+        ("a.tsv", b"q,a\n1,2\n", r"separated by '\\t', got the line of names 'q,a', separated by ','"),
         ("a.csv", b'q,a\n"1,2\n', "not a readable row"),
         ("a.csv", b"q,a\n", "expected at least one row"),
         ("a.csv", "q,a\né,2\n".encode("latin1"), "expected text in UTF-8.*iconv -f latin1 -t utf-8"),
@@ -186,6 +188,7 @@ def test_a_table_of_text_is_read_under_its_column_names(tmp_path, name):
         ("a.json", b"[]", "expected at least one row"),
         ("a.json", b"[" * 100_000, "expected one JSON array of rows"),
         ("a.jsonl", '{"q": "é"}'.encode("latin1"), "a.jsonl:1: expected one JSON object.*iconv"),
+        ("a.jsonl", '{"q": 1}'.encode("utf-16"), "a.jsonl:1: expected one JSON object.*iconv -f utf-16"),
         ("a.jsonl", b'[\n{"q": 1}]', "a file that holds one array must end in .json"),
     ],
 )
@@ -197,7 +200,7 @@ def test_text_that_cannot_be_read_is_refused_with_the_remedy(tmp_path, name, con
 def test_an_empty_file_is_refused(save, tmp_path):
     pd.DataFrame({"data_source": []}).to_parquet(tmp_path / "empty.parquet")
     for path in (save(), tmp_path / "empty.parquet"):
-        with pytest.raises(ValueError, match=rf"{path}: expected at least one row, but the file is empty"):
+        with pytest.raises(ValueError, match=rf"{path}: expected at least one row, but the file has none"):
             load_prompts(path)
 
 

@@ -38,7 +38,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
         place = f"{path}:{number}"
         yield place, row
     if place is None:
-        raise ValueError(f"{path}: expected at least one row, but the file is empty; write it again or leave it out")
+        raise ValueError(f"{path}: expected at least one row, but the file has none; write it again or leave it out")
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -71,7 +71,10 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
         yield number, row
 
 
-_NOT_UTF8 = "if the file is in Latin-1, `iconv -f latin1 -t utf-8 FILE > NEW` writes it in UTF-8"
+_NOT_UTF8 = (
+    "if the file is in Latin-1, `iconv -f latin1 -t utf-8 FILE > NEW` writes it in UTF-8; if a shell of Windows wrote it, "
+    "in UTF-16, so does `iconv -f utf-16 -t utf-8`"
+)
 
 
 def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
@@ -90,6 +93,9 @@ def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
     yield from enumerate(rows, 1)
 
 
+_SEPARATORS = ",;\t|"
+
+
 def _read_separated(path: Path, separator: str) -> Iterator[tuple[int, Any]]:
     """Rows below a line of column names. Values are text; an empty value is None."""
     csv.field_size_limit(LONGEST)
@@ -99,6 +105,11 @@ def _read_separated(path: Path, separator: str) -> Iterator[tuple[int, Any]]:
             names = next(reader, [])
             if twice := [name for name, times in Counter(names).items() if times > 1]:
                 raise ValueError(f"{path}: the column {twice[0]!r} occurs twice; rename one")
+            if len(names) == 1 and (other := next((mark for mark in _SEPARATORS if mark in names[0]), None)):
+                raise ValueError(
+                    f"{path}: expected columns separated by {separator!r}, got the line of names {names[0]!r}, separated "
+                    f"by {other!r}; write the file again with {separator!r}"
+                )
             for values in filter(None, reader):
                 if len(values) != len(names):
                     raise ValueError(

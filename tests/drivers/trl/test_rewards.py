@@ -53,16 +53,24 @@ def test_a_completion_without_any_score_is_said_once_in_trls_words(caplog):
     assert "'answer': 2, 'completion': 'yy'" in caplog.text
 
 
-def test_a_function_that_raises_is_named_with_what_it_gets():
-    def startswith(completions: Any, **_: Any) -> Any:
-        return [float(message.startswith("a")) for message in completions]
+def startswith(completions: Any, **_: Any) -> Any:
+    """Wrong for conversations, whose completions are lists of messages."""
+    return [float(message.startswith("a")) for message in completions]
 
-    rewards = of_functions(startswith)
+
+async def startswith_async(completions: Any, **_: Any) -> Any:
+    return startswith(completions)
+
+
+@pytest.mark.parametrize("function", [startswith, startswith_async])
+def test_a_function_that_raises_is_named_with_what_it_gets(function):
+    rewards = of_functions(function)
     chats = [[{"role": "assistant", "content": text}] for text in TEXTS]
     with pytest.raises(AttributeError) as raised:
         rewards(EXAMPLES, chats, IDS, STATE)
     [note] = raised.value.__notes__
-    assert note.startswith("raised by the reward function startswith. It gets answer of the data set and prompts, ")
+    name = function.__name__
+    assert note.startswith(f"raised by the reward function {name}. It gets answer of the data set and prompts, ")
     assert "Each completion is a list of messages, whose text is completion[0]['content']" in note
 
 

@@ -7,7 +7,8 @@ import inspect
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set, Sized
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -198,11 +199,9 @@ class RewardFunctions:
 
     def _judge(self, name: str, function: Any, tokenizer: Any, given: dict[str, Any]) -> Any:
         if not isinstance(function, torch.nn.Module):
-            try:
-                return function(**given)
-            except Exception as error:
-                error.add_note(_what_it_got(name, given))
-                raise
+            with _noted(name, given):
+                scores = function(**given)
+            return _awaited(name, scores, given) if inspect.isawaitable(scores) else scores
         texts = [
             prompt + completion
             if isinstance(completion, str)
@@ -232,6 +231,22 @@ class RewardFunctions:
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="rollalloc-rewards", daemon=True).start()
         return loop
+
+
+async def _awaited(name: str, scores: Awaitable[Any], given: Mapping[str, Any]) -> Any:
+    """The result of an async reward function."""
+    with _noted(name, given):
+        return await scores
+
+
+@contextmanager
+def _noted(name: str, given: Mapping[str, Any]) -> Iterator[None]:
+    """Add to an error of a reward function, in a note, its name and what it was called with."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(_what_it_got(name, given))
+        raise
 
 
 def _what_it_got(name: str, given: Mapping[str, Any]) -> str:
