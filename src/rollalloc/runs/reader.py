@@ -20,7 +20,7 @@ from rollalloc.runs.recorded import Line, RecordedRun
 from rollalloc.runs.trl_log import read_trl, state_in
 from rollalloc.runs.verl_run import read_verl_run
 
-_MOST = 1024  # lines to keep of each kind; at twice as many, pairs of neighbours are joined
+_MOST = 1024  # lines to keep of each kind; at twice as many, of two neighbours the later one is kept
 _KINDS = ("batch", "eval", "end", "failed", "resume")  # all other kinds of lines are kept together
 _LONGEST_DESCRIPTION = 8 << 20  # bytes
 _TAIL = 1 << 18  # bytes at the end of the metrics in which `newest_lines` searches
@@ -194,8 +194,7 @@ def _thinned(lines: Iterable[Line]) -> list[Line]:
 class _Thinned:
     """The lines of one kind, thinned for long runs, in which an entry stands for several successive lines.
 
-    An entry has the values of its last line, which for running totals is right. Rows by age are not totals, so they are
-    summed over the lines. The first entry is always a single line.
+    An entry has the values of its last line, which for running totals is right. The first entry is always a single line.
     """
 
     entries: list[tuple[int, Line]] = field(default_factory=list[tuple[int, Line]])  # number in the file, line
@@ -208,19 +207,10 @@ class _Thinned:
             self.entries.append((number, line))
             self._in_last = 1
         else:
-            self.entries[-1] = _joined(self.entries[-1], (number, line))
+            self.entries[-1] = (number, line)
             self._in_last += 1
         if len(self.entries) > 2 * _MOST:
             first, *rest = self.entries
-            pairs = [_joined(*rest[at : at + 2]) if at + 1 < len(rest) else rest[at] for at in range(0, len(rest), 2)]
-            self.entries = [first, *pairs]
+            self.entries = [first, *(rest[min(at + 1, len(rest) - 1)] for at in range(0, len(rest), 2))]
             self._in_last += self._each if len(rest) % 2 == 0 else 0
             self._each *= 2
-
-
-def _joined(earlier: tuple[int, Line], later: tuple[int, Line]) -> tuple[int, Line]:
-    number, line = later
-    if before := earlier[1].get("ages"):
-        ages = line.get("ages") or {}
-        line = line | {"ages": before | {age: rows + before.get(age, 0) for age, rows in ages.items()}}
-    return number, line

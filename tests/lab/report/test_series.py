@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from rollalloc.lab.report import figures, series
-from rollalloc.runs.reader import read_run
+from rollalloc.lab.report import series
 from rollalloc.runs.recorded import RecordedRun
 
 
@@ -88,34 +85,6 @@ def test_states_are_shares_of_what_was_visited():
     assert over.values["out_of_band/solved"][0] == 0  # a state that comes up later was none before
     np.testing.assert_allclose(over.values["out_of_band/solved"][-1], 0.25)
     np.testing.assert_allclose(series.evicted_over_time([run]).values["evicted"][[0, -1]], [0, 0.25])
-
-
-def test_ages_are_summed_over_batches_and_seeds():
-    runs = [batches({"ages": {"0": 6, "2": 1}}, {"ages": {"0": 2}}), batches({"ages": {"10": 1}}, {})]
-    assert series.ages(runs) == {0: 0.8, 2: 0.1, 10: 0.1}
-    assert series.ages([batches({})]) == {}
-
-
-def test_what_is_trained_on_is_held_against_what_was_sampled(write_run):
-    """By hand: rows of 9 tokens among rollouts of 10, and ten points harder; nothing is drawn where nothing differs."""
-    run = read_run(write_run("ours", batches=20))
-
-    def selected(tokens, difficulty):
-        found = {
-            "tokens_sampled": 10,
-            "tokens_trained": tokens,
-            "difficulty_sampled": 0.4,
-            "difficulty_trained": difficulty,
-        }
-        lines = [line | {"selection": found} if line["kind"] == "batch" else line for line in run.metrics]
-        return [replace(run, metrics=lines)]
-
-    over = series.selection_over_time(selected(9, 0.5))
-    assert over.values["tokens"] == pytest.approx(-10)
-    assert over.values["difficulty"] == pytest.approx(10)
-    assert series.selection_over_time([run]) is None
-    assert figures.selection({"ours": selected(9, 0.4)}) is not None
-    assert figures.selection({"ours": selected(10, 0.4), "older": [run]}) is None
 
 
 def test_what_training_measured_is_brought_onto_one_axis_and_what_is_not_known_is_left_out():

@@ -39,7 +39,6 @@ Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one per see
 _WIDTH = 4.5  # inches; small, so that the text stays readable on a phone
 _NARROW = 0.085  # parts of a bar narrower than this share get no number
 _POINTS = 60  # draw a run's evaluations as points up to this number
-_TICKS = 20  # give each age its own tick up to this number
 _LINES = ("-", "--", ":")  # when there are more methods than colours
 _LOOK = {
     "font.size": 10,
@@ -263,52 +262,6 @@ def lengths(methods: Methods) -> Figure | None:
         return [""]
 
     return _rows(methods, draw, {}, "tokens")
-
-
-def selection(methods: Methods) -> Figure | None:
-    """For each method, how much longer and harder the trained rows are than all rollouts; None if nothing is selected."""
-    over_time = {label: series.selection_over_time(runs) for label, runs in methods.items()}
-    if not any(part_X.any() for over in over_time.values() if over for part_X in over.values.values()):
-        return None
-
-    def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
-        over = series.selection_over_time(runs)
-        if over is None:
-            return []
-        axes.axhline(0, color=RULE.light, linewidth=0.8)
-        for name, line in (("tokens", "-"), ("difficulty", "--")):
-            if name in over.values:
-                axes.plot(over.x_X, over.values[name], color=METHODS[1].light, linewidth=1.6, linestyle=line)
-        return [""]
-
-    return _rows(methods, draw, {}, "% and percentage points")
-
-
-def staleness(methods: Methods) -> Figure | None:
-    """For each method, the share of trained rows by age: the number of updates since their first token."""
-    ages_of = {label: by_age for label, runs in methods.items() if (by_age := series.ages(runs))}
-    if not any(age for by_age in ages_of.values() for age in by_age):
-        return None
-    oldest = max(max(by_age) for by_age in ages_of.values())
-    with look():
-        figure, axes = _figure(2.9)
-        width = 0.8 / len(ages_of)
-        for at, (label, by_age) in enumerate(ages_of.items()):
-            x = [age - 0.4 + (at + 0.5) * width for age in by_age]
-            colour = METHODS[list(methods).index(label) % len(METHODS)].light
-            axes.bar(x, list(by_age.values()), width * 0.9, color=colour, label=one_line(label, 24))
-        if oldest < _TICKS:
-            axes.set_xticks(range(oldest + 1))
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlim(-0.6, max(oldest, 3) + 0.6)
-        axes.set_xlabel("updates between a rollout's first token and its use")
-        axes.set_ylabel("share of rows")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        axes.grid(axis="y")
-        axes.set_axisbelow(True)
-        figure.legend(loc="outside upper left", ncols=3)
-    return figure
 
 
 def _figure(height: float) -> tuple[Figure, Axes]:

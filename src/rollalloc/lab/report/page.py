@@ -308,18 +308,6 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
             _how_lengths_read(methods, over),
             figures.lengths,
         ),
-        (
-            "selection",
-            "What is trained on against what was sampled",
-            f"Rows less all rollouts{over}: solid, mean length in percent; dashed, expected difficulty in points.",
-            figures.selection,
-        ),
-        (
-            "staleness",
-            "Staleness",
-            "Updates of the weights between a rollout's first token and its use in training; 0 is fresh.",
-            figures.staleness,
-        ),
     ):
         figure = draw(methods)
         if figure is not None:

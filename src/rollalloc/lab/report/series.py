@@ -140,32 +140,6 @@ def lengths_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
     )
 
 
-def selection_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
-    """Trained rows minus all sampled rollouts: "tokens" in percent of those sampled, "difficulty" in percentage points."""
-    return _over_time(runs, _selected)
-
-
-def _selected(line: Line) -> dict[str, float] | None:
-    selection = line.get("selection") or {}
-    if not selection.get("tokens_sampled") or "tokens_trained" not in selection:
-        return None
-    shares = {"tokens": 100 * (selection["tokens_trained"] / selection["tokens_sampled"] - 1)}
-    if "difficulty_sampled" in selection and "difficulty_trained" in selection:
-        shares["difficulty"] = 100 * (selection["difficulty_trained"] - selection["difficulty_sampled"])
-    return shares
-
-
-def ages(runs: Sequence[RecordedRun]) -> dict[int, float]:
-    """Share of all trained rows by age, the updates between their first token and their batch; empty if unknown."""
-    rows: dict[int, int] = {}
-    for run in runs:
-        for line in run.batches:
-            for age, count in (line.get("ages") or {}).items():
-                rows[int(age)] = rows.get(int(age), 0) + count
-    total = sum(rows.values())
-    return {age: rows[age] / total for age in sorted(rows)} if total else {}
-
-
 def paid_by_cause(runs: Sequence[RecordedRun]) -> dict[str, float]:
     """Rollouts paid by cause, mean over the runs."""
     causes = dict.fromkeys(cause for run in runs for cause in run.accounts)
