@@ -26,7 +26,7 @@ from rollalloc.cli.report import report
 from rollalloc.cli.simulate import simulate
 from rollalloc.cli.train import train
 from rollalloc.cli.waste import waste
-from rollalloc.files.text import visible
+from rollalloc.files.text import error_text, visible
 
 _MISTAKES = (
     *(ValueError, TypeError, OSError, RuntimeError),
@@ -96,7 +96,7 @@ def main() -> None:
         app()
     except _MISTAKES as error:
         said = Text("error: ", "bold red")  # one Text object, so that wrapping counts the prefix
-        console.print(said.append(visible(f"{type(error).__name__}: {error}"), "not bold default"))
+        console.print(said.append(visible(error_text(error)), "not bold default"))
         sys.exit(2)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from reprlib import repr as short
 from typing import Any
 
+from rollalloc.files.text import error_text
+
 # Arguments of `apply_chat_template` that `encode_prompt` sets itself, or that change the form of its result.
 _RESERVED = frozenset(
     [
@@ -154,7 +156,7 @@ def known_tokens(name: str, content: Any, tokenize: Callable[[], Sequence[int | 
         ids = tokenize()
     except Exception as error:  # a template or a tokenizer may raise anything
         raise ValueError(
-            f"{name} cannot be tokenized ({type(error).__name__}: {error}), its content is {short(content)}; take it "
+            f"{name} cannot be tokenized ({error_text(error)}), its content is {short(content)}; take it "
             "out of the data, or take a tokenizer that knows all of it"
         ) from error
     known = tuple(token for token in ids if token is not None)

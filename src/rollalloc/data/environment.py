@@ -11,6 +11,7 @@ from typing import Any
 
 from rollalloc.data.prompts import write_prompts
 from rollalloc.files.claims import claim_files, refuse_foreign_files
+from rollalloc.files.text import error_text
 from rollalloc.rewards.environment import CONFIG, NAME, TASK, check_task, load_taskset, prompt_of
 
 _MOST_TASKS = 10**12  # more can only be a typing error
@@ -71,9 +72,7 @@ def _drawn(name: str, taskset: Any, start: int, stop: int | None) -> Iterator[An
     try:
         yield from islice(iter(taskset), start, stop)
     except (Exception, SystemExit) as error:
-        raise ValueError(
-            f"environment {name!r} fails while it makes tasks ({type(error).__name__}: {error})"
-        ) from error
+        raise ValueError(f"environment {name!r} fails while it makes tasks ({error_text(error)})") from error
 
 
 def _row(name: str, settings: str, task: Any) -> dict[str, Any]:

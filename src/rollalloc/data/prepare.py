@@ -16,6 +16,7 @@ from rollalloc.data.hub import why_unreachable
 from rollalloc.data.prompts import check_row, write_prompts
 from rollalloc.data.public import FILTERS, SETS, NoAnswer, PublicSplit, to_verl
 from rollalloc.files.claims import claim_files, refuse_foreign_files
+from rollalloc.files.text import error_text
 
 _SUFFIXES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
 
@@ -138,7 +139,7 @@ def _verl_rows(
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             columns = ", ".join(map(str, raw)) if isinstance(raw, Mapping) else short(raw)
             raise ValueError(
-                f"{place}: not a row of {part.hub}, it has {columns or 'nothing'} ({type(error).__name__}: {error}); check "
+                f"{place}: not a row of {part.hub}, it has {columns or 'nothing'} ({error_text(error)}); check "
                 "that the file belongs to the set"
             ) from error
         check_row(place, row)

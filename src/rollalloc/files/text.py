@@ -34,6 +34,11 @@ def one_line(text: str, limit: int = 40) -> str:
     return name if len(name) <= limit else f"{name[: limit - 1]}…"
 
 
+def error_text(error: BaseException, limit: int | None = None) -> str:
+    """The type and message of an error, such as "ValueError: expected a number", cut off after `limit` characters."""
+    return f"{type(error).__name__}: {error}"[:limit]
+
+
 def _shown(letter: str) -> str:
     if unicodedata.category(letter) not in _UNSEEN and not _is_no_character(ord(letter)):
         return letter

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from rollalloc.core.recipe import at_least
 from rollalloc.data.prompts import Prompt
-from rollalloc.files.text import visible
+from rollalloc.files.text import error_text, visible
 from rollalloc.generate.sampling import Sampling
 
 try:
@@ -269,7 +269,7 @@ class ServedModel:
             except openai.OpenAIError as error:
                 raise ServerFailed(self._why(error)) from None
             except (AttributeError, TypeError, ValueError, IndexError) as error:  # incomplete or unexpected JSON
-                problem = f"{type(error).__name__}: {error}"[:_SHOWN]
+                problem = error_text(error, _SHOWN)
         raise ServerFailed(f"{self.endpoint.url} {_NO_PROTOCOL} ({self._hidden(problem)}, {_MALFORMED} times)")
 
     async def _request(self, prompt: Prompt) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from rollalloc.files.text import error_text
 from rollalloc.models.likelihood import cache_argument, evaluating
 
 
@@ -32,7 +33,7 @@ def why_not(model: PreTrainedModel) -> str | None:
                 logits_to_keep=1,
             )
     except (AttributeError, TypeError, ValueError) as error:
-        return f"a model that takes no cache ({type(error).__name__}: {error})"
+        return f"a model that takes no cache ({error_text(error)})"
     if getattr(output, name, None) is not cache:
         return "a model that keeps its state outside the cache it is given"
     layers: list[Any] = cache.layers

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from rollalloc.files.text import error_text
+
 try:  # here and not in the reward, since seconds of importing do not count towards a sample's limit
     import verifiers.v1 as verifiers  # pyright: ignore[reportMissingImports]
     from verifiers.v1.envs.single_agent import SingleAgentEnv  # pyright: ignore[reportMissingImports]
@@ -48,7 +50,7 @@ def load_taskset(name: str, config: Mapping[str, Any]) -> Any:
     except (Exception, SystemExit) as error:  # its import can raise anything, for example if a key is missing
         raise ValueError(
             f"environment {name!r} is no taskset of verifiers 0.4, or its config is wrong, or its package needs something "
-            f"that is missing ({type(error).__name__}: {error})"
+            f"that is missing ({error_text(error)})"
         ) from error
     if environment is not SingleAgentEnv:
         raise ValueError(f"environment {name!r} has several agents or turns ({environment.__name__}); {_ELSEWHERE}")

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rollalloc.core.events import LARGEST
+from rollalloc.files.text import error_text
 
 _getpid, _exit = os.getpid, os._exit  # bound at import, since reward functions that sandbox code may patch `os`
 _run = asyncio.run  # likewise: some reward functions replace `asyncio.run`
@@ -151,7 +152,7 @@ def end_if_forked(process_id: int, ended: BaseException | None) -> None:
 def what_was_raised(error: BaseException) -> str:
     """The reason for an unscored sample: the exception's type and text, or only its type if `str` fails on it."""
     try:
-        return f"{type(error).__name__}: {error}"[:_REASON_LENGTH]
+        return error_text(error, _REASON_LENGTH)
     except Exception:
         return type(error).__name__[:_REASON_LENGTH]
 

@@ -26,6 +26,7 @@ from rollalloc.data.features import Features
 from rollalloc.data.prompts import EncodedPrompts
 from rollalloc.files.atomic import append_text, write_text
 from rollalloc.files.names import ALLOCATOR, DESCRIPTION, METRICS, REWARDS, ROLLOUTS
+from rollalloc.files.text import error_text
 from rollalloc.generate.engine import LocalEngine
 from rollalloc.generate.outcomes import RolloutResult, mostly_unscored, no_scores, tell
 from rollalloc.generate.stream.async_engine import AsyncEngine
@@ -428,7 +429,7 @@ class Loop(ABC):
     def _write_failure(self, error: Exception) -> None:
         """Write to the metrics that the run failed. Resuming removes this line."""
         with suppress(Exception):  # the first error is the one to raise
-            self._write_last("failed", f"{type(error).__name__}: {error}")
+            self._write_last("failed", error_text(error))
 
     # ----------------------------------------------------------------------------------------------------- resuming
 

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from rollalloc.core.events import LARGEST, Order
 from rollalloc.core.table import PromptTable
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.drivers.tinker.service import RequestFailed, SampledSequence, Service, ServiceFailed, error_text
+from rollalloc.drivers.tinker.service import REASON_LENGTH, RequestFailed, SampledSequence, Service, ServiceFailed
 from rollalloc.drivers.tinker.trajectories import NOTHING, Piece, Trajectory
+from rollalloc.files.text import error_text
 from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
 from rollalloc.rewards.scorers import Scorer
@@ -151,7 +152,7 @@ class Rewarded:
         try:
             return EndedRollout(trajectory, _PENDING, self.decode(sample.tokens))
         except Exception as error:  # ids that the tokenizer does not know
-            return EndedRollout(trajectory, Unscored(f"cannot be decoded, {error_text(error)}"))
+            return EndedRollout(trajectory, Unscored(f"cannot be decoded, {error_text(error, REASON_LENGTH)}"))
 
     async def _scores(self, prompt: int, ended: Sequence[EndedRollout]) -> list[Outcome]:
         prompt_set = self.prompts.prompt_set
@@ -246,7 +247,9 @@ class Environments:
         try:
             envs = await self._envs(builder, count, wave)
         except Exception as error:
-            return [_failed(rollout, f"make_envs failed, {error_text(error)}") for rollout in order.rollouts]
+            return [
+                _failed(rollout, f"make_envs failed, {error_text(error, REASON_LENGTH)}") for rollout in order.rollouts
+            ]
         try:
             played = await asyncio.gather(
                 *(self._play(rollout, env, wave) for rollout, env in zip(order.rollouts, envs, strict=True))
@@ -291,7 +294,7 @@ class Environments:
         except ServiceFailed:
             raise
         except Exception as error:
-            outcome = Unscored(f"the environment failed, {error_text(error)}")
+            outcome = Unscored(f"the environment failed, {error_text(error, REASON_LENGTH)}")
         trajectory = Trajectory(rollout, tuple(piece for piece in pieces if piece.tokens), truncated)
         return EndedRollout(trajectory, outcome or _PENDING, self._text(turns), answered), turns
 
@@ -332,7 +335,7 @@ class Environments:
                 answer = builder.compute_group_rewards([played[i][1] for i in pending], [envs[i] for i in pending])
                 group_rewards = dict(zip(pending, await wave.service.answered(answer), strict=True))
             except Exception as error:
-                failure = f"compute_group_rewards failed, {error_text(error)}"
+                failure = f"compute_group_rewards failed, {error_text(error, REASON_LENGTH)}"
         return [
             ended._replace(outcome=self._outcome(turns, group_rewards.get(index), failure))
             if ended.outcome is _PENDING
@@ -356,7 +359,7 @@ class Environments:
         except KeyError:
             return Unscored(f"the environment has no metric {self.metric!r}; it has {sorted(map(str, metrics))[:5]}")
         except (TypeError, ValueError) as error:
-            return Unscored(f"the reward or the metric is not a number, {error_text(error)}")
+            return Unscored(f"the reward or the metric is not a number, {error_text(error, REASON_LENGTH)}")
         if not (abs(reward) <= LARGEST and abs(metric) <= LARGEST):
             return Unscored(f"the reward or the metric is not a number within ±{LARGEST:g}")
         return Scored(reward, metric)
@@ -378,7 +381,7 @@ def _ints(observation: Any) -> tuple[int, ...]:
     try:
         tokens = tuple(observation.to_ints())
     except Exception as error:
-        raise _Unusable(f"an observation must consist of tokens, {error_text(error)}") from None
+        raise _Unusable(f"an observation must consist of tokens, {error_text(error, REASON_LENGTH)}") from None
     if not tokens:
         raise _Unusable("an observation has no tokens")
     return tokens

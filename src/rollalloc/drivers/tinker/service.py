@@ -20,6 +20,7 @@ import numpy as np
 
 from rollalloc.core.recipe import at_least
 from rollalloc.drivers.tinker.costs import Usage
+from rollalloc.files.text import error_text
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ LossName = Literal["importance_sampling", "ppo", "cispo"]  # the service's losse
 MODEL_FILE = "tinker.json"
 _FATAL = ("AuthenticationError", "BillingError", "PermissionDeniedError")  # a retry cannot succeed
 _DAY_S = 86_400
+REASON_LENGTH = 300  # characters of an error in a rollout's reason
 _T = TypeVar("_T")
 
 
@@ -182,7 +184,7 @@ class Service:
         except Exception as error:
             if type(error).__name__ in _FATAL:
                 self._refuse("sampling", error)
-            raise RequestFailed(f"sampling failed, {error_text(error)}") from error
+            raise RequestFailed(f"sampling failed, {error_text(error, REASON_LENGTH)}") from error
         tokens_of_each = [_tokens_of(sequence) for sequence in sequences]
         self._count(
             Usage(
@@ -323,7 +325,9 @@ class Service:
         if isinstance(error, TimeoutError | TooLate):
             limit = f"{self.remote.request_seconds:g} s"
             raise ServiceFailed(f"{action} took more than {limit}; resume the run when the service answers") from error
-        raise ServiceFailed(f"{action} failed, {error_text(error)}; fix the cause, then resume the run") from error
+        raise ServiceFailed(
+            f"{action} failed, {error_text(error, REASON_LENGTH)}; fix the cause, then resume the run"
+        ) from error
 
 
 def in_thread(call: Callable[[], _T]) -> Future[_T]:
@@ -358,7 +362,7 @@ def _usable(sequence: Any, tokens: tuple[Any, ...], max_tokens: int) -> SampledS
     try:
         logprobs = tuple(map(float, sequence.logprobs or ()))
     except Exception as error:  # the service may send anything
-        return f"expected log-probabilities, {error_text(error)}"
+        return f"expected log-probabilities, {error_text(error, REASON_LENGTH)}"
     if len(logprobs) != len(tokens):
         return f"expected {len(tokens)} log-probabilities, one for each token, got {len(logprobs) or 'none'}"
     if not all(map(isfinite, logprobs)):
@@ -381,8 +385,3 @@ def _path(saved: Any) -> str:
 
 def _array(data: Any) -> Any:
     return None if data is None else np.asarray(data.tolist() if hasattr(data, "tolist") else data.data, np.float32)
-
-
-def error_text(error: BaseException) -> str:
-    """The type and message of an error, at most 300 characters."""
-    return f"{type(error).__name__}: {error}"[:300]

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from accelerate.utils import gather_object
 
+from rollalloc.files.text import error_text
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)  # handlers of these signals may raise an exception at any line
 _T = TypeVar("_T")
 
@@ -50,7 +52,7 @@ def by_all(work: Callable[[], _T]) -> list[_T]:
         made.append(work())
     except Exception as raised:
         error = raised
-    everyone = gather_object([(made, None if error is None else f"{type(error).__name__}: {error}")])
+    everyone = gather_object([(made, None if error is None else error_text(error))])
     if error is not None:
         raise error
     for process, (_, failure) in enumerate(everyone):

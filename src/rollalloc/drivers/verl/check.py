@@ -30,7 +30,7 @@ from rollalloc.core.rule import SizeRule
 from rollalloc.drivers.verl.minibatches import optimizer_steps
 from rollalloc.drivers.verl.modes import MODES
 from rollalloc.drivers.verl.settings import VerlSettings
-from rollalloc.files.text import visible
+from rollalloc.files.text import error_text, visible
 from rollalloc.recipes.darts import Redundant
 from rollalloc.recipes.pilot_commit import EveryRound
 from rollalloc.rules.intake import Ahead, KeepInFlight
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         accepted = described(checked(config))
     except Exception as error:  # verl's validation raises several types
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, ValueError) else error_text(error)
         sys.stderr.write(visible(f"refused: {reason}\n"))
         return _REFUSED
     sys.stdout.write(accepted + "\n")

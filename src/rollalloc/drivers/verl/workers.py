@@ -23,6 +23,7 @@ from rollalloc.drivers.verl.client import LIVE, Live, SessionStopped
 from rollalloc.drivers.verl.rounds import Session, SessionOutcome
 from rollalloc.drivers.verl.scores import ACC, read_score
 from rollalloc.drivers.verl.tools import ToolLoop as ToolLoop  # verl finds it by its name
+from rollalloc.files.text import error_text
 from rollalloc.generate.outcomes import uncertainty_of
 from rollalloc.rewards.function import Scored
 
@@ -118,9 +119,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         except BaseException as error:  # e.g. SystemExit in a tool; without an outcome the trainer would wait forever
             late = live.clock is not None and live.clock.expired()
             cancelled = late and live.stopped
-            reason = (
-                f"a tool took more than {live.patience} s" if late else f"{type(error).__name__}: {error}"[:_REASON]
-            )
+            reason = f"a tool took more than {live.patience} s" if late else error_text(error, _REASON)
             if not cancelled:
                 log.warning("session %s_%d: %s", *session, reason)
         del self._live[session]

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rollalloc.files.text import error_text
 from rollalloc.generate.stream.backend import NO_LOGPROBS, BackendDied, Decoding, Ended, RunningRow
 from rollalloc.generate.stream.blueprint import Blueprint, SharedWeights
 from rollalloc.generate.stream.local import LocalBackend
@@ -315,4 +316,4 @@ def _as_it_travels(error: Exception) -> Exception:
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(f"the process that generates failed: {type(error).__name__}: {error}")
+        return RuntimeError(f"the process that generates failed: {error_text(error)}")

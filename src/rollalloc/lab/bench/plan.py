@@ -17,7 +17,7 @@ from rollalloc.core.packing import differences
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims
 from rollalloc.files.opening import read_text
-from rollalloc.files.text import one_line
+from rollalloc.files.text import error_text, one_line
 from rollalloc.lab.bench.contestants import Contestant, contestants
 from rollalloc.lab.bench.presets import DEFAULT_RATE, Preset, preset_of, preset_of_rung
 from rollalloc.lab.bench.rungs import LadderRung
@@ -297,7 +297,7 @@ def frozen_in(folder: Path) -> tuple[Plan, str]:
             raise ValueError(f"schema {saved['schema']!r}, expected {_SCHEMA}")
         return _revived(saved["plan"]), one_line(str(saved["date"]))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        shown = one_line(f"{type(error).__name__}: {error}", 300)
+        shown = one_line(error_text(error), 300)
         raise ValueError(f"{path} is no plan of this version of rollalloc ({shown})") from None
 
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 import rollalloc
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import claim_files
-from rollalloc.files.text import one_line, shortened, visible
+from rollalloc.files.text import error_text, one_line, shortened, visible
 from rollalloc.lab.bench.summary import FEWEST, RecipeSummary, Summary, summaries_of
 from rollalloc.lab.report import figures, style
 from rollalloc.lab.report.samples import ShownRollout, samples
@@ -122,7 +122,7 @@ def sections(runs_in: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> lis
     try:
         summaries = _compared(runs)
     except Exception as error:  # runs that cannot be compared, e.g. from another version, are still shown
-        why = f"No costs are given, for the runs cannot be compared: {type(error).__name__}: {error}"
+        why = f"No costs are given, for the runs cannot be compared: {error_text(error)}"
         shown = [of_unit for of_one in runs_in.values() for of_unit in _by_unit(of_one)]
         names = _file_names([_place(of_unit).name for of_unit in shown])
         return [
