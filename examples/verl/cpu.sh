@@ -10,7 +10,8 @@ export VERL_PLATFORM=cpu VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1 TORCHDYNAMO_D
 export RAY_DEDUP_LOGS=0 RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1
 export VERL_FILE_LOGGER_PATH="$folder/metrics.jsonl"
 [ -d "$folder/model" ] || $python "$here/make_tiny.py" "$folder"
-exec $python -m verl.trainer.main_ppo \
+modules=verl_on_cpu${VERL_USE_EXTERNAL_MODULES:+,$VERL_USE_EXTERNAL_MODULES}
+exec env VERL_USE_EXTERNAL_MODULES="$modules" PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}" $python -m verl.trainer.main_ppo \
   trainer.device=cpu trainer.n_gpus_per_node=1 trainer.val_before_train=False 'trainer.logger=[console,file]' \
   trainer.default_local_dir="$folder/checkpoints" \
   algorithm.adv_estimator=grpo reward.num_workers=1 reward.custom_reward_function.path="$here/digits.py" \
@@ -27,7 +28,7 @@ exec $python -m verl.trainer.main_ppo \
   actor_rollout_ref.rollout.tensor_model_parallel_size=1 actor_rollout_ref.rollout.enforce_eager=True \
   actor_rollout_ref.rollout.free_cache_engine=False +actor_rollout_ref.rollout.enable_sleep_mode=False \
   actor_rollout_ref.rollout.max_model_len=128 actor_rollout_ref.rollout.agent.num_workers=1 \
-  +actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=rollalloc.drivers.verl.cpu_weights.CpuWorkerExtension \
+  +actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=cpu_weights.CpuWorkerExtension \
   actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=16 \
   transfer_queue.backend.SimpleStorage.num_data_storage_units=1 \
   hydra.run.dir="$folder/hydra" \

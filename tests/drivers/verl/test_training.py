@@ -368,15 +368,19 @@ def test_on_devices_of_their_own_rollouts_go_on_while_a_batch_is_trained(tmp_pat
 def two_nodes(monkeypatch, tmp_path):
     """Two raylets on this machine, to which this process is connected; one whose agents take 15 s to start ends itself.
 
-    Workers have the environment of their raylet, so that what a run has for a cluster of its own, and what `cpu.sh` exports
-    for it, is set here.
+    Workers have the environment of their raylet, so that what a run has for a cluster of its own, and what `cpu.sh` sets for
+    it, is set here.
     """
     import ray
     from ray.cluster_utils import Cluster
 
     run = Run(tmp_path / "run")
     exported = " ".join(re.findall(r"^export (.*)$", EXAMPLE.read_text(), flags=re.MULTILINE)).split()
-    for name, value in (run.variables | dict(setting.split("=", 1) for setting in exported)).items():
+    modules = {
+        "VERL_USE_EXTERNAL_MODULES": f"verl_on_cpu,{run.variables['VERL_USE_EXTERNAL_MODULES']}",
+        "PYTHONPATH": os.pathsep.join([str(EXAMPLE.parent), run.variables["PYTHONPATH"]]),
+    }
+    for name, value in (run.variables | modules | dict(setting.split("=", 1) for setting in exported)).items():
         monkeypatch.setenv(name, value.strip('"').replace("$folder", str(run.folder)))
     node = {"num_cpus": 8, "num_gpus": 1, "object_store_memory": 2**28, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, connect=True, head_node_args=node)

@@ -11,7 +11,6 @@ pytest.importorskip("verl", reason="verl's environment: make verl-test")
 
 from omegaconf import OmegaConf
 from ray.exceptions import RayActorError
-from transformers import LlamaConfig
 
 from rollalloc.drivers.verl import plugin, trainer, workers
 from rollalloc.drivers.verl.client import LIVE, Client, Live, SessionStopped
@@ -209,19 +208,3 @@ def test_our_part_of_a_checkpoint_that_is_damaged_is_refused_by_name(saving, mon
     monkeypatch.setattr(trainer.PPOTrainerSync, "_load_checkpoint", lambda self: None)
     with pytest.raises(ValueError, match=r"rollalloc\.json is corrupt.*resume from another checkpoint"):
         saving._load_checkpoint()
-
-
-def test_on_a_cpu_a_head_that_is_tied_to_the_embeddings_is_refused(tmp_path, monkeypatch):
-    """vLLM's CPU build goes on with the old head, so that rollouts would be from weights that are half old."""
-    module = SimpleNamespace(validate_config=lambda config: "checked")
-    plugin._check_early(module)
-    configs = {}
-    for tied in (True, False):
-        LlamaConfig(tie_word_embeddings=tied).save_pretrained(tmp_path / str(tied))
-        configs[tied] = OmegaConf.create({"actor_rollout_ref": {"model": {"path": str(tmp_path / str(tied))}}})
-    monkeypatch.setattr(plugin, "_ON_CPU", False)
-    assert module.validate_config(configs[True]) == "checked"
-    monkeypatch.setattr(plugin, "_ON_CPU", True)
-    assert module.validate_config(configs[False]) == "checked"
-    with pytest.raises(ValueError, match="tie_word_embeddings=false"):
-        module.validate_config(configs[True])

@@ -1,5 +1,3 @@
-# pyright: reportMissingImports=false
-# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
 """Updates the weights of vLLM on a CPU; enable it with `rollout.engine_kwargs.vllm.worker_extension_cls`."""
 
 from __future__ import annotations
@@ -17,7 +15,16 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):
     def update_weights_from_ipc(
         self, peft_config: Any = None, base_sync_done: bool = False, use_shm: bool = False
     ) -> None:
-        """Receive all weights from the trainer, then load them."""
+        """Receive all weights from the trainer, then load them.
+
+        Raises:
+            ValueError: the model's head is tied to its embeddings, which vLLM packs at its start and never updates.
+        """
+        if self.model_config.hf_text_config.tie_word_embeddings:
+            raise ValueError(
+                "on CPUs vLLM cannot update an output head that is tied to the embeddings; use a model with "
+                "tie_word_embeddings=false, or GPUs"
+            )
         weights: list[tuple[str, torch.Tensor]] = []
         receiver = BucketedWeightReceiver(self._get_zmq_handle(), torch.device("cpu"), use_shm=use_shm)
         receiver.receive_weights(  # copied, since the next bucket overwrites this one

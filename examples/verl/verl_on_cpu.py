@@ -1,9 +1,8 @@
-# pyright: reportMissingImports=false
-# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
-"""Runs verl on CPUs, for tests and laptops, with FSDP2 over gloo and vLLM's CPU build. Needs `VERL_PLATFORM=cpu`.
+"""Runs verl on CPUs, for tests and laptops, with FSDP2 over gloo and vLLM's CPU build.
 
+verl imports it in each of its processes by `VERL_USE_EXTERNAL_MODULES=verl_on_cpu`, and selects it by `VERL_PLATFORM=cpu`.
 It changes no file of verl or vLLM, but answers the calls that they make to a GPU. Ray gets a logical GPU
-(`+ray_kwargs.ray_init.num_gpus=1`), and vLLM reloads its weights with `rollalloc.drivers.verl.cpu_weights`.
+(`+ray_kwargs.ray_init.num_gpus=1`), and vLLM reloads its weights with `cpu_weights.CpuWorkerExtension`.
 """
 
 from __future__ import annotations
