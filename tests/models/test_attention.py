@@ -114,7 +114,7 @@ def test_beyond_what_memory_holds_the_fused_kernel_attends(monkeypatch):
     monkeypatch.setattr("rollalloc.models.attention.sdpa_attention_forward", lambda *a, **k: called.append(1))
     scores = query.shape[0] * query.shape[1] * 5 * 5
     for most, fused in ((scores, 0), (scores - 1, 1)):
-        monkeypatch.setattr("rollalloc.models.attention._MOST_SCORES", (most, most))
+        monkeypatch.setattr("rollalloc.models.attention.MOST_SCORES", (most, most))
         with torch.autocast("cpu", torch.bfloat16):
             attend(Layer(), query, key, value, None)
         assert len(called) == fused

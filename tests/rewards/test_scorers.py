@@ -89,7 +89,7 @@ def test_an_exception_is_believed_of_a_fresh_process_only(workers):
 def test_what_fresh_processes_raise_again_and_again_costs_no_more_of_them(
     monkeypatch, tmp_path, completions, processes
 ):
-    monkeypatch.setattr(_crew, "_TRUSTED_TYPE", 4)
+    monkeypatch.setattr(_crew, "TRUSTED_TYPE", 4)
     note = tmp_path / "processes"
     with worker_scorer("raise_in") as scorer:
         outcomes = scorer.score(samples(*completions, ground_truth=str(note)))

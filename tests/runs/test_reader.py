@@ -26,7 +26,7 @@ def batches(run):
 
 
 def test_of_a_long_run_a_bounded_number_of_lines_is_kept(path, monkeypatch):
-    monkeypatch.setattr("rollalloc.runs.reader._MOST", 16)
+    monkeypatch.setattr("rollalloc.runs.reader.MOST_LINES", 16)
     for upto in (1, 2, 33, 34, 35, 100, 1001):
         path.write_text("".join(line(at) for at in range(upto)))
         kept = read_run(path.parent).metrics

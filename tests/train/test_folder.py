@@ -133,7 +133,7 @@ with Lock(Path(sys.argv[1]), "run"):
 
 @pytest.mark.parametrize("how", ["alone", "fork"])
 def test_a_second_trainer_is_refused_and_a_stale_lock_is_none(trainer_of, tmp_path, monkeypatch, how):
-    monkeypatch.setattr("rollalloc.files.claims._PATIENCE_S", 0.2)
+    monkeypatch.setattr("rollalloc.files.claims.PATIENCE_S", 0.2)
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path, how], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline() == "held\n"

@@ -35,7 +35,7 @@ _SCHEMA = 1
 # A folder that contains only these files counts as empty.
 _NOBODYS = (HIDDEN, ".DS_Store", ".gitignore", ".gitkeep", "lost+found")
 _SHOWN = 5  # maximum number of names in an error
-_PATIENCE_S = 2.0  # seconds to wait, since a process that was just killed may still be ending
+PATIENCE_S = 2.0  # seconds to wait, since a process that was just killed may still be ending
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
 
 
@@ -298,7 +298,7 @@ class Lock:
         self.release()
 
     def _wait(self, descriptor: int) -> None:
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + PATIENCE_S
         while not self._is_free(descriptor):
             if time.monotonic() > until:
                 holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip() or "another process"

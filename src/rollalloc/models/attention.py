@@ -18,7 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-_MOST_SCORES = 2**23, 2**26  # maximum number of attention scores in memory, with and without gradients; 4 bytes each
+MOST_SCORES = 2**23, 2**26  # maximum number of attention scores in memory, with and without gradients; 4 bytes each
 DECODING = "rollalloc_decoding"  # the name under which transformers knows this implementation
 # Arguments of transformers' own function that this implementation does not support.
 _SPECIAL = ("position_bias", "softcap", "cache", "s_aux", "output_attentions")
@@ -74,7 +74,7 @@ def attend(
         out[b, h] = softmax(scaling · query[b, h] · key[b, k]ᵀ + mask[b]) · value[b, k],   k = h // (H / K)
 
     It is computed here for one query per row, and under bfloat16's autocast as long as the scores, which the fused kernel
-    would not store, are at most `_MOST_SCORES`. All other cases go to `sdpa`.
+    would not store, are at most `MOST_SCORES`. All other cases go to `sdpa`.
 
     Args:
         module: the layer.
@@ -88,7 +88,7 @@ def attend(
     """
     batch, heads, queries, size = query_BHTD.shape
     plain = attention_mask is None or (attention_mask.dtype == torch.bool and attention_mask.shape[1] == 1)
-    most = _MOST_SCORES[not torch.is_grad_enabled()]
+    most = MOST_SCORES[not torch.is_grad_enabled()]
     few = batch * heads * queries * key_BKSD.shape[2] <= most
     is_faster = queries == 1 or (torch.is_autocast_enabled("cpu") and few)
     if not is_faster or not plain or more.get("dropout") or any(more.get(name) is not None for name in _SPECIAL):

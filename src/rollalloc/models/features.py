@@ -33,7 +33,7 @@ from rollalloc.models.likelihood import evaluating, padded
 from rollalloc.models.policy import computing
 
 BATCH_TOKENS = 4096
-_SAMPLE = 256  # number of prompts from which the mean and deviation of each column are estimated
+SAMPLE = 256  # number of prompts from which the mean and deviation of each column are estimated
 _NOISE = 1e-5  # columns whose deviation is below this share of their layer's root mean square count as constant
 
 Progress = Callable[[int, int], None]
@@ -170,7 +170,7 @@ class _Reduction:
 def _hidden(passes: _Passes, width: int, seed: int, progress: Progress) -> NDArray[np.float32]:
     """The sums of all prompts, centred, scaled and projected; shape (N, D), D ≤ width."""
     prompts, tokens, done = len(passes.tokens), int(passes.lengths_N.sum()), 0
-    sample = np.sort(rng(seed, "feature sample").choice(prompts, min(_SAMPLE, prompts), replace=False))
+    sample = np.sort(rng(seed, "feature sample").choice(prompts, min(SAMPLE, prompts), replace=False))
     rest = np.setdiff1d(np.arange(prompts), sample)
     with evaluating(passes.model):
         held = list(passes(sample))  # kept, since the sample's sums are used twice

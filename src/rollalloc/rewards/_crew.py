@@ -19,7 +19,7 @@ from rollalloc.rewards.tally import Tally
 
 _CHUNK = 64  # samples sent at once; their outcomes must fit into the socket's buffer
 _CHUNK_BYTES = 65_536  # bytes of samples sent at once; a longer sample is sent alone
-_TRUSTED_MESSAGE, _TRUSTED_TYPE = 2, 8  # an error is trusted once fresh workers raised its message, or type, this often
+TRUSTED_MESSAGE, TRUSTED_TYPE = 2, 8  # an error is trusted once fresh workers raised its message, or type, this often
 _MAX_MESSAGES = 1000  # error messages counted separately
 
 
@@ -67,7 +67,7 @@ class _TrustedErrors:
         """Whether the outcome is an error that an earlier sample of the worker may have caused."""
         if not isinstance(outcome, Unscored) or not outcome.raised:
             return False
-        return self._counts[outcome.reason] < _TRUSTED_MESSAGE and self._counts[_type(outcome)] < _TRUSTED_TYPE
+        return self._counts[outcome.reason] < TRUSTED_MESSAGE and self._counts[_type(outcome)] < TRUSTED_TYPE
 
     def note(self, before: Outcome | None, outcome: Outcome) -> None:
         """Count a fresh worker's outcome.

@@ -21,7 +21,7 @@ from rollalloc.runs.recorded import Line, RecordedRun
 from rollalloc.runs.trl_log import read_trl, state_in
 from rollalloc.runs.verl_run import read_verl_run
 
-_MOST = 1024  # lines to keep of each kind; at twice as many, of two neighbours the later one is kept
+MOST_LINES = 1024  # lines to keep of each kind; at twice as many, of two neighbours the later one is kept
 _KINDS = ("batch", "eval", "end", "failed", "resume")  # all other kinds of lines are kept together
 _LONGEST_DESCRIPTION = 8 << 20  # bytes
 _TAIL = 1 << 18  # bytes at the end of the metrics in which `newest_lines` searches
@@ -210,7 +210,7 @@ class _Thinned:
         else:
             self.entries[-1] = (number, line)
             self._in_last += 1
-        if len(self.entries) > 2 * _MOST:
+        if len(self.entries) > 2 * MOST_LINES:
             first, *rest = self.entries
             self.entries = [first, *(rest[min(at + 1, len(rest) - 1)] for at in range(0, len(rest), 2))]
             self._in_last += self._each if len(rest) % 2 == 0 else 0

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from rollalloc.models.weights import trained
 
-_WAITS = 2.0  # the mean begins after this many windows of rows
+WINDOWS_BEFORE = 2.0  # the mean begins after this many windows of rows
 _BEGINS = 9.0  # at first the mean covers about a ninth of the steps since it began, and at most `window` rows
 
 
@@ -48,5 +48,5 @@ class WeightAverage:
 
 def kept_share(window: int, step: int, rows: float) -> float:
     """The factor d of the mean at an optimizer step on this many rows; the first step has the number 1."""
-    since = step - _WAITS * window / rows
+    since = step - WINDOWS_BEFORE * window / rows
     return max(0.0, min(1 - rows / window, since / (since + _BEGINS))) if since > 0 else 0.0

@@ -159,7 +159,7 @@ class Blocking(Env):
 @pytest.mark.parametrize("where", ["training", "evaluation"])
 def test_an_environment_that_holds_up_all_others_ends_the_run(by_hand, trainer_of, monkeypatch, where):
     monkeypatch.setattr(Blocking, "released", threading.Event())
-    monkeypatch.setattr(rollouts, "_CLOSING_S", 0.1)
+    monkeypatch.setattr(rollouts, "CLOSING_S", 0.1)
     blocked, fine = environments([Builder(0, env=Blocking)]), environments([Builder(0)])
     given = {"episodes": blocked} if where == "training" else {"episodes": fine, "heldout": blocked}
     trainer = trainer_of(recipes.grpo(groups=1, n=4), 16, remote=Remote(request_seconds=0.3), **given)

@@ -170,7 +170,7 @@ def test_a_session_stopped_while_it_waits_for_a_server_sends_nothing(monkeypatch
 def test_keys_of_ours_that_nothing_would_read_are_refused(mode):
     v1 = {"trainer_mode": mode, "rollalloc": {"recipe": "grpo"}}
     module = SimpleNamespace(validate_config=lambda config: None)
-    plugin._check_early(module)
+    plugin.check_early(module)
     with pytest.raises(
         ValueError, match=rf"nothing reads it under .*={mode}; set that to one of rollalloc, rollalloc_c"
     ):

@@ -295,7 +295,7 @@ def test_one_that_takes_nothing_in_keeps_nobody_waiting_and_is_given_up(process_
 
 
 def test_a_process_at_work_says_so(process_of, monkeypatch):
-    monkeypatch.setattr("rollalloc.generate.stream.process._SPEAKS_S", 0.0)
+    monkeypatch.setattr("rollalloc.generate.stream.process.SPEAKS_S", 0.0)
     backend = process_of(eos_ids=())
     backend.submit(rows(2))
     drained(backend, 2)

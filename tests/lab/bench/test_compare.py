@@ -223,7 +223,7 @@ def test_a_comparison_stands_beside_runs_of_train_and_their_report_but_not_besid
 
 
 def test_a_second_comparison_in_a_folder_is_refused(run_of, tmp_path, monkeypatch):
-    monkeypatch.setattr("rollalloc.files.claims._PATIENCE_S", 0.2)
+    monkeypatch.setattr("rollalloc.files.claims.PATIENCE_S", 0.2)
     with Lock(tmp_path, "comparison"), pytest.raises(InUse, match=f"in use by process {os.getpid()}"):
         compare([run_of()], tmp_path)
 

@@ -23,7 +23,7 @@ SUMS = GymConfig("chain_sum", {"min_terms": 2, "max_terms": 2, "max_digits": 2},
 
 @pytest.fixture(autouse=True)
 def small_pool(monkeypatch):
-    monkeypatch.setattr(gym, "_WARM_UP_POOL", 64)
+    monkeypatch.setattr(gym, "WARM_UP_POOL", 64)
 
 
 @pytest.fixture

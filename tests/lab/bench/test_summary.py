@@ -219,7 +219,7 @@ def test_intervals_hold_the_true_value_about_as_often_as_they_say(monkeypatch, s
     Error rate: with a true coverage of 93.5% fewer than 91% do with a probability of 0.1%, with one of 97.2% more than 98.5%
     with 0.2%; the seed is fixed. The plain percentile interval holds 90% at five seeds from a normal distribution.
     """
-    monkeypatch.setattr(summary, "_RESAMPLES", 1000)
+    monkeypatch.setattr(summary, "RESAMPLES", 1000)
     rng = np.random.default_rng(5)
     draw = {
         "normal": lambda *shape: rng.normal(size=shape),

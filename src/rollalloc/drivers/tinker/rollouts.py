@@ -21,7 +21,7 @@ from rollalloc.generate.outcomes import Outcomes, RolloutLog, RolloutResult, sto
 from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.function import Unscored
 
-_CLOSING_S = 10.0  # how long cancelled tasks may take to end
+CLOSING_S = 10.0  # how long cancelled tasks may take to end
 
 
 class EpisodeThread:
@@ -82,7 +82,7 @@ class EpisodeThread:
             return
         loop, self._loop = self._loop, None
         with suppress(TimeoutError):  # a task that ignores its cancellation is abandoned
-            asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(_CLOSING_S)
+            asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(CLOSING_S)
         loop.call_soon_threadsafe(loop.stop)
 
 

@@ -23,7 +23,7 @@ def _register_trainer(_: ModuleType) -> None:
         log.exception("rollalloc's trainer modes are not available; they need verl 0.9")
 
 
-def _check_early(module: ModuleType) -> None:
+def check_early(module: ModuleType) -> None:
     """Add our checks to verl's validation of its configuration, which runs before Ray starts."""
     from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]  # verl brings it
 
@@ -46,4 +46,4 @@ def _check_early(module: ModuleType) -> None:
 
 
 after_import("verl.trainer.ppo.v1", _register_trainer)
-after_import("verl.utils.config", _check_early)
+after_import("verl.utils.config", check_early)

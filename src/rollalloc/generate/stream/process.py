@@ -34,7 +34,7 @@ from rollalloc.processes.spawned import Spawned
 log = logging.getLogger(__name__)
 
 _GRACE_S = 5.0  # seconds between a process's last message and its exit code
-_SPEAKS_S = 0.5  # seconds between signs of life of a busy process
+SPEAKS_S = 0.5  # seconds between signs of life of a busy process
 _GONE = None  # received when the pipe is closed
 
 
@@ -300,7 +300,7 @@ def _serve(
             busy = backend.busy
             if ended:
                 pipe.send(("ended", (ended, backend.paces())))
-            elif busy and monotonic() - spoke >= _SPEAKS_S:
+            elif busy and monotonic() - spoke >= SPEAKS_S:
                 pipe.send(("at work", None))
             else:
                 continue

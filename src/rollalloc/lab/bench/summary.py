@@ -29,7 +29,7 @@ from rollalloc.train.config import NAMES, OF_DATA_AND_REWARD, Config
 from rollalloc.train.run_json import read_config
 
 FEWEST = 5  # values needed for an interval
-_RESAMPLES = 10_000
+RESAMPLES = 10_000
 _ALIKE = 1e-6  # a metric within this distance of 1 is full marks
 # Results of a run's last evaluation; all but the first are fields of `rollalloc.train.evaluation.Breadth`.
 LAST = {
@@ -377,7 +377,7 @@ def interval(values: Sequence[float], bound: Bound = "") -> Interval:
     if len(values) < FEWEST or bound:
         return Interval(point, None, None, tuple(values), bound)
     values_N = np.asarray(values, np.float64)
-    drawn_RN = np.random.default_rng(0).choice(values_N, size=(_RESAMPLES, values_N.size))
+    drawn_RN = np.random.default_rng(0).choice(values_N, size=(RESAMPLES, values_N.size))
     tail = NormalDist().cdf(-sqrt(values_N.size / (values_N.size - 1)) * _student(values_N.size - 1))
     low, high = np.quantile(interquartile_mean(drawn_RN), [tail, 1 - tail])
     return Interval(point, float(low), float(high), tuple(values))

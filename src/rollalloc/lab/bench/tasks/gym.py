@@ -26,7 +26,7 @@ __all__ = ["LADDER", "GymConfig", "compute_score", "prepare"]
 PREFIX = "rg/"
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _QUOTED = re.compile(r"'([^']*)'")  # an item of a list as Python prints it
-_WARM_UP_POOL = 16_384  # questions
+WARM_UP_POOL = 16_384  # questions
 _DRAWS = 50  # draws per wanted prompt before the task counts as too small
 
 
@@ -205,7 +205,7 @@ def problems(config: GymConfig, rng: np.random.Generator, count: int, taken: set
 def _warm_up_examples(config: GymConfig, heldout: frozenset[str]) -> Examples:
     """Questions that are not held out, with their answers."""
     rng = np.random.default_rng([config.seed, 3])
-    entries = _dataset(config.name, _WARM_UP_POOL, int(rng.integers(2**31)), **config.settings)
+    entries = _dataset(config.name, WARM_UP_POOL, int(rng.integers(2**31)), **config.settings)
     kept = [(entry["question"], entry["answer"]) for entry in entries if entry["question"] not in heldout]
     return [question for question, _ in kept], [answer for _, answer in kept]
 
