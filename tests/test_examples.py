@@ -56,11 +56,12 @@ def test_what_a_run_with_verl_paid_is_shown(tmp_path: Path, reached: float, code
 
 
 def test_every_example_is_run_by_a_test() -> None:
-    """Named where a test starts it or imports it; those of verl are run where verl is, `make verl-test`."""
-    tests = "\n".join(test.read_text("utf-8") for test in sorted((ROOT / "tests").rglob("*.py")))
+    """Named where a test starts it or imports it, or by cpu.sh; those of verl are run where verl is, `make verl-test`."""
+    starting = [*sorted((ROOT / "tests").rglob("*.py")), ROOT / "examples" / "verl" / "cpu.sh"]
+    tests = "\n".join(path.read_text("utf-8") for path in starting)
     for example in sorted((ROOT / "examples").rglob("*.*")):
         if example.suffix in (".py", ".sh"):
-            named = (f'"{example.name}"', f'"{example.stem}:', f"from {example.stem} import")
+            named = (f'"{example.name}"', f'"{example.stem}:', f"from {example.stem} import", f"={example.stem}")
             assert any(name in tests for name in named), f"no test runs {example.relative_to(ROOT)}"
 
 
