@@ -454,12 +454,11 @@ def test_what_is_wrong_is_refused_before_ray_starts(section, overrides, says, tm
 
 PAPERS = HERE.parents[2] / "recipes" / "verl"
 SMALL_ROW = [  # deepmath_1.5b in its shape, but for sizes: 4 of 12 prompts, 8 + 8 rollouts, four optimizer steps
-    f"--config-path={PAPERS}",
-    "--config-name=deepmath_1.5b",
     "method=pilot_commit",
     *(f"row.{key}" for key in ("pilot=8", "commit=8", "subset=4", "candidates=12", "most=120")),
     *("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=1", "actor_rollout_ref.rollout.n=16"),
     *("trainer.nnodes=1", "trainer.total_training_steps=3", "trainer.test_freq=3", "trainer.save_freq=-1"),
+    "trainer.val_before_train=True",
     *("actor_rollout_ref.rollout.max_num_seqs=64", "reward.reward_kwargs.overlong_buffer_cfg.len=16"),
     f"reward.custom_reward_function.path={HERE / 'fifths.py'}",
     "reward.custom_reward_function.name=compute_score",
@@ -484,6 +483,8 @@ def test_a_run_of_the_papers_trains_as_composed_on_a_tiny_model(tmp_path):
         pq.write_table(table, run.folder / f"{name}.parquet")
     files = [f"{run.folder}/{name}.parquet" for name in SETS]
     overrides = [*SMALL_ROW, f"row.data={run.folder}", f"data.val_files=[{','.join(files)}]"]
+    # After all overrides: cpu.sh has its own before these, and argparse does not join two groups of them.
+    overrides += [f"--config-path={PAPERS}", "--config-name=deepmath_1.5b"]
     assert run.start(*overrides) == 0, run.log[-3000:]
     before, *batches = run.metrics()
     for score in ("MATH-500/acc/mean@1", "aime_2024/acc/mean@4", "aime_2024/acc/best@4/mean"):
