@@ -20,6 +20,7 @@ def row(task, label):
         "task": task,
         "recipe": label,
         "done": "12/15",
+        "curve": "▁▂▃▄▅▆▇█▁▂▃▄",
         "accuracy": "0.850",
         "rollouts": "1,234,567",
         "left, at most": "12:34:56",
@@ -43,14 +44,19 @@ def test_eighty_columns_hold_every_recipe_by_its_whole_name_and_what_matters(tas
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_comparison_shows_each_recipes_progress_while_it_runs():
+def test_a_comparison_shows_each_recipes_curve_of_the_evaluations_seen_so_far():
     run = SimpleNamespace(task="rg/gcd", name="grpo")
-    started = {"grouped": True, "ended": False, "budget": 640}
-    one = SimpleNamespace(curve=SimpleNamespace(accuracy=[0.1, 0.4, 0.9]), accounts={"trained": 64}, paid=64, **started)
-    none_yet = SimpleNamespace(curve=SimpleNamespace(accuracy=[]), accounts={}, paid=0, **started)
+
+    def state(folder, rollouts, accuracy):
+        curve = SimpleNamespace(rollouts=rollouts, accuracy=accuracy)
+        of_run = {"folder": folder, "curve": curve, "grouped": True, "ended": False, "budget": 640}
+        return SimpleNamespace(accounts={"trained": 64} if rollouts else {}, paid=64 if rollouts else 0, **of_run)
+
     shown = console(120, force_terminal=True)
     with Standings(shown) as standings:
-        standings.show([(run, one), (run, none_yet)])
+        standings.show([(run, state("a", (0, 32), (0.1, 0.4))), (run, state("b", (), ()))])
+        standings.show([(run, state("a", (64,), (0.9,))), (run, state("b", (), ()))])
+    assert "▁▄█" in shown.file.getvalue()
     assert "0.900" in shown.file.getvalue()
     assert "64" in shown.file.getvalue()
 

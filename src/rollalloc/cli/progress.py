@@ -6,8 +6,10 @@ import os
 import platform
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -26,7 +28,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from rollalloc.files.table import FittingTable
+from rollalloc.files.table import FittingTable, sparkline
 from rollalloc.files.text import visible
 from rollalloc.runs.recorded import share_done, share_taught
 
@@ -39,8 +41,9 @@ _WIDE = 110  # columns that bar and figures need
 _EVERY_S = 1.0  # between two lines when there is no terminal
 _STAGE_S, _PATIENCE_S = 15.0, 3.0  # between two lines of a stage, and before its first
 _STANDINGS_S = 60.0  # between two lines on all runs of a comparison
-_PROSE = ("task", "recipe", "wasted on")
-_OPTIONAL = ("wasted on", "taught", "left, at most")  # columns that a narrow terminal leaves out
+_CURVE = 12  # columns of a run's accuracies
+_PROSE = ("task", "recipe", "curve", "wasted on")
+_OPTIONAL = ("wasted on", "taught", "left, at most", "curve")  # columns that a narrow terminal leaves out
 
 
 def say(console: Console, text: str, style: str = "") -> None:
@@ -223,6 +226,7 @@ class Standings:
         self._lines = None if console.is_terminal else Lines(console)
         self._live = Live(console=console, refresh_per_second=2) if self._lines is None else None
         self._left: dict[tuple[str, str], TimeLeft] = {}
+        self._accuracy: defaultdict[Path, dict[float, float]] = defaultdict(dict)  # of each run, by rollouts paid
         self._ended: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -243,15 +247,21 @@ class Standings:
             rows: dict[tuple[str, str], list[RecordedRun]] = {}
             for run, recorded in standings:
                 rows.setdefault((run.task, run.name), []).append(recorded)
+                # Only the newest evaluation of a running run is read, so those that were read before are remembered.
+                self._accuracy[recorded.folder].update(
+                    zip(recorded.curve.rollouts, recorded.curve.accuracy, strict=True)
+                )
             self._live.update(table([self._row(task, label, runs) for (task, label), runs in rows.items()]))
 
     def _row(self, task: str, label: str, runs: Sequence[RecordedRun]) -> dict[str, str]:
         known = [run.curve.accuracy[-1] for run in runs if run.curve.accuracy]
+        longest = max((self._accuracy[run.folder] for run in runs), key=len)
         taught, waste = uses([run.accounts for run in runs], grouped=any(run.grouped for run in runs))
         return {
             "task": task,
             "recipe": label,
             "done": f"{sum(run.ended for run in runs)}/{len(runs)}",
+            "curve": sparkline([*longest.values()], _CURVE),
             "accuracy": f"{fmean(known):.3f}" if known else "",
             "rollouts": f"{sum(run.paid for run in runs):,}",
             "left, at most": self._time_left((task, label), runs),

@@ -1,4 +1,4 @@
-"""A table that leaves out columns for which the terminal has no room."""
+"""A table that leaves out columns for which the terminal has no room, and curves drawn in a table cell."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 Row = Mapping[str, str | Text]
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class FittingTable:
@@ -43,3 +44,10 @@ class FittingTable:
         for row in self._rows:
             table.add_row(*(Text(cell) if isinstance(cell := row[heading], str) else cell for heading in headings))
         return table
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw values in [0, 1] as block characters, the newest last. A long series is thinned to `width`."""
+    if len(values) > width:
+        values = [values[round(at * (len(values) - 1) / (width - 1))] for at in range(width)]
+    return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(max(0.0, value) * len(_BLOCKS)))] for value in values)
