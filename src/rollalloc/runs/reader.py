@@ -69,20 +69,15 @@ def _known_lines(path: Path, wrong: list[str], left_out: list[int]) -> Iterator[
     Raises:
         OSError: the file cannot be opened, see `open_regular`.
     """
-    checked = _Checked()
-    for number, line, complete in lines_of(path):
-        if line is not None and not line.strip():
-            continue
-        try:
-            parsed = checked.take(line)
-        except ValueError as error:
-            if complete or line is None:  # otherwise it is still being written, or the run was killed
-                wrong.append(f":{number} {error}")
-                left_out.append(number)
-            continue
-        if parsed.wrong:
-            wrong.append(f":{number} {parsed.wrong}")
-        yield parsed.known
+    for number, parsed, problem, complete in _checked_lines(path):
+        if parsed is None and not complete and problem != _TOO_LONG:
+            continue  # it is still being written, or the run was killed
+        if problem is not None:
+            wrong.append(f":{number} {problem}")
+        if parsed is None:
+            left_out.append(number)
+        else:
+            yield parsed.known
 
 
 def lines_in(path: Path) -> Iterator[Line]:
@@ -95,19 +90,26 @@ def lines_in(path: Path) -> Iterator[Line]:
         OSError: it is not a regular file, or cannot be read.
         ValueError: a line is damaged; names it.
     """
+    for number, parsed, problem, complete in _checked_lines(path):
+        if problem is not None and complete:
+            raise ValueError(f"{path}:{number} {problem}; the file is damaged")
+        if parsed is None:
+            return
+        yield parsed.whole
+
+
+def _checked_lines(path: Path) -> Iterator[tuple[int, MetricsLine | None, str | None, bool]]:
+    """Yield each line that is not blank: its number, the line if it is usable, what is wrong with it, and whether it ends
+    with a line break."""
     checked = _Checked()
     for number, line, complete in lines_of(path):
-        if line is not None and not line.strip():
-            continue
-        try:
-            parsed = checked.take(line)
-        except ValueError as error:
-            if not complete:
-                return
-            raise ValueError(f"{path}:{number} {error}; the file is damaged") from None
-        if parsed.wrong and complete:
-            raise ValueError(f"{path}:{number} {parsed.wrong}; the file is damaged")
-        yield parsed.whole
+        if line is None or line.strip():
+            try:
+                parsed = checked.take(line)
+            except ValueError as error:
+                yield number, None, str(error), complete
+            else:
+                yield number, parsed, parsed.wrong, complete
 
 
 def read_metrics(path: Path) -> list[Line]:
@@ -121,17 +123,9 @@ def newest_lines(folder: Path) -> list[Line]:
     Raises:
         OSError: the metrics are not a regular file, or cannot be read.
     """
-    try:
-        with open_regular(folder / METRICS) as file:
-            file.seek(max(0, file.seek(0, SEEK_END) - _TAIL))
-            complete, _, _ = file.readall().rpartition(b"\n")
-    except FileNotFoundError:
-        return []
     newest: dict[str, Line] = {}
-    for line in reversed(complete.split(b"\n")):
-        with suppress(ValueError):  # the first line may be cut off, others may be damaged
-            parsed = metrics_line(line).whole
-            newest.setdefault(parsed["kind"], parsed)
+    for line in _from_the_end(folder):
+        newest.setdefault(line["kind"], line)
     return [*reversed(newest.values())]
 
 
@@ -141,7 +135,20 @@ def newest_line(folder: Path) -> Line | None:
     Raises:
         OSError: as `newest_lines`.
     """
-    return next(reversed(newest_lines(folder)), None)
+    return next(_from_the_end(folder), None)
+
+
+def _from_the_end(folder: Path) -> Iterator[Line]:
+    """Yield the usable lines in the last 256 KiB of a run's metrics, the newest first."""
+    try:
+        with open_regular(folder / METRICS) as file:
+            file.seek(max(0, file.seek(0, SEEK_END) - _TAIL))
+            complete, _, _ = file.readall().rpartition(b"\n")
+    except FileNotFoundError:
+        return
+    for line in reversed(complete.split(b"\n")):
+        with suppress(ValueError):  # the first line may be cut off, others may be damaged
+            yield metrics_line(line).whole
 
 
 def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
