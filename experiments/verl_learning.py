@@ -14,13 +14,11 @@ seeds are too few for an interval: every value is shown.
 
 from __future__ import annotations
 
-import argparse
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from verl_modes import SINGLE, carried_out, finished
+from verl_modes import SINGLE, carried_out, carry_out, finished
 
 STEPS, EVERY, TARGET, SEEDS, BATCH = 16, 2, 0.9, (0, 1, 2), 64
 OURS = "trainer.v1.trainer_mode=rollalloc"
@@ -54,10 +52,10 @@ def planned(out: Path) -> Iterator[tuple[str, int, Path, list[str]]]:
             yield arm, seed, out / f"{number}-{seed}", how
 
 
-def curve_of(folder: Path) -> list[tuple[float, float]] | None:
-    """Rollouts paid and held-out score at each validation, where the run is over."""
+def curve_of(folder: Path) -> list[tuple[float, float]]:
+    """Rollouts paid and held-out score at each validation; empty if the run is not over."""
     if finished(folder, LINES) is None:
-        return None
+        return []
     found = []
     for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
         score = [value for name, value in line["data"].items() if name.startswith("val-") and "/score/mean@" in name]
@@ -77,17 +75,4 @@ def show(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started ends with this, too
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("run", "table"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--one", action="store_true")
-    asked = parser.parse_args()
-    for arm, seed, folder, keys in planned(asked.folder.resolve()):
-        if asked.action == "run" and curve_of(folder) is None:
-            carried_out(folder, keys, LINES)
-            print(arm, seed, curve_of(folder), flush=True)
-            if asked.one:
-                break
-    if asked.action == "table":
-        show(asked.folder.resolve())
+    carry_out(__doc__, planned, curve_of, lambda _, folder, keys: carried_out(folder, keys, LINES), show)

@@ -19,6 +19,7 @@ import signal
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "verl" / "cpu.sh"
@@ -81,6 +82,40 @@ def carried_out(folder: Path, keys: list[str], steps: int) -> list[dict[str, flo
     if code != 0 or rows is None:
         raise RuntimeError(f"{folder.name}: exit code {code}, see {folder / 'log'}")
     return rows
+
+
+def carry_out(
+    document: str | None,
+    planned: Callable[[Path], Iterable[tuple[str, int, Path, list[str]]]],
+    curve_of: Callable[[Path], list[tuple[float, float]]],
+    run: Callable[[Path, Path, list[str]], object],
+    show: Callable[[Path], None],
+) -> None:
+    """The command line of an experiment whose runs are planned: `run FOLDER [--one]` and `table FOLDER`.
+
+    Args:
+        document: the experiment's description.
+        planned: the arm, the seed, the folder and verl's keys of each run, in order.
+        curve_of: the curve of a run; empty if it is not over.
+        run: carries out a run, given the experiment's folder, the run's folder and keys.
+        show: prints the table.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started ends with this, too
+    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("run", "table"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--one", action="store_true")
+    asked = parser.parse_args()
+    out = asked.folder.resolve()
+    if asked.action == "table":
+        show(out)
+        return
+    for arm, seed, folder, keys in planned(out):
+        if not curve_of(folder):
+            run(out, folder, keys)
+            print(arm, seed, json.dumps(curve_of(folder)), flush=True)
+            if asked.one:
+                break
 
 
 def line(recipe: str, mode: str, rows: list[dict[str, float]]) -> str:

@@ -15,17 +15,14 @@ too few for an interval: every value is shown.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import verl_learning
-from verl_modes import carried_out, finished
+from verl_modes import carried_out, carry_out, finished
 
 BATCHES, SEEDS, BATCH = 12, (0, 1), 64
 LINES = BATCHES + 1  # of metrics: a line for each batch, and one before training
@@ -87,17 +84,4 @@ def show(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started ends with this, too
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("run", "table"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--one", action="store_true")
-    asked = parser.parse_args()
-    for arm, seed, folder, keys in planned(asked.folder.resolve()):
-        if asked.action == "run" and not curve_of(folder):
-            run(asked.folder.resolve(), folder, keys)
-            print(arm, seed, json.dumps(curve_of(folder)), flush=True)
-            if asked.one:
-                break
-    if asked.action == "table":
-        show(asked.folder.resolve())
+    carry_out(__doc__, planned, curve_of, run, show)
