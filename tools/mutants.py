@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[1]
 FAILED = 1  # pytest's exit status: tests ran, and some failed
-LIMIT_S = 120
+LIMIT_S = 120  # for a killer alone; all of them together have this for each
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,16 @@ def applied(mutant: Mutant, package: Path) -> Iterator[None]:
         file.write_text(source, "utf-8")
 
 
-def status(tests: Sequence[str], sources: Path, root: Path) -> tuple[int, str]:
-    """Pytest's exit status and output for some tests of these sources; one that hangs has failed."""
+def status(tests: Sequence[str], sources: Path, root: Path, jobs: int = 1) -> tuple[int, str]:
+    """Pytest's exit status and output for some tests of these sources; those that hang have failed."""
     # A file may change twice within a second and to the same length, by which Python's caches would not know it.
     environment = os.environ | {"PYTHONPATH": str(sources), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-n", str(jobs if jobs > 1 else 0)]
+    limit_s = LIMIT_S * len(tests)
     try:
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(
+            [*command, *tests], cwd=root, env=environment, capture_output=True, text=True, timeout=limit_s
+        )
     except subprocess.TimeoutExpired:
         return FAILED, "hangs"
     return done.returncode, done.stdout + done.stderr
@@ -102,7 +105,7 @@ def main(word: str = "", root: Path = ROOT, jobs: int = int(os.environ.get("JOBS
             sources = Path(folder) / str(job)
             copytree(root / "src" / "rollalloc", sources / "rollalloc", ignore=ignore_patterns("__pycache__"))
             copies.put(sources)
-        code, output = status(sorted({each.killer for each in mutants}), sources, root)
+        code, output = status(sorted({each.killer for each in mutants}), sources, root, jobs)
         if code:
             print(f"without a mutant the killers do not pass (pytest's exit status {code}):\n{output[-4000:]}")
             return 1
