@@ -37,6 +37,11 @@ three seeds ahead of the other arms. And once more when `pc6 raw` had ended far 
 before the control, and n16 and pc16 after it.) What is not reached is said. An arm with fewer seeds than planned is reported
 with those it has.
 
+Added on 2026-11-26 before any run of it, when the runs up to pc16's three seeds had ended: the arms of eviction on two more
+seeds, ahead of DAPO and of the control; and n16 and pc16 with a model of 1 million parameters, on a pool 35/35/20/10 of
+4,096 prompts by this model's own rates, 49,152 rollouts, seeds 9801 and 9802. There both arms choose between 3e-4 and 6e-4
+by the mean of the last five evaluations after 24,576 rollouts of seed 9800. The second seed comes last.
+
 Reported against GRPO on the same seed: rollouts, batches and optimizer steps until the smoothed accuracy (mean of five
 evaluations, one every 2,048 rollouts, exact) comes to the peak of GRPO's smoothed curve, and to .99 of it; the ratio at
 every accuracy as a curve. A method that does not get there counts with what it spent: its ratio is an upper bound, marked.
@@ -68,7 +73,7 @@ from rollalloc.lab.bench.compare import is_finished
 from rollalloc.lab.bench.presets import TUNED_WITH
 from rollalloc.lab.bench.tasks.files import make_once
 from rollalloc.lab.bench.tasks.skills import LONGEST, Skills, SkillsConfig
-from rollalloc.lab.bench.tasks.tiny import SEPARATOR, WarmUp, save_warm_model, spell, word_tokenizer
+from rollalloc.lab.bench.tasks.tiny import SEPARATOR, Shape, WarmUp, save_warm_model, spell, word_tokenizer
 from rollalloc.models.likelihood import exact_answers
 from rollalloc.models.policy import Policy
 from rollalloc.runs.reader import lines_in
@@ -86,9 +91,13 @@ EDGES, SHARES = (
     },
 )
 TRAIN, FEW, HELDOUT, DRAWN = 8192, 2048, 2048, 150_000
+LARGE_TRAIN, LARGE_DRAWN = 4096, 90_000
 RATES, TUNING_SEED, SEEDS = (1.5e-4, 3e-4, 6e-4), 9800, (9801, 9802, 9803)
 TUNING_ROLLOUTS, ROLLOUTS, LONG, EVERY, WINDOW = 78_848, 98_304, 131_072, 2_048, 5
+LARGE_RATES, LARGE_TUNING, LARGE_ROLLOUTS = (3e-4, 6e-4), 24_576, 49_152
 FIRST, SECOND, CONTROL, SMALL = "35-35-20-8192", "10-45-35-8192", "control-8192", "35-35-20-2048"
+LARGE_SUFFIX = "-1m"  # of a pool's name: its model has 1 million parameters
+LARGE = f"35-35-20-{LARGE_TRAIN}{LARGE_SUFFIX}"
 COSTS = ("rollouts", "batches", "steps")
 WAIT = 75  # exit status: another process is at work on what the next run needs
 
@@ -133,10 +142,14 @@ PLAN: Sequence[tuple[str, tuple[str, ...], Sequence[int], int]] = (
     (CONTROL, ("grpo", "pc6"), SEEDS[:1], ROLLOUTS),
     (FIRST, ("n16", "pc16"), SEEDS[1:], ROLLOUTS),
     (SECOND, ("grpo", "pc6"), SEEDS[2:], ROLLOUTS),
-    (FIRST, ("default",), SEEDS[:1], ROLLOUTS),
-    (FIRST, ("dapo", "default"), SEEDS[1:], ROLLOUTS),
-    (SECOND, ("pc4", "dapo", "default"), SEEDS, ROLLOUTS),
+    (FIRST, ("default",), SEEDS, ROLLOUTS),
+    (SMALL, ("pc6", "evidence", "none", "grpo"), SEEDS[1:2], LONG),
+    (LARGE, ("n16", "pc16"), SEEDS[:1], LARGE_ROLLOUTS),
+    (FIRST, ("dapo",), SEEDS[1:], ROLLOUTS),
     (CONTROL, ("grpo", "pc6"), SEEDS[1:], ROLLOUTS),
+    (SMALL, ("pc6", "evidence", "none", "grpo"), SEEDS[2:], LONG),
+    (LARGE, ("n16", "pc16"), SEEDS[1:2], LARGE_ROLLOUTS),
+    (SECOND, ("pc4", "dapo", "default"), SEEDS, ROLLOUTS),
 )
 
 
@@ -182,20 +195,32 @@ class Tuning:
 
 
 def tuning(arm: str, out: Path, tasks: Path) -> Tuning:
-    """The tuning of an arm: three rates, and one more beyond as long as the best is at an end."""
+    """The tuning of an arm at 0.15M: three rates, and one more beyond as long as the best is at an end."""
     rates = list(RATES)
     while True:
         runs = tuple(Planned(FIRST, arm, rate, TUNING_SEED, TUNING_ROLLOUTS) for rate in rates)
-        last = [curve.accuracy[-1] for each in runs if (curve := curve_of(each, out, tasks)) is not None]
-        if len(last) < len(rates):
+        best = _best(runs, out, tasks)
+        if best is None:
             return Tuning(runs, None)
-        best = int(np.argmax(last))
         if best == 0:
             rates.insert(0, rates[0] / 2)
         elif best == len(rates) - 1:
             rates.append(2 * rates[-1])
         else:
             return Tuning(runs, rates[best])
+
+
+def large_tuning(arm: str, out: Path, tasks: Path) -> Tuning:
+    """The tuning of an arm at 1M: the better of two rates."""
+    runs = tuple(Planned(LARGE, arm, rate, TUNING_SEED, LARGE_TUNING) for rate in LARGE_RATES)
+    best = _best(runs, out, tasks)
+    return Tuning(runs, None if best is None else LARGE_RATES[best])
+
+
+def _best(runs: Sequence[Planned], out: Path, tasks: Path) -> int | None:
+    """Index of the run with the highest accuracy at the end; None until all have ended."""
+    last = [curve.accuracy[-1] for each in runs if (curve := curve_of(each, out, tasks)) is not None]
+    return int(np.argmax(last)) if len(last) == len(runs) else None
 
 
 def planned(out: Path, tasks: Path) -> Iterator[Planned | None]:
@@ -206,10 +231,19 @@ def planned(out: Path, tasks: Path) -> Iterator[Planned | None]:
     if any(of_arm.rate is None for of_arm in tunings.values()):
         yield None
         return
+    large: dict[str, Tuning] = {}
     for pool, arms, seeds, rollouts in PLAN:
+        if pool == LARGE and not large:
+            large = {arm: large_tuning(arm, out, tasks) for arm in arms}
+            for of_arm in large.values():
+                yield from of_arm.runs
+            if any(of_arm.rate is None for of_arm in large.values()):
+                yield None
+                return
         for seed in seeds:
             for arm in arms:
-                yield Planned(pool, arm, tunings[ARMS[arm].tuned_as].rate or nan, seed, rollouts)
+                rate = large[arm].rate if pool == LARGE else tunings[ARMS[arm].tuned_as].rate
+                yield Planned(pool, arm, rate or nan, seed, rollouts)
 
 
 def carry_out(out: Path, tasks: Path, *, one: bool) -> int:
@@ -332,8 +366,10 @@ def compared(out: Path, tasks: Path) -> Iterator[tuple[str, str, list[tuple[Prog
 
 def show(out: Path, tasks: Path) -> None:
     """The chosen rates, every run, and the ratios, in Markdown."""
-    for arm in ("grpo", "pc6"):
-        of_arm = tuning(arm, out, tasks)
+    tunings = {arm: tuning(arm, out, tasks) for arm in ("grpo", "pc6")}
+    if (out / LARGE).exists():
+        tunings |= {f"{arm}, 1M": large_tuning(arm, out, tasks) for arm in ("n16", "pc16")}
+    for arm, of_arm in tunings.items():
         last = {each.rate: curve_of(each, out, tasks) for each in of_arm.runs}
         print(
             f"{arm}, tuned to {of_arm.rate}:", {rate: round(float(c.accuracy[-1]), 4) for rate, c in last.items() if c}
@@ -395,6 +431,14 @@ class SharpConfig(SkillsConfig):
 
 
 @dataclass(frozen=True)
+class LargeConfig(SharpConfig):
+    """The same task with a model of 1 million parameters."""
+
+    shape: Shape = field(default_factory=lambda: Shape(hidden=128, layers=4))
+    warm_up: WarmUp = field(default_factory=lambda: WarmUp(steps=2000, learning_rate=3e-3))
+
+
+@dataclass(frozen=True)
 class PoolConfig:
     """A pool's name, and the sizes that decide its prompts."""
 
@@ -413,16 +457,18 @@ def _sharp(config: SharpConfig) -> Skills:
 
 def pool_files(tasks: Path, name: str) -> dict[str, Any]:
     """The fields of a `Config` for the model and a pool `SHARES-PROMPTS`, made in the folder if missing."""
-    config = SharpConfig()
+    large = name.endswith(LARGE_SUFFIX)
+    config = LargeConfig() if large else SharpConfig()
+    shape = config.shape if isinstance(config, LargeConfig) else Shape()
     skills = _sharp(config)
     rng = np.random.default_rng([config.seed, 0])
     tokenizer = word_tokenizer(skills.words)
-    model = make_once(
-        tasks / "sharp" / "model",
-        config,
-        lambda to: save_warm_model(to, tokenizer, config.warm_up, lambda count: skills.noisy_examples(rng, count)),
-    )
-    pool = PoolConfig(name)
+
+    def save(to: Path) -> None:
+        save_warm_model(to, tokenizer, config.warm_up, lambda count: skills.noisy_examples(rng, count), shape=shape)
+
+    model = make_once(tasks / "sharp" / f"model{LARGE_SUFFIX if large else ''}", config, save)
+    pool = PoolConfig(name, drawn=LARGE_DRAWN if large else DRAWN)
     made = make_once(tasks / "sharp" / name, pool, lambda to: _make_pool(to, skills, model, pool))
     return {
         "model": str(model),
@@ -436,7 +482,7 @@ def pool_files(tasks: Path, name: str) -> dict[str, Any]:
 
 
 def _make_pool(to: Path, skills: Skills, model: Path, pool: PoolConfig) -> None:
-    shares, _, train = pool.name.rpartition("-")
+    shares, _, train = pool.name.removesuffix(LARGE_SUFFIX).rpartition("-")
     rng = np.random.default_rng(pool.seed)
     drawn = {spell("k", one_L): one_L for one_L in skills.draw(rng, pool.drawn)}
     prompts = [f"{words} {SEPARATOR}" for words in drawn]
