@@ -17,7 +17,14 @@ rate, and TRL 1.16's other defaults. Held-out accuracy is exact (teacher forcing
 of its prompts at 8M) and outside the clock.
 
 - Task: skills/late, target .85, at 0.15M (the task's own model) and at 8M (a Llama of 288 x 6, warmed up on the same
-  examples). 135M is planned in a later commit.
+  examples).
+- 135M, planned on 2026-11-26 at 09:05 before any run: SmolLM2-135M of `rollalloc bench --tier ladder`, warmed up as there,
+  on one GPU, TRL's autocast to bfloat16 on both sides, target .7 (.5 is told as well), held-out accuracy in float32 on 512
+  prompts every 128 rollouts. Rates 1e-5, 2e-5, 4e-5, 8e-5 on seed 100 for stock with n = 4 and with n = 8, `line` and
+  `foresight`; the better stock arm, `line-only`, `line` and `foresight` on seeds 200 to 204; least budget 2,048 rollouts.
+  Several runs share the GPU. `seconds` makes the runs to the target again, one at a time, from seed 200 on, as many seeds
+  as the time allows; only these are compared in seconds, by the clock on the wall. A GPU's sums are in no fixed order, so
+  that their accuracies may differ from the first runs'.
 - Stock: 64 rows in a step, in groups of 4, 8 and 16. Ours: `recipes.reinforce(groups=32)`, which is 32 rows in a step.
 - Rates, four for each arm at 0.15M: 1.5e-4, 3e-4, 6e-4, 1.2e-3.
   Tuning seed 100. A tuning run ends at the target, or without
@@ -48,8 +55,8 @@ of its prompts at 8M) and outside the clock.
 - Other recipes by the one line, seeds 200 to 202: GRPO, PODS, DAPO and Pilot-Commit, at the same two rates.
   Foresight with `once=False`, and with and without an adaptive clip of 1.5, which has been taken out since, seeds 200 to
   204, at 6e-4 only: does it fall?
-- A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M) or until two successive
-  evaluations are at the target, whichever is later, and ends at twice the least budget.
+- A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 2,048 at 135M) or until two
+  successive evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
   there were two tuning seeds, and all three stock arms had final runs.
 - Bars: the best stock arm over `line`, and over `foresight`, at least 3 in rollouts and 2 in seconds; lower ends of the 95%
@@ -91,7 +98,10 @@ from rollalloc.data.prompts import load_prompts
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.files.atomic import write_text
 from rollalloc.lab.bench.presets import task_files
+from rollalloc.lab.bench.rungs import RUNGS
 from rollalloc.lab.bench.summary import Interval, interval
+from rollalloc.lab.bench.tasks import ladder
+from rollalloc.lab.bench.tasks.files import TaskFiles
 from rollalloc.lab.bench.tasks.skills import Skills, SkillsConfig
 from rollalloc.lab.bench.tasks.tiny import Shape, WarmUp, save_warm_model, word_tokenizer
 from rollalloc.models.likelihood import exact_answers
@@ -100,7 +110,6 @@ from rollalloc.runs.cost import Cost, Curve, cost_to_target
 from rollalloc.train.averaging import kept_share
 from rollalloc.train.loading import one_thread
 
-TARGET = 0.85
 MORE = 3  # exit status if runs are missing that nobody has begun
 RATES_OF_ABLATIONS = (3e-4, 6e-4)
 
@@ -116,6 +125,9 @@ class Size:
         least: rollouts that each run goes on to; it ends at twice as many.
         every: rollouts between two evaluations.
         heldout: prompts that are evaluated, from the file's beginning.
+        stock: stock arms that are tuned; none: only the one that was best at the smallest size.
+        target: held-out accuracy.
+        device: of the model.
     """
 
     rates: tuple[float, ...]
@@ -124,11 +136,33 @@ class Size:
     least: int
     every: int
     heldout: int
+    stock: tuple[str, ...] = ()
+    target: float = 0.85
+    device: str = "cpu"
 
 
 SIZES = {
-    "0.15m": Size((1.5e-4, 3e-4, 6e-4, 1.2e-3), (100,), tuple(range(200, 208)), 12_288, 512, 1024),
+    "0.15m": Size(
+        (1.5e-4, 3e-4, 6e-4, 1.2e-3),
+        (100,),
+        tuple(range(200, 208)),
+        12_288,
+        512,
+        1024,
+        ("stock-4", "stock-8", "stock-16"),
+    ),
     "8m": Size((7.5e-5, 1.5e-4, 3e-4), (100,), tuple(range(200, 208)), 8_192, 1024, 512),
+    "135m": Size(
+        (1e-5, 2e-5, 4e-5, 8e-5),
+        (100,),
+        tuple(range(200, 205)),
+        2_048,
+        128,
+        512,
+        ("stock-4", "stock-8"),
+        target=0.7,
+        device="cuda",
+    ),
 }
 
 
@@ -230,8 +264,8 @@ class Task:
 
 def task_of(size: str, tasks: Path) -> Task:
     """The model and the prompts, made in the folder if missing."""
-    task = task_files("skills/late", tasks)
-    policy = Policy.load(str(task.model if size == "0.15m" else model_8m(tasks)), device="cpu")
+    task = files_of(size, tasks)
+    policy = Policy.load(str(task.model), device=SIZES[size].device)
     train, heldout = load_prompts(str(task.train)), load_prompts(str(task.heldout))
     count = SIZES[size].heldout
     return Task(
@@ -241,6 +275,15 @@ def task_of(size: str, tasks: Path) -> Task:
         [tuple(ids) for ids in policy.tokenizer(list(heldout.prompts[:count]))["input_ids"]],
         [policy.answer(str(truth)) for truth in heldout.ground_truths[:count]],
     )
+
+
+def files_of(size: str, tasks: Path) -> TaskFiles:
+    """The files of a size's task, made in the folder if missing."""
+    if size == "135m":
+        rung = RUNGS[size]
+        return ladder.prepare(tasks / "ladder", replace(rung, run=replace(rung.run, device=SIZES[size].device)))
+    task = task_files("skills/late", tasks)
+    return replace(task, model=model_8m(tasks)) if size == "8m" else task
 
 
 def model_8m(tasks: Path) -> Path:
@@ -282,6 +325,13 @@ class Point:
     accuracy: float
 
 
+def clocks() -> list[float]:
+    """Seconds by the clock on the wall and of the processor, when the GPU has done its work."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return [time.perf_counter(), time.process_time()]
+
+
 class Watch(TrainerCallback):
     """Evaluates on a grid of rollouts, with the clocks stopped, and ends the run."""
 
@@ -293,7 +343,7 @@ class Watch(TrainerCallback):
 
     def begin(self) -> None:
         """Start the clocks."""
-        self._began = [time.perf_counter(), time.process_time()]
+        self._began = clocks()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._evaluate(0)
@@ -306,13 +356,13 @@ class Watch(TrainerCallback):
     def over(self) -> bool:
         """Whether the run may end."""
         paid = self.reward.rollouts
-        reached = len(self.points) > 1 and not to_target(self.points).censored
+        reached = len(self.points) > 1 and not to_target(self.points, self.size.target).censored
         if self.tunes:
             return reached or paid >= 1.5 * self.size.least
         return paid >= 2 * self.size.least or (paid >= self.size.least and reached)
 
     def _evaluate(self, step: int) -> None:
-        now = [time.perf_counter(), time.process_time()]
+        now = clocks()
         seconds, cpu = (at - began - away for at, began, away in zip(now, self._began, self._away, strict=True))
         averaged = getattr(self.trainer, "averaged", None)
         with averaged.sampling() if averaged else nullcontext():
@@ -320,10 +370,7 @@ class Watch(TrainerCallback):
             chance_N, _ = exact_answers(policy.model, self.task.prompts, self.task.answers, pad_id=policy.pad_id)
         accuracy = float(chance_N.mean())
         self.points.append(Point(self.reward.rollouts, self.reward.tokens, seconds, cpu, step, accuracy))
-        self._away = [
-            away + clock() - at
-            for away, clock, at in zip(self._away, (time.perf_counter, time.process_time), now, strict=True)
-        ]
+        self._away = [away + after - before for away, after, before in zip(self._away, clocks(), now, strict=True)]
 
 
 class Mean(TrainerCallback):
@@ -379,6 +426,8 @@ def trainer_of(arm: Arm, task: Task, rate: float, seed: int, reward: Reward, wat
         "seed": seed,
         "logging_steps": 100,
     }
+    if task.policy.model.device.type == "cuda":
+        shared |= {"use_cpu": False, "bf16": True}
     args = config(out, **shared | dict(arm.changes))
     model: Any = task.policy.model
     given: dict[str, Any] = {"processing_class": task.policy.tokenizer, "callbacks": [watch]}
@@ -430,7 +479,7 @@ def run(key: Key, out: Path, tasks: Path, timed: bool = False) -> None:
         "key": asdict(key),
         "points": [asdict(point) for point in watch.points],
         "megabytes_before": before / 1024,
-        "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "megabytes": most_megabytes(),
         "date": time.strftime("%Y-%m-%d"),
         "versions": {each.__name__: each.__version__ for each in (torch, transformers, trl)},
     }
@@ -440,10 +489,17 @@ def run(key: Key, out: Path, tasks: Path, timed: bool = False) -> None:
     print(f"{key.name}: {last.rollouts} rollouts, {last.cpu:.0f} s, {last.accuracy:.3f}", flush=True)
 
 
+def most_megabytes() -> float:
+    """The most memory that the process had: on the GPU, if it uses one."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 # ------------------------------------------------------------------------------------------------------- what was found
 
 
-def to_target(points: Sequence[Point], target: float = TARGET) -> Cost:
+def to_target(points: Sequence[Point], target: float) -> Cost:
     """What a run paid until it reached the target (`rollalloc.runs.cost`); its seconds are the processor's."""
 
     def column(name: str) -> tuple[Any, ...]:
@@ -458,12 +514,12 @@ def to_target(points: Sequence[Point], target: float = TARGET) -> Cost:
     return cost
 
 
-def wall_to_target(points: Sequence[Point], target: float = TARGET) -> Cost:
+def wall_to_target(points: Sequence[Point], target: float) -> Cost:
     """As `to_target`, by the clock on the wall."""
     return to_target([replace(point, cpu=point.seconds) for point in points], target)
 
 
-def fall_after(points: Sequence[Point], target: float = TARGET) -> float | None:
+def fall_after(points: Sequence[Point], target: float) -> float | None:
     """How far the accuracy falls, at worst, below the mean of the first two evaluations at the target. None: not reached."""
     at = to_target(points, target).at
     if at is None:
@@ -489,8 +545,12 @@ class Run:
         return self.timed or self.points
 
     @property
+    def size(self) -> Size:
+        return SIZES[self.key.size]
+
+    @property
     def cost(self) -> Cost:
-        return to_target(self.points)
+        return to_target(self.points, self.size.target)
 
 
 def over(out: Path, size: str) -> list[Run]:
@@ -499,18 +559,23 @@ def over(out: Path, size: str) -> list[Run]:
     for place in sorted(out.glob(f"{size}_*.json")):
         read = json.loads(place.read_text())
         points = [Point(**point) for point in read["points"]]
-        timed = timed_points(out / "seconds" / place.name, points)
+        timed = timed_points(out / "seconds" / place.name, points, SIZES[size].device == "cpu")
         found.append(Run(Key(**read["key"]), points, read["megabytes"], read["date"], read["versions"], timed))
     return found
 
 
-def timed_points(place: Path, points: Sequence[Point]) -> list[Point]:
-    """The points of a run that was made again for its seconds; none if it was not. Its training must equal the first."""
+def timed_points(place: Path, points: Sequence[Point], equal: bool) -> list[Point]:
+    """The points of a run that was made again for its seconds; none if it was not.
+
+    Raises:
+        SystemExit: its training must be equal to the first run's and is not.
+    """
     if not place.exists():
         return []
     timed = [Point(**point) for point in json.loads(place.read_text())["points"]]
     for first, again in zip(points, timed, strict=False):
-        if (first.rollouts, first.tokens, first.accuracy) != (again.rollouts, again.tokens, again.accuracy):
+        same = (first.rollouts, first.tokens, first.accuracy) == (again.rollouts, again.tokens, again.accuracy)
+        if equal and not same:
             raise SystemExit(f"{place.name} did not train as before: {first} became {again}")
     return timed
 
@@ -561,7 +626,9 @@ def best_stock(out: Path, size: str) -> tuple[str, int]:
 def tuned_arms(out: Path, size: str) -> list[str]:
     """The arms that are tuned at a size: all at the smallest one, and of stock the best of these elsewhere."""
     smallest = next(iter(SIZES))
-    return [*MAIN] if size == smallest else [best_stock(out, smallest)[0], "line", "foresight"]
+    if size == smallest:
+        return [*MAIN]
+    return [*(SIZES[size].stock or (best_stock(out, smallest)[0],)), "line", "foresight"]
 
 
 # ------------------------------------------------------------------------------------------------------------- many runs
@@ -611,7 +678,9 @@ def carry_out(keys: Iterable[Key], out: Path, tasks: Path, minutes: float, timed
     """
     began = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
-    task_files("skills/late", tasks)
+    keys = list(keys)
+    for size in {key.size for key in keys}:
+        _in_process(files_of, size, tasks)  # a process that has used a GPU cannot be forked
     for key in keys:
         claim = out / f"{key.name}.claim"
         if (out / key.name).exists() or claim.exists():
@@ -622,13 +691,24 @@ def carry_out(keys: Iterable[Key], out: Path, tasks: Path, minutes: float, timed
             claim.touch(exist_ok=False)
         except FileExistsError:
             continue
-        child = get_context("fork").Process(target=run, args=(key, out, tasks, timed))
-        child.start()
-        child.join()
-        claim.unlink()
-        if child.exitcode:
-            raise SystemExit(f"{key.name} failed")
+        try:
+            _in_process(run, key, out, tasks, timed)
+        finally:
+            claim.unlink()
     return False
+
+
+def _in_process(call: Callable[..., Any], *args: Any) -> None:
+    """Call a function in a process of its own.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    child = get_context("fork").Process(target=call, args=args)
+    child.start()
+    child.join()
+    if child.exitcode:
+        raise SystemExit(f"{call.__name__}{args} failed")
 
 
 # -------------------------------------------------------------------------------------------------------------- report
@@ -636,7 +716,8 @@ def carry_out(keys: Iterable[Key], out: Path, tasks: Path, minutes: float, timed
 
 def measures(one: Run) -> dict[str, tuple[float, bool]]:
     """What a run paid until the target, and whether it is more than that because the target was not reached."""
-    cost, cpu, wall = one.cost, to_target(one.clocked), wall_to_target(one.clocked)
+    target = one.size.target
+    cost, cpu, wall = one.cost, to_target(one.clocked, target), wall_to_target(one.clocked, target)
     paid = {name: cost.paid[name] for name in ("rollouts", "tokens")}
     paid |= {"cpu seconds": cpu.paid["seconds"], "wall seconds": wall.paid["seconds"]}
     return {name: (value, cost.censored) for name, value in paid.items()}
@@ -681,7 +762,7 @@ def summary_of(out: Path, size: str) -> dict[str, Any]:
                 for measure in measures(found[0])
             },
             "over": {measure: _shown(ratio(theirs, found, measure)) for measure in measures(found[0])},
-            "fall": [_rounded(fall_after(one.points)) for one in found],
+            "fall": [_rounded(fall_after(one.points, one.size.target)) for one in found],
             "end": [round(one.points[-1].accuracy, 3) for one in found],
             "megabytes": round(max(one.megabytes for one in found)),
             "seconds_per_step": round(fmean(seconds_per_step(one.clocked) for one in found), 4),
@@ -718,7 +799,7 @@ def curve(found: Sequence[Run]) -> dict[str, list[float]]:
     return {name: [round(float(value), 4) for value in values] for name, values in columns.items()}
 
 
-def table_of(found: Mapping[str, Any]) -> list[str]:
+def table_of(found: Mapping[str, Any], target: float) -> list[str]:
     """The table of a size, one line for each arm."""
     measured = ("rollouts", "tokens", "cpu seconds", "wall seconds")
     heading = (
@@ -731,7 +812,7 @@ def table_of(found: Mapping[str, Any]) -> list[str]:
         "deepest fall",
         "MB",
     )
-    lines = [f"| to {TARGET} | {' | '.join(heading)} |", "|---" * (len(heading) + 1) + "|"]
+    lines = [f"| to {target} | {' | '.join(heading)} |", "|---" * (len(heading) + 1) + "|"]
     for arm in found["arms"]:
         costs = [_cost(arm["costs"][name]) for name in measured]
         ratios = [_ratio(arm["over"][name]) for name in ("rollouts", "cpu seconds")]
@@ -796,7 +877,7 @@ def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
             colour, curve = FIGURE[name.split("-")[0] if name.startswith("stock") else name], arm["curve"]
             axis.plot(curve["rollouts"], curve["mean"], color=colour, label=label)
             axis.fill_between(curve["rollouts"], curve["low"], curve["high"], color=colour, alpha=0.2, linewidth=0)
-        axis.axhline(TARGET, color="grey", linestyle=":", linewidth=1)
+        axis.axhline(SIZES[size].target, color="grey", linestyle=":", linewidth=1)
         seeds = max(len(arm["seeds"]) for arm in one["arms"])
         rates = min(len(rates) for rates in tuning.values())
         axis.set_title(f"{size.upper()} parameters, {seeds} seeds, best of {rates} learning rates", fontsize=10)
@@ -820,7 +901,7 @@ def report(out: Path, docs: Path) -> None:
     write_text(docs / "against_trl.json", json.dumps(found, indent=1) + "\n")
     for size, one in found.items():
         print(f"\n{size}, {', '.join(one['dates'])}, {one['versions']}\n")
-        print(*table_of(one), sep="\n")
+        print(*table_of(one, SIZES[size].target), sep="\n")
     if any(len(arm["seeds"]) > 1 for one in found.values() for arm in one["arms"]):
         draw(found, docs / "against_trl.png")
 
