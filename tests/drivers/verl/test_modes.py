@@ -166,6 +166,97 @@ def test_updates_are_told_between_batches_and_in_order(overlaps):
     assert {row.group for row in rounds.next_batch().rows} == {4, 5, 6, 7}
 
 
+# -------------------------------------------------------------------------------------------- prompts with long rollouts
+
+
+@dataclass
+class Slow(Engine):
+    """An engine on which every eighth prompt has rollouts of `long` calls of `outcomes`; the others take 1 to 3."""
+
+    long: int = 20
+    calls: int = 0
+    ends: dict = field(default_factory=dict)
+
+    def submit(self, submissions):
+        super().submit(submissions)
+        for submission in submissions:
+            for at in range(len(submission.rollouts)):
+                is_long = submission.prompt % 8 == 0 and at > 0
+                self.ends[submission.uid, at] = self.calls + (self.long if is_long else 1 + submission.prompt % 3)
+
+    def outcomes(self, wait=True):
+        self.calls += 1
+        ended = [
+            (s, at) for s, at in self.waiting if self.ends[s.uid, at] <= self.calls or (s.uid, at) in self.cancelled
+        ]
+        for each in ended:
+            self.waiting.remove(each)
+        outcomes = [self._end(*each) for each in ended]
+        self.rows |= {key for outcome in outcomes for key in outcome.keys}
+        return outcomes
+
+
+def share_of_long(mode, versions, batches, strategy, long=20, steps=40):
+    """Share of long prompts among the trained groups over their share among the begun ones, and the rollouts too old.
+
+    Groups that were begun in the last `versions` steps are not counted.
+    """
+    overlap = Overlap(mode=mode, max_versions=versions, batches=batches, strategy=strategy)
+    settings = read_settings({"recipe": "grpo"}, 4, 4, overlap)
+    crew, allocator = Slow(mixed, long=long), Allocator(settings.recipe, 512, settings.seed)
+    rounds = Rounds(allocator, crew, FakeLoader(512, 4), overlaps=True, patience=overlap.patience(settings.recipe))
+    trained, oldest = set(), 0
+    for _ in range(steps):
+        rows, metrics = step(rounds)
+        trained |= {row.group for row in rows.rows}
+        oldest = max(oldest, metrics["rollalloc/staleness_max"])
+    assert oldest <= settings.recipe.max_staleness
+    of_group = {int(s.uid[1 : s.uid.index("s")]): s for s in crew.submitted}
+    counted = {group: s for group, s in of_group.items() if crew.began[s.uid, 0] < steps - versions}
+    begun = [s.prompt % 8 == 0 for s in counted.values()]
+    learned = [s.prompt % 8 == 0 for group, s in counted.items() if group in trained]
+    share = sum(learned) / len(learned) / (sum(begun) / len(begun))
+    return round(share, 2), allocator.accounts()["stale"], len(counted) - len(learned)
+
+
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+def test_prompts_with_long_rollouts_are_dropped_at_a_low_limit_and_trained_on_if_updates_wait_for_them(mode):
+    dropped, stale, lost = share_of_long(mode, versions=3, batches=1, strategy="drop")
+    assert dropped == 0.0
+    assert stale > 0
+    assert lost > 0
+    assert share_of_long(mode, versions=3, batches=1, strategy="wait") == (1.0, 0, 0)
+    assert share_of_long(mode, versions=30, batches=1, strategy="drop") == (1.0, 0, 0), "a limit above their length"
+
+
+@pytest.mark.parametrize("long", [2, 9, 100])
+@pytest.mark.parametrize(("versions", "batches"), [(3, 0.5), (3, 1), (8, 1), (4, 2), (6, 2.5), (5, 3), (8, 3)])
+def test_no_group_gets_too_old_if_updates_wait_for_old_groups(versions, batches, long):
+    assert share_of_long("colocate_async", versions, batches, "wait", long) == (1.0, 0, 0)
+
+
+def test_a_resumed_run_waits_for_the_groups_that_were_begun_before():
+    overlap = Overlap(mode="colocate_async", max_versions=3, batches=1, strategy="wait")
+    settings = read_settings({"recipe": "grpo"}, 4, 4, overlap)
+
+    def made():
+        allocator = Allocator(settings.recipe, 512, settings.seed)
+        patience = overlap.patience(settings.recipe)
+        return Rounds(allocator, Slow(mixed), FakeLoader(512, 4), overlaps=True, patience=patience)
+
+    rounds = made()
+    for _ in range(5):
+        step(rounds)
+        again = made()
+        again.crew.version, again.crew.rows = rounds.crew.version, set(rounds.crew.rows)
+        again.load_state_dict(json.loads(json.dumps(rounds.state_dict())), again.crew.rows)
+        again.loader.at, again.loader.epoch = rounds.loader.at, rounds.loader.epoch
+        rounds = again
+    for _ in range(5):
+        step(rounds)
+    assert rounds.allocator.accounts()["stale"] == 0
+
+
 # ----------------------------------------------------------------------------------------------------------- resuming
 
 

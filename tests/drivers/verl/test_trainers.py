@@ -179,7 +179,16 @@ STOPS = {
         ("rollalloc_async", {}, r"must be one of rollalloc, rollalloc_colocate_async, rollalloc_separate_async"),
         ("rollalloc_colocate_async", {"trainer.v1.sampler.max_off_policy_threshold": 1}, "at least 2"),
         ("rollalloc_colocate_async", {"trainer.v1.sampler.max_off_policy_threshold": None}, "at least 2"),
-        ("rollalloc_colocate_async", {"trainer.v1.sampler.max_off_policy_strategy": "wait"}, "set it to drop"),
+        (
+            "rollalloc_colocate_async",
+            {"trainer.v1.sampler.max_off_policy_strategy": "wait", "trainer.v1.sampler.max_off_policy_threshold": 2},
+            r"wait with 1 batches ahead needs .*threshold of at least 3 .* staleness of 1; raise it",
+        ),
+        (
+            "rollalloc_colocate_async",
+            {"trainer.v1.sampler.max_off_policy_strategy": "block"},
+            "must be drop or wait, got 'block'",
+        ),
         (
             "rollalloc_separate_async",
             SEPARATE | {"actor_rollout_ref.rollout.checkpoint_engine.backend": "naive"},
@@ -198,8 +207,12 @@ STOPS = {
         ),
         (
             "rollalloc_separate_async",
-            SEPARATE | {"trainer.v1.sampler.max_off_policy_strategy": "wait"},
-            "set it to drop",
+            SEPARATE
+            | {
+                "trainer.v1.sampler.max_off_policy_strategy": "wait",
+                "trainer.v1.separate_async.num_warmup_batches": 7,
+            },
+            "wait with 7 batches ahead needs .*at least 9",
         ),
         ("rollalloc", {"trainer.use_v1": False}, "use_v1=False selects .* set it to True"),
         (

@@ -38,9 +38,11 @@ def configure(config: Any) -> VerlSettings:
     refuse_reward_arguments((config.reward.get("custom_reward_function") or {}).get("reward_kwargs") or ())
     at_least("actor_rollout_ref.actor.ppo_mini_batch_size", actor.ppo_mini_batch_size, 1)
     mode = verls_mode(config.trainer.v1.trainer_mode)
-    overlap = None if mode == "sync" else _overlap(config.trainer.v1, mode)
+    overlap = overlap_of(config)
     sizes = config.data.train_batch_size, rollout.n
     settings = read_settings(section, *sizes, overlap)  # pyright: ignore[reportArgumentType]
+    if overlap is not None:
+        overlap.patience(settings.recipe)  # raises if the strategy does not fit the limit
     for conflict, message in [*_conflicts(config, settings), *_CONFLICTS_OF[mode](config)]:
         if conflict:
             raise ValueError(message)
@@ -109,16 +111,21 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]
     )
 
 
-def _overlap(v1: Any, mode: str) -> Overlap:
-    batches = v1[mode].get("num_warmup_batches", 0)
-    return Overlap(mode=mode, max_versions=v1.sampler.max_off_policy_threshold, batches=batches)
+def overlap_of(config: Any) -> Overlap | None:
+    """How the configured mode overlaps rollouts with updates; None: it does not.
 
-
-def _conflicts_of_overlap(config: Any) -> Iterator[tuple[Any, str]]:
-    """Further conflicts if rollouts continue during an update."""
-    yield (
-        config.trainer.v1.sampler.max_off_policy_strategy != "drop",
-        "trainer.v1.sampler.max_off_policy_strategy=wait, but the recipe drops rollouts that are too old; set it to drop",
+    Raises:
+        ValueError: the mode is not one of ours.
+    """
+    v1, mode = config.trainer.v1, verls_mode(config.trainer.v1.trainer_mode)
+    if mode == "sync":
+        return None
+    sampler = v1.sampler
+    return Overlap(
+        mode=mode,
+        max_versions=sampler.max_off_policy_threshold,
+        batches=v1[mode].get("num_warmup_batches", 0),
+        strategy=sampler.max_off_policy_strategy,
     )
 
 
@@ -127,7 +134,6 @@ def _conflicts_of_separate(config: Any) -> Iterator[tuple[Any, str]]:
     rollout, separate = config.actor_rollout_ref.rollout, config.trainer.v1.separate_async
     prompts, mini_batch = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     steps = prompts / mini_batch
-    yield from _conflicts_of_overlap(config)
     yield (
         prompts % mini_batch,
         (
@@ -164,6 +170,6 @@ def _conflicts_of_separate(config: Any) -> Iterator[tuple[Any, str]]:
 
 _CONFLICTS_OF: dict[str, Callable[[Any], Iterable[tuple[Any, str]]]] = {
     "sync": lambda _: (),
-    "colocate_async": _conflicts_of_overlap,
+    "colocate_async": lambda _: (),
     "separate_async": _conflicts_of_separate,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import floor, inf
+from math import ceil, floor, inf
 from typing import Any
 
 from rollalloc.core.recipe import Recipe
@@ -16,6 +16,7 @@ MODES = {  # ours -> verl's own
     "rollalloc_separate_async": "separate_async",
 }
 _THRESHOLD = "trainer.v1.sampler.max_off_policy_threshold"
+_STRATEGY = "trainer.v1.sampler.max_off_policy_strategy"
 
 
 def verls_mode(name: str) -> str:
@@ -38,11 +39,14 @@ class Overlap:
         max_versions: number of versions of the weights that a trajectory may span, including the batch's own
             (`trainer.v1.sampler.max_off_policy_threshold`).
         batches: number of further batches that are generated beside the next one (`num_warmup_batches` of the mode).
+        strategy: what happens to groups that get too old (`trainer.v1.sampler.max_off_policy_strategy`): "drop" drops them,
+            "wait" delays the update until they have ended.
     """
 
     mode: str
     max_versions: Any
     batches: Any
+    strategy: Any = "drop"
 
     def of(self, recipe: Recipe) -> Recipe:
         """The recipe, changed so that it may train on older rollouts and orders groups for later batches.
@@ -57,6 +61,33 @@ class Overlap:
         if ahead == 0 or recipe.intake.traits.looks_ahead:
             return recipe
         return replace(recipe, intake=Ahead(recipe.intake, ahead))
+
+    def patience(self, recipe: Recipe) -> int | None:
+        """Age in updates from which a running group delays the next update; None: no update is delayed.
+
+            patience = max_staleness - ceil(batches ahead)
+
+        When a group of this age is waited for, at most the groups of those batches are left that are as old. The oldest are
+        trained on first, so each is trained on before it is older than `max_staleness`.
+
+        Args:
+            recipe: what `of` returned.
+
+        Raises:
+            ValueError: the strategy is unknown, or the limit is too low to wait for old groups and still overlap.
+        """
+        if self.strategy == "drop":
+            return None
+        if self.strategy != "wait":
+            raise ValueError(f"{_STRATEGY} must be drop or wait, got {self.strategy!r}")
+        ahead = max(1, ceil(self._batches()))
+        if recipe.max_staleness <= ahead:
+            raise ValueError(
+                f"{_STRATEGY}=wait with {ahead} batches ahead needs {_THRESHOLD} of at least {ahead + 2} (or the recipe's "
+                f"max_staleness of at least {ahead + 1}), got a staleness of {recipe.max_staleness}; raise it, generate "
+                f"fewer batches ahead, or set {_STRATEGY}=drop"
+            )
+        return recipe.max_staleness - ahead
 
     def _max_staleness(self) -> int:
         versions = self.max_versions

@@ -170,14 +170,24 @@ class Rounds:
         crew: generates rollouts and stores their rows.
         loader: gives prompts in verl's order, if the recipe's prompt rule is `AsOffered`; otherwise None.
         overlaps: whether rollouts may continue during an update.
+        patience: age in updates from which a running group delays the next update, at least 1 (`modes.Overlap.patience`);
+            None: no update is delayed, and groups that get too old are dropped.
 
     Attributes:
         seconds: time that the last `next_batch` took, without waiting for the crew.
         reasons: why rollouts failed in the last step, with counts.
     """
 
-    def __init__(self, allocator: Allocator, crew: Crew, loader: Loader | None, overlaps: bool = False) -> None:
+    def __init__(
+        self,
+        allocator: Allocator,
+        crew: Crew,
+        loader: Loader | None,
+        overlaps: bool = False,
+        patience: int | None = None,
+    ) -> None:
         self.allocator, self.crew, self.loader, self.overlaps = allocator, crew, loader, overlaps
+        self.patience = patience
         self.seconds = 0.0
         self.reasons: Counter[str] = Counter()
         self._failing: Counter[str] = Counter()  # why rollouts failed since the last batch
@@ -185,6 +195,7 @@ class Rounds:
         self._figures: dict[str, Any] = {}  # metrics of the last step
         self._broken_off: tuple[Order, ...] = ()  # orders that were running when the state was saved; to be repeated
         self._running: dict[Session, int] = {}  # session -> rollout
+        self._begun: dict[int, int] = {}  # group that is running or held -> version of the weights at its first order
         self._stopped: set[int] = set()  # running rollouts that were told to stop
         self._keys: dict[int, tuple[str, ...]] = {}  # rollout -> keys of its stored rows
         self._kept: dict[int, tuple[str, ...]] = {}  # trained rollout -> keys of the copies of its rows, for replay
@@ -217,7 +228,9 @@ class Rounds:
             actions = self._ask() if batch is None else self.allocator.ask(capacity=0)
             self._carry_out(actions)
             batch = batch or actions.batch
-            if (batch and self.overlaps) or (not self._running and (batch or actions.finished)):
+            if (batch and self.overlaps and (last or not self._awaited())) or (
+                not self._running and (batch or actions.finished)
+            ):
                 break
             if self._running:
                 before = time.perf_counter()
@@ -249,6 +262,12 @@ class Rounds:
             self._tell(outcomes)
             self._order_beside(last)
 
+    def _awaited(self) -> bool:
+        """Whether a running group is so old that the next update is delayed until it has ended."""
+        if self.patience is None:
+            return False
+        return any(self.allocator.version - self._begun[group] >= self.patience for group in self._running_groups())
+
     def _order_beside(self, last: bool) -> None:
         """Start and stop rollouts as the core wants while the batch is trained."""
         if self.overlaps:
@@ -260,6 +279,8 @@ class Rounds:
         """Tell the core that the batch was trained, and that the weights have this version now."""
         self.allocator.tell([Updated(version)])
         self._at_work = False
+        alive = self._running_groups() | self._held_groups()
+        self._begun = {group: begun for group, begun in self._begun.items() if group in alive}
 
     def held(self) -> set[str]:
         """Keys of all rows that a later batch may need."""
@@ -326,6 +347,8 @@ class Rounds:
 
     def _submit(self, orders: Sequence[Order], again: str = "") -> None:
         submissions = [_submission(order, again) for order in orders]
+        for order in orders:
+            self._begun.setdefault(order.group, self.allocator.version)
         for submission in submissions:
             self._running |= {(submission.uid, at): rollout for at, rollout in enumerate(submission.rollouts)}
         if submissions:
@@ -448,6 +471,9 @@ class Rounds:
         self._step = Step(self._held_groups())
         left = self.allocator.outstanding()
         self._broken_off = left.generate
+        # The checkpoint does not say when these groups were begun, so count them as just young enough to be trained on.
+        groups = self._held_groups().union(order.group for order in left.generate)
+        self._begun = dict.fromkeys(groups, self.allocator.version - self.allocator.recipe.max_staleness)
         self._stop(set(left.cancel))
         return present - needed
 

@@ -30,7 +30,7 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.packing import exact_keys
 from rollalloc.data.overlap import warn_of_shared
 from rollalloc.drivers.verl.client import Client, ResumingClient, requests_left
-from rollalloc.drivers.verl.configure import configure
+from rollalloc.drivers.verl.configure import configure, overlap_of
 from rollalloc.drivers.verl.figures import COLUMNS
 from rollalloc.drivers.verl.loader import Prompts, fill_samples, refuse_columns_of
 from rollalloc.drivers.verl.minibatches import optimizer_steps, rows_multiple, spread
@@ -144,7 +144,9 @@ class RecipeTrainer(PPOTrainer):
             )
         allocator = Allocator(recipe, self.prompts.table(features), self.settings.seed)
         loader = self.prompts if self.settings.loader_draws else None
-        self.rounds = Rounds(allocator, _Crew(self), loader, self.overlaps)
+        overlap = overlap_of(self.config)
+        patience = None if overlap is None else overlap.patience(recipe)
+        self.rounds = Rounds(allocator, _Crew(self), loader, self.overlaps, patience)
 
     def _build_replay_buffer(self) -> ReplayBuffer:
         sampler = self.config.trainer.v1.sampler
