@@ -21,7 +21,7 @@ of its prompts at 8M) and outside the clock.
 - 135M, planned on 2026-11-26 at 09:05 before any run: SmolLM2-135M of `rollalloc bench --tier ladder`, warmed up as there,
   on one GPU, TRL's autocast to bfloat16 on both sides, target .7 (.5 is told as well), held-out accuracy in float32 on 512
   prompts every 128 rollouts. Rates 1e-5, 2e-5, 4e-5, 8e-5 on seed 100 for stock with n = 4 and with n = 8, `line` and
-  `foresight`; the better stock arm, `line-only`, `line` and `foresight` on seeds 200 to 204; least budget 2,048 rollouts.
+  `foresight`; the better stock arm, `line-only`, `line` and `foresight` on seeds 200 to 204, as many as the time allows.
   Several runs share the GPU. `seconds` makes the runs to the target again, one at a time, from seed 200 on, as many seeds
   as the time allows; only these are compared in seconds, by the clock on the wall. A GPU's sums are in no fixed order, so
   that their accuracies may differ from the first runs'.
@@ -55,7 +55,7 @@ of its prompts at 8M) and outside the clock.
 - Other recipes by the one line, seeds 200 to 202: GRPO, PODS, DAPO and Pilot-Commit, at the same two rates.
   Foresight with `once=False`, and with and without an adaptive clip of 1.5, which has been taken out since, seeds 200 to
   204, at 6e-4 only: does it fall?
-- A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 2,048 at 135M) or until two
+- A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 1,536 at 135M) or until two
   successive evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
   there were two tuning seeds, and all three stock arms had final runs.
@@ -156,7 +156,7 @@ SIZES = {
         (1e-5, 2e-5, 4e-5, 8e-5),
         (100,),
         tuple(range(200, 205)),
-        2_048,
+        1_536,
         128,
         512,
         ("stock-4", "stock-8"),
