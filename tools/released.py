@@ -258,7 +258,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--write", action="store_true", help="write the tables of recipes/verl/README.md")
     write = parser.parse_args(arguments).write
-    systems = read()
+    try:
+        systems = read()
+    except ValueError as error:
+        print(error)
+        return 1
     wrong = list(wrong_rows(systems))
     guide = GUIDE.read_text("utf-8")
     if write:

@@ -1,6 +1,7 @@
 """The configurations of the paper's runs, composed with the installed verl."""
 
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,8 @@ def test_stream_has_ten_rollouts_of_every_prompt_and_streamdapo_ten_to_sixteen_w
         ("darts_deepmath_7b", "method=stream", "2,560 = 256 × 10 (rollout)"),
         ("darts_deepmath_7b", "method=streamdapo", "9,216 = 768 × 12 (rollout)"),
         ("pods_gsm8k_8gpu", "arm=pods", "4,096 = 32 × 128 (rollout)"),
+        ("pods_gsm8k", "arm=pods", "64 = 1 × 64 (rollout)"),  # with LoRA
+        ("pods_math", "arm=grpo", "8 = 1 × 8 (rollout)"),
     ],
 )
 def test_the_check_says_from_any_folder_what_a_step_is(
@@ -203,6 +206,30 @@ def test_every_method_of_a_row_has_one_and_the_same_loss(row: str) -> None:
 
 @pytest.mark.parametrize("row", [*ROWS, *PODS])
 def test_the_other_rows_are_accepted_by_verl_as_well(row: str) -> None:
-    # Of adapters verl asks vLLM, which is not there under its own name on CPUs.
-    chosen = ["arm=pods", "actor_rollout_ref.model.lora_rank=0"] if row in PODS else ["method=pilot_commit"]
-    assert checked(of_command([f"--config-path={FOLDER}", f"--config-name={row}", *chosen])).mode == "sync"
+    """Also rows with LoRA where vLLM, which verl asks about the adapters' rank, is not installed under its own name."""
+    chosen = ["arm=pods"] if row in PODS else ["method=pilot_commit"]
+    config = of_command([f"--config-path={FOLDER}", f"--config-name={row}", *chosen])
+    rank = config.actor_rollout_ref.model.get("lora_rank", 0)
+    step = checked(config)
+    assert step.mode == "sync"
+    assert config.actor_rollout_ref.model.get("lora_rank", 0) == rank, "the check changes the configuration"
+    if rank and find_vllm() is None:
+        assert step.unchecked == f"whether vLLM supports LoRA rank {rank}, because vLLM is not installed here"
+    else:
+        assert step.unchecked == ""
+
+
+def find_vllm() -> str | None:
+    """vLLM's version; None: it is not installed under this name."""
+    try:
+        return version("vllm")
+    except PackageNotFoundError:
+        return None
+
+
+def test_pilot_commit_on_a_row_of_darts_says_which_values_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [f"--config-path={FOLDER}", "--config-name=darts_math_3b", "method=pilot_commit", "--no-files"]
+    assert check(command) == 2
+    assert "set it with +row.pilot=VALUE, or choose a method that does not read it" in capsys.readouterr().err
+    assert check([*command, "+row.pilot=2", "+row.commit=6", "+row.promote=top_variance"]) == 0
+    assert "3,072 = 768 × 2 (pilot) + 256 × 6 (commit)" in capsys.readouterr().out

@@ -161,3 +161,11 @@ def test_a_changed_or_unknown_released_value_fails_by_name(tool, tmp_path, chang
 def test_facts_that_are_not_whole_are_refused(tool, tmp_path, changes, says):
     with pytest.raises(ValueError, match=says.replace("(", r"\(")):
         tool.read(written(tmp_path, changed(FACTS, **changes)))
+
+
+def test_facts_that_are_not_whole_end_the_tool_with_their_name_and_no_traceback(tool, tmp_path, monkeypatch, capsys):
+    path = written(tmp_path, changed(FACTS, tiny__values__machines=None))
+    read = tool.read
+    monkeypatch.setattr(tool, "read", lambda: read(path))
+    assert tool.main([]) == 1
+    assert "tiny_row method=grpo has no number of GPUs" in capsys.readouterr().out

@@ -14,11 +14,14 @@ those of a verl command. 3: verl is not installed.
 from __future__ import annotations
 
 import io
+import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from copy import deepcopy
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,6 +57,7 @@ class CheckedStep:
         rows: number of rows per group in a batch; None: it varies.
         optimizer_steps: optimizer steps per batch; with a recipe at most `train_batch_size // ppo_mini_batch_size`.
         mode: verl's name for how generation and training overlap.
+        unchecked: what verl could not validate here, and why; "": nothing.
     """
 
     recipe: str
@@ -62,6 +66,7 @@ class CheckedStep:
     rows: int | None
     optimizer_steps: float
     mode: str
+    unchecked: str = ""
 
 
 def composed(arguments: Sequence[str]) -> Any:
@@ -85,8 +90,14 @@ def composed(arguments: Sequence[str]) -> Any:
             config = compose(options.config_name, [*overrides])
         OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(str(error).strip()) from error
+        raise ValueError(str(error).strip() + _hint(str(error))) from error
     return config
+
+
+def _hint(message: str) -> str:
+    """What to do if a file of the configuration reads a key that no other file sets."""
+    missing = re.match(r"Interpolation key '([^']+)' not found", message)
+    return f"\nset it with +{missing[1]}=VALUE, or choose a method that does not read it" if missing else ""
 
 
 def _without_program(arguments: Sequence[str]) -> list[str]:
@@ -119,14 +130,38 @@ def checked(config: Any) -> CheckedStep:
     from rollalloc.drivers.verl.configure import configure
 
     settings = configure(config) if str(config.trainer.v1.trainer_mode) in MODES else None
+    validated, unchecked = _for_validation(config)
     # verl's validation prints a success message, and warns if the critic is off.
     with redirect_stdout(io.StringIO()), catch_warnings():
         simplefilter("ignore")
-        validate_config(config, need_reference_policy(config), need_critic(config))
-    return _step(config, settings)
+        validate_config(validated, need_reference_policy(config), need_critic(config))
+    return _step(config, settings, unchecked)
 
 
-def _step(config: Any, settings: VerlSettings | None) -> CheckedStep:
+def _for_validation(config: Any) -> tuple[Any, str]:
+    """What verl's validation gets, and what it leaves out.
+
+    verl asks vLLM which ranks of LoRA adapters it supports, so without vLLM its validation would refuse every rank.
+    """
+    from omegaconf import open_dict
+
+    model = config.actor_rollout_ref.model
+    rank = (model.get("lora") or {}).get("rank", 0) or model.get("lora_rank", 0)
+    if rank <= 0 or config.actor_rollout_ref.rollout.name != "vllm":
+        return config, ""
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        without = deepcopy(config)
+        with open_dict(without):
+            without.actor_rollout_ref.model.lora_rank = 0
+            if without.actor_rollout_ref.model.get("lora"):
+                without.actor_rollout_ref.model.lora.rank = 0
+        return without, f"whether vLLM supports LoRA rank {rank}, because vLLM is not installed here"
+    return config, ""
+
+
+def _step(config: Any, settings: VerlSettings | None, unchecked: str) -> CheckedStep:
     prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
     mode, mini_batch = str(config.trainer.v1.trainer_mode), config.actor_rollout_ref.actor.ppo_mini_batch_size
     return CheckedStep(
@@ -136,6 +171,7 @@ def _step(config: Any, settings: VerlSettings | None) -> CheckedStep:
         rows=n if settings is None else settings.recipe.rows.traits.rows,
         optimizer_steps=prompts / mini_batch if settings is None else optimizer_steps(prompts // mini_batch, prompts),
         mode=MODES.get(mode, mode),
+        unchecked=unchecked,
     )
 
 
@@ -166,6 +202,7 @@ def described(step: CheckedStep) -> str:
         f"accepted by verl and by rollalloc, mode {step.mode}: {step.prompts} groups per batch, {rows}, "
         f"{step.optimizer_steps:g} optimizer steps per batch\n"
         f"rollouts of a step that one round of prompts fills: {rollouts} = {' + '.join(stages)}\n{step.recipe}"
+        + (f"\nnot checked: {step.unchecked}" if step.unchecked else "")
     )
 
 
