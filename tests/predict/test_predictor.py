@@ -115,13 +115,6 @@ def test_figures_are_of_the_last_interval_by_hand():
     assert sum(weights.values()) == pytest.approx(1)
 
 
-def test_a_visit_without_a_scored_rollout_teaches_nothing():
-    predictor = Predictor()
-    memory = predictor.init(2, {})
-    predictor.observe(memory, 0, 0.5, 0.0, 0)
-    assert json.dumps(pack_tree(memory)) == json.dumps(pack_tree(predictor.init(2, {})))
-
-
 def test_state_goes_through_json_and_on_as_if_it_never_had():
     predictor, memory = after()
     other = unpack_tree(json.loads(json.dumps(pack_tree(memory))))
@@ -178,13 +171,6 @@ def test_moving_to_the_same_data_changes_nothing():
     assert json.dumps(pack_tree(same)) == json.dumps(pack_tree(memory))
 
 
-@pytest.mark.parametrize("source_N", [[0, 0], [8], []])
-def test_a_move_that_is_none_is_refused(source_N):
-    predictor, memory = after()
-    with pytest.raises(ValueError, match="source_N must give each prompt an index of its own below 8"):
-        predictor.remap(memory, source_N)
-
-
 @pytest.mark.parametrize(
     ("field", "wrong"),
     [
@@ -198,71 +184,3 @@ def test_a_move_that_is_none_is_refused(source_N):
 def test_hyper_parameters_out_of_range_are_refused_by_name(field, wrong):
     with pytest.raises(ValueError, match=f"{field} must"):
         Predictor(**{field: wrong})
-
-
-def test_a_memory_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="0 prompts"):
-        Predictor().init(0, {})
-    with pytest.raises(ValueError, match="'hidden': 0"):
-        Predictor().init(3, {"hidden": 0})
-    for wrong in ([0.5], [0.5, 0.5, 1.1], [0.5, -0.1, 0.5]):
-        with pytest.raises(ValueError, match="prior_N must contain 3 rates"):
-            Predictor().init(3, {}, wrong)
-
-
-@pytest.mark.parametrize(
-    "visit",
-    [(-1, None, 0, 1), (8, None, 0, 1), (0, None, 1.5, 1), (0, None, -0.1, 1), (0, None, float("nan"), 1),
-     (0, 0.0, 0, 1), (0, 1.0, 0, 1), (0, float("nan"), 0, 1), (0, None, 0, -1)],
-)  # fmt: skip
-def test_a_visit_that_cannot_be_is_refused_and_leaves_nothing(visit):
-    predictor, memory = after()
-    frozen = json.dumps(pack_tree(memory))
-    with pytest.raises(ValueError, match=r"expected a prompt in \[0, 8\)"):
-        predictor.observe(memory, *visit)
-    assert json.dumps(pack_tree(memory)) == frozen
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e300])
-def test_features_that_are_not_finite_are_refused_by_block_and_prompt(bad):
-    predictor, memory = after()
-    predictor.observe(memory, 3, None, 1.0, 16)
-    assert predictor.due(memory)
-    frozen = json.dumps(pack_tree(memory))
-    features = {"length": LINE["length"].astype(np.float64)}
-    features["length"][3] = bad
-    for ask in (lambda: predictor(memory, features, [0, 3]), lambda: predictor.refit(memory, features)):
-        with pytest.raises(ValueError, match="features 'length' of prompt 3 are not finite"):
-            ask()
-    assert json.dumps(pack_tree(memory)) == frozen
-    assert np.isfinite(predictor(memory, features, [0, 4])).all()
-
-
-def test_a_fit_that_cannot_be_leaves_losses_and_drift_as_they_were():
-    """The new visit can be tracked; a row of one that is fitted to cannot be read."""
-    predictor, memory = after()
-    predictor.observe(memory, 3, None, 1.0, 16)
-    predictor.observe(memory, 3, None, 1.0, 16)
-    assert memory["paid"] >= memory["fit_at"]
-    frozen = json.dumps(pack_tree(memory))
-    features = {"length": LINE["length"].copy()}
-    features["length"][5] = np.nan
-    with pytest.raises(ValueError, match="features 'length' of prompt 5 are not finite"):
-        predictor.refit(memory, features)
-    assert json.dumps(pack_tree(memory)) == frozen
-
-
-@pytest.mark.parametrize("features", [{}, {"length": LINE["length"][:7]}, {"length": np.zeros((8, 2))}])
-def test_features_of_another_shape_are_refused_by_block(features):
-    predictor, memory = after()
-    predictor.observe(memory, 3, None, 1.0, 16)
-    for ask in (lambda: predictor(memory, features, [0]), lambda: predictor.refit(memory, features)):
-        with pytest.raises(ValueError, match=r"features 'length': expected shape \(8, 1\)"):
-            ask()
-
-
-@pytest.mark.parametrize("asked", [[-1], [8], [0, 99]])
-def test_prompts_that_are_not_there_are_refused(asked):
-    predictor, memory = after()
-    with pytest.raises(ValueError, match=r"prompts must be in \[0, 8\)"):
-        predictor(memory, LINE, asked)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import index
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.predict import drift, quality, ridge, ring
-from rollalloc.predict.ridge import Features, rows_of
+from rollalloc.predict.ridge import Features
 
 Memory = dict[str, Any]  # the state: numpy arrays, numbers, strings and lists of them
 
@@ -111,18 +110,9 @@ class Predictor:
             widths: number of columns of each block of features, at least 1. There may be no blocks.
             prior_N: prior success rate of each prompt, in [0, 1], NaN if unknown; shape (N,). It counts for
                 `prior_weight` rollouts in the prompt's record.
-
-        Raises:
-            ValueError: an argument is out of its range.
         """
-        if prompts < 1 or any(width < 1 for width in widths.values()):
-            raise ValueError(
-                f"expected a prompt and a column a block or more, got {prompts} prompts, widths {dict(widths)}"
-            )
         given_N = np.full(prompts, np.nan) if prior_N is None else np.asarray(prior_N, np.float64)
         known_N = ~np.isnan(given_N)
-        if given_N.shape != (prompts,) or not ((given_N[known_N] >= 0) & (given_N[known_N] <= 1)).all():
-            raise ValueError(f"prior_N must contain {prompts} rates in [0, 1], or NaN if unknown")
         count_N = known_N * self.prior_weight
         hits_N = np.where(known_N, given_N, 0) * count_N
         memory: Memory = {
@@ -155,6 +145,8 @@ class Predictor:
     def __call__(self, memory: Memory, features: Features, prompts_K: ArrayLike) -> NDArray[np.float64]:
         """Predict p̂ for these prompts, in [0.001, 0.999]. Reads only their rows of the features.
 
+        The arguments are not checked: prompts, features and metrics come from the core, which has checked them.
+
         Args:
             memory: not changed.
             features: each block, of shape (N, D).
@@ -162,14 +154,8 @@ class Predictor:
 
         Returns:
             Shape (K,).
-
-        Raises:
-            ValueError: an index is out of range; or a block is missing, has another shape, or is not finite for one
-                of them.
         """
         asked_K = np.asarray(prompts_K, np.int64).reshape(-1)
-        if asked_K.size and not 0 <= asked_K.min() <= asked_K.max() < len(memory["hits_N"]):
-            raise ValueError(f"prompts must be in [0, {len(memory['hits_N'])}), got {asked_K.min()} to {asked_K.max()}")
         weight_E = self._weights(memory)
         age_K = np.maximum(memory["paid"] - memory["last_N"][asked_K], 0)
         kept_K = 0.5 ** (age_K / self.half_life)
@@ -190,22 +176,8 @@ class Predictor:
             prompt: in [0, N).
             predicted: the p̂ with which it was drawn, in (0, 1), for `figures`; None if there was none.
             hits: sum of its metrics, each in [0, 1].
-            count: number of its scored rollouts, 0 or more. With 0 nothing is learned.
-
-        Raises:
-            ValueError: an argument is out of its range.
+            count: number of its scored rollouts, at least 1.
         """
-        if not (
-            0 <= prompt < len(memory["hits_N"]) and 0 <= hits <= count and (predicted is None or 0 < predicted < 1)
-        ):
-            raise ValueError(
-                f"expected a prompt in [0, {len(memory['hits_N'])}), hits in [0, count] and a predicted rate in (0, 1) "
-                f"or none, got prompt {prompt}, hits {hits}, count {count}, predicted {predicted}; hits are the sum of "
-                "metrics in [0, 1]"
-            )
-        hits, count = float(hits), index(count)
-        if count == 0:
-            return
         hits_N, count_N, last_N, paid = memory["hits_N"], memory["count_N"], memory["last_N"], memory["paid"]
         kept = 0.5 ** (max(paid - int(last_N[prompt]), 0) / self.half_life)
         record_hits, record_count = kept * float(hits_N[prompt]), kept * float(count_N[prompt])
@@ -228,17 +200,12 @@ class Predictor:
         """Update losses and drift, and fit the parameters again if a fit is due.
 
         Args:
-            memory: is changed; unchanged if an error is raised.
+            memory: is changed.
             features: each block, of shape (N, D). Only rows of prompts with kept events are read.
-
-        Raises:
-            ValueError: a block is missing, has another shape, or is not finite for a prompt that was visited.
         """
-        fitting = memory["paid"] >= memory["fit_at"]
-        rows = self._rows(memory, features, self._fitted_to(memory)) if fitting else {}
         self._track(memory, features)
-        if fitting:
-            self._fit(memory, rows)
+        if memory["paid"] >= memory["fit_at"]:
+            self._fit(memory, features)
         memory["track_at"] = memory["paid"] + self.track_every
 
     def figures(self, memory: Memory) -> dict[str, float]:
@@ -287,14 +254,9 @@ class Predictor:
                 prompt.
             widths: number of columns of each block of the new features. None: as before.
             prior_N: as in `init`; used for new prompts.
-
-        Raises:
-            ValueError: an index is not in the old data set or occurs twice; or as in `init`.
         """
         from_N = np.asarray(source_N, np.int64).reshape(-1)
         known_N, old = from_N >= 0, len(memory["hits_N"])
-        if from_N.size < 1 or from_N.max() >= old or len(np.unique(from_N[known_N])) != known_N.sum():
-            raise ValueError(f"source_N must give each prompt an index of its own below {old}, or -1")
         out = {
             name: value.copy() if isinstance(value, np.ndarray) else list(value) if isinstance(value, list) else value
             for name, value in memory.items()
@@ -340,8 +302,7 @@ class Predictor:
         for at, name in enumerate(blocks if memory["fits"] else ()):
             if weight_BR[at].max() < least:
                 continue
-            rows_KD = self._rows_of(memory, features, at, prompts_K)
-            phi_KF = ridge.design(rows_KD, memory[f"centre/{name}"], memory[f"scale/{name}"])
+            phi_KF = ridge.design(features[name][prompts_K], memory[f"centre/{name}"], memory[f"scale/{name}"])
             mean_KBR[:, at], variance_KBR[:, at] = ridge.moments(
                 phi_KF, memory[f"theta/{name}"], memory[f"basis/{name}"], memory[f"spread/{name}"]
             )
@@ -390,18 +351,15 @@ class Predictor:
             memory["event_drift"][at] = memory["drift"]  # the estimate is the drift up to these events
         memory["tracked"] = memory["seen"]
 
-    def _fitted_to(self, memory: Memory) -> NDArray[np.int64]:
-        """The positions of events that still have a relevant weight."""
+    def _fit(self, memory: Memory, features: Features) -> None:
+        """New parameters, fitted to the events that still have a relevant weight."""
         at = ring.slots(memory, 0, memory["seen"])
-        return at[0.5 ** ((memory["paid"] - memory["event_paid"][at]) / self.half_life) >= FADED]
-
-    def _fit(self, memory: Memory, rows: dict[str, NDArray[np.float32]]) -> None:
-        """New parameters, fitted to the events of `_fitted_to`."""
-        at = self._fitted_to(memory)
         weight_K = 0.5 ** ((memory["paid"] - memory["event_paid"][at]) / self.half_life)
+        at, weight_K = at[weight_K >= FADED], weight_K[weight_K >= FADED]
         offset_K = memory["event_drift"][at] - memory["drift"]
         hits_K, count_K = memory["event_hits"][at], memory["event_count"][at].astype(np.float64)
-        for name, rows_KD in rows.items() if at.size else ():
+        for name in memory["blocks"] if at.size else ():
+            rows_KD = features[name][memory["event_prompt"][at]]
             if not memory["fits"]:
                 memory[f"centre/{name}"], memory[f"scale/{name}"] = ridge.measure(rows_KD)
             phi_KF = ridge.design(rows_KD, memory[f"centre/{name}"], memory[f"scale/{name}"]).astype(np.float64)
@@ -415,14 +373,3 @@ class Predictor:
         memory["drift_fits"] = [memory["drift_fits"][1], memory["drift"]]
         memory["event_fits"] = [memory["event_fits"][1], memory["seen"]]
         memory["fit_at"] = self._next_fit(memory["paid"])
-
-    def _rows(self, memory: Memory, features: Features, at: NDArray[np.int64]) -> dict[str, NDArray[np.float32]]:
-        """The rows of every block of features for these events."""
-        prompts_K = memory["event_prompt"][at]
-        return {name: self._rows_of(memory, features, block, prompts_K) for block, name in enumerate(memory["blocks"])}
-
-    @staticmethod
-    def _rows_of(memory: Memory, features: Features, block: int, prompts_K: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The rows of one block of features for these prompts, shape (K, D)."""
-        name, shape = memory["blocks"][block], (len(memory["hits_N"]), memory["widths"][block])
-        return rows_of(features, name, shape, prompts_K)

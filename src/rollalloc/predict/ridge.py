@@ -15,30 +15,7 @@ _MOST_STEPS, _CONVERGED = 12, 1e-5  # Newton steps; a gain in nats below which t
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]
-Features = Mapping[str, NDArray[Any]]  # blocks of shape (N, D); columns have mean about 0 and std about 1
-
-
-def rows_of(features: Features, name: str, shape: tuple[int, int], prompts_K: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The rows of a block for some prompts, shape (K, D). Reads no other rows.
-
-    Args:
-        features: all blocks.
-        name: name of the block.
-        shape: (N, D) for which the memory was made.
-        prompts_K: indices in [0, N).
-
-    Raises:
-        ValueError: the block is missing, has another shape, or is not finite for one of the prompts.
-    """
-    if name not in features or features[name].shape != shape:
-        got = features[name].shape if name in features else f"only {sorted(features)}"
-        raise ValueError(f"features {name!r}: expected shape {shape}, as the memory was made for, got {got}")
-    with np.errstate(over="ignore"):  # values that are too large for float32 are refused below
-        rows_KD = features[name][prompts_K].astype(np.float32, copy=False)
-    if not np.isfinite(rows_KD).all():
-        bad = prompts_K[~np.isfinite(rows_KD).all(1)][0]
-        raise ValueError(f"features {name!r} of prompt {bad} are not finite; fill in or drop such columns")
-    return rows_KD
+Features = Mapping[str, NDArray[Any]]  # float32 blocks of shape (N, D); columns have mean about 0 and std about 1
 
 
 def sigmoid(logit: Floats) -> Floats:
