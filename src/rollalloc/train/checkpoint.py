@@ -18,7 +18,6 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -27,7 +26,6 @@ from rollalloc.files.atomic import sync
 from rollalloc.files.names import CHECKPOINTS
 from rollalloc.files.opening import read_text
 from rollalloc.files.stamps import stamp_of
-from rollalloc.models.weights import trained
 
 log = logging.getLogger(__name__)
 
@@ -246,32 +244,3 @@ def _unlink(place: Path) -> None:
     (place / _MANIFEST).unlink(missing_ok=True)  # last: it lists the files that are ours
     if not any(place.iterdir()):
         place.rmdir()
-
-
-def moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as `parameter:entry` → tensor."""
-    return {
-        f"{name}:{entry}": tensor
-        for name, parameter in trained(model)
-        for entry, tensor in optimizer.state.get(parameter, {}).items()
-    }
-
-
-def load_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
-    """Restore an optimizer of one group from the tensors of `moments`.
-
-    Each parameter with moments also gets a gradient of zero, as in a run without interruption. Without a gradient, AdamW
-    would skip the parameter in a step in which no row has an advantage.
-    """
-    index_of = {name: index for index, (name, _) in enumerate(trained(model))}
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in saved.items():
-        name, _, entry = key.rpartition(":")
-        if name not in index_of:
-            raise ValueError(
-                f"optimizer: {key!r} belongs to no parameter of this model; the checkpoint is of another one"
-            )
-        state.setdefault(index_of[name], {})[entry] = tensor
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    for _, parameter in trained(model):
-        parameter.grad = torch.zeros_like(parameter) if parameter in optimizer.state else None

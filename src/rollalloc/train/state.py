@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -19,14 +18,11 @@ from rollalloc.core.events import Batch
 from rollalloc.core.packing import differences
 from rollalloc.core.saving import another
 from rollalloc.data.prompts import EncodedPrompts
-from rollalloc.generate.engine import LocalEngine, RolloutEngine
+from rollalloc.generate.engine import RolloutEngine
 from rollalloc.models.policy import Policy
-from rollalloc.models.weights import load_weights, weights_of
-from rollalloc.train import checkpoint
 from rollalloc.train.checkpoint import Checkpoint
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import HeldOut
-from rollalloc.train.update import Updater
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +85,17 @@ _OTHER_DATA = {
 
 
 class Updates(Protocol):
-    """Trains on batches; `steps` counts the optimizer steps so far."""
+    """Trains on batches, and knows where the weights are.
+
+    Attributes:
+        steps: optimizer steps so far.
+        entries: names of further entries that it puts into the state of a checkpoint.
+        files: files of tensors that each checkpoint has.
+    """
 
     steps: int
+    entries: ClassVar[tuple[str, ...]]
+    files: ClassVar[tuple[str, ...]]
 
     def update(
         self,
@@ -105,37 +109,49 @@ class Updates(Protocol):
         """Train on a batch and return its figures. The arguments are those of `Updater.update`."""
         ...
 
+    def save(self, batches: int) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """The weights for the checkpoint after this many batches: entries of its state, and tensors by file and name."""
+        ...
 
-class RunState(ABC):
-    """The state of a run that a checkpoint contains. Subclasses know where the weights are.
+    def load(self, saved: Checkpoint) -> None:
+        """Load the weights that a checkpoint contains or names."""
+        ...
+
+
+_ENTRIES = ("identity", "allocator", "counters", "optimizer_steps", "rollouts", "written")
+
+
+class RunState:
+    """The state of a run that a checkpoint contains.
+
+    Args:
+        config: configuration of the run.
+        allocator: the core.
+        engine: has the rollouts.
+        updater: has the weights.
+        identity: returns the values, besides the recipe, that must be equal for a checkpoint to belong to this run;
+            "prompts" is a digest. It is called at the first checkpoint.
 
     Attributes:
-        entries: names of the state's entries in a checkpoint.
-        files: files of tensors that each checkpoint has.
         counters: the trainer's own.
     """
 
-    entries: ClassVar = ("identity", "allocator", "counters", "optimizer_steps", "rollouts", "written")
-    files: ClassVar[tuple[str, ...]]
-
-    def __init__(self, config: Config, allocator: Allocator, engine: RolloutEngine, updater: Updates) -> None:
+    def __init__(
+        self,
+        config: Config,
+        allocator: Allocator,
+        engine: RolloutEngine,
+        updater: Updates,
+        identity: Callable[[], dict[str, Any]],
+    ) -> None:
         self.config, self.allocator, self.engine, self.updater = config, allocator, engine, updater
         self.counters = Counters()
+        self._identity = identity
 
     @cached_property
-    @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """The values, besides the recipe, that must be equal for a checkpoint to belong to this run; "prompts" is a
-        digest."""
-
-    @abstractmethod
-    def weights(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-        """Return further entries of the state, such as where a service keeps the weights, and the weights by file and
-        name."""
-
-    @abstractmethod
-    def load_weights(self, saved: Checkpoint) -> None:
-        """Load the weights that a checkpoint contains or names."""
+        """What tells this run from others."""
+        return self._identity()
 
     def packed(self, written: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
         """The state for `checkpoint.save`: plain data, and tensors by file and name.
@@ -144,7 +160,7 @@ class RunState(ABC):
             written: the sizes of the files that grow during the run (`saving.synced_sizes`).
         """
         rollouts, payloads = self.engine.state()
-        where, weights = self.weights()
+        entries, weights = self.updater.save(self.counters.batches)
         state = {
             "identity": self.identity,
             "allocator": self.allocator.state_dict(),
@@ -152,7 +168,7 @@ class RunState(ABC):
             "optimizer_steps": self.updater.steps,
             "rollouts": rollouts,
             "written": dict(written),
-            **where,
+            **entries,
         }
         return state, {**weights, "payloads": payloads}
 
@@ -162,11 +178,11 @@ class RunState(ABC):
         Raises:
             ValueError: names each difference.
         """
-        state = saved.state
-        if state.keys() != {*self.entries} or not saved.tensors.keys() >= {*self.files}:
+        state, entries, files = saved.state, (*_ENTRIES, *self.updater.entries), self.updater.files
+        if state.keys() != {*entries} or not saved.tensors.keys() >= {*files}:
             raise ValueError(
                 f"the checkpoint after batch {saved.batches} in {place} is not of this kind of trainer: expected "
-                f"{', '.join((*self.entries, *self.files))}, got {', '.join((*state, *saved.tensors))}"
+                f"{', '.join((*entries, *files))}, got {', '.join((*state, *saved.tensors))}"
             )
         changed = self._changed_data(state)
         others = [*differences(_but_data(state["identity"]), _but_data(self.identity), "run")]
@@ -195,7 +211,7 @@ class RunState(ABC):
         self.allocator.load_state_dict(state["allocator"], accept_recipe=accept_recipe, remap="keys" if remap else None)
         if others:
             log.warning("going on under %s: %s", another(others), "; ".join(others))
-        self.load_weights(saved)
+        self.updater.load(saved)
         rollouts = state["rollouts"]
         if remap and "stream" in rollouts:  # rollouts in flight start again, because their prompts may have changed
             rollouts = rollouts | {"stream": None}
@@ -219,55 +235,23 @@ class RunState(ABC):
         return ChangedPrompts(lost=saved["count"] - (len(source_N) - new), new=new, kept=len(source_N) - new)
 
 
-class NativeState(RunState):
-    """The state of a run whose model is in this process."""
-
-    files = checkpoint.FILES
-
-    def __init__(
-        self,
-        policy: Policy,
-        train: EncodedPrompts,
-        heldout: HeldOut | None,
-        config: Config,
-        allocator: Allocator,
-        engine: LocalEngine,
-        updater: Updater,
-    ) -> None:
-        super().__init__(config, allocator, engine, updater)
-        self.policy, self.train, self.heldout, self.updater = policy, train, heldout, updater
-
-    def weights(self) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-        model = self.updater.model
-        averaged = {checkpoint.TRAINED: weights_of(model)} if self.updater.averages else {}
-        return {}, {
-            "weights": weights_of(self.policy.model),
-            "optimizer": checkpoint.moments(model, self.updater.optimizer),
-            **averaged,
-        }
-
-    def load_weights(self, saved: Checkpoint) -> None:
-        load_weights(self.policy.model, saved.tensors["weights"])
-        if self.updater.averages:
-            load_weights(self.updater.model, saved.tensors[checkpoint.TRAINED])
-        checkpoint.load_moments(self.updater.model, self.updater.optimizer, saved.tensors["optimizer"])
-
-    @cached_property
-    def identity(self) -> dict[str, Any]:
-        model, heldout = self.policy.model, self.heldout
-        shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-        frozen = {} if self.policy.adapter is None else {"frozen": self.policy.adapter.base}
-        tokenizer = self.policy.tokenizer
-        return {
-            **frozen,
-            "config": self.config.identity(),
-            "prompts": digest(self.train),
-            "heldout": heldout and {"prompts": digest(heldout.prompts), "exact": heldout.answers is not None},
-            "template": template_digest(self.train, tokenizer),
-            "tokenizer": sha(sorted(tokenizer.get_vocab().items())),
-            "model": {"is": type(model).__name__, "parameters": model.num_parameters(), "shapes": sha(shapes)},
-            "reference": self.updater.reference_digest(),
-        }
+def identity_of(
+    policy: Policy, train: EncodedPrompts, heldout: HeldOut | None, config: Config, reference: str | None
+) -> dict[str, Any]:
+    """The identity of a run whose model is in this process. `reference` is a digest of the reference's weights."""
+    model, tokenizer = policy.model, policy.tokenizer
+    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    frozen = {} if policy.adapter is None else {"frozen": policy.adapter.base}
+    return {
+        **frozen,
+        "config": config.identity(),
+        "prompts": digest(train),
+        "heldout": heldout and {"prompts": digest(heldout.prompts), "exact": heldout.answers is not None},
+        "template": template_digest(train, tokenizer),
+        "tokenizer": sha(sorted(tokenizer.get_vocab().items())),
+        "model": {"is": type(model).__name__, "parameters": model.num_parameters(), "shapes": sha(shapes)},
+        "reference": reference,
+    }
 
 
 def _but_data(identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ from rollalloc.train.notices import Notices
 from rollalloc.train.run_json import refuse_another_run, was_begun_in, write_config
 from rollalloc.train.saving import Checkpoints
 from rollalloc.train.schedule import check_budget, share_spent
-from rollalloc.train.state import NativeState, RunState
+from rollalloc.train.state import RunState, identity_of
 from rollalloc.train.trackers import tracked
 from rollalloc.train.update import Updater
 
@@ -552,8 +552,9 @@ class Trainer(Loop):
         updater = Updater(policy, train.tokens, config)
         super().__init__(
             keys=train.prompt_set.keys,
-            state=NativeState(
-                *(policy, train, heldout, config), Allocator(recipe, table, config.seed), engine, updater
+            state=RunState(
+                *(config, Allocator(recipe, table, config.seed), engine, updater),
+                lambda: identity_of(policy, train, heldout, config, updater.reference_digest()),
             ),
             model=policy,
             heldout=0 if heldout is None else len(heldout.prompts.tokens),

@@ -23,8 +23,9 @@ from rollalloc.models.adapter import digest_of
 from rollalloc.models.likelihood import Tokens, completion_logprobs, sent
 from rollalloc.models.policy import Policy, computing, in_bf16
 from rollalloc.models.recomputing import recomputing
-from rollalloc.models.weights import trained
+from rollalloc.models.weights import load_weights, trained, weights_of
 from rollalloc.train.averaging import WeightAverage
+from rollalloc.train.checkpoint import FILES, TRAINED, Checkpoint
 from rollalloc.train.config import Config
 from rollalloc.train.loss import divergences, shares, token_losses
 
@@ -77,6 +78,8 @@ class Updater:
         reference: a frozen copy of the initial policy's model; None without a KL term.
     """
 
+    entries, files = (), FILES
+
     def __init__(self, policy: Policy, prompts: Sequence[Tokens], config: Config) -> None:
         self.policy, self.prompts, self.config = policy, prompts, config
         self._average = WeightAverage(policy.model, config.averaging)
@@ -89,6 +92,38 @@ class Updater:
         self.reference = deepcopy(policy.model).requires_grad_(False) if config.loss.kl else None
         with self._recomputing():  # raises now if the model does not allow it
             pass
+
+    def save(self, batches: int) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """As `Updates.save`."""
+        averaged = {TRAINED: weights_of(self.model)} if self.averages else {}
+        moments = {
+            f"{name}:{entry}": tensor
+            for name, parameter in trained(self.model)
+            for entry, tensor in self.optimizer.state.get(parameter, {}).items()
+        }
+        return {}, {"weights": weights_of(self.policy.model), "optimizer": moments, **averaged}
+
+    def load(self, saved: Checkpoint) -> None:
+        """As `Updates.load`.
+
+        Each parameter with moments also gets a gradient of zero, as in a run without interruption. Without a gradient,
+        AdamW would skip the parameter in a step in which no row has an advantage.
+        """
+        load_weights(self.policy.model, saved.tensors["weights"])
+        if self.averages:
+            load_weights(self.model, saved.tensors[TRAINED])
+        index_of = {name: index for index, (name, _) in enumerate(trained(self.model))}
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in saved.tensors["optimizer"].items():
+            name, _, entry = key.rpartition(":")
+            if name not in index_of:
+                raise ValueError(
+                    f"optimizer: {key!r} belongs to no parameter of this model; the checkpoint is of another one"
+                )
+            state.setdefault(index_of[name], {})[entry] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        for parameter in self._parameters:
+            parameter.grad = torch.zeros_like(parameter) if parameter in self.optimizer.state else None
 
     def update(
         self,

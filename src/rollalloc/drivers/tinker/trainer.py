@@ -16,7 +16,6 @@ from rollalloc.drivers.tinker.costs import Prices, Usage, bill
 from rollalloc.drivers.tinker.episodes import Episodes, Wave
 from rollalloc.drivers.tinker.rollouts import EpisodeThread, RemoteEngine
 from rollalloc.drivers.tinker.service import Service, in_thread
-from rollalloc.drivers.tinker.state import RemoteState
 from rollalloc.drivers.tinker.update import RemoteUpdater
 from rollalloc.files.names import ROLLOUTS
 from rollalloc.recipes.streaming import streamed_aloud
@@ -24,6 +23,7 @@ from rollalloc.runs.reader import newest_line
 from rollalloc.train.config import Config
 from rollalloc.train.evaluation import Evaluation, Interrupted, judged, wait_unless_stopped
 from rollalloc.train.folder import RunFolder
+from rollalloc.train.state import RunState
 from rollalloc.train.train import Listener, Loop
 
 log = logging.getLogger(__name__)
@@ -80,11 +80,10 @@ class TinkerTrainer(Loop):
         logged = folder / ROLLOUTS if folder is not None and config.log_rollouts else None
         engine = RemoteEngine(service, train, config.sampling, self.thread, recipe.stopping, logged)
         updater = RemoteUpdater(service, config)
-        self.remote = RemoteState(service, train, heldout, config, allocator, engine, updater)
         _warn_of(recipe)
         super().__init__(
             keys=train.keys,
-            state=self.remote,
+            state=RunState(*(config, allocator, engine, updater), lambda: _identity(service, train, heldout, config)),
             model=service,
             heldout=0 if heldout is None else len(heldout.keys),
             report=train.report,
@@ -143,6 +142,21 @@ class TinkerTrainer(Loop):
             raise Interrupted
         generations = [rollout.trajectory.generation() for rollout in played]
         return judged(generations, [rollout.outcome for rollout in played], samples)
+
+
+def _identity(service: Service, train: Episodes, heldout: Episodes | None, config: Config) -> dict[str, Any]:
+    remote = service.remote
+    return {
+        "config": {name: value for name, value in config.identity().items() if name != "averaging"},
+        "prompts": train.digest(),
+        "heldout": None if heldout is None else heldout.digest(),
+        "model": {
+            "is": service.model,
+            "rank": remote.rank,
+            "loss": remote.loss,
+            "waves": remote.concurrency is None,
+        },
+    }
 
 
 def _usage(fields: Any) -> Usage:

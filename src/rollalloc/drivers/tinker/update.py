@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from math import isfinite
+from secrets import token_hex
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rollalloc.core.events import Batch, Row
+from rollalloc.drivers.tinker.costs import Usage
 from rollalloc.drivers.tinker.service import Service
 from rollalloc.drivers.tinker.trajectories import Piece, Trajectory
+from rollalloc.train.checkpoint import Checkpoint
 from rollalloc.train.config import Config
 from rollalloc.train.loss import shares
 from rollalloc.train.update import mini_batches
@@ -38,9 +43,22 @@ class RemoteUpdater:
         steps: optimizer steps taken so far.
     """
 
+    entries, files = ("tinker",), ("payloads",)
+
     def __init__(self, service: Service, config: Config) -> None:
         self.service, self.config = service, config
         self.steps = 0
+
+    def save(self, batches: int) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+        """As `Updates.save`: the service keeps the weights, and the checkpoint has their path."""
+        path = self.service.keep(f"batch-{batches}-{token_hex(4)}")
+        return {"tinker": {"path": path, "cost": asdict(self.service.usage)}}, {}
+
+    def load(self, saved: Checkpoint) -> None:
+        """As `Updates.load`."""
+        state = saved.state["tinker"]
+        self.service.restore(state["path"])
+        self.service.usage = Usage(**state["cost"])
 
     def update(
         self,
