@@ -120,7 +120,7 @@ class YoungRows(Allocator):
 
 def forget_in_flight(allocator, groups):
     """Drop groups, by the way that a data set which lost their prompts takes."""
-    gone = {group["prompt"] for group in groups}
+    gone = {group["drawn"][0] for group in groups}
     if gone:
         kept = [-1 if prompt in gone else prompt for prompt in range(len(allocator.table))]
         Allocator.load_state_dict(allocator, allocator.state_dict(), remap=kept)

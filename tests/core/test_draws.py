@@ -92,12 +92,13 @@ def test_a_torn_thought_is_refused(name, value):
     allocator = Allocator(recipe, 8, 0)
     allocator.ask()
     state = allocator.state_dict()
-    state["groups"][0][name] = value
-    with pytest.raises(ValueError, match=rf"groups\[0\]: {name}: expected .* or null"):
+    at = Drawn._fields.index(name)
+    state["groups"][0]["drawn"][at] = value
+    with pytest.raises(ValueError, match=rf"groups\[0\]: drawn: {name}: expected .* or null"):
         Allocator(recipe, 8, 0).load_state_dict(state)
     state = allocator.state_dict()
-    state["drawn"][0][1 + ["predicted", "baseline", "sampling_ratio"].index(name)] = value
-    with pytest.raises(ValueError, match=r"drawn: expected .* or null"):
+    state["drawn"][0][at] = value
+    with pytest.raises(ValueError, match=rf"drawn: {name}: expected .* or null"):
         Allocator(recipe, 8, 0).load_state_dict(state)
 
 
@@ -106,8 +107,8 @@ def test_saved_sampling_ratios_are_above_0(value):
     allocator = Allocator(replace(recipes.grpo(2, 1), prompts=Says(((0.5, 0.5, 0.5),) * 8)), 8, 0)
     allocator.ask()
     state = allocator.state_dict()
-    state["groups"][0]["sampling_ratio"] = value
-    with pytest.raises(ValueError, match=r"groups\[0\]: sampling_ratio: expected a number above 0 or null"):
+    state["groups"][0]["drawn"][3] = value
+    with pytest.raises(ValueError, match=r"groups\[0\]: drawn: sampling_ratio: expected a number that is above 0"):
         Allocator(allocator.recipe, 8, 0).load_state_dict(state)
 
 
@@ -159,7 +160,7 @@ def test_a_draw_that_begins_an_epoch_sees_that_epoch(drive):
     epochs = []
     for _ in range(3):
         actions = driver.ask()
-        epochs += [group["baseline"] for group in driver.allocator.state_dict()["groups"]]
+        epochs += [group["drawn"][2] for group in driver.allocator.state_dict()["groups"]]
         driver.answer(actions.generate)
         assert driver.ask().batch
         driver.update()
@@ -236,7 +237,7 @@ def test_the_way_of_the_weights_adds_up_and_is_saved():
     assert allocator._run.view().kl_sum == copy_of(allocator)._run.view().kl_sum == 0.75
     state = allocator.state_dict()
     for wrong in (-1.0, "far", float("nan"), None):
-        with pytest.raises(ValueError, match="kl_sum: expected a finite number"):
+        with pytest.raises(ValueError, match="kl_sum: expected a number that is 0 or more and finite"):
             Allocator(recipes.grpo(1, 1), 4, 0).load_state_dict(state | {"kl_sum": wrong})
     Allocator(recipes.grpo(1, 1), 4, 0).load_state_dict(state | {"kl_sum": 0})  # as other writers of JSON have 0.0
 
@@ -344,7 +345,7 @@ def test_spo_by_hand(drive):
     )
     driver.update()
     driver.ask()
-    predictions = {group["prompt"]: group["predicted"] for group in driver.allocator.state_dict()["groups"]}
+    predictions = {group["drawn"][0]: group["drawn"][1] for group in driver.allocator.state_dict()["groups"]}
     assert predictions == pytest.approx({0: 4.5 / 8} | dict.fromkeys((1, 2, 3), 3.5 / 8), abs=1e-6)
 
 
@@ -355,7 +356,7 @@ def test_foresight_by_hand(drive):
     assert {row.prompt: row.advantage for row in rows} == pytest.approx({0: 0.5} | dict.fromkeys((1, 2, 3), -0.05))
     driver.update()
     driver.ask()
-    predictions = {group["prompt"]: group["predicted"] for group in driver.allocator.state_dict()["groups"]}
+    predictions = {group["drawn"][0]: group["drawn"][1] for group in driver.allocator.state_dict()["groups"]}
     assert predictions[0] > max(predictions[prompt] for prompt in (1, 2, 3)) + 0.05
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from rollalloc import Allocator, recipes
 from rollalloc.core.events import Cancelled, Done, Updated
+from rollalloc.core.rule import Drawn
 from rollalloc.core.selection import Selection
 
 BATCHES = 6
@@ -60,14 +61,14 @@ def test_a_run_that_was_saved_within_a_batch_says_the_same():
     copy.load_state_dict(saved)
     assert copy.selection.figures() == allocator.selection.figures()
     saved["selection"]["trained"][1] = "many"
-    with pytest.raises(ValueError, match=r"selection: .*expected a finite number or null, got 'many'"):
+    with pytest.raises(ValueError, match=r"selection: .*expected a number that is finite, got 'many'"):
         copy.load_state_dict(saved)
 
 
 def group_of(lengths, metrics=(), predicted=None):
     """A group that is over: the tokens of each rollout, those that were stopped included."""
     done = [SimpleNamespace(metric=metric) for metric in metrics]
-    return SimpleNamespace(lengths=list(lengths), done=done, predicted=predicted)
+    return SimpleNamespace(lengths=list(lengths), done=done, drawn=Drawn(0, predicted))
 
 
 def test_sums_by_hand():

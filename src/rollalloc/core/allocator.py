@@ -9,6 +9,7 @@ prompts.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -37,6 +38,11 @@ from rollalloc.core.table import PromptTable
 from rollalloc.core.teaching import Teaching
 
 
+def _of_run(name: str) -> Any:
+    """An attribute of an `Allocator` that is one of its `Run`."""
+    return property(attrgetter(f"_run.{name}"))
+
+
 class Allocator:
     """Decides which rollouts to generate, stop, release and train on.
 
@@ -47,10 +53,37 @@ class Allocator:
         prompts: the data set, as a `PromptTable` or as a number of prompts.
         seed: 0 or more.
 
+    Attributes:
+        recipe: the recipe.
+        table: the data set.
+        seed: the seed of every random draw.
+        version: version of the weights, from the last `Updated`.
+        statistics: the record of every prompt; read only.
+        batch: the batch that was handed out and not trained yet, or None.
+        paid: rollouts ordered since the run began.
+        tokens_paid: tokens of all rollouts that have ended.
+        epoch: number of the current pass over the prompts, from 0.
+        replayed: rows that were trained on again, summed over all batches. `accounts` counts each rollout only once.
+        teaching: whether recent rollouts still gave a learning signal; read only.
+        selection: compares the rows trained on with all rollouts sampled, until the next `Updated`; read only.
+
     Raises:
         TypeError: `recipe` is not a recipe.
         ValueError: the recipe trains on more groups per batch than there are prompts, or the seed is negative.
     """
+
+    recipe: Recipe = _of_run("recipe")
+    table: PromptTable = _of_run("table")
+    seed: int = _of_run("seed")
+    version: int = _of_run("version")
+    statistics: PromptStatistics = _of_run("statistics")
+    batch: Batch | None = _of_run("batch")
+    paid: int = _of_run("budgets.paid")
+    tokens_paid: int = _of_run("budgets.tokens")
+    epoch: int = _of_run("pool.epoch")
+    replayed: int = _of_run("replayed")
+    teaching: Teaching = _of_run("teaching")
+    selection: Selection = _of_run("selection")
 
     def __init__(self, recipe: Recipe, prompts: int | PromptTable, seed: int) -> None:
         refuse_other(recipe)
@@ -197,51 +230,6 @@ class Allocator:
 
     # ---------------------------------------------------------------------------------------------------- the figures
 
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe."""
-        return self._run.recipe
-
-    @property
-    def table(self) -> PromptTable:
-        """The data set."""
-        return self._run.table
-
-    @property
-    def seed(self) -> int:
-        """The seed of every random draw."""
-        return self._run.seed
-
-    @property
-    def version(self) -> int:
-        """Version of the weights, from the last `Updated`."""
-        return self._run.version
-
-    @property
-    def statistics(self) -> PromptStatistics:
-        """The record of every prompt; read only."""
-        return self._run.statistics
-
-    @property
-    def batch(self) -> Batch | None:
-        """The batch that was handed out and not trained yet, or None."""
-        return self._run.batch
-
-    @property
-    def paid(self) -> int:
-        """Rollouts ordered since the run began."""
-        return self._run.budgets.paid
-
-    @property
-    def tokens_paid(self) -> int:
-        """Tokens of all rollouts that have ended."""
-        return self._run.budgets.tokens
-
-    @property
-    def epoch(self) -> int:
-        """Number of the current pass over the prompts, from 0."""
-        return self._run.pool.epoch
-
     def prompt_figures(self) -> dict[str, float]:
         """Numbers that the prompt rule reports, such as how good its predictions were; may be empty."""
         return dict(self._run.recipe.prompts.figures(self._run.memory))
@@ -261,25 +249,10 @@ class Allocator:
         """A warning to log after a batch if few prompts are left to draw, or None."""
         return endings.few_prompts(self._run) if self._run.pool.should_warn else None
 
-    @property
-    def replayed(self) -> int:
-        """Rows that were trained on again, summed over all batches. `accounts` counts each rollout only once."""
-        return self._run.replayed
-
     def accounts(self) -> dict[str, int]:
         """Number of rollouts by the cause of their end, or "open". The values sum to the number of rollouts ordered."""
         accounts = self._run.accounts
         return accounts | {"open": self.paid - sum(accounts.values())}
-
-    @property
-    def teaching(self) -> Teaching:
-        """Whether recent rollouts still gave a learning signal; read only."""
-        return self._run.teaching
-
-    @property
-    def selection(self) -> Selection:
-        """Compares the rows trained on with all rollouts sampled, until the next `Updated`; read only."""
-        return self._run.selection
 
     def scoreless(self) -> bool:
         """Whether the run ended because scores were missing.

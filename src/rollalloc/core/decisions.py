@@ -10,9 +10,8 @@ from rollalloc.core import endings
 from rollalloc.core.budget_tracker import Halt
 from rollalloc.core.errors import RuleError
 from rollalloc.core.events import Order
-from rollalloc.core.group import Group
+from rollalloc.core.group import Drawn, Group
 from rollalloc.core.phase import Phase
-from rollalloc.core.rule import Drawn
 from rollalloc.core.run import Run
 from rollalloc.core.seeds import rng_when_used
 
@@ -69,8 +68,8 @@ def _intake(run: Run) -> Halt | None:
     if not prompts:
         return endings.prompts_halt(run)
     groups: list[Group] = []
-    for (prompt, *thought), epoch in prompts:
-        groups.append(Group(run.next_group, prompt, epoch, run.statistics, *thought))
+    for drawn, epoch in prompts:
+        groups.append(Group(run.next_group, drawn, epoch, run.statistics))
         run.next_group += 1
     entered = _enter(run, groups, 0)
     run.budgets.batch_opened += entered

@@ -7,41 +7,48 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import isfinite, isnan
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.events import Done
-from rollalloc.core.packing import amount, chance, exact_keys, natural, naturals, pack, rate, sampling_ratio, unpack
+from rollalloc.core.packing import amount, natural, naturals, number, pack, unpack
 from rollalloc.core.phase import Phase
 from rollalloc.core.prompt_pool import NEXT_EPOCH, Epochs, Until
 from rollalloc.core.statistics import PromptStatistics, Record
-from rollalloc.core.table import place
+
+
+class Drawn(NamedTuple):
+    """A prompt that a prompt rule drew, with the rule's expectations.
+
+    The group stores all of these values, and a checkpoint contains them.
+
+    Attributes:
+        prompt: index of the prompt.
+        predicted: expected success rate, which is the expected mean metric, in [0, 1]. None: no expectation.
+        baseline: expected reward, finite. None: no expectation.
+        sampling_ratio: K · q, where q is the probability that this prompt was the first one drawn from the K
+            candidates. Above 0; 1 means a uniform draw. None: unknown.
+    """
+
+    prompt: int
+    predicted: float | None = None
+    baseline: float | None = None
+    sampling_ratio: float | None = None
 
 
 class Group:
     """The allocator's own record of a group. Rules see it through a `GroupView`."""
 
     __slots__ = (
-        "awaited", "baseline", "cancelled", "done", "epoch", "failed", "first_version", "id", "kept", "owed",
-        "phase", "predicted", "prompt", "running", "sampling_ratio", "size", "spans", "stage", "stopped", "tokens", "until",
-        "view",
+        "awaited", "cancelled", "done", "drawn", "epoch", "failed", "first_version", "id", "kept", "owed", "phase",
+        "prompt", "running", "size", "spans", "stage", "stopped", "tokens", "until", "view",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        group: int,
-        prompt: int,
-        epoch: int,
-        statistics: PromptStatistics,
-        predicted: float | None = None,
-        baseline: float | None = None,
-        sampling_ratio: float | None = None,
-    ) -> None:
+    def __init__(self, group: int, drawn: Drawn, epoch: int, statistics: PromptStatistics) -> None:
         self.id = group
-        self.prompt = prompt
-        self.predicted, self.baseline, self.sampling_ratio = predicted, baseline, sampling_ratio  # from its `Drawn`
+        self.prompt, self.drawn = drawn.prompt, drawn
         self.epoch = epoch  # epoch in which the prompt was drawn
         self.phase = Phase.DRAWN
         self.stage = 0  # the stage that it is in, or passed last
@@ -108,40 +115,24 @@ class Group:
         done_G8 = np.array([_packed(done) for done in self.done], np.float64).reshape(-1, 8)
         until = {"epochs": self.until.count} if isinstance(self.until, Epochs) else {"version": self.until}
         return {
-            "id": self.id, "prompt": self.prompt, "epoch": self.epoch, "stage": self.stage, "phase": self.phase.value,
+            "id": self.id, "drawn": list(self.drawn), "epoch": self.epoch, "stage": self.stage, "phase": self.phase.value,
             "spans": list(self.spans), "owed": list(self.owed), "running": list(self.running),
             "done": pack(done_G8), "cancelled": self.cancelled, "failed": self.failed, "tokens": self.tokens, "until": until,
-            "predicted": self.predicted, "baseline": self.baseline, "sampling_ratio": self.sampling_ratio,
             "kept": list(self.kept.items()), "stopped": list(self.stopped), "size": self.size,
         }  # fmt: skip
 
-    _SAVED = (
-        "id", "prompt", "epoch", "stage", "phase", "spans", "owed", "running", "done", "cancelled", "failed", "tokens",
-        "until", "predicted", "baseline", "sampling_ratio", "kept", "stopped", "size",
-    )  # fmt: skip
-
     @staticmethod
-    def of_state(state: dict[str, Any], statistics: PromptStatistics) -> Group:
-        """The group from its `state_dict`."""
-        exact_keys(state, Group._SAVED, "group")
-        number, epoch, prompt = natural(state["id"], "id"), natural(state["epoch"], "epoch"), place(state["prompt"])
-        predicted, baseline = rate(state["predicted"], "predicted"), amount(state["baseline"], "baseline")
-        group = Group(
-            number,
-            prompt,
-            epoch,
-            statistics,
-            predicted,
-            baseline,
-            sampling_ratio(state["sampling_ratio"], "sampling_ratio"),
-        )
+    def of_state(state: dict[str, Any], drawn: Drawn, statistics: PromptStatistics) -> Group:
+        """The group from its `state_dict`, whose entry "drawn" was read already."""
+        group = Group(natural(state["id"], "id"), drawn, natural(state["epoch"], "epoch"), statistics)
         for name in ("stage", "cancelled", "failed", "tokens", "size"):
             setattr(group, name, natural(state[name], name))
-        group.stopped = naturals(state["stopped"], "stopped")
-        group.kept = {natural(rollout, "kept"): chance(share, "kept") for rollout, share in state["kept"]}
-        group.phase, group.spans = Phase(state["phase"]), naturals(state["spans"], "spans")
-        group.owed = naturals(state["owed"], "owed")
+        for name in ("stopped", "spans", "owed"):
+            setattr(group, name, naturals(state[name], name))
         group.running = dict.fromkeys(naturals(state["running"], "running"))
+        for rollout, share in state["kept"]:
+            group.kept[natural(rollout, "kept")] = number(share, "kept", "in (0, 1]", lambda value: 0 < value <= 1)
+        group.phase = Phase(state["phase"])
         for rollout, reward, metric, tokens, version, last, truncated, known in unpack(state["done"]).tolist():
             uncertainty = None if isnan(known) else amount(known, "uncertainty")
             done = Done(
@@ -164,6 +155,16 @@ def last_version(done: Done) -> int:
     return done.version if done.last_version is None else done.last_version
 
 
+def _of_group(name: str) -> Any:
+    """An attribute of a `GroupView` that is the one of its `Group`."""
+    return property(attrgetter(f"_group.{name}"))
+
+
+def _column(field: str, dtype: type) -> Any:
+    """An attribute of a `GroupView`: an array of this field of the scored rollouts, or of their stages."""
+    return property(lambda view: view._columns(field, dtype))
+
+
 class GroupView:
     """What a rule may know about a group. The arrays contain the scored rollouts, sorted by rollout id.
 
@@ -171,10 +172,14 @@ class GroupView:
 
     Attributes:
         prompt: index of the prompt.
+        group: id of the group. Groups that were drawn later have higher ids.
+        stage: index of the stage that the group is in, or passed last.
         running: ids of the rollouts still to come.
         unfinished: number of rollouts still to come.
         scored: number of rollouts in the arrays.
         cancelled: number of rollouts of this group that a stop rule stopped, including those not ordered yet.
+        lengths: tokens of each rollout that ended, in no particular order. For a stopped rollout this is a lower bound of
+            its full length.
         kept: for a stop rule that chose at random: maps each rollout that it kept to the probability with which it
             was kept.
         size: number of rollouts decided for the group so far, in all stages; those that failed or were stopped count too.
@@ -183,7 +188,33 @@ class GroupView:
         sampling_ratio: how much more likely the prompt was drawn than by a uniform draw, see `Drawn`; None if
             unknown.
         record: the prompt's record in the statistics, from its earlier visits.
+        rollouts_G: rollout ids, shape (G,), ascending.
+        rewards_G: the rewards, which training uses, shape (G,).
+        metrics_G: the metrics, which selection uses, shape (G,).
+        tokens_G: lengths in tokens, shape (G,).
+        truncated_G: whether each rollout stopped at the length limit, shape (G,).
+        uncertainties_G: the uncertainty of each rollout (see `Done`), shape (G,); NaN if unknown.
+        stages_G: index of the stage that ordered each rollout, shape (G,).
     """
+
+    prompt: int = _of_group("prompt")
+    group: int = _of_group("id")
+    stage: int = _of_group("stage")
+    predicted: float | None = _of_group("drawn.predicted")
+    baseline: float | None = _of_group("drawn.baseline")
+    sampling_ratio: float | None = _of_group("drawn.sampling_ratio")
+    unfinished: int = _of_group("unfinished")
+    cancelled: int = _of_group("cancelled")
+    kept: Mapping[int, float] = _of_group("kept")
+    size: int = _of_group("size")
+    lengths: Sequence[int] = _of_group("lengths")
+    rollouts_G: NDArray[np.int64] = _column("rollout", np.int64)
+    rewards_G: NDArray[np.float64] = _column("reward", np.float64)
+    metrics_G: NDArray[np.float64] = _column("metric", np.float64)
+    tokens_G: NDArray[np.int64] = _column("tokens", np.int64)
+    truncated_G: NDArray[np.bool_] = _column("truncated", np.bool_)
+    uncertainties_G: NDArray[np.float64] = _column("uncertainty", np.float64)
+    stages_G: NDArray[np.int64] = _column("stage", np.int64)
 
     def __init__(self, group: Group, statistics: PromptStatistics) -> None:
         self._group, self._statistics = group, statistics
@@ -235,7 +266,7 @@ class GroupView:
         statistics = PromptStatistics(prompt + 1, recent=True)
         for earlier in visits:
             statistics.close_visit(prompt, "trained", 0, list(earlier))
-        made = Group(group, prompt, 0, statistics, predicted, baseline, sampling_ratio)
+        made = Group(group, Drawn(prompt, predicted, baseline, sampling_ratio), 0, statistics)
         made.spans = [sum(stage < wanted for stage in stage_G) for wanted in range(max(stage_G, default=0) + 1)]
         made.stage, made.cancelled, made.kept = len(made.spans) - 1, cancelled, dict(kept or {})
         for g in range(count):
@@ -256,36 +287,6 @@ class GroupView:
         return made.view
 
     @property
-    def prompt(self) -> int:
-        return self._group.prompt
-
-    @property
-    def predicted(self) -> float | None:
-        return self._group.predicted
-
-    @property
-    def baseline(self) -> float | None:
-        return self._group.baseline
-
-    @property
-    def sampling_ratio(self) -> float | None:
-        return self._group.sampling_ratio
-
-    @property
-    def group(self) -> int:
-        """Id of the group. Groups that were drawn later have higher ids."""
-        return self._group.id
-
-    @property
-    def stage(self) -> int:
-        """Index of the stage that the group is in, or passed last."""
-        return self._group.stage
-
-    @property
-    def unfinished(self) -> int:
-        return self._group.unfinished
-
-    @property
     def scored(self) -> int:
         """Number of scored rollouts; does not build the arrays."""
         return len(self._group.done)
@@ -299,25 +300,6 @@ class GroupView:
     @property
     def running(self) -> Sequence[int]:
         return [*self._group.running, *self._group.owed]
-
-    @property
-    def cancelled(self) -> int:
-        return self._group.cancelled
-
-    @property
-    def kept(self) -> Mapping[int, float]:
-        return self._group.kept
-
-    @property
-    def size(self) -> int:
-        return self._group.size
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Tokens of each rollout that ended, in no particular order. For a stopped rollout this is a lower bound of its
-        full length.
-        """
-        return self._group.lengths
 
     @property
     def kept_G(self) -> NDArray[np.float64]:
@@ -336,41 +318,6 @@ class GroupView:
         """Version of the weights at the first token of the oldest scored rollout; -1 without a scored rollout."""
         oldest = self._group.first_version
         return -1 if oldest is None else oldest
-
-    @property
-    def rollouts_G(self) -> NDArray[np.int64]:
-        """Rollout ids, shape (G,), ascending."""
-        return self._columns("rollout", np.int64)
-
-    @property
-    def rewards_G(self) -> NDArray[np.float64]:
-        """The rewards, which training uses, shape (G,)."""
-        return self._columns("reward", np.float64)
-
-    @property
-    def metrics_G(self) -> NDArray[np.float64]:
-        """The metrics, which selection uses, shape (G,)."""
-        return self._columns("metric", np.float64)
-
-    @property
-    def tokens_G(self) -> NDArray[np.int64]:
-        """Lengths in tokens, shape (G,)."""
-        return self._columns("tokens", np.int64)
-
-    @property
-    def truncated_G(self) -> NDArray[np.bool_]:
-        """Whether each rollout stopped at the length limit, shape (G,)."""
-        return self._columns("truncated", np.bool_)
-
-    @property
-    def uncertainties_G(self) -> NDArray[np.float64]:
-        """The uncertainty of each rollout (see `Done`), shape (G,); NaN if unknown."""
-        return self._columns("uncertainty", np.float64)
-
-    @property
-    def stages_G(self) -> NDArray[np.int64]:
-        """Index of the stage that ordered each rollout, shape (G,)."""
-        return self._columns("stage", np.int64)
 
     @property
     def in_order(self) -> Sequence[Done]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from base64 import b64decode, b64encode
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -128,48 +128,31 @@ def natural(value: Any, where: str) -> int:
     return value
 
 
-def amount(value: Any, where: str) -> float | None:
-    """Check a saved number or None, and return it.
+def number(value: Any, where: str, expected: str = "finite", holds: Callable[[float], bool] = isfinite) -> float:
+    """Check a saved number and return it.
+
+    Args:
+        value: the saved value.
+        where: name for the error message.
+        expected: what `holds` checks, for the error message.
+        holds: whether a number is possible.
 
     Raises:
-        ValueError: it is neither None nor a finite number.
+        ValueError: it is not a number, or an impossible one.
     """
-    if value is None or (type(value) in (int, float) and isfinite(value)):
+    if type(value) in (int, float) and holds(value):
         return value
-    raise ValueError(f"{where}: expected a finite number or null, got {value!r}; the state is corrupt")
+    raise ValueError(f"{where}: expected a number that is {expected}, got {value!r}; the state is corrupt")
 
 
-def sampling_ratio(value: Any, where: str) -> float | None:
-    """Check a saved ratio of two probabilities or None, and return it.
-
-    Raises:
-        ValueError: it is neither None nor a finite number above 0.
-    """
-    if (known := amount(value, where)) is None or known > 0:
-        return known
-    raise ValueError(f"{where}: expected a number above 0 or null, got {value!r}; the state is corrupt")
+def amount(value: Any, where: str, expected: str = "finite", holds: Callable[[float], bool] = isfinite) -> float | None:
+    """Like `number`, but the saved value may be None."""
+    return None if value is None else number(value, where, f"{expected}, or null", holds)
 
 
-def rate(value: Any, where: str) -> float | None:
-    """Check a saved rate or None, and return it.
-
-    Raises:
-        ValueError: it is neither None nor a number in [0, 1].
-    """
-    if value is None or (type(value) in (int, float) and 0 <= value <= 1):
-        return value
-    raise ValueError(f"{where}: expected a number in [0, 1] or null, got {value!r}; the state is corrupt")
-
-
-def chance(value: Any, where: str) -> float:
-    """Check a saved probability of something that happened, and return it.
-
-    Raises:
-        ValueError: it is not a number in (0, 1].
-    """
-    if rate(value, where) in (None, 0):
-        raise ValueError(f"{where}: expected a number in (0, 1], got {value!r}; the state is corrupt")
-    return float(value)
+def is_rate(value: float) -> bool:
+    """Whether a number is in [0, 1]."""
+    return 0 <= value <= 1
 
 
 def naturals(values: Any, where: str) -> list[int]:

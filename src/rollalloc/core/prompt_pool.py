@@ -153,8 +153,6 @@ class PromptPool:
         """Whether no prompt may ever be drawn again."""
         return self.barred == len(self.due_N)
 
-    _SAVED = ("epoch", "dry", "due_N", "evicted_N", "revived", "by_version", "said", "speaks")
-
     def state_dict(self) -> dict[str, Any]:
         """The complete state as JSON data."""
         return {
@@ -170,7 +168,7 @@ class PromptPool:
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
         """Restore a saved pool; `source_N` as in `PromptStatistics.load_state_dict`."""
-        exact_keys(state, self._SAVED, "pool")
+        exact_keys(state, self.state_dict(), "pool")
         move_in(self.due_N, state["due_N"], source_N, "pool, due_N")
         self.barred = int(np.count_nonzero(self.due_N == _NEVER))
         self.away = int(np.count_nonzero(self.due_N >= _ON_VERSION))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.core.group import GroupView
+from rollalloc.core.group import Drawn, GroupView
 from rollalloc.core.packing import follow
 from rollalloc.core.prompt_pool import NEXT_EPOCH, Until
 from rollalloc.core.statistics import PromptStatistics
@@ -142,25 +142,6 @@ def rows_of(view: View) -> int:
     return view.rows
 
 
-class Drawn(NamedTuple):
-    """A prompt that a prompt rule drew, with the rule's expectations.
-
-    The group stores all of these values, and a checkpoint contains them.
-
-    Attributes:
-        prompt: index of the prompt.
-        predicted: expected success rate, which is the expected mean metric, in [0, 1]. None: no expectation.
-        baseline: expected reward, finite. None: no expectation.
-        sampling_ratio: K · q, where q is the probability that this prompt was the first one drawn from the K
-            candidates. Above 0; 1 means a uniform draw. None: unknown.
-    """
-
-    prompt: int
-    predicted: float | None = None
-    baseline: float | None = None
-    sampling_ratio: float | None = None
-
-
 class SampledStops(NamedTuple):
     """The answer of a stop rule that chooses at random which rollouts of a group continue.
 
@@ -265,6 +246,11 @@ class RowTraits(Traits):
     """
 
     rows: int | None = None
+
+
+def always(traits: Traits) -> Any:
+    """The property `traits` of a rule for which they are the same whatever its fields are."""
+    return property(lambda rule: traits)
 
 
 # -------------------------------------------------------------------------------------------------------------- rules

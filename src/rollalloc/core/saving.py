@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.events import Batch, Row
-from rollalloc.core.group import Group
+from rollalloc.core.group import Drawn, Group
 from rollalloc.core.packing import (
     amount,
     differences,
     exact_keys,
     follow,
+    is_rate,
     natural,
     naturals,
+    number,
     pack_tree,
-    rate,
     reading,
-    sampling_ratio,
     unpack_tree,
 )
 from rollalloc.core.phase import OVER, Phase
 from rollalloc.core.recipe import Recipe
-from rollalloc.core.rule import CAUSES, Drawn, PromptRule
+from rollalloc.core.rule import CAUSES, PromptRule
 from rollalloc.core.run import Run
 from rollalloc.core.table import GONE, PromptTable, place
 
-SCHEMA = 17
+SCHEMA = 18
 _IN_FLIGHT = frozenset({Phase.RUNNING, Phase.WAITING, Phase.READY})
 _COUNTS = ("version", "next_group", "next_rollout", "barren", "failing", "replayed")
-_KEYS = (
-    "schema", "recipe", "seed", "prompts", *_COUNTS, "kl_sum", "finished", "cancel", "release", "accounts",
-    "budgets", "statistics", "pool", "memory", "size_memory", "drawn", "groups", "touched", "stopped", "trailing", "batch",
-    "kept", "teaching", "selection",
-)  # fmt: skip
 
 
 def dump(run: Run) -> dict[str, Any]:
@@ -108,7 +103,7 @@ def _check_origin(run: Run, state: dict[str, Any], accept_recipe: bool) -> None:
         raise ValueError(
             f"expected schema {SCHEMA}, got {state['schema']!r}; resume with the version of rollalloc that saved it"
         )
-    exact_keys(state, _KEYS, "keys")
+    exact_keys(state, dump(run), "keys")
     if state["seed"] != run.seed:
         raise ValueError(
             f"saved with seed {state['seed']!r}, got seed {run.seed}; construct the allocator with the saved seed"
@@ -129,7 +124,7 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
     """Load everything except the groups in flight."""
     for name in _COUNTS:
         setattr(run, name, natural(state[name], name))
-    run.kl_sum = _whole_way(state["kl_sum"])
+    run.kl_sum = float(number(state["kl_sum"], "kl_sum", "0 or more and finite", lambda value: 0 <= value < inf))
     run.cancel, run.release = naturals(state["cancel"], "cancel"), naturals(state["release"], "release")
     if not isinstance(state["finished"], str | None):
         raise ValueError(f"finished: expected a reason or null, got {state['finished']!r}")
@@ -200,13 +195,7 @@ def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None
         stopping[group].awaited += 1
     if len(stopping) < len(trailing) + len(groups) or not all(group.awaited for group in trailing):
         raise ValueError("trailing: a group occurs twice, or waits for no rollout; the state is corrupt")
-    drawn = [
-        (
-            Drawn(here[prompt], rate(predicted, "drawn"), amount(baseline, "drawn"), sampling_ratio(ratio, "drawn")),
-            natural(epoch, "drawn"),
-        )
-        for prompt, predicted, baseline, ratio, epoch in state["drawn"]
-    ]
+    drawn = [(_load_drawn(saved, here), natural(epoch, "drawn")) for *saved, epoch in state["drawn"]]
     run.drawn = [(each, epoch) for each, epoch in drawn if each.prompt != GONE]
     indices = [group.prompt for group in [*groups, *trailing]] + [each.prompt for each, _ in drawn]
     if max(indices, default=0) >= len(run.table):
@@ -231,10 +220,20 @@ def _check_kept(run: Run, kept: list[Row]) -> None:
         raise ValueError(f"a row has a version above {run.version}, or an unknown prompt; the state is corrupt")
 
 
+def _load_drawn(saved: Sequence[Any], here: _Renumbering) -> Drawn:
+    prompt, predicted, baseline, ratio = saved
+    return Drawn(
+        here[prompt],
+        amount(predicted, "drawn: predicted", "in [0, 1]", is_rate),
+        amount(baseline, "drawn: baseline"),
+        amount(ratio, "drawn: sampling_ratio", "above 0 and finite", lambda value: 0 < value < inf),
+    )
+
+
 def _load_group(run: Run, saved: dict[str, Any], here: _Renumbering, stages: int, *, trailing: bool) -> Group:
     """Load a group that is in flight, or one that only waits for cancelled rollouts to end."""
-    group = Group.of_state(saved, run.statistics)
-    group.prompt = here[group.prompt]
+    exact_keys(saved, Group(0, Drawn(GONE), 0, run.statistics).state_dict(), "group")
+    group = Group.of_state(saved, _load_drawn(saved["drawn"], here), run.statistics)
     _check_group(run, group, stages, OVER if trailing else _IN_FLIGHT)
     if trailing and (group.running or group.owed):
         raise ValueError("a group that is over has rollouts that are not cancelled; the state is corrupt")
@@ -303,23 +302,15 @@ def _load_row(saved: list[Any], here: _Renumbering) -> Row:
     if len(saved) != len(Row._fields):
         raise ValueError(f"expected a row of {len(Row._fields)} entries, got {saved!r}; the state is corrupt")
     rollout, prompt, group, advantage, weight, version, replays = saved
-    if amount(advantage, "advantage") is None or amount(weight, "weight") is None:
-        raise ValueError(f"rollout {rollout}: expected an advantage and a weight, got {saved}; the state is corrupt")
     return Row(
         natural(rollout, "rollout"),
         here[prompt],
         natural(group, "group"),
-        advantage,
-        weight,
+        number(advantage, "advantage"),
+        number(weight, "weight"),
         natural(version, "version"),
         natural(replays, "replays"),
     )
-
-
-def _whole_way(kl_sum: Any) -> float:
-    if amount(kl_sum, "kl_sum") is None or kl_sum < 0:
-        raise ValueError(f"kl_sum: expected a finite number of 0 or more, got {kl_sum!r}; the state is corrupt")
-    return float(kl_sum)
 
 
 def _is_alike(saved: dict[str, Any], memory: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from rollalloc.core.group import Group
-from rollalloc.core.packing import amount, exact_keys
+from rollalloc.core.packing import exact_keys, number
 
 _metric = attrgetter("metric")
 _SUMS = ("rollouts", "tokens", "rated", "difficulty")
@@ -79,14 +79,12 @@ class Selection:
         exact_keys(state, ("sampled", "trained"), "keys")
         for which, sums in (("sampled", self._sampled), ("trained", self._trained)):
             for name, value in zip(_SUMS, state[which], strict=True):
-                if amount(value, name) is None:
-                    raise ValueError(f"{which}: expected numbers, got {state[which]!r}; the state is corrupt")
-                setattr(sums, name, value)
+                setattr(sums, name, number(value, name))
 
 
 def expected_difficulty(group: Group) -> float | None:
     """1 - the predicted pass rate; without a prediction, 1 - the group's mean metric; None if both are unknown."""
-    if group.predicted is not None:
-        return 1 - group.predicted
+    if group.drawn.predicted is not None:
+        return 1 - group.drawn.predicted
     done = group.done
     return 1 - sum(map(_metric, done)) / len(done) if done else None

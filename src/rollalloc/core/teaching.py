@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from rollalloc.core.group import Group
-from rollalloc.core.packing import exact_keys, natural, naturals, rate
+from rollalloc.core.packing import amount, exact_keys, is_rate, natural, naturals
 
 WINDOW = 2048  # number of recent rollouts that are considered
 FIRST = 64  # if all outcomes since the start are the same, warn after this many rollouts
@@ -132,8 +132,6 @@ class Teaching:
         if self.should_warn:
             self._said, self._since = share, 0
 
-    _FIELDS = ("now", "before", "said", "since", "speaks")
-
     def state_dict(self) -> dict[str, Any]:
         """The complete state as JSON data."""
         return {
@@ -150,10 +148,10 @@ class Teaching:
         Raises:
             ValueError: it is not a state of this class.
         """
-        exact_keys(state, self._FIELDS, "keys")
+        exact_keys(state, self.state_dict(), "keys")
         self._now = _counted(state["now"])
         self._before = deque(map(_counted, state["before"]))
-        self._said, self._since = rate(state["said"], "said"), natural(state["since"], "since")
+        self._said, self._since = amount(state["said"], "said", "in [0, 1]", is_rate), natural(state["since"], "since")
         if not isinstance(state["speaks"], bool):
             raise ValueError(f"speaks: expected true or false, got {state['speaks']!r}; the state is corrupt")
         self.should_warn = state["speaks"]

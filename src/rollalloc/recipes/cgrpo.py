@@ -11,7 +11,7 @@ with the next one, so the method does not claim the coverage of conformal predic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 import numpy as np
@@ -25,10 +25,10 @@ from rollalloc.core.rule import (
     JudgeRule,
     JudgeTraits,
     Memory,
-    PromptRule,
     PromptTraits,
     Verdict,
     View,
+    always,
 )
 from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
@@ -135,9 +135,7 @@ class Resolved(JudgeRule):
         if self.delta is not None and not 0 < self.delta < 1:
             raise ValueError(f"delta must be in (0, 1), or None, got {self.delta!r}")
 
-    @property
-    def traits(self) -> JudgeTraits:
-        return JudgeTraits(reads=("metrics_G",), reads_rate=True, waits_for_all=True)
+    traits = always(JudgeTraits(reads=("metrics_G",), reads_rate=True, waits_for_all=True))
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         if group.unfinished:
@@ -164,7 +162,7 @@ class Resolved(JudgeRule):
 
 
 @dataclass(frozen=True, slots=True)
-class FirstSuccesses(PromptRule):
+class FirstSuccesses(Shuffled):
     """Draw every prompt once an epoch, in random order, and remember the place of the first success in the last visits.
 
     These places calibrate `Resolved`. A visit that was stopped after its first success counts like any other, because
@@ -172,29 +170,20 @@ class FirstSuccesses(PromptRule):
 
     Attributes:
         visits: number of visits to remember, at least 1.
-        order: the rule that draws the prompts.
 
     Raises:
         ValueError: the number of visits is below 1.
     """
 
     visits: int = 200
-    order: Shuffled = field(default_factory=Shuffled)
 
     def __post_init__(self) -> None:
         at_least("visits", self.visits, 1)
 
-    @property
-    def traits(self) -> PromptTraits:
-        return PromptTraits(reads_rate=True, reads=("metrics_G",))
+    traits = always(PromptTraits(reads_rate=True, reads=("metrics_G",)))
 
     def init(self, table: PromptTable) -> Memory:
-        return self.order.init(table) | {"places": []}
-
-    def pick(
-        self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
-    ) -> Sequence[int]:
-        return self.order.pick(memory, k, free_N, view, rng)
+        return Shuffled.init(self, table) | {"places": []}
 
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:
         if group.scored:
@@ -211,6 +200,6 @@ class FirstSuccesses(PromptRule):
     def promises(
         self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
-        return self.order.promises(picked, before, k, free_N, view) | {
+        return Shuffled.promises(self, picked, before, k, free_N, view) | {
             "at most `visits` visits are kept": len(before["places"]) <= self.visits
         }

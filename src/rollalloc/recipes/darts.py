@@ -41,6 +41,7 @@ from rollalloc.core.rule import (
     StopRule,
     Traits,
     View,
+    always,
     rows_of,
 )
 from rollalloc.core.table import PromptTable
@@ -177,9 +178,7 @@ class _ByLengths(SizeRule):
 
     __slots__ = ()
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(reads_rows=True)
+    traits = always(Traits(reads_rows=True))
 
     def init(self, table: PromptTable) -> Memory:
         return {name: np.full(len(table), np.nan, np.float32) for name in ("mean_N", "std_N")}

@@ -9,7 +9,7 @@ program; and surplus rollouts go only to failed prompts, if there are any. See P
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 from math import inf, log
 
@@ -21,11 +21,11 @@ from rollalloc.core.recipe import Recipe, at_least
 from rollalloc.core.rule import (
     Drawn,
     Memory,
-    PromptRule,
     PromptTraits,
     SizeRule,
     Traits,
     View,
+    always,
 )
 from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
@@ -105,9 +105,7 @@ class Knapsack(SizeRule):
         if not 0 < self.sure < 1:
             raise ValueError(f"sure must be in (0, 1), got {self.sure!r}")
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(reads_rate=True)
+    traits = always(Traits(reads_rate=True))
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
         predictions = [group.predicted for group in groups]
@@ -202,30 +200,25 @@ _UNKNOWN = -1.0  # stands for the rate of a prompt without a record
 
 
 @dataclass(frozen=True, slots=True)
-class LastVisit(PromptRule):
+class LastVisit(Shuffled):
     """Draw every prompt once an epoch, in random order. The prediction is its mean metric of the last visit.
 
     Before the first visit the prediction is the table's prior rate, if it has one. A visit without a score changes
     nothing. Knapsack RL sizes groups by this prediction, arXiv 2509.25849.
-
-    Attributes:
-        order: the rule that draws the prompts.
     """
 
-    order: Shuffled = field(default_factory=Shuffled)
-
-    @property
-    def traits(self) -> PromptTraits:
-        return PromptTraits(reads_rate=True, reads=("metrics_G",))
+    traits = always(PromptTraits(reads_rate=True, reads=("metrics_G",)))
 
     def init(self, table: PromptTable) -> Memory:
         prior_N = np.full(len(table), np.nan) if table.prior_N is None else np.asarray(table.prior_N)
-        return self.order.init(table) | {"rate_N": np.where(np.isnan(prior_N), _UNKNOWN, prior_N).astype(np.float32)}
+        return Shuffled.init(self, table) | {
+            "rate_N": np.where(np.isnan(prior_N), _UNKNOWN, prior_N).astype(np.float32)
+        }
 
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
     ) -> Sequence[Drawn]:
-        picked = self.order.pick(memory, k, free_N, view, rng)
+        picked = self.beside([], memory, k, free_N, rng)
         rates: list[float] = memory["rate_N"][picked].tolist()
         return [Drawn(prompt, None if rate < 0 else rate) for prompt, rate in zip(picked, rates, strict=True)]
 
@@ -237,7 +230,7 @@ class LastVisit(PromptRule):
         self, picked: Sequence[Drawn], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
         expected = [float(before["rate_N"][each.prompt]) for each in picked]
-        return self.order.promises([each.prompt for each in picked], before, k, free_N, view) | {
+        return Shuffled.promises(self, picked, before, k, free_N, view) | {
             "each prediction is the mean metric of the last visit, or the prior rate before the first": all(
                 rate < 0 if each.predicted is None else abs(each.predicted - rate) < 1e-6
                 for each, rate in zip(picked, expected, strict=True)

@@ -11,7 +11,7 @@ by its reward.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Recipe, one_of
-from rollalloc.core.rule import Drawn, Memory, PromptRule, PromptTraits, View
+from rollalloc.core.rule import Drawn, Memory, PromptTraits, View, always
 from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import sized
@@ -76,7 +76,7 @@ def raft(groups: int = 32, n: int = 1) -> Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class RunningMean(PromptRule):
+class RunningMean(Shuffled):
     """Draw every prompt once an epoch, in random order. The baseline is the running mean of all rewards.
 
         b = Σ w_i r_i / Σ w_i,  w_i = 2^(-number of rollouts after i / half_life)
@@ -85,31 +85,27 @@ class RunningMean(PromptRule):
 
     Attributes:
         half_life: number of rollouts after which the weight of a reward has halved, above 0.
-        order: the rule that draws the prompts.
 
     Raises:
         ValueError: the half-life is not above 0, or not finite.
     """
 
     half_life: float = 500.0
-    order: Shuffled = field(default_factory=Shuffled)
 
     def __post_init__(self) -> None:
         if not 0 < self.half_life < inf:
             raise ValueError(f"half_life must be above 0 and finite, got {self.half_life!r}")
 
-    @property
-    def traits(self) -> PromptTraits:
-        return PromptTraits(reads=("rewards_G",))
+    traits = always(PromptTraits(reads=("rewards_G",)))
 
     def init(self, table: PromptTable) -> Memory:
-        return self.order.init(table) | {"reward_sum": 0.0, "reward_count": 0.0}
+        return Shuffled.init(self, table) | {"reward_sum": 0.0, "reward_count": 0.0}
 
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
     ) -> Sequence[Drawn]:
         mean = memory["reward_sum"] / memory["reward_count"] if memory["reward_count"] else None
-        return [Drawn(prompt, baseline=mean) for prompt in self.order.pick(memory, k, free_N, view, rng)]
+        return [Drawn(prompt, baseline=mean) for prompt in self.beside([], memory, k, free_N, rng)]
 
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:
         kept = 0.5 ** (group.scored / self.half_life)
@@ -124,7 +120,7 @@ class RunningMean(PromptRule):
         self, picked: Sequence[Drawn], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
         total, count = before["reward_sum"], before["reward_count"]
-        promised = self.order.promises([each.prompt for each in picked], before, k, free_N, view)
+        promised = Shuffled.promises(self, picked, before, k, free_N, view)
         return promised | {
             "the baseline is the mean of the rewards so far, and none before the first": all(
                 each.baseline is None

@@ -10,7 +10,7 @@ priority of each is a running mean of its relative variance. See PAPERS.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import pvariance
 from typing import Any
 
@@ -26,10 +26,10 @@ from rollalloc.core.rule import (
     JudgeRule,
     JudgeTraits,
     Memory,
-    PromptRule,
     PromptTraits,
     Verdict,
     View,
+    always,
 )
 from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
@@ -122,9 +122,7 @@ class Varied(JudgeRule):
         if not (0 < self.kappa <= 1 and 0 < self.kappa_first <= 1):
             raise ValueError(f"kappa and kappa_first must be in (0, 1], got {self.kappa} and {self.kappa_first}")
 
-    @property
-    def traits(self) -> JudgeTraits:
-        return JudgeTraits(reads=("metrics_G",), reads_rate=True, waits_for_all=True, after_failure=NOW)
+    traits = always(JudgeTraits(reads=("metrics_G",), reads_rate=True, waits_for_all=True, after_failure=NOW))
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         if group.unfinished:
@@ -149,7 +147,7 @@ class Varied(JudgeRule):
 
 
 @dataclass(frozen=True, slots=True)
-class Banked(PromptRule):
+class Banked(Shuffled):
     """Draw new prompts first; if the batch needs more, draw from a bank of prompts whose metrics varied most.
 
     1. After each update of the weights, the first draws are new prompts, as many as a batch has groups, in random
@@ -167,7 +165,6 @@ class Banked(PromptRule):
         replays: draws of a prompt from the bank, at least 1.
         momentum: in [0, 1).
         capacity: prompts in the bank, at least 1.
-        order: the rule that draws new prompts.
 
     Raises:
         ValueError: a number is out of its range.
@@ -176,7 +173,6 @@ class Banked(PromptRule):
     replays: int = 2
     momentum: float = 0.9
     capacity: int = 1024
-    order: Shuffled = field(default_factory=Shuffled)
 
     def __post_init__(self) -> None:
         at_least("replays", self.replays, 1)
@@ -184,13 +180,11 @@ class Banked(PromptRule):
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}")
 
-    @property
-    def traits(self) -> PromptTraits:
-        return PromptTraits(reads_rate=True, reads=("metrics_G",))
+    traits = always(PromptTraits(reads_rate=True, reads=("metrics_G",)))
 
     def init(self, table: PromptTable) -> Memory:
         # `bank`: [prompt, priority, draws left] of each prompt in it. `new`: new prompts drawn since `version`.
-        return self.order.init(table) | {"bank": [], "version": 0, "new": 0}
+        return Shuffled.init(self, table) | {"bank": [], "version": 0, "new": 0}
 
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
@@ -202,7 +196,7 @@ class Banked(PromptRule):
         for entry in again:
             entry[2] -= 1
         drawn = [entry[0] for entry in again]
-        new = self.order.beside(drawn, memory, k - len(drawn), free_N, rng)
+        new = self.beside(drawn, memory, k - len(drawn), free_N, rng)
         memory["new"] += len(new)
         return drawn + new
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.group import GroupView, as_floats
-from rollalloc.core.rule import AdvantageRule, BatchRule, Traits, View
+from rollalloc.core.rule import AdvantageRule, BatchRule, Traits, View, always
 
 Kernel = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 Promises = Callable[[NDArray[np.float64], NDArray[np.float64]], dict[str, bool]]
@@ -205,9 +205,7 @@ def kernel_of(deviation: Deviation | None) -> Kernel:
 class _OfKernel(AdvantageRule):
     kernel: Kernel
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(reads=("rewards_G",))
+    traits = always(Traits(reads=("rewards_G",)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({getattr(self.kernel, '__name__', self.kernel)})"
@@ -273,9 +271,7 @@ class OverChosen(_OfKernel):
 class Rewards(AdvantageRule):
     """A_i = r_i: REINFORCE without a baseline, or with a baseline over the batch (`BatchMean`)."""
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(reads=("rewards_G",))
+    traits = always(Traits(reads=("rewards_G",)))
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return group.rewards_G[chosen_M]
@@ -290,9 +286,7 @@ class Rewards(AdvantageRule):
 class Successes(AdvantageRule):
     """A_i = max(r_i, 0): learn only from rewarded rollouts (RAFT, arXiv 2304.06767, 2504.11343)."""
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(reads=("rewards_G",))
+    traits = always(Traits(reads=("rewards_G",)))
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.maximum(group.rewards_G[chosen_M], 0.0)
@@ -316,9 +310,7 @@ class AgainstBaseline(AdvantageRule):
     If it expected nothing, b is the mean of the group's rewards. The advantage of a single rollout is then 0.
     """
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(reads=("rewards_G",))
+    traits = always(Traits(reads=("rewards_G",)))
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         if group.baseline is None:
@@ -463,9 +455,7 @@ class BatchNormalised(BatchRule):
         if not 0 < self.eps < float("inf"):
             raise ValueError(f"eps must be above 0 and finite, got {self.eps!r}")
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(reads=())
+    traits = always(Traits(reads=()))
 
     def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], chosen: Chosen, view: View) -> Batchwise:
         return _split_as(advantages, grpo(np.concatenate(advantages), eps=self.eps))

@@ -9,16 +9,14 @@ from statistics import pvariance
 import numpy as np
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.rule import PromoteRule, PromoteTraits, View
+from rollalloc.core.rule import PromoteRule, PromoteTraits, View, always
 
 
 @dataclass(frozen=True, slots=True)
 class Oldest(PromoteRule):
     """Groups with the oldest rollouts first; among equals, those drawn first."""
 
-    @property
-    def traits(self) -> PromoteTraits:
-        return PromoteTraits(reads=())
+    traits = always(PromoteTraits(reads=()))
 
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         return sorted(held, key=lambda group: (group.first_version, group.group))[:k]
@@ -36,9 +34,7 @@ class Oldest(PromoteRule):
 class MostRecent(PromoteRule):
     """Groups with the newest rollouts first; among equals, those drawn last."""
 
-    @property
-    def traits(self) -> PromoteTraits:
-        return PromoteTraits(reads=())
+    traits = always(PromoteTraits(reads=()))
 
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         return sorted(held, key=lambda group: (-group.first_version, -group.group))[:k]
@@ -56,9 +52,7 @@ class MostRecent(PromoteRule):
 class RandomOrder(PromoteRule):
     """Random groups."""
 
-    @property
-    def traits(self) -> PromoteTraits:
-        return PromoteTraits(reads=())
+    traits = always(PromoteTraits(reads=()))
 
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         return [held[index] for index in sorted(rng.choice(len(held), min(k, len(held)), replace=False).tolist())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from rollalloc.core.table import PromptTable
 
 @dataclass(frozen=True, slots=True)
 class Shuffled(PromptRule):
-    """Draw each prompt once an epoch, in random order."""
+    """Draw each prompt once an epoch, in random order. Other rules add to it what they remember of the prompts."""
 
     def init(self, table: PromptTable) -> Memory:
         # The order is shuffled again when the cursor is at its end.
@@ -23,7 +24,7 @@ class Shuffled(PromptRule):
 
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
-    ) -> Sequence[int]:
+    ) -> Sequence[int | Drawn]:
         return self.beside([], memory, k, free_N, rng)
 
     def beside(
@@ -51,7 +52,7 @@ class Shuffled(PromptRule):
         return picked[len(taken) :]
 
     def promises(
-        self, picked: Sequence[int], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
+        self, picked: Sequence[Any], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
         return {"fewer than asked only if no more are free": len(picked) == min(k, int(np.count_nonzero(free_N)))}
 
