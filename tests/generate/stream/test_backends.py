@@ -69,10 +69,10 @@ def test_what_a_rollout_comes_to_does_not_depend_on_its_company(policy, expected
     for rollout, each in ended.items():
         assert each.tokens == waves[rollout].tokens
         np.testing.assert_allclose(each.logprobs, waves[rollout].logprobs, atol=1e-4)
-        assert each.end == ("length" if waves[rollout].truncated else "stop")
+        assert each.truncated == waves[rollout].truncated
         assert each.spans == ((0, len(each.tokens)),)
     assert backend.capacity() == slots
-    assert {each.end for each in ended.values()} == {"length", "stop"}
+    assert {each.truncated for each in ended.values()} == {True, False}
 
 
 def test_what_is_cancelled_comes_back_with_what_it_had(policy, expected):
@@ -86,7 +86,7 @@ def test_what_is_cancelled_comes_back_with_what_it_had(policy, expected):
     assert backend.capacity() >= 0
     ended |= {each.rollout: each for each in drained_rest(backend, 12 - len(ended))}
     assert ended.keys() == set(range(12))
-    stopped = {rollout for rollout, each in ended.items() if each.end == "cancelled"}
+    stopped = {rollout for rollout, each in ended.items() if each.cancelled}
     assert stopped == {running[0], running[3], 11}
     assert ended[11].tokens == ()
     for rollout, each in ended.items():

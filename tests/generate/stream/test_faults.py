@@ -69,10 +69,7 @@ class Faulty:
         return [self.spoilt(each) for each in now]
 
     def spoilt(self, ended):
-        chance = self.draw.random()
-        if chance < 0.05:
-            return replace(ended, end="failed", reason="injected")
-        return replace(ended, end="cancelled") if chance < 0.1 else ended
+        return replace(ended, truncated=False, cancelled=True) if self.draw.random() < 0.1 else ended
 
 
 class Slow(InlineScorer):

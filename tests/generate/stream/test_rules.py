@@ -9,9 +9,9 @@ import pytest
 
 from rollalloc import recipes
 from rollalloc.core.events import Order
+from rollalloc.generate.sampler import Generation
 from rollalloc.generate.sampling import Sampling, Streaming
-from rollalloc.generate.stream.backend import Ended
-from rollalloc.rewards.function import Scored, Unscored
+from rollalloc.rewards.function import Scored
 from rollalloc.rewards.scorers import InlineScorer
 
 EOS = 2
@@ -70,9 +70,10 @@ def scripted(trainer_of):
     return made
 
 
-def ended(rollout, tokens, end="stop", version=0):
+def ended(rollout, tokens, truncated=False, version=0):
     logprobs = -np.arange(10, 10 + len(tokens), dtype=np.float32)
-    return Ended(rollout, tuple(tokens), logprobs, ((version, len(tokens)),) if tokens else (), end)
+    spans = ((version, len(tokens)),) if tokens else ()
+    return Generation(rollout, tuple(tokens), logprobs, truncated, spans=spans)
 
 
 def order(*rollouts, prompt=3):
@@ -84,7 +85,7 @@ def test_a_rollout_that_goes_on_over_an_update_says_so(scripted):
     engine.submit(order(1, 2))
     engine.load_weights(1)
     assert (backend.loaded, backend.cancelled) == ([1], [])
-    results = poll(replace(ended(1, (5, 7, EOS)), spans=((0, 2), (1, 1))), ended(2, (7,), "length", version=1))
+    results = poll(replace(ended(1, (5, 7, EOS)), spans=((0, 2), (1, 1))), ended(2, (7,), truncated=True, version=1))
     results += poll()
     done = {result.rollout: result for result in results}
     assert (done[1].tokens, done[1].version, done[1].last_version, done[1].truncated) == (3, 0, 1, False)
@@ -123,11 +124,3 @@ def test_where_nothing_overlaps_a_score_is_waited_for(scripted):
     engine.submit(order(1))
     [result] = poll(ended(1, (7, EOS)))
     assert result.is_scored
-
-
-def test_a_failed_rollout_comes_back_with_its_reason_and_nothing_is_held_of_it(scripted):
-    engine, _, poll = scripted()
-    engine.submit(order(1))
-    [result] = poll(replace(ended(1, (7,), "failed"), reason="lost"))
-    assert (result.outcome, result.tokens, result.is_scored) == (Unscored("lost"), 1, False)
-    assert engine.generations == {}

@@ -18,7 +18,7 @@ from rollalloc.generate.engine import LocalEngine, Scoring
 from rollalloc.generate.outcomes import RolloutResult
 from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
 from rollalloc.generate.sampling import Streaming
-from rollalloc.generate.stream.backend import Backend, BackendDied, Ended, Pausable, RunningRow, SampledTokens
+from rollalloc.generate.stream.backend import Backend, BackendDied, Pausable, RunningRow
 from rollalloc.models.weights import weights_of
 from rollalloc.rewards.function import Unscored
 
@@ -46,7 +46,7 @@ class AsyncEngine(LocalEngine):
         self._begin, self._streaming = begin, streaming
         self._backend: Backend | None = None
         self._loaded = _InFlight()  # rollouts from a checkpoint, until there is a back-end
-        self._ended_before: list[Ended] = []  # those of them that had ended and were not processed yet
+        self._ended_before: list[Generation] = []  # those of them that had ended and were not processed yet
         self._died: BackendDied | None = None  # raised while a batch was trained, which is finished first
         self._running: set[int] = set()  # rollouts in flight that the back-end has; the others are being scored
         self._scoring: list[Scoring] = []
@@ -177,8 +177,8 @@ class AsyncEngine(LocalEngine):
         if self._streaming.overlap or not isinstance(self._backend, Pausable):
             return _InFlight()
         paused = self._backend.pause()
-        made = [_partial(row.rollout, row.sampled) for row in paused.rows]
-        made += [_partial(each.rollout, each, stopped=True) for each in (*self._ended_before, *paused.ended)]
+        made = [replace(row.sampled, rollout=row.rollout) for row in paused.rows]
+        made += [*self._ended_before, *paused.ended]
         return _InFlight(tuple(made), tuple(self._order_of[each.rollout] for each in made))
 
     @property
@@ -192,15 +192,13 @@ class AsyncEngine(LocalEngine):
         self._backend = backend = self._begin(version)
         rows: list[RunningRow] = []
         for generation, order in zip(self._loaded.generations, self._loaded.orders, strict=True):
-            rollout, tokens = generation.rollout, generation.tokens
+            rollout = generation.rollout
             self._order_of[rollout] = order
             self._running.add(rollout)
             if generation.cancelled:
-                ended = Ended(rollout, tokens, generation.logprobs, generation.spans, "cancelled")
-                self._ended_before.append(ended)
+                self._ended_before.append(generation)
             else:
-                sampled = SampledTokens(tokens, generation.logprobs, generation.spans)
-                rows.append(RunningRow(rollout, order.prompt, self.prompts.tokens[order.prompt], sampled))
+                rows.append(RunningRow(rollout, order.prompt, self.prompts.tokens[order.prompt], generation))
         if rows:
             backend.submit(rows)
         self._loaded = _InFlight()
@@ -208,7 +206,7 @@ class AsyncEngine(LocalEngine):
     # ------------------------------------------------------------------------------------------------------- taking in
 
     def _take_in(self, *, wait: bool) -> list[RolloutResult]:
-        """Pass rollouts that ended to the scorer. Return those that are scored, stopped or failed."""
+        """Pass rollouts that ended to the scorer. Return those that are scored or stopped."""
         wait_s = (_SOON_S if self._scoring else _LATER_S) if wait else 0.0
         backend = self._opened
         ended = [*self._ended_before, *backend.poll(wait_s)]
@@ -230,26 +228,14 @@ class AsyncEngine(LocalEngine):
         else:
             time.sleep(_SOON_S)
 
-    def _sort(self, ended: Sequence[Ended]) -> list[RolloutResult]:
-        """Pass complete rollouts to the scorer. Return those that failed or were stopped."""
-        results: list[RolloutResult] = []
-        complete: list[Generation] = []
-        stopped: list[Generation] = []
-        for each in ended:
-            self._running.discard(each.rollout)
-            truncated, cancelled = each.end == "length", each.end == "cancelled"
-            generation = Generation(each.rollout, each.tokens, each.logprobs, truncated, cancelled, each.spans)
-            if cancelled:
-                stopped.append(generation)
-            elif each.end == "failed":
-                results += self._finish([generation], [Unscored(each.reason)])
-            else:
-                complete.append(generation)
-                self._straddled += len(generation.spans) > 1
-        results += self._finish(stopped, [Unscored("stopped")] * len(stopped))
-        if complete:
+    def _sort(self, ended: Sequence[Generation]) -> list[RolloutResult]:
+        """Pass complete rollouts to the scorer. Return those that were stopped."""
+        self._running.difference_update(each.rollout for each in ended)
+        stopped = [each for each in ended if each.cancelled]
+        if complete := [each for each in ended if not each.cancelled]:
+            self._straddled += sum(len(each.spans) > 1 for each in complete)
             self._scoring.append((complete, self._score(complete)))
-        return results
+        return self._finish(stopped, [Unscored("stopped")] * len(stopped))
 
     def _scored(self) -> list[RolloutResult]:
         """Return the rollouts that are scored. Without overlap, wait for all scores, so that the run does not depend on
@@ -267,7 +253,3 @@ class _InFlight:
 
     generations: tuple[Generation, ...] = ()
     orders: tuple[Order, ...] = ()
-
-
-def _partial(rollout: int, sampled: SampledTokens | Ended, *, stopped: bool = False) -> Generation:
-    return Generation(rollout, sampled.tokens, sampled.logprobs, False, stopped, sampled.spans)

@@ -8,38 +8,23 @@ The engine calls all methods from one thread. Only `poll` waits:
     backend.cancel([7])                             # `poll` still returns 7, once: cancelled, or as it ended before that
     backend.close()
 
-`poll` returns each submitted rollout exactly once, whatever happens to it. A rollout that the back-end loses is
-returned as "failed". If the back-end is lost, `poll` raises `BackendDied`.
+`poll` returns each submitted rollout exactly once, as a `Generation`. If the back-end is lost, it raises `BackendDied`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from rollalloc.generate.sampler import Generation
 from rollalloc.generate.sampling import Sampling
 
-NO_LOGPROBS = np.zeros(0, np.float32)
-End = Literal["stop", "length", "cancelled", "failed"]
-Span = tuple[int, int]  # a version of the weights, and the number of successive tokens sampled under it
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SampledTokens:
-    """The tokens that a rollout has sampled so far, with their log-probabilities and the versions of the weights."""
-
-    tokens: tuple[int, ...] = ()
-    logprobs: NDArray[np.float32] = field(default_factory=lambda: NO_LOGPROBS)
-    spans: tuple[Span, ...] = ()
-
-
-NOTHING_YET = SampledTokens()
+NOTHING_YET = Generation(-1, (), np.zeros(0, np.float32), truncated=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,38 +35,16 @@ class RunningRow:
         rollout: its id; running rows have different ids.
         prompt: index of its prompt. Keyed random draws depend on it and on the rollout's id.
         tokens: the prompt's token ids, at least one.
-        sampled: the tokens that it sampled before it was paused. It continues after them.
+        sampled: what it sampled before it was paused, with the versions of the weights. It continues after that.
     """
 
     rollout: int
     prompt: int
     tokens: tuple[int, ...]
-    sampled: SampledTokens = NOTHING_YET
+    sampled: Generation = NOTHING_YET
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ended:
-    """A rollout that has ended.
-
-    Attributes:
-        rollout: its id.
-        tokens: token ids sampled, including the one that ends the rollout.
-        logprobs: float32 log-probability of each under the distribution from which it was drawn, including the temperature.
-        spans: versions of the weights under which the tokens were sampled, in order; the counts sum to their number.
-        end: "stop": EOS or another token that ends a rollout; "length": `max_new_tokens` reached; "cancelled": stopped
-            on request; "failed": the back-end lost it.
-        reason: why it failed; otherwise "".
-    """
-
-    rollout: int
-    tokens: tuple[int, ...]
-    logprobs: NDArray[np.float32]
-    spans: tuple[Span, ...]
-    end: End
-    reason: str = ""
-
-
-def spans_of(versions: Sequence[int]) -> tuple[Span, ...]:
+def spans_of(versions: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Group the versions of successive tokens into spans of the same version."""
     return tuple((version, len(list(run))) for version, run in groupby(versions))
 
@@ -143,7 +106,7 @@ class Paused:
     """The rows of a back-end that run or wait, in order, and the rollouts that ended but were not returned by `poll` yet."""
 
     rows: tuple[RunningRow, ...] = ()
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[Generation, ...] = ()
 
 
 class Backend(Protocol):
@@ -163,7 +126,7 @@ class Backend(Protocol):
     def cancel(self, rollouts: Sequence[int]) -> None:
         """Stop these rollouts soon. Those that have ended or were never submitted are ignored."""
 
-    def poll(self, wait_s: float) -> list[Ended]:
+    def poll(self, wait_s: float) -> list[Generation]:
         """Return the rollouts that ended since the last call. A back-end in this process runs one decoding step.
 
         Args:
@@ -178,7 +141,7 @@ class Backend(Protocol):
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Sample with these weights from now on, or from the next possible moment. Running rollouts continue.
 
-        When this returns, the caller may change the tensors. `Ended.spans` says under which version each token was
+        When this returns, the caller may change the tensors. `Generation.spans` says under which version each token was
         sampled. Cached keys and values of earlier weights may be kept, because importance weights only need the
         log-probabilities of the distribution from which a token was really drawn.
 

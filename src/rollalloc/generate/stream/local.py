@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rollalloc.generate.sampler import NOT_FINITE, Rows, draw_keys, ends_of, next_tokens, uniforms
-from rollalloc.generate.stream.backend import Decoding, Ended, Paused, RunningRow, SampledTokens, spans_of
+from rollalloc.generate.sampler import NOT_FINITE, Generation, Rows, draw_keys, ends_of, next_tokens, uniforms
+from rollalloc.generate.stream.backend import Decoding, Paused, RunningRow, spans_of
 from rollalloc.generate.stream.slab import Slab
 from rollalloc.models.attention import decoding_attention
 from rollalloc.models.likelihood import appends_only, cache_argument, evaluating, ready_mask, sent
@@ -53,7 +54,7 @@ class LocalBackend:
         self.slots = decoding.slots
         self._version = version
         self._waiting: deque[RunningRow] = deque()
-        self._over: list[Ended] = []  # cancelled, not returned yet
+        self._over: list[Generation] = []  # cancelled, not returned yet
         self._paces: list[tuple[int, float]] = []
         self._slab = Slab(model)
         self._running: list[RunningRow] = []  # this and the following are in the order of the slab's rows
@@ -87,7 +88,7 @@ class LocalBackend:
             np.array([at for at, row in enumerate(self._running) if row.rollout in named], np.int64), cancelled=True
         )
 
-    def poll(self, wait_s: float) -> list[Ended]:
+    def poll(self, wait_s: float) -> list[Generation]:
         over, self._over = self._over, []
         if not (self._running or self._waiting):
             return over
@@ -116,8 +117,8 @@ class LocalBackend:
         If another back-end starts with these rows in this order and the same weights, it samples the same tokens.
         """
         running = [
-            RunningRow(row.rollout, row.prompt, row.tokens, SampledTokens(ended.tokens, ended.logprobs, ended.spans))
-            for row, ended in ((row, self._ended(at, cancelled=True)) for at, row in enumerate(self._running))
+            replace(row, sampled=replace(self._ended(at, cancelled=True), cancelled=False))
+            for at, row in enumerate(self._running)
         ]
         self._waiting.extendleft(reversed(running))
         self._running.clear()
@@ -218,7 +219,7 @@ class LocalBackend:
         self._count_R[:count] += 1
         return np.flatnonzero(self._ends_V[tokens_B] | (at_B + 1 == self._sampling.max_new_tokens))
 
-    def _leave(self, rows_K: NDArray[np.int64], cancelled: bool = False) -> list[Ended]:
+    def _leave(self, rows_K: NDArray[np.int64], cancelled: bool = False) -> list[Generation]:
         """Remove rows in their present state."""
         if not rows_K.size:
             return []
@@ -231,23 +232,23 @@ class LocalBackend:
         del self._running[self._slab.live :]
         return ended
 
-    def _ended(self, at: int, cancelled: bool) -> Ended:
+    def _ended(self, at: int, cancelled: bool) -> Generation:
         row = self._running[at]
         count = int(self._count_R[at])
         tokens = tuple(self._tokens_RT[at, :count].tolist())
-        stopped = "stop" if tokens and self._ends_V[tokens[-1]] else "length"
-        return Ended(
+        return Generation(
             row.rollout,
             tokens,
             self._logprobs_RT[at, :count].copy(),
-            spans_of(self._versions_RT[at, :count].tolist()),
-            "cancelled" if cancelled else stopped,
+            truncated=not (cancelled or self._ends_V[tokens[-1]]),
+            cancelled=cancelled,
+            spans=spans_of(self._versions_RT[at, :count].tolist()),
         )
 
 
-def _cancelled(row: RunningRow) -> Ended:
+def _cancelled(row: RunningRow) -> Generation:
     """The result of a row that is stopped while it waits, before its first token or after a pause."""
-    return Ended(row.rollout, row.sampled.tokens, row.sampled.logprobs, row.sampled.spans, "cancelled")
+    return replace(row.sampled, rollout=row.rollout, cancelled=True)
 
 
 def refuse_unstreamable(model: PreTrainedModel) -> None:

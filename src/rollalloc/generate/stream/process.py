@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from queue import Empty, SimpleQueue
@@ -24,7 +25,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollalloc.files.text import error_text
-from rollalloc.generate.stream.backend import NO_LOGPROBS, BackendDied, Decoding, Ended, RunningRow
+from rollalloc.generate.sampler import Generation
+from rollalloc.generate.stream.backend import NOTHING_YET, BackendDied, Decoding, RunningRow
 from rollalloc.generate.stream.blueprint import Blueprint, SharedWeights
 from rollalloc.generate.stream.local import LocalBackend
 from rollalloc.generate.stream.silence import LOOK_S, Silence
@@ -96,8 +98,8 @@ class ProcessBackend:
         self._cancelled.update(running)
         self._send("cancel", running)
 
-    def poll(self, wait_s: float) -> list[Ended]:
-        ended: list[Ended] = []
+    def poll(self, wait_s: float) -> list[Generation]:
+        ended: list[Generation] = []
         until = monotonic() + wait_s
         while self._rows and not ended:
             try:
@@ -155,7 +157,7 @@ class ProcessBackend:
     def _send(self, what: str, with_it: Any) -> None:
         self._told.say((what, with_it))
 
-    def _take(self, said: Any) -> list[Ended]:
+    def _take(self, said: Any) -> list[Generation]:
         if said is _GONE:
             return self._replace()
         what, with_it = said
@@ -171,7 +173,7 @@ class ProcessBackend:
         self._ended_since = self._ended_since or bool(ended)
         return ended
 
-    def _replace(self) -> list[Ended]:
+    def _replace(self) -> list[Generation]:
         """The process died: start another one with its rollouts."""
         code = self._spawned.end(_GRACE_S)
         self._told.end()
@@ -187,7 +189,7 @@ class ProcessBackend:
         self._restarts += 1
         self._ended_since = False
         self._begin()
-        lost = [Ended(rollout, (), NO_LOGPROBS, (), "cancelled") for rollout in sorted(self._cancelled)]
+        lost = [replace(NOTHING_YET, rollout=rollout, cancelled=True) for rollout in sorted(self._cancelled)]
         for rollout in self._cancelled:
             del self._rows[rollout]
         self._cancelled.clear()
