@@ -1,6 +1,7 @@
 """Judges: what becomes of a group whose results come in."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from rollalloc.recipes.vcrl import Varied, relative_variance
 from rollalloc.rules.judges import Complete, NonzeroVariance
 from rollalloc.rules.rows import Everything
 
-NO_VIEW = None  # none of these rules looks at the run
+NO_VIEW = View.of()  # none of these rules looks at the run
 MIXED, EQUAL = Verdict(Act.TRAIN), Verdict(Act.DROP, "zero_variance")
 
 
@@ -48,7 +49,7 @@ def test_verdict_by_hand(judge, group, expected):
 
 
 def band(ones, count, *, running=0, **window):
-    settings = {"p_lower": 0.125, "p_upper": 0.25, "p_solve": 1.0} | window
+    settings: dict[str, Any] = {"p_lower": 0.125, "p_upper": 0.25, "p_solve": 1.0} | window
     return Band(**settings)(GroupView.of([1] * ones + [0] * (count - ones), running=running), NO_VIEW)
 
 
@@ -88,6 +89,7 @@ def test_band_edges_are_exact_fractions(ones, more, lower, upper):
     if count == 0 or lower + upper > count:
         return
     verdict = band(ones, count, p_lower=lower / count, p_upper=upper / count, p_solve=2.0)
+    assert verdict is not None
     assert (verdict.act is Act.NEXT) == (lower <= ones <= count - upper)
 
 
@@ -218,9 +220,9 @@ def test_varied_by_hand(metrics, version, expected):
 
 
 def test_varied_refuses():
-    for wrong in ({"kappa": 0.0}, {"kappa": 1.1}, {"kappa_first": 0.0}):
+    for kappa, kappa_first in ((0.0, 0.3), (1.1, 0.3), (0.8, 0.0)):
         with pytest.raises(ValueError, match=r"kappa and kappa_first must be in \(0, 1\]"):
-            Varied(**wrong)
+            Varied(kappa, kappa_first)
     with pytest.raises(ValueError, match="first must be"):
         Varied(first=-1)
 

@@ -262,26 +262,22 @@ class GroupView:
             visits: metrics of each earlier visit of the prompt.
         """
         count = len(metrics)
-        stage_G = list(stages) if stages is not None else [0] * count
+
+        def column(given: Sequence[Any] | None, usual: Any) -> Sequence[Any]:
+            return [usual] * count if given is None else given
+
+        stage_G = column(stages, 0)
         statistics = PromptStatistics(prompt + 1, recent=True)
         for earlier in visits:
             statistics.close_visit(prompt, "trained", 0, list(earlier))
         made = Group(group, Drawn(prompt, predicted, baseline, sampling_ratio), 0, statistics)
         made.spans = [sum(stage < wanted for stage in stage_G) for wanted in range(max(stage_G, default=0) + 1)]
         made.stage, made.cancelled, made.kept = len(made.spans) - 1, cancelled, dict(kept or {})
-        for g in range(count):
-            reward = metrics[g] if rewards is None else rewards[g]
-            made.add(
-                Done(
-                    rollout=g,
-                    reward=float(reward),
-                    metric=float(metrics[g]),
-                    tokens=1 if tokens is None else tokens[g],
-                    version=0 if versions is None else versions[g],
-                    truncated=False if truncated is None else truncated[g],
-                    uncertainty=None if uncertainties is None else uncertainties[g],
-                )
-            )
+        columns = [column(tokens, 1), column(versions, 0), column(truncated, False), column(uncertainties, None)]
+        for g, (reward, metric, length, version, cut, uncertainty) in enumerate(
+            zip(metrics if rewards is None else rewards, metrics, *columns, strict=True)
+        ):
+            made.add(Done(g, float(reward), float(metric), length, version, None, cut, uncertainty))
         made.running = dict.fromkeys(range(count, count + running))
         made.size = count + running + cancelled
         return made.view

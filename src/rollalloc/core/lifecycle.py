@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter, index
+from typing import Any
 
 from rollalloc.core.errors import EventError, MetricError, RuleError
 from rollalloc.core.events import FARTHEST, LARGEST, LARGEST_WHOLE, Cancelled, Done, Failed, Offered, Row, Updated
@@ -100,15 +101,12 @@ def on_updated(run: Run, event: Updated) -> None:
 
 def _moved(event: Updated) -> float:
     """The KL divergence of the update as a plain number; 0 if it was not measured."""
-    try:
-        moved = 0.0 if event.approx_kl is None else min(float(event.approx_kl), FARTHEST)
-    except _NO_NUMBER:
-        moved = -1.0
-    if not moved >= 0:
+    moved = 0.0 if event.approx_kl is None else event.approx_kl
+    if not _holds(lambda: float(moved) >= 0):
         raise EventError(
             f"Updated({event.version}): approx_kl must be a number of 0 or more, or None, got {event.approx_kl!r}"
         )
-    return moved
+    return min(float(moved), FARTHEST)
 
 
 def may_replay(run: Run, row: Row) -> bool:
@@ -167,29 +165,28 @@ def _refuse(run: Run, done: Done) -> None:
         EventError: always.
     """
     first, last = done.version, done.version if done.last_version is None else done.last_version
-    uncertainty = done.uncertainty
-    try:
-        numbers = bool(abs(done.reward) <= LARGEST and abs(done.metric) <= LARGEST)
-    except _NO_NUMBER:
-        numbers = False
-    if not numbers:
+    if not _holds(lambda: abs(done.reward) <= LARGEST and abs(done.metric) <= LARGEST):
         raise EventError(
             f"rollout {done.rollout}: reward {done.reward!r} and metric {done.metric!r} must be finite numbers within "
             f"±{LARGEST:g}; scale them, and tell Failed for a rollout without a score"
         )
-    try:
-        known = bool(uncertainty is None or 0 <= uncertainty <= LARGEST)
-    except _NO_NUMBER:
-        known = False
-    if not known:
+    if not _holds(lambda: done.uncertainty is None or 0 <= done.uncertainty <= LARGEST):
         raise EventError(
-            f"rollout {done.rollout}: uncertainty {uncertainty!r} must be the sum of (1 - probability)² over its tokens, "
-            "0 or more, or None if it is unknown"
+            f"rollout {done.rollout}: uncertainty {done.uncertainty!r} must be the sum of (1 - probability)² over its "
+            "tokens, 0 or more, or None if it is unknown"
         )
     raise EventError(
         f"rollout {done.rollout}: versions {first} to {last} must lie between 0 and {run.version}, the version of "
         "the weights; tell Updated before the results of newer weights"
     )
+
+
+def _holds(condition: Callable[[], Any]) -> bool:
+    """Whether a condition on numbers of a driver holds; not where they are no numbers."""
+    try:
+        return bool(condition())
+    except _NO_NUMBER:
+        return False
 
 
 def _end(run: Run, rollout: int, tokens: int) -> Group | None:

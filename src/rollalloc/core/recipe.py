@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import isnan
@@ -111,12 +111,8 @@ class Stage:
     promote: PromoteRule
 
     def __post_init__(self) -> None:
-        stage = f"stage {self.name!r}"
-        _refuse_other(self.size, SizeRule, f"{stage}: size")
-        _refuse_other(self.judge, JudgeRule, f"{stage}: judge")
-        if self.stop is not None:
-            _refuse_other(self.stop, StopRule, f"{stage}: stop")
-        _refuse_other(self.promote, PromoteRule, f"{stage}: promote")
+        slots = {"size": SizeRule, "judge": JudgeRule, "promote": PromoteRule}
+        _refuse_others(self, slots | ({} if self.stop is None else {"stop": StopRule}), f"stage {self.name!r}: ")
 
 
 @dataclass(frozen=True)
@@ -174,12 +170,8 @@ class Recipe:
         object.__setattr__(self, "stages", tuple(self.stages))
         if not self.stages:
             raise ValueError("a recipe needs at least one stage, got none")
-        _refuse_other(self.prompts, PromptRule, "prompts")
-        _refuse_other(self.intake, IntakeRule, "intake")
-        _refuse_other(self.rows, RowRule, "rows")
-        _refuse_other(self.advantage, AdvantageRule, "advantage")
-        if self.over_batch is not None:
-            _refuse_other(self.over_batch, BatchRule, "over_batch")
+        slots = {"prompts": PromptRule, "intake": IntakeRule, "rows": RowRule, "advantage": AdvantageRule}
+        _refuse_others(self, slots | ({} if self.over_batch is None else {"over_batch": BatchRule}))
         self._check_rows()
         _ = self.description  # raises now instead of at the first checkpoint if a rule cannot be described
 
@@ -291,17 +283,18 @@ def refuse_other(recipe: Any) -> None:
     )
 
 
-def _refuse_other(rule: Rule, kind: type[Rule], where: str) -> None:
-    """Check that a slot holds a rule of its base class.
+def _refuse_others(holder: Recipe | Stage, slots: Mapping[str, type[Rule]], where: str = "") -> None:
+    """Check that each slot holds a rule of its base class.
 
     Raises:
-        TypeError: it does not; the message names the base class.
+        TypeError: one does not; the message names the slot and the base class.
     """
-    if not isinstance(rule, kind):
-        raise TypeError(
-            f"{where}: expected a rule derived from rollalloc.core.rule.{kind.__name__}, got {rule!r}; make yours a frozen "
-            "dataclass with that base class"
-        )
+    for slot, kind in slots.items():
+        if not isinstance(rule := getattr(holder, slot), kind):
+            raise TypeError(
+                f"{where}{slot}: expected a rule derived from rollalloc.core.rule.{kind.__name__}, got {rule!r}; make yours "
+                "a frozen dataclass with that base class"
+            )
 
 
 def at_least(name: str, value: Any, least: int, why: str = "") -> None:

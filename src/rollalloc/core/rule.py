@@ -248,11 +248,6 @@ class RowTraits(Traits):
     rows: int | None = None
 
 
-def always(traits: Traits) -> Any:
-    """The property `traits` of a rule for which they are the same whatever its fields are."""
-    return property(lambda rule: traits)
-
-
 # -------------------------------------------------------------------------------------------------------------- rules
 
 
@@ -261,10 +256,9 @@ class Rule(ABC):  # noqa: B024
 
     __slots__ = ()
 
-    @property
-    def traits(self) -> Traits:
-        """What the core must know before it calls the rule. A wrapper must forward the inner rule's traits."""
-        return Traits()
+    # What the core must know before it calls the rule: `Traits`, or those of the slot. A rule whose traits depend on its
+    # fields makes this a property, and a wrapper must forward the inner rule's traits.
+    traits: Any = Traits()
 
     def promises(self, *args: Any, **kwargs: Any) -> Mapping[str, bool]:
         """Check a decision of this rule with a second, independent computation. The conformance kit calls it.
@@ -289,9 +283,7 @@ class PromptRule(Rule):
 
     __slots__ = ()
 
-    @property
-    def traits(self) -> PromptTraits:
-        return PromptTraits()
+    traits: Any = PromptTraits()
 
     @abstractmethod
     def init(self, table: PromptTable) -> Memory:
@@ -354,9 +346,7 @@ class IntakeRule(Rule):
 
     __slots__ = ()
 
-    @property
-    def traits(self) -> IntakeTraits:
-        return IntakeTraits()
+    traits: Any = IntakeTraits()
 
     @abstractmethod
     def __call__(self, view: View, memory: Memory) -> int: ...
@@ -411,9 +401,7 @@ class JudgeRule(Rule):
 
     __slots__ = ()
 
-    @property
-    def traits(self) -> JudgeTraits:
-        return JudgeTraits()
+    traits: Any = JudgeTraits()
 
     @abstractmethod
     def __call__(self, group: GroupView, view: View) -> Verdict | None: ...
@@ -424,9 +412,7 @@ class PromoteRule(Rule):
 
     __slots__ = ()
 
-    @property
-    def traits(self) -> PromoteTraits:
-        return PromoteTraits()
+    traits: Any = PromoteTraits()
 
     @abstractmethod
     def __call__(
@@ -439,9 +425,7 @@ class RowRule(Rule):
 
     __slots__ = ()
 
-    @property
-    def traits(self) -> RowTraits:
-        return RowTraits()
+    traits: Any = RowTraits()
 
     @abstractmethod
     def __call__(

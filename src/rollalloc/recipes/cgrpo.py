@@ -28,7 +28,6 @@ from rollalloc.core.rule import (
     PromptTraits,
     Verdict,
     View,
-    always,
 )
 from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
@@ -135,7 +134,7 @@ class Resolved(JudgeRule):
         if self.delta is not None and not 0 < self.delta < 1:
             raise ValueError(f"delta must be in (0, 1), or None, got {self.delta!r}")
 
-    traits = always(JudgeTraits(reads=("metrics_G",), reads_rate=True, waits_for_all=True))
+    traits = JudgeTraits(reads=("metrics_G",), reads_rate=True, waits_for_all=True)
 
     def __call__(self, group: GroupView, view: View) -> Verdict | None:
         if group.unfinished:
@@ -180,7 +179,7 @@ class FirstSuccesses(Shuffled):
     def __post_init__(self) -> None:
         at_least("visits", self.visits, 1)
 
-    traits = always(PromptTraits(reads_rate=True, reads=("metrics_G",)))
+    traits = PromptTraits(reads_rate=True, reads=("metrics_G",))
 
     def init(self, table: PromptTable) -> Memory:
         return Shuffled.init(self, table) | {"places": []}

@@ -41,7 +41,6 @@ from rollalloc.core.rule import (
     StopRule,
     Traits,
     View,
-    always,
     rows_of,
 )
 from rollalloc.core.table import PromptTable
@@ -178,7 +177,7 @@ class _ByLengths(SizeRule):
 
     __slots__ = ()
 
-    traits = always(Traits(reads_rows=True))
+    traits = Traits(reads_rows=True)
 
     def init(self, table: PromptTable) -> Memory:
         return {name: np.full(len(table), np.nan, np.float32) for name in ("mean_N", "std_N")}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rollalloc.core.group import GroupView
 from rollalloc.core.prompt_pool import NEXT_EPOCH, NOW
 from rollalloc.core.recipe import Recipe, at_least
-from rollalloc.core.rule import Drawn, Memory, PromptRule, PromptTraits, View, always
+from rollalloc.core.rule import Drawn, Memory, PromptRule, PromptTraits, View
 from rollalloc.core.table import PromptTable
 from rollalloc.predict import quality
 from rollalloc.predict.predictor import Predictor
@@ -110,7 +110,7 @@ class Foresight(PromptRule):
         if not 0 <= self.floor <= 1 or not (self.exponent is None or 0 <= self.exponent < inf):
             raise ValueError(f"expected a floor in [0, 1] and an exponent of 0 or more, or None, got {self}")
 
-    traits = always(PromptTraits(predicts=True, reads_rate=True, reads_features=True, reads=("rewards_G", "metrics_G")))
+    traits = PromptTraits(predicts=True, reads_rate=True, reads_features=True, reads=("rewards_G", "metrics_G"))
 
     def init(self, table: PromptTable) -> Memory:
         # Sums over all rollouts of 1, m, m², r - m and m(r - m), for the regression of r - m on the metric m.

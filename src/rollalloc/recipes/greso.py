@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rollalloc.core.group import GroupView
 from rollalloc.core.packing import natural
 from rollalloc.core.recipe import Recipe, at_least
-from rollalloc.core.rule import IntakeRule, Memory, PromptRule, PromptTraits, View, always
+from rollalloc.core.rule import IntakeRule, Memory, PromptRule, PromptTraits, View
 from rollalloc.core.table import PromptTable
 from rollalloc.recipes.dapo import dapo
 from rollalloc.recipes.grpo import batches_ahead
@@ -108,7 +108,7 @@ class Selective(PromptRule):
                 f"expected zero_share in (0, 1), start in [{low}, {high}], step of 0 or more and least in (0, 1], got {self}"
             )
 
-    traits = always(PromptTraits(reads_rate=True, reads=("metrics_G",)))
+    traits = PromptTraits(reads_rate=True, reads=("metrics_G",))
 
     def init(self, table: PromptTable) -> Memory:
         return {

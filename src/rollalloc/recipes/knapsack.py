@@ -25,7 +25,6 @@ from rollalloc.core.rule import (
     SizeRule,
     Traits,
     View,
-    always,
 )
 from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
@@ -105,7 +104,7 @@ class Knapsack(SizeRule):
         if not 0 < self.sure < 1:
             raise ValueError(f"sure must be in (0, 1), got {self.sure!r}")
 
-    traits = always(Traits(reads_rate=True))
+    traits = Traits(reads_rate=True)
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
         predictions = [group.predicted for group in groups]
@@ -207,7 +206,7 @@ class LastVisit(Shuffled):
     nothing. Knapsack RL sizes groups by this prediction, arXiv 2509.25849.
     """
 
-    traits = always(PromptTraits(reads_rate=True, reads=("metrics_G",)))
+    traits = PromptTraits(reads_rate=True, reads=("metrics_G",))
 
     def init(self, table: PromptTable) -> Memory:
         prior_N = np.full(len(table), np.nan) if table.prior_N is None else np.asarray(table.prior_N)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rollalloc.core.group import GroupView
 from rollalloc.core.prompt_pool import NOW
 from rollalloc.core.recipe import Recipe, at_least
-from rollalloc.core.rule import Memory, PromptRule, PromptTraits, View, always
+from rollalloc.core.rule import Memory, PromptRule, PromptTraits, View
 from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import sized
@@ -82,7 +82,7 @@ class Posterior(PromptRule):
         if not (0 < self.target < 1 and 0 <= self.decay <= 1 and self.prior_weight > 0):
             raise ValueError(f"expected target in (0, 1), decay in [0, 1] and prior_weight above 0, got {self}")
 
-    traits = always(PromptTraits(reads_rate=True, reads=("metrics_G",)))
+    traits = PromptTraits(reads_rate=True, reads=("metrics_G",))
 
     def init(self, table: PromptTable) -> Memory:
         hits_N, misses_N = prior_counts(table, self.prior_weight)

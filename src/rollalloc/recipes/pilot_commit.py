@@ -41,7 +41,6 @@ from rollalloc.core.rule import (
     RowTraits,
     Verdict,
     View,
-    always,
 )
 from rollalloc.core.statistics import aged
 from rollalloc.recipes.grpo import batches_ahead, grpo
@@ -324,7 +323,7 @@ class EveryRound(IntakeRule):
     def __post_init__(self) -> None:
         at_least("groups", self.groups, 1)
 
-    traits = always(IntakeTraits(looks_ahead=True, until_stale=True))
+    traits = IntakeTraits(looks_ahead=True, until_stale=True)
 
     def __call__(self, view: View, memory: Memory) -> int:
         # Groups that are promoted in this round are decided already but not handed out, so they are not in flight.
@@ -356,7 +355,7 @@ class SubsampledPilots(RowRule):
     def __post_init__(self) -> None:
         at_least("n", self.n, 1)
 
-    traits = always(RowTraits(reads=("metrics_G",)))
+    traits = RowTraits(reads=("metrics_G",))
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
         pilots = int((group.stages_G == 0).sum())  # pilots have the lowest ids, so they come first

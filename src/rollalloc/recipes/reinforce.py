@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rollalloc.core.group import GroupView
 from rollalloc.core.recipe import Recipe, one_of
-from rollalloc.core.rule import Drawn, Memory, PromptTraits, View, always
+from rollalloc.core.rule import Drawn, Memory, PromptTraits, View
 from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import sized
@@ -96,7 +96,7 @@ class RunningMean(Shuffled):
         if not 0 < self.half_life < inf:
             raise ValueError(f"half_life must be above 0 and finite, got {self.half_life!r}")
 
-    traits = always(PromptTraits(reads=("rewards_G",)))
+    traits = PromptTraits(reads=("rewards_G",))
 
     def init(self, table: PromptTable) -> Memory:
         return Shuffled.init(self, table) | {"reward_sum": 0.0, "reward_count": 0.0}

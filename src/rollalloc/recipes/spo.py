@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rollalloc.core.group import GroupView
 from rollalloc.core.prompt_pool import NOW
 from rollalloc.core.recipe import Recipe, at_least
-from rollalloc.core.rule import Drawn, Memory, PromptRule, PromptTraits, View, always
+from rollalloc.core.rule import Drawn, Memory, PromptRule, PromptTraits, View
 from rollalloc.core.table import PromptTable
 from rollalloc.recipes.grpo import grpo
 from rollalloc.recipes.shapes import sized
@@ -92,7 +92,7 @@ class Tracker(PromptRule):
         if not (0 < self.half_way < inf and 0 < self.least <= self.most < 1 and 0 < self.spread < inf):
             raise ValueError(f"expected half_way and spread above 0 and 0 < least <= most < 1, got {self}")
 
-    traits = always(PromptTraits(predicts=True, reads_rate=True, reads_kl=True, reads=("metrics_G",)))
+    traits = PromptTraits(predicts=True, reads_rate=True, reads_kl=True, reads=("metrics_G",))
 
     def init(self, table: PromptTable) -> Memory:
         hits_N, misses_N = prior_counts(table, 1 / (1 - self.least))

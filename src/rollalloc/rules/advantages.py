@@ -12,36 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 from statistics import fmean
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.group import GroupView, as_floats
-from rollalloc.core.rule import AdvantageRule, BatchRule, Traits, View, always
+from rollalloc.core.rule import AdvantageRule, BatchRule, Traits, View
 
 Kernel = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 Promises = Callable[[NDArray[np.float64], NDArray[np.float64]], dict[str, bool]]
-_K = TypeVar("_K", bound=Callable[..., NDArray[np.float64]])
-
-
-@runtime_checkable
-class _Promising(Protocol):
-    """A kernel with promises of its own, beyond those of every kernel (see `_OfKernel`)."""
-
-    def promises(self, rewards_G: NDArray[np.float64], advantages_G: NDArray[np.float64], /) -> dict[str, bool]:
-        """Map each promise about a whole group, in plain words, to whether it is kept."""
-        ...
-
-
-def promising(promises: Promises) -> Callable[[_K], _K]:
-    """Attach promises to a kernel."""
-
-    def state(kernel: _K) -> _K:
-        kernel.__dict__["promises"] = promises
-        return kernel
-
-    return state
 
 
 def _centred(rewards_G: NDArray[np.float64], advantages_G: NDArray[np.float64]) -> dict[str, bool]:
@@ -74,7 +54,6 @@ def _shifted(rewards_G: ArrayLike) -> NDArray[np.float64]:
     return reward_G - reward_G[0] if reward_G.size else reward_G
 
 
-@promising(_standardised(ddof=0))
 def grpo(rewards_G: ArrayLike, *, eps: float = 1e-6, ddof: int = 0) -> NDArray[np.float64]:
     """GRPO's group-relative advantage: A_i = (r_i - mean) / (std + eps).
 
@@ -100,7 +79,6 @@ def grpo(rewards_G: ArrayLike, *, eps: float = 1e-6, ddof: int = 0) -> NDArray[n
     return from_mean_G / (std + eps)
 
 
-@promising(_centred)
 def dr_grpo(rewards_G: ArrayLike) -> NDArray[np.float64]:
     """Dr. GRPO's advantage: A_i = r_i - mean. GRPO's division by std favours groups with little variance.
 
@@ -119,7 +97,6 @@ def dr_grpo(rewards_G: ArrayLike) -> NDArray[np.float64]:
     return shifted_G - shifted_G.mean() if shifted_G.any() else np.zeros_like(shifted_G)
 
 
-@promising(_centred)
 def rloo(rewards_G: ArrayLike) -> NDArray[np.float64]:
     """Advantage with a leave-one-out baseline: A_i = r_i - mean of the other rewards.
 
@@ -139,7 +116,6 @@ def rloo(rewards_G: ArrayLike) -> NDArray[np.float64]:
     return centred_G * (count / (count - 1)) if count > 1 else centred_G
 
 
-@promising(_standardised(ddof=1))
 def pods(rewards_M: ArrayLike) -> NDArray[np.float64]:
     """GRPO's advantage as PODS computes it over the rows that it kept: the sample's std, eps 1e-4.
 
@@ -185,9 +161,6 @@ class GRPO:
     def __call__(self, rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
         return grpo(rewards_G, eps=self.eps, ddof=self.ddof)
 
-    def promises(self, rewards_G: NDArray[np.float64], advantages_G: NDArray[np.float64]) -> dict[str, bool]:
-        return _standardised(self.ddof)(rewards_G, advantages_G)
-
 
 def kernel_of(deviation: Deviation | None) -> Kernel:
     """The kernel for a recipe's parameter `deviation`. None: plain `grpo`, whose deviation the framework chooses.
@@ -201,11 +174,21 @@ def kernel_of(deviation: Deviation | None) -> Kernel:
     return kernels[deviation]
 
 
+def _promises_of(kernel: Kernel) -> Promises | None:
+    """What a kernel promises about a whole group, beyond the promises of every kernel; None for a kernel of the user's."""
+    if isinstance(kernel, GRPO):
+        return _standardised(kernel.ddof)
+    known: dict[Kernel, Promises] = {
+        grpo: _standardised(0), pods: _standardised(1), dr_grpo: _centred, rloo: _centred
+    }  # fmt: skip
+    return known.get(kernel)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class _OfKernel(AdvantageRule):
     kernel: Kernel
 
-    traits = always(Traits(reads=("rewards_G",)))
+    traits = Traits(reads=("rewards_G",))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({getattr(self.kernel, '__name__', self.kernel)})"
@@ -223,7 +206,7 @@ class _OfKernel(AdvantageRule):
         order_M = np.argsort(of_M, kind="stable")
         rises, gains = np.diff(of_M[order_M]), np.diff(made_M[order_M])
         equal = bool((rewards_G == rewards_G[:1]).all())
-        more = self.kernel.promises if isinstance(self.kernel, _Promising) else None
+        more = _promises_of(self.kernel)
         return {
             "equal rewards give advantages of 0": not equal or not made_M.any(),
             "a higher reward never gives a lower advantage, and equal rewards give equal advantages": bool(
@@ -271,7 +254,7 @@ class OverChosen(_OfKernel):
 class Rewards(AdvantageRule):
     """A_i = r_i: REINFORCE without a baseline, or with a baseline over the batch (`BatchMean`)."""
 
-    traits = always(Traits(reads=("rewards_G",)))
+    traits = Traits(reads=("rewards_G",))
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return group.rewards_G[chosen_M]
@@ -286,7 +269,7 @@ class Rewards(AdvantageRule):
 class Successes(AdvantageRule):
     """A_i = max(r_i, 0): learn only from rewarded rollouts (RAFT, arXiv 2304.06767, 2504.11343)."""
 
-    traits = always(Traits(reads=("rewards_G",)))
+    traits = Traits(reads=("rewards_G",))
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.maximum(group.rewards_G[chosen_M], 0.0)
@@ -310,7 +293,7 @@ class AgainstBaseline(AdvantageRule):
     If it expected nothing, b is the mean of the group's rewards. The advantage of a single rollout is then 0.
     """
 
-    traits = always(Traits(reads=("rewards_G",)))
+    traits = Traits(reads=("rewards_G",))
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         if group.baseline is None:
@@ -455,7 +438,7 @@ class BatchNormalised(BatchRule):
         if not 0 < self.eps < float("inf"):
             raise ValueError(f"eps must be above 0 and finite, got {self.eps!r}")
 
-    traits = always(Traits(reads=()))
+    traits = Traits(reads=())
 
     def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], chosen: Chosen, view: View) -> Batchwise:
         return _split_as(advantages, grpo(np.concatenate(advantages), eps=self.eps))

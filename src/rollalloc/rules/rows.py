@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rollalloc.core.group import GroupView, as_floats
 from rollalloc.core.recipe import at_least
-from rollalloc.core.rule import RowRule, RowTraits, View, always
+from rollalloc.core.rule import RowRule, RowTraits, View
 from rollalloc.rules.judges import SUCCESS_ABOVE
 
 Chosen = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -72,7 +72,7 @@ def even(chosen: NDArray[np.int64]) -> Chosen:
 class Everything(RowRule):
     """Every scored rollout, with weight 1."""
 
-    traits = always(RowTraits(reads=()))
+    traits = RowTraits(reads=())
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
         return even(np.arange(group.rewards_G.size))

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -78,7 +78,8 @@ class Updater:
         reference: a frozen copy of the initial policy's model; None without a KL term.
     """
 
-    entries, files = (), FILES
+    entries: ClassVar[tuple[str, ...]] = ()
+    files: ClassVar[tuple[str, ...]] = FILES
 
     def __init__(self, policy: Policy, prompts: Sequence[Tokens], config: Config) -> None:
         self.policy, self.prompts, self.config = policy, prompts, config

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from math import isfinite
 from secrets import token_hex
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -43,7 +43,8 @@ class RemoteUpdater:
         steps: optimizer steps taken so far.
     """
 
-    entries, files = ("tinker",), ("payloads",)
+    entries: ClassVar[tuple[str, ...]] = ("tinker",)
+    files: ClassVar[tuple[str, ...]] = ("payloads",)
 
     def __init__(self, service: Service, config: Config) -> None:
         self.service, self.config = service, config
