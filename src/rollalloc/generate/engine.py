@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,12 +105,21 @@ class RolloutEngine(Protocol):
     def close(self) -> None:
         """Free the generator. Running rollouts are lost; a resumed run gets them from the allocator's `outstanding`."""
 
+    # How the state contains `generations`.
+    pack: Callable[..., Any] = staticmethod(pack_generations)
+    unpack: Callable[..., Any] = staticmethod(unpack_generations)
+
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The complete state, as plain data and tensors."""
-        ...
+        """The complete state, as plain data and tensors. Running rollouts start again after a resume."""
+        described, tensors = self.pack(list(self.generations.values()))
+        return {"generations": described, "stream": None, **self.outcomes.state()}, tensors
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Continue from a state that `state` returned."""
+        self.outcomes.load_state(
+            {name: value for name, value in state.items() if name not in ("generations", "stream")}
+        )
+        self.generations = {made.rollout: made for made in self.unpack(state["generations"], tensors)}
 
 
 class LocalEngine(RolloutEngine):
@@ -163,17 +172,6 @@ class LocalEngine(RolloutEngine):
                 for prompt, generation in generations
             ]
         )
-
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        described, tensors = pack_generations(list(self.generations.values()))
-        return {"generations": described, "stream": None, **self.outcomes.state()}, tensors
-
-    def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        self.outcomes.load_state(
-            {name: value for name, value in state.items() if name not in ("generations", "stream")}
-        )
-        generations = unpack_generations(state["generations"], tensors)
-        self.generations = {generation.rollout: generation for generation in generations}
 
     def _score(self, ended: Sequence[Generation]) -> Future[list[Outcome]]:
         """Start scoring rollouts that ended. Stopped rollouts get no score."""

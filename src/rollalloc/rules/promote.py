@@ -5,54 +5,52 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import pvariance
+from typing import ClassVar
 
 import numpy as np
 
 from rollalloc.core.group import GroupView
-from rollalloc.core.rule import PromoteRule, PromoteTraits, View, always
+from rollalloc.core.rule import PromoteRule, PromoteTraits, View
+
+
+class _ByAge(PromoteRule):
+    """Groups in the order of their rollouts' age; `sign` is 1 where the oldest go first, -1 where the newest do."""
+
+    __slots__ = ()
+    sign: ClassVar[int]
+    traits = PromoteTraits(reads=())
+
+    def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
+        return sorted(held, key=lambda group: (self.sign * group.first_version, self.sign * group.group))[:k]
+
+    def promises(self, chosen: Sequence[GroupView], held: Sequence[GroupView], k: int, view: View) -> dict[str, bool]:
+        ages = [self.sign * group.first_version for group in chosen]
+        left = [self.sign * group.first_version for group in _left(chosen, held)]
+        return {
+            "k groups go on, or all if fewer wait": len(chosen) == min(k, len(held)),
+            "none goes before one that comes first by its age": not left or not ages or max(ages) <= min(left),
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class Oldest(PromoteRule):
+class Oldest(_ByAge):
     """Groups with the oldest rollouts first; among equals, those drawn first."""
 
-    traits = always(PromoteTraits(reads=()))
-
-    def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
-        return sorted(held, key=lambda group: (group.first_version, group.group))[:k]
-
-    def promises(self, chosen: Sequence[GroupView], held: Sequence[GroupView], k: int, view: View) -> dict[str, bool]:
-        ages = [group.first_version for group in chosen]
-        left = [group.first_version for group in _left(chosen, held)]
-        return {
-            "k groups go on, or all if fewer wait": len(chosen) == min(k, len(held)),
-            "none goes before an older one": not left or not ages or max(ages) <= min(left),
-        }
+    sign: ClassVar[int] = 1
 
 
 @dataclass(frozen=True, slots=True)
-class MostRecent(PromoteRule):
+class MostRecent(_ByAge):
     """Groups with the newest rollouts first; among equals, those drawn last."""
 
-    traits = always(PromoteTraits(reads=()))
-
-    def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
-        return sorted(held, key=lambda group: (-group.first_version, -group.group))[:k]
-
-    def promises(self, chosen: Sequence[GroupView], held: Sequence[GroupView], k: int, view: View) -> dict[str, bool]:
-        ages = [group.first_version for group in chosen]
-        left = [group.first_version for group in _left(chosen, held)]
-        return {
-            "k groups go on, or all if fewer wait": len(chosen) == min(k, len(held)),
-            "none goes before a newer one": not left or not ages or min(ages) >= max(left),
-        }
+    sign: ClassVar[int] = -1
 
 
 @dataclass(frozen=True, slots=True)
 class RandomOrder(PromoteRule):
     """Random groups."""
 
-    traits = always(PromoteTraits(reads=()))
+    traits = PromoteTraits(reads=())
 
     def __call__(self, held: Sequence[GroupView], k: int, view: View, rng: np.random.Generator) -> Sequence[GroupView]:
         return [held[index] for index in sorted(rng.choice(len(held), min(k, len(held)), replace=False).tolist())]

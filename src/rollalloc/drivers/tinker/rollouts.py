@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import Any
-
-from torch import Tensor
 
 from rollalloc.core.events import Order
 from rollalloc.drivers.tinker.episodes import EndedRollout, Episodes, Wave
@@ -107,6 +104,8 @@ class RemoteEngine(RolloutEngine):
         stopping: indices of the stages that have a stop rule (`Recipe.stopping`).
         path: file for the log of rollouts; None: no log.
     """
+
+    pack, unpack = staticmethod(pack), staticmethod(unpack)
 
     def __init__(
         self,
@@ -230,17 +229,3 @@ class RemoteEngine(RolloutEngine):
             if result.is_scored:
                 self.generations[rollout] = trajectory
         return results
-
-    # --------------------------------------------------------------------------------------------- saving and loading
-
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The state as plain data and tensors, without the orders in flight, which start again after a resume."""
-        described, tensors = pack(list(self.generations.values()))
-        return {"generations": described, "stream": None, **self.outcomes.state()}, tensors
-
-    def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Load the result of `state`."""
-        self.outcomes.load_state(
-            {name: value for name, value in state.items() if name not in ("generations", "stream")}
-        )
-        self.generations = {trajectory.rollout: trajectory for trajectory in unpack(state["generations"], tensors)}
