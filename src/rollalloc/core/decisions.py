@@ -161,11 +161,7 @@ def _pick(run: Run, k: int, already: int) -> list[Drawn]:
 
 
 def _drawn(picked: Any) -> Drawn:
-    """The prompt that a rule picked, converted to plain numbers, because the saved state cannot contain NumPy numbers.
-
-    Raises:
-        TypeError, ValueError: it is neither a whole number nor a `Drawn` of numbers.
-    """
+    """The prompt that a rule picked, in plain numbers, because the saved state cannot contain NumPy numbers."""
     if not isinstance(picked, Drawn):
         return Drawn(index(picked))
     prompt, *thought = picked

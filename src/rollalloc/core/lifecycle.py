@@ -159,11 +159,7 @@ def on_offered(run: Run, event: Offered) -> None:
 
 
 def _refuse(run: Run, done: Done) -> None:
-    """Raise an error that says what is wrong with a reward, a metric, an uncertainty or a version.
-
-    Raises:
-        EventError: always.
-    """
+    """Raise an EventError that says what is wrong with a reward, a metric, an uncertainty or a version."""
     first, last = done.version, done.version if done.last_version is None else done.last_version
     if not _holds(lambda: abs(done.reward) <= LARGEST and abs(done.metric) <= LARGEST):
         raise EventError(
@@ -232,11 +228,7 @@ def _unknown(run: Run, rollout: int) -> str:
 
 
 def whole(number: int, name: str) -> int:
-    """Return the number as a plain int, because the saved state cannot contain a NumPy number from a driver.
-
-    Raises:
-        EventError: it is not a whole number in [0, `LARGEST_WHOLE`].
-    """
+    """Return the number as a plain int, for the saved state; an EventError if it is not in [0, `LARGEST_WHOLE`]."""
     try:
         plain = index(number)
     except TypeError:
@@ -304,7 +296,11 @@ def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None
     run.selection.end(group)
     run.teaching.add(outcomes(group, fate))
     run.recipe.prompts.observe(run.memory, group.view, run.view())
-    quarantined = bool(group.failed) and not group.done and _fail(run, group.prompt)
+    quarantined = False
+    if group.failed and not group.done:
+        run.failing += 1
+        failures, limit = run.statistics.fail(group.prompt), run.recipe.quarantine_after
+        quarantined = limit is not None and failures >= limit
     if quarantined:
         fate = QUARANTINED
     run.statistics.close_visit(group.prompt, fate, run.version, list(map(_metric, group.done)))
@@ -320,13 +316,6 @@ def discard_waiting(run: Run) -> None:
     """Drop every group that waits, in any stage."""
     for group in run.flight.waiting():
         drop(run, group, "surplus", group.until)
-
-
-def _fail(run: Run, prompt: int) -> bool:
-    """Count a visit without a score because rollouts failed. Return whether its prompt must be quarantined."""
-    run.failing += 1
-    failures, limit = run.statistics.fail(prompt), run.recipe.quarantine_after
-    return limit is not None and failures >= limit
 
 
 # -------------------------------------------------------------------------------------------------------------- stops

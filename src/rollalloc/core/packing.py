@@ -118,11 +118,7 @@ def reading(where: str) -> Generator[None]:
 
 
 def natural(value: Any, where: str) -> int:
-    """Check a saved count and return it.
-
-    Raises:
-        ValueError: it is not a whole number of 0 or more.
-    """
+    """Return a saved count; a ValueError if it is not a whole number of 0 or more."""
     if type(value) is not int or not 0 <= value < _LARGEST:
         raise ValueError(f"{where}: expected a whole number of 0 or more, got {value!r}; the state is corrupt")
     return value
@@ -156,11 +152,7 @@ def is_rate(value: float) -> bool:
 
 
 def naturals(values: Any, where: str) -> list[int]:
-    """Check a saved list of counts or ids, and return it.
-
-    Raises:
-        ValueError: it is not a list of whole numbers of 0 or more.
-    """
+    """Return a saved list of counts or ids; a ValueError if it is not a list of whole numbers of 0 or more."""
     if not isinstance(values, list):
         raise ValueError(f"{where}: expected a list, got {type(values).__name__}; the state is corrupt")
     return [natural(value, where) for value in cast("list[Any]", values)]
@@ -190,11 +182,7 @@ def unpack_tree(value: Any) -> Any:
 
 
 def exact_keys(state: Mapping[str, Any], expected: Iterable[str], where: str) -> None:
-    """Check that a mapping has exactly the expected keys.
-
-    Raises:
-        ValueError: names the keys that are missing and those that are unknown.
-    """
+    """Raise a ValueError, which names missing and unknown keys, if a mapping has other keys than these."""
     if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"{where}: expected a dictionary, got {type(state).__name__}; not a state of this version")
     missing, unknown = set(expected) - set(state), set(state) - set(expected)

@@ -176,11 +176,7 @@ class Recipe:
         _ = self.description  # raises now instead of at the first checkpoint if a rule cannot be described
 
     def _check_rows(self) -> None:
-        """Check the trait `rows` of the row rule, and that it is declared if other rules read it.
-
-        Raises:
-            ValueError: the number is impossible, or another rule reads it and it is not declared.
-        """
+        """Check the trait `rows` of the row rule, and that it is declared if other rules read it."""
         if self.group_rows is not None:
             at_least(f"{self.rows!r}: its trait `rows`", self.group_rows, 1, "or None; it is the most rows of a group")
             return
@@ -268,11 +264,7 @@ class Recipe:
 
 
 def refuse_other(recipe: Any) -> None:
-    """Check that this is a recipe.
-
-    Raises:
-        TypeError: it is not; the message says what was expected and what came.
-    """
+    """Raise a TypeError, which says what was expected and what came, if this is not a recipe."""
     if isinstance(recipe, Recipe):
         return
     call = f"; call it: recipe={getattr(recipe, '__name__', 'it')}(...)" if callable(recipe) else ""
@@ -284,11 +276,7 @@ def refuse_other(recipe: Any) -> None:
 
 
 def _refuse_others(holder: Recipe | Stage, slots: Mapping[str, type[Rule]], where: str = "") -> None:
-    """Check that each slot holds a rule of its base class.
-
-    Raises:
-        TypeError: one does not; the message names the slot and the base class.
-    """
+    """Raise a TypeError, which names the slot and the base class, if a slot holds no rule of its base class."""
     for slot, kind in slots.items():
         if not isinstance(rule := getattr(holder, slot), kind):
             raise TypeError(
@@ -298,21 +286,13 @@ def _refuse_others(holder: Recipe | Stage, slots: Mapping[str, type[Rule]], wher
 
 
 def at_least(name: str, value: Any, least: int, why: str = "") -> None:
-    """Check that a value is a whole number of at least `least`.
-
-    Raises:
-        ValueError: it is not; the message says what was expected and what came.
-    """
+    """Raise a ValueError, which says what was expected and what came, if a value is no whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         because = f" ({why})" if why else ""
         raise ValueError(f"{name} must be a whole number of at least {least}{because}, got {value!r}")
 
 
 def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
-    """Check that a value is one of the allowed words.
-
-    Raises:
-        ValueError: it is not; the message says what was expected and what came.
-    """
+    """Raise a ValueError, which says what was expected and what came, if a value is not one of the allowed words."""
     if value not in (words := tuple(allowed)):
         raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")

@@ -139,11 +139,7 @@ _id = attrgetter("id")
 
 
 def _least_scored(rule: StopRule, view: View) -> int:
-    """Smallest number of scored rollouts of a group at which a stop rule is asked.
-
-    Raises:
-        ValueError: the rule does not answer with a whole number of 0 or more.
-    """
+    """Smallest number of scored rollouts of a group at which a stop rule is asked."""
     scored = rule.least_scored(view)
     at_least(f"{rule!r}: least_scored(view)", scored, 0)
     return scored

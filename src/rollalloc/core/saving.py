@@ -58,7 +58,12 @@ def dump(run: Run) -> dict[str, Any]:
         "touched": list(flight.touched),
         "stopped": [[rollout, group.id] for rollout, group in flight.stopped.items()],
         "trailing": [group.state_dict() for group in flight.trailing()],
-        "batch": None if run.batch is None else _dump_batch(run.batch),
+        "batch": run.batch
+        and {
+            "rows": [*map(list, run.batch.rows)],
+            "version": run.batch.version,
+            "short_because": run.batch.short_because,
+        },
         "kept": [list(row) for row in run.kept.values()],
         "teaching": run.teaching.state_dict(),
         "selection": run.selection.state_dict(),
@@ -286,10 +291,6 @@ class _Renumbering:
 
     def __getitem__(self, prompt: int) -> int:
         return place(prompt) if self._new is None else self._new.get(prompt, GONE)
-
-
-def _dump_batch(batch: Batch) -> dict[str, Any]:
-    return {"rows": [list(row) for row in batch.rows], "version": batch.version, "short_because": batch.short_because}
 
 
 def _load_batch(state: dict[str, Any], here: _Renumbering) -> Batch:

@@ -18,11 +18,7 @@ GONE = -1  # index of a prompt that left the data set
 
 
 def place(saved: Any) -> int:
-    """Check a saved index of a prompt, which may have left the data set, and return it.
-
-    Raises:
-        ValueError: it is neither a whole number of 0 or more nor `GONE`.
-    """
+    """Return a saved index of a prompt, or `GONE`; a ValueError if it is neither."""
     return GONE if type(saved) is int and saved == GONE else natural(saved, "prompt")
 
 

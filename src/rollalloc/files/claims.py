@@ -166,11 +166,7 @@ def claim_files(paths: Iterable[Path]) -> None:
 
 
 def refuse_foreign_files(paths: Iterable[Path]) -> None:
-    """Raise an error if writing single files would replace files that rollalloc did not write. Nothing is changed.
-
-    Raises:
-        FileExistsError: names them.
-    """
+    """Raise a FileExistsError if writing single files would replace files that rollalloc did not write."""
     for path in paths:
         ours = path.name in _of_file(path).names() and path.is_file() and not path.is_symlink()
         if os.path.lexists(path) and not ours:
@@ -202,11 +198,7 @@ def refuse(folder: Path, foreign: Iterable[str], remedy: str) -> None:
 
 
 def refuse_read_only(folder: Path) -> None:
-    """Raise an error if a folder does not exist and cannot be created.
-
-    Raises:
-        PermissionError: it cannot be created.
-    """
+    """Raise a PermissionError if a folder does not exist and cannot be created."""
     parent = next(place for place in folder.absolute().parents if place.exists())
     if not os.access(parent, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, f"{folder} cannot be made, give another folder", str(parent))

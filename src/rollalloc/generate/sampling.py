@@ -41,11 +41,7 @@ class Sampling:
                 raise ValueError(f"{name} must be {expected}, got {getattr(self, name)}")
 
     def refuse_small_cache(self, tokens: int) -> None:
-        """Check that `kv_tokens` is large enough for one rollout of this many tokens, including its prompt.
-
-        Raises:
-            ValueError: it is too small.
-        """
+        """Raise a ValueError if `kv_tokens` is too small for a rollout of this many tokens, including its prompt."""
         if self.kv_tokens is not None and self.kv_tokens < tokens:
             raise ValueError(
                 f"kv_tokens must hold at least one rollout, {tokens} tokens with its prompt, got {self.kv_tokens}"

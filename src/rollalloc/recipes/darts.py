@@ -428,11 +428,7 @@ def seconds(curve: Curve, ends_R: NDArray[np.float64]) -> float:
 
 
 def _checked_curve(latency: Any) -> Curve:
-    """Return the points of a latency curve in plain numbers.
-
-    Raises:
-        ValueError: the values are not points of a curve, or seconds decrease while rollouts increase.
-    """
+    """The points of a latency curve in plain numbers; a ValueError if these are none, or if seconds decrease."""
     try:
         points = tuple((int(rollouts), float(seconds)) for rollouts, seconds in latency)
     except (TypeError, ValueError):

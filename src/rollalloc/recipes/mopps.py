@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,10 +92,6 @@ class Posterior(PromptRule):
             "misses_N": (least_N + 0.96 * misses_N).astype(np.float32),
         }
 
-    def _prior_hits(self, prior: Any) -> Any:
-        """α₀ for these prior rates. It is never 0 or `prior_weight`, because no evidence could change such a prior."""
-        return (0.02 + 0.96 * prior) * self.prior_weight
-
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
     ) -> Sequence[int]:
@@ -109,7 +104,7 @@ class Posterior(PromptRule):
             return
         hits_N, misses_N, prompt = memory["hits_N"], memory["misses_N"], group.prompt
         successes = float(group.metrics_G.sum())
-        hits_0 = self._prior_hits(prior_rate(view.table, prompt))
+        hits_0 = (0.02 + 0.96 * prior_rate(view.table, prompt)) * self.prior_weight  # as in `init`
         before, fresh = self.decay, 1 - self.decay
         hits_N[prompt] = before * hits_N[prompt] + fresh * hits_0 + max(0.0, successes)
         missed = max(0.0, group.metrics_G.size - successes)

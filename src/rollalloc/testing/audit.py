@@ -16,11 +16,7 @@ class ConformanceError(AssertionError):
 
 
 def expect(law: int, kept: bool, otherwise: str) -> None:
-    """Raise an error if a law was broken.
-
-    Raises:
-        ConformanceError: the law was broken.
-    """
+    """Raise a ConformanceError if a law was broken."""
     if not kept:
         raise ConformanceError(f"law {law}: {otherwise}")
 

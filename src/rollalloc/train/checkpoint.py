@@ -100,7 +100,7 @@ def save(
         partial.mkdir()
         for name, of_file in tensors.items():
             plain = {key: tensor.detach().contiguous() for key, tensor in of_file.items()}
-            save_file(plain, _tensor_file(partial, name))
+            save_file(plain, partial / f"{name}.safetensors")
         (partial / _STATE).write_text(json.dumps(state))
         files = {file.name: stamp_of(file) for file in sorted(partial.iterdir())}
         (partial / _MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1))
@@ -222,10 +222,6 @@ def _foreign(place: Path) -> list[str]:
     """Files in a checkpoint's folder that rollalloc did not write."""
     ours = _ours(place)
     return sorted(path.name for path in place.iterdir() if path.name not in ours)
-
-
-def _tensor_file(place: Path, name: str) -> Path:
-    return place / f"{name}.safetensors"
 
 
 def _remove(place: Path) -> None:

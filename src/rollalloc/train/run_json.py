@@ -71,11 +71,7 @@ def was_begun_in(config: Config, folder: Path) -> bool:
 
 
 def refuse_another_run(config: Config, folder: Path) -> None:
-    """Raise an error if this configuration cannot resume the run in the folder.
-
-    Raises:
-        ValueError: names the differences.
-    """
+    """Raise a ValueError, which names the differences, if this configuration cannot resume the run in the folder."""
     if others := list(differences(read_config(folder).identity(), config.identity(), "config")):
         raise ValueError(
             f"the checkpoints in {folder} are of another run: {'; '.join(others)}; give what it was started with, or "
@@ -89,11 +85,7 @@ def folder_of(config: Config, folder: Path) -> Path:
 
 
 def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The description in a folder, and the digests of the run's files; empty if there is no description.
-
-    Raises:
-        ValueError: it is damaged, or of another schema.
-    """
+    """The description in a folder, and the digests of the run's files; empty if there is no description."""
     path = folder / DESCRIPTION
     if not path.exists():
         return {}, {}
@@ -111,11 +103,7 @@ def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
-    """Rebuild a dataclass from the JSON of its `asdict`. Lists become tuples.
-
-    Raises:
-        TypeError: a value has the wrong type, there is no such field, or a nested dataclass lacks a field.
-    """
+    """Rebuild a dataclass from the JSON of its `asdict`; a TypeError if a field has another type or is missing."""
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     for name, value in saved.items():

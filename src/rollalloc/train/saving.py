@@ -123,12 +123,7 @@ class Checkpoints:
 
 
 def synced_sizes(folder: Path) -> dict[str, int]:
-    """Sync the metrics and the log of rollouts in a run's folder to disk, and return their sizes in bytes. A resumed run
-    continues these files.
-
-    Raises:
-        OSError: a file cannot be synced.
-    """
+    """Sync the metrics and the log of rollouts, which a resumed run continues, to disk; returns their sizes in bytes."""
     there = [name for name in _GROWING if (folder / name).exists()]
     for name in there:
         sync(folder / name)
@@ -143,11 +138,7 @@ def cut(folder: Path, written: Mapping[str, int]) -> None:
 
 
 def _refuse_cut_files(saved: Checkpoint, folder: Path) -> None:
-    """Refuse to resume if a part of the metrics or of the log of rollouts is missing.
-
-    Raises:
-        ValueError: the message names the file.
-    """
+    """Raise a ValueError if a part of the metrics or of the log of rollouts is missing."""
     for name, size in saved.state["written"].items():
         file = folder / name
         now = file.stat().st_size if file.exists() else 0

@@ -273,9 +273,13 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=False)
         figures = torch.zeros_like(counts)
         self._weigh(examples)
-        needed = [example for example in examples if self._has_gradient(example)]
+        needed = [example for example in examples if example.row.advantage or self.reference is not None]
         for part in passes(needed, self.config.tokens_per_forward):
-            figures += self._add_up(part) / counts
+            loss, sums = self._loss(part)
+            loss.backward()
+            figures += (
+                torch.stack([loss.detach().double(), *(of_tokens.double() for of_tokens in sums.values())]) / counts
+            )
             self._pass_ended()
         return names, figures
 
@@ -285,15 +289,6 @@ class Updater:
         of_rows = shares(lengths_B, config.loss.aggregation, config.sampling.max_new_tokens)
         for example, share in zip(examples, of_rows.tolist(), strict=True):
             example.share = share
-
-    def _has_gradient(self, example: Example) -> bool:
-        return bool(example.row.advantage) or self.reference is not None
-
-    def _add_up(self, examples: Sequence[Example]) -> Tensor:
-        """Accumulate the gradient of some rows. Returns their loss, and the reported figures summed over their tokens."""
-        loss, sums = self._loss(examples)
-        loss.backward()
-        return torch.stack([loss.detach().double(), *(of_tokens.double() for of_tokens in sums.values())])
 
     def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, dict[str, Tensor]]:
         """The contribution of some rows to their mini-batch's loss, and the reported figures summed over their tokens."""

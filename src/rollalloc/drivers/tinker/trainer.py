@@ -105,16 +105,12 @@ class TinkerTrainer(Loop):
                 "accept_data is not supported at a service: resume with the prompts that the run began with, or start a new "
                 "run"
             )
-        paid = self._paid_before()
+        last = None if self.folder is None else newest_line(self.folder)
+        paid = Usage() if last is None else _usage(last.get("cost"))
         batches = super().resume(accept_recipe=accept_recipe)
         self.service.usage = self.service.usage.at_least(paid)
         self.counters.made |= self.bill()
         return batches
-
-    def _paid_before(self) -> Usage:
-        """The tokens paid so far by the newest line of the metrics."""
-        last = None if self.folder is None else newest_line(self.folder)
-        return Usage() if last is None else _usage(last.get("cost"))
 
     def description(self) -> dict[str, Any]:
         return {

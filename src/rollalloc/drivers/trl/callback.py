@@ -137,8 +137,10 @@ class AllocationCallback(TrainerCallback):
         both files is complete, and a run that is killed while it saves still has the checkpoint before, if there was one.
         """
         place = checkpoint_of(args, state)
-        if args.should_save:
-            _clear(place)
+        if args.should_save:  # what an earlier run left there would look like a part of this checkpoint
+            (place / TRAINER_STATE_NAME).unlink(missing_ok=True)
+            if (place / _FOLDER).is_dir():
+                checkpoint.remove_all(place / _FOLDER)
         if self.allocation.allocator.batch is not None:
             log.warning(
                 "%s was saved between the optimizer steps of one batch, so no run can resume from it; save at multiples "
@@ -202,13 +204,6 @@ def refuse_without_state(place: Path) -> None:
 
 def _has_state(place: Path) -> bool:
     return checkpoint.newest(place / _FOLDER) is not None
-
-
-def _clear(place: Path) -> None:
-    """Remove what an earlier run left in this folder. Mixed with files of this run it would look complete."""
-    (place / TRAINER_STATE_NAME).unlink(missing_ok=True)
-    if (place / _FOLDER).is_dir():
-        checkpoint.remove_all(place / _FOLDER)
 
 
 def save(

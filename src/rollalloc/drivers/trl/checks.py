@@ -117,11 +117,7 @@ def _warn_of_own_n(recipe: Recipe | str, made: Recipe) -> None:
 
 
 def check_sizes(args: Any, recipe: Recipe) -> None:
-    """Raise an error if TRL's batch size or `num_generations` differs from the recipe's.
-
-    Raises:
-        ValueError: they differ; names both.
-    """
+    """Raise a ValueError if TRL's batch size or `num_generations` differs from the recipe's."""
     steps_per_batch(args)
     each = rows_per_group(recipe)
     if each is None:
@@ -184,11 +180,7 @@ def warn_of_passes(args: Any, recipe: Recipe, prompts: int) -> None:
 
 
 def check_settings(args: Any, recipe: Recipe) -> None:
-    """Raise an error for settings of TRL that the recipe or the driver would silently override.
-
-    Raises:
-        ValueError: names the setting and the remedy.
-    """
+    """Raise a ValueError for settings of TRL that the recipe or the driver would silently override."""
     if args.scale_rewards not in ("group", True) or args.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
             "the recipe computes the advantages, so scale_rewards and multi_objective_aggregation must not be set, got "
@@ -243,11 +235,7 @@ def in_order(recipe: Recipe, args: Any) -> Recipe:
 
 
 def check_metric(recipe: Recipe, rewards: RewardFunctions) -> None:
-    """Raise an error if the recipe reads the metric as a success rate, but the metric is a weighted sum of rewards.
-
-    Raises:
-        ValueError: says how to name a metric.
-    """
+    """Raise a ValueError if the recipe reads the metric as a success rate, but it is a weighted sum of rewards."""
     if recipe.rate_readers and rewards.is_weighted_sum:
         parts = " + ".join(f"{weight:g} · {name}" for weight, name in zip(rewards.weights, rewards.names, strict=True))
         raise ValueError(

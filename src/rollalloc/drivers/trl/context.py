@@ -26,7 +26,9 @@ def check_prompts(trainer: Any) -> None:
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    _check_padding(trainer, vocabulary)
+    pad = trainer.processing_class.pad_token_id
+    if pad is not None and pad >= vocabulary:
+        raise ValueError(_unknown("padding", pad, vocabulary, trainer))
     limits = {
         "the model's context": getattr(model.config.get_text_config(), "max_position_embeddings", None),
         "vllm_max_model_length": trainer.args.vllm_max_model_length if trainer.use_vllm else None,
@@ -80,12 +82,6 @@ def _check_lengths(where: str, lengths_N: list[int], name: str, limit: int, most
         f"{shared}: rows {rows}{more}. Remove them ({where}.filter), set a smaller max_completion_length, or take a model "
         "with a longer context"
     )
-
-
-def _check_padding(trainer: Any, vocabulary: int) -> None:
-    pad = trainer.processing_class.pad_token_id
-    if pad is not None and pad >= vocabulary:
-        raise ValueError(_unknown("padding", pad, vocabulary, trainer))
 
 
 def _unknown(name: str, token: int, vocabulary: int, trainer: Any) -> str:

@@ -60,17 +60,13 @@ def features_for(
 
 def _check_whole(trainer: Any) -> None:
     """Raise a ValueError if features cannot be computed: the model is sharded, or rows have no prompt."""
-    if _sharded(trainer):
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError(
             'features="model" needs the whole model in each process, but it is sharded; make a file of features once '
             "(`rollalloc features`) and give features=FILE, or features=None"
         )
     if "prompt" not in trainer.train_dataset[0]:
         raise ValueError('features="model": the prompts are made up by environments; give features=None')
-
-
-def _sharded(trainer: Any) -> bool:
-    return trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
 
 
 def _of_model(trainer: Any) -> Blocks:

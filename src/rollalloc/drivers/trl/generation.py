@@ -111,7 +111,10 @@ class Generator:
         Returns:
             The completions, with EOS; and their log-probabilities, or None if the back-end gives none.
         """
-        return self._vllm(prompts) if self.trainer.use_vllm else (self._by_trl(prompts), None)
+        if not self.trainer.use_vllm:
+            return self._by_trl(prompts), None
+        self._sync()
+        return self._by_vllm(prompts, max(gather_object([len(prompts)])))
 
     def filled(
         self, pairs: Sequence[tuple[Tokens, Tokens]], logprobs: list[NDArray[np.float32]] | None
@@ -181,10 +184,6 @@ class Generator:
             self._sync()
             while most := max(gather_object([0])):
                 self._by_vllm([], most)
-
-    def _vllm(self, prompts: Sequence[Tokens]) -> tuple[list[Tokens], list[NDArray[np.float32]]]:
-        self._sync()
-        return self._by_vllm(prompts, max(gather_object([len(prompts)])))
 
     def _sync(self) -> None:
         """Send vLLM the weights, once a step."""

@@ -303,11 +303,7 @@ def check_columns(columns: Iterable[str], where: str) -> None:
 
 
 def _checked(name: str, scores: Any, expected: int) -> list[Score]:
-    """Check what a reward function returned: one number or None per completion. NaN becomes None.
-
-    Raises:
-        ValueError: it returned something else; names the function and what it returned.
-    """
+    """Check what a reward function returned: one number or None per completion. NaN becomes None."""
     wrong = (
         f"the reward function {name} must return a list of {expected} numbers or None, one for each completion, got "
     )

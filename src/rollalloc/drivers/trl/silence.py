@@ -51,15 +51,10 @@ class SilenceCallback(TrainerCallback):
         """Count the rollouts since the last log entry. Returns whether to warn."""
         if (share := logs.get("frac_reward_zero_std")) is None or step <= self._step:
             return False
-        rollouts = (step - self._step) * _rollouts_per_step(args)
+        rows = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
+        rollouts = (step - self._step) * max(1, rows // args.num_iterations)  # TRL trains so often on each rollout
         self._step = step
         equal = round(share * rollouts)
         self._teaching.add({"all_alike": equal, "mixed": rollouts - equal})
         self._teaching.look()
         return self._teaching.should_warn
-
-
-def _rollouts_per_step(args: Any) -> int:
-    """New rollouts per optimizer step, on average: TRL trains on each rollout `num_iterations` times."""
-    rows = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
-    return max(1, rows // args.num_iterations)

@@ -229,16 +229,14 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(visible(f"refused: {reason}\n"))
         return _REFUSED
     sys.stdout.write(accepted + "\n")
-    wrong = [] if _NO_FILES in arguments else _wrong_files(config)
+    wrong: list[str] = []
+    if _NO_FILES not in arguments:
+        from rollalloc.drivers.verl.paths import missing_or_wrong
+
+        wrong = list(missing_or_wrong(config))
     for reason in wrong:
         sys.stderr.write(visible(f"refused: {reason}\n"))
     return _REFUSED if wrong else 0
-
-
-def _wrong_files(config: Any) -> list[str]:
-    from rollalloc.drivers.verl.paths import missing_or_wrong
-
-    return list(missing_or_wrong(config))
 
 
 if __name__ == "__main__":

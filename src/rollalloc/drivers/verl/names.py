@@ -58,11 +58,7 @@ def refuse_columns(row: Iterable[str], extra_info: Any, files: str, allowed: fro
 
 
 def refuse_reward_arguments(arguments: Iterable[str]) -> None:
-    """Refuse `reward_kwargs` that would replace the arguments that verl passes to the reward.
-
-    Raises:
-        ValueError: there are such arguments; the message names them.
-    """
+    """Raise a ValueError that names `reward_kwargs` which would replace the arguments that verl passes to the reward."""
     if taken := sorted(_REWARD_ARGUMENTS.intersection(arguments)):
         raise ValueError(
             f"reward.custom_reward_function.reward_kwargs must not set {', '.join(taken)}: verl passes the sample in these "

@@ -103,11 +103,7 @@ def _check_data(config: Any, key: str, path: str, allowed: frozenset[str]) -> No
 
 
 def _data(file: Path) -> _Data:
-    """The columns of a file, from its parquet schema or its first JSON row.
-
-    Raises:
-        ValueError: the file is neither parquet nor JSON, is empty, or cannot be read.
-    """
+    """The columns of a file, from its parquet schema or its first JSON row; a ValueError if it has neither."""
     if file.suffix == ".parquet":
         from pyarrow import ArrowException, types
         from pyarrow.parquet import read_schema

@@ -325,11 +325,7 @@ def show_groups(logger: Any, groups: Sequence[tuple[Any, ...]], step: int) -> No
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """Read our state in a checkpoint.
-
-    Raises:
-        ValueError: the file is corrupt: it is not what `_save_checkpoint` writes.
-    """
+    """Read our state in a checkpoint; a ValueError if the file is not what `_save_checkpoint` writes."""
     try:
         state = json.loads(path.read_text("utf-8"))
     except ValueError as error:

@@ -16,13 +16,15 @@ import transfer_queue as tq
 from ray.exceptions import ActorDiedError, RayActorError
 from tensordict import TensorDict
 from verl.experimental.agent_loop import AgentLoopWorker
+from verl.experimental.agent_loop.agent_loop import register
+from verl.experimental.agent_loop.tool_agent_loop import AgentState, ToolAgentLoop
+from verl.tools.schemas import ToolResponse
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ, apply_greedy_sampling_params
 from verl.workers.rollout.utils import get_max_position_embeddings
 
 from rollalloc.drivers.verl.client import LIVE, Live, SessionStopped
 from rollalloc.drivers.verl.rounds import Session, SessionOutcome
 from rollalloc.drivers.verl.scores import ACC, read_score
-from rollalloc.drivers.verl.tools import ToolLoop as ToolLoop  # verl finds it by its name
 from rollalloc.files.text import error_text
 from rollalloc.generate.outcomes import uncertainty_of
 from rollalloc.rewards.function import Scored
@@ -32,6 +34,32 @@ log = logging.getLogger(__name__)
 _RESTARTS = 3  # how often Ray restarts a worker that died
 _PATIENCE = 60.0  # seconds without an outcome after which the number of running sessions is logged
 _REASON = 200  # maximum length of an exception in the log
+
+
+@register("tool_agent")
+class ToolLoop(ToolAgentLoop):
+    """verl's agent loop with tools, under its name, changed so that lengths are exact and a tool cannot end the worker."""
+
+    async def _handle_generating_state(
+        self, agent_data: Any, sampling_params: dict[str, Any], ignore_termination: bool = False
+    ) -> AgentState:
+        """Generate at most as many tokens as fit into the response. verl would generate more and cut them off."""
+        room = self.response_length - len(agent_data.response_mask)
+        limited = sampling_params | {"max_tokens": min(room, sampling_params.get("max_tokens", room))}
+        return await super()._handle_generating_state(agent_data, limited, ignore_termination)
+
+    async def _handle_processing_tools_state(self, agent_data: Any) -> AgentState:
+        state = await super()._handle_processing_tools_state(agent_data)
+        if state is AgentState.TERMINATED and (live := LIVE.get()) is not None:
+            live.truncated = True  # verl ended it because the tool's answer does not fit; the row does not show this
+        return state
+
+    async def _call_tool(self, tool_call: Any, *args: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
+        """Call a tool as verl does, but survive a tool that calls `exit`, which would end the worker."""
+        try:
+            return await super()._call_tool(tool_call, *args)
+        except (SystemExit, KeyboardInterrupt) as error:
+            return ToolResponse(text=f"Error executing tool '{tool_call.name}': {type(error).__name__}"), 0.0, {}
 
 
 class NoReward(Exception):

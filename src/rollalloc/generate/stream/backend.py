@@ -82,11 +82,7 @@ class Decoding:
         return min(sampling.max_rows, sampling.kv_tokens // tokens)
 
     def refuse_unfit(self, rows: Sequence[RunningRow], running: Iterable[int]) -> None:
-        """Check that all of these rows can run beside the present ones, before any of them is accepted.
-
-        Raises:
-            ValueError: one cannot; the message names the first one and the reason.
-        """
+        """Raise a ValueError, which names the first, if some of these rows cannot run beside the present ones."""
         there = set(running)
         for row in rows:
             if row.rollout in there:
