@@ -13,7 +13,7 @@ from rollalloc.lab.report.samples import samples
 from rollalloc.runs.discovery import comparisons
 
 PNG = b"\x89PNG\r\n\x1a\n"
-FIGURES = ("where", "accuracy", "accuracy-tokens", "training", "causes", "states", "lengths")
+FIGURES = ("where", "accuracy", "accuracy-tokens", "training", "causes", "lengths")
 
 
 class Elements(HTMLParser):

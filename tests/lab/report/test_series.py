@@ -74,19 +74,6 @@ def test_causes_are_shares_of_what_each_window_paid():
     np.testing.assert_allclose(over.values["open"], [0, 0.8])
 
 
-def test_states_are_shares_of_what_was_visited():
-    run = batches(
-        {"rollouts_paid": 10, "prompts": {"new": 8, "trained": 2}, "evicted": 0},
-        {"rollouts_paid": 20, "prompts": {"new": 2, "trained": 6, "out_of_band/solved": 2}, "evicted": 2},
-    )
-    over = series.states_over_time([run])
-    assert set(over.values) == {"trained", "out_of_band/solved"}
-    np.testing.assert_allclose(sum(over.values.values()), 1)
-    assert over.values["out_of_band/solved"][0] == 0  # a state that comes up later was none before
-    np.testing.assert_allclose(over.values["out_of_band/solved"][-1], 0.25)
-    np.testing.assert_allclose(series.evicted_over_time([run]).values["evicted"][[0, -1]], [0, 0.25])
-
-
 def test_what_training_measured_is_brought_onto_one_axis_and_what_is_not_known_is_left_out():
     run = batches(
         {"rollouts_paid": 10, "reward_mean": 0.2, "grad_norm": 2.0, "loss": None},

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -16,23 +15,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 import rollalloc
-from rollalloc.core.statistics import NEW
 from rollalloc.files.atomic import written
 from rollalloc.files.text import one_line
 from rollalloc.lab.report import series
-from rollalloc.lab.report.style import (
-    CAUSES,
-    GROUND,
-    INK,
-    METHODS,
-    MUTED,
-    RULE,
-    STATES,
-    Kind,
-    by_cause,
-    cause,
-    state_of,
-)
+from rollalloc.lab.report.style import GROUND, INK, METHODS, MUTED, RULE, Kind, by_cause, cause, in_order
 from rollalloc.runs.recorded import RecordedRun
 
 Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one per seed; the first label is the baseline
@@ -199,47 +185,14 @@ def causes_over_time(methods: Methods) -> Figure | None:
         over = series.causes_over_time(runs)
         if over is None:
             return []
-        causes = _in_order(CAUSES, (name for name, part_X in over.values.items() if part_X.any()))
+        causes = in_order(name for name, part_X in over.values.items() if part_X.any())
         edges_X = np.append(2 * over.x_X[0] - over.x_X[1], over.x_X)
         parts = [np.append(part_X[0], part_X) for part_X in (over.values[name] for name in causes)]
         colours = [cause(name).colour.light for name in causes]
         axes.stackplot(edges_X, *parts, colors=colours, linewidth=0, step="pre")
         return causes
 
-    return _rows(methods, draw, CAUSES, "share of rollouts")
-
-
-def states_over_time(methods: Methods) -> Figure | None:
-    """For each method, the share of visited prompts in each state, and the share evicted as a line.
-
-    None if all prompts are in one state throughout.
-    """
-
-    def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
-        over = series.states_over_time(runs)
-        if over is None:
-            return []
-        parts: dict[str, Any] = dict.fromkeys(_in_order(STATES, (state_of(fate) for fate in over.values)), 0.0)
-        for fate, part_X in over.values.items():
-            parts[state_of(fate)] = parts[state_of(fate)] + part_X
-        axes.stackplot(over.x_X, *parts.values(), colors=[STATES[name].colour.light for name in parts], linewidth=0)
-        evicted = series.evicted_over_time(runs)
-        if evicted is not None and evicted.values["evicted"].any():
-            axes.plot(evicted.x_X, evicted.values["evicted"], color=INK.light, linewidth=1.6, linestyle=(0, (3, 2)))
-        axes.set_title(_visits(runs), loc="right", color=MUTED.light)
-        return [name for name, part_X in parts.items() if np.any(part_X)]
-
-    return _rows(methods, draw, STATES, "share of prompts")
-
-
-def _visits(runs: Sequence[RecordedRun]) -> str:
-    """The final share of prompts visited, and the number of visits to evicted prompts, as a mean over seeds."""
-    ends = [run.batches[-1] for run in runs if run.batches and run.batches[-1].get("prompts")]
-    if not ends:
-        return ""
-    shares = [1 - end["prompts"].get(NEW, 0) / max(1, sum(end["prompts"].values())) for end in ends]
-    revived = float(np.mean([end.get("revived") or 0 for end in ends]))
-    return f"{np.mean(shares):.0%} of prompts visited" + (f", {revived:,.0f} visits to evicted" if revived else "")
+    return _rows(methods, draw, "share of rollouts", shares=True)
 
 
 def lengths(methods: Methods) -> Figure | None:
@@ -261,7 +214,7 @@ def lengths(methods: Methods) -> Figure | None:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
         return [""]
 
-    return _rows(methods, draw, {}, "tokens")
+    return _rows(methods, draw, "tokens")
 
 
 def _figure(height: float) -> tuple[Figure, Axes]:
@@ -272,45 +225,42 @@ def _figure(height: float) -> tuple[Figure, Axes]:
 def _rows(
     methods: Methods,
     draw: Callable[[Axes, Sequence[RecordedRun]], list[str]],
-    kinds: Mapping[str, Kind],
     quantity: str,
+    *,
+    shares: bool = False,
 ) -> Figure | None:
-    """A row of axes for each method for which `draw` returns a nonempty list of kinds."""
+    """A row of axes for each method.
+
+    Args:
+        draw: draws a method's runs, and returns the causes that it drew; empty: nothing was recorded.
+        quantity: what the vertical axes show.
+        shares: whether it is shares of causes, which get a legend.
+    """
     with look():
         tall = Figure(figsize=(_WIDTH, 1.1 + 1.15 * len(methods)), layout="constrained")
         rows = np.atleast_1d(tall.subplots(len(methods), sharex=True, sharey=True))
-        kinds_drawn: list[str] = []
-        drawn = 0
+        drawn: list[str] = []
         for axes, (label, runs) in zip(rows, methods.items(), strict=True):
             names = draw(axes, runs)
-            drawn += bool(names)
-            kinds_drawn += names
+            drawn += names
             axes.set_title(one_line(label, 40) + ("" if names else ": not recorded"))
-            if kinds:
+            if shares:
                 axes.set_ylim(0, 1)
                 axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
                 axes.set_yticks([0, 0.5, 1])
             axes.margins(x=0)
-        if not drawn or (kinds and len(set(kinds_drawn)) < 2):  # panels of one colour show nothing
+        if not drawn or (shares and len(set(drawn)) < 2):  # panels of one colour show nothing
             return None
         tall.supylabel(quantity, fontsize=10, color=MUTED.light)
         _rollouts_below(rows[-1], _unit(methods))
-        _legend(
-            tall, [kinds[name] if name in kinds else cause(name) for name in _in_order(kinds, kinds_drawn) if kinds]
-        )
+        if shares:
+            _legend(tall, [cause(name) for name in in_order(drawn)])
     return tall
 
 
 def _legend(figure: Figure, kinds: Sequence[Kind]) -> None:
-    if kinds:
-        handles = [Patch(color=kind.colour.light, label=kind.words) for kind in kinds]
-        figure.legend(handles=handles, loc="outside upper left", ncols=3, handlelength=0.9)
-
-
-def _in_order(kinds: Mapping[str, Kind], names: Iterator[str] | Sequence[str]) -> list[str]:
-    """The names that occur, in the order of the kinds; unknown names last."""
-    present = dict.fromkeys(names)
-    return [name for name in kinds if name in present] + [name for name in present if name not in kinds]
+    handles = [Patch(color=kind.colour.light, label=kind.words) for kind in kinds]
+    figure.legend(handles=handles, loc="outside upper left", ncols=3, handlelength=0.9)
 
 
 def _rollouts_below(axes: Axes, label: str) -> None:

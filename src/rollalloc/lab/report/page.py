@@ -180,7 +180,6 @@ def render(template: str, **values: Any) -> str:
             policy=POLICY,
             colours=style.COLOURS,
             causes=style.CAUSES,
-            states=style.STATES,
             version=rollalloc.__version__,
             made_by=MADE_BY,
             **values,
@@ -295,12 +294,6 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
             "Where rollouts went, over time",
             f"What became of the rollouts paid in each window of the run{over}.",
             figures.causes_over_time,
-        ),
-        (
-            "states",
-            "What the model could do, over time",
-            f"Prompts visited so far, by the last visit's outcome{over}. Dashed: those evicted now.",
-            figures.states_over_time,
         ),
         (
             "lengths",

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.core.statistics import NEW
 from rollalloc.lab.bench.summary import interval
 from rollalloc.runs.recorded import Line, RecordedRun
 from rollalloc.runs.values import QUANTILES
@@ -70,28 +69,6 @@ def causes_over_time(runs: Sequence[RecordedRun], windows: int = 24) -> OverTime
     # "open" shrinks when open rollouts are booked under a cause; they were paid in an earlier window.
     spent = {cause: np.maximum(0, np.diff(total_X)) for cause, total_X in total.values.items()}
     return OverTime(total.x_X[1:], _shares(spent))
-
-
-def states_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
-    """Share of the prompts visited so far by the outcome of their last visit."""
-    counts = _over_time(runs, _visited)
-    return None if counts is None else OverTime(counts.x_X, _shares(counts.values))
-
-
-def evicted_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
-    """Share of the prompts visited so far that are evicted, as "evicted"."""
-    return _over_time(
-        runs,
-        lambda line: (
-            {"evicted": line["evicted"] / max(1, sum(visited.values()))}
-            if (visited := _visited(line)) and line.get("evicted") is not None
-            else None
-        ),
-    )
-
-
-def _visited(line: Line) -> dict[str, int]:
-    return {fate: count for fate, count in (line.get("prompts") or {}).items() if fate != NEW}
 
 
 def training_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:

@@ -1,8 +1,8 @@
-"""Colours for light and dark pages, and plain words for causes and states, shared by all views."""
+"""Colours for light and dark pages, and plain words for causes, shared by all views."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rollalloc.files.text import one_line
@@ -38,7 +38,7 @@ METHODS = (INK, BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)  # the baseline is 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A cause of spending or a state of prompts, with its text for legends and its text for sentences."""
+    """A cause of spending, with its text for legends and its text for sentences."""
 
     words: str
     means: str
@@ -62,36 +62,6 @@ CAUSES: Mapping[str, Kind] = {
     "failed": Kind("not scored", "generation or scoring failed", MUTED),
     "open": Kind("still open", "running, or waiting for the rest of its group or batch", GREY),
 }
-STATES: Mapping[str, Kind] = {
-    "solved": Kind("solved", "every rollout of its last visit was right", SKY),
-    "too_easy": Kind("almost solved", "above the success rates at which there is something to learn", BLUE),
-    "window": Kind("trained on", "its last visit was trained on; of a group, because its rewards differed", GREEN),
-    "alike": Kind("all alike", "its last group had one reward for all; not told whether solved or impossible", ORANGE),
-    "too_hard": Kind("impossible so far", "no rollout of its last visit was right, or too few", RED),
-    "unscored": Kind("not scored", "no rollout of its last visit got a score", MUTED),
-    "other": Kind("other", "its last visit ended otherwise", PURPLE),
-    "new": Kind("not yet visited", "no rollout so far", DIM),
-}
-_FATES = {
-    "trained": "window",
-    "zero_variance": "alike",
-    "out_of_band": "alike",
-    "failed": "unscored",
-    "quarantined": "unscored",
-    "new": "new",
-    "solved": "solved",
-    "too_easy": "too_easy",
-    "easy": "too_easy",
-    "too_hard": "too_hard",
-    "hard": "too_hard",
-    "impossible": "too_hard",
-}
-
-
-def state_of(fate: str) -> str:
-    """The state, a key of `STATES`, for the outcome of a prompt's last visit, e.g. "out_of_band/solved" → "solved"."""
-    cause, _, detail = fate.partition("/")
-    return _FATES.get(detail) or _FATES.get(cause, "other")
 
 
 def cause(name: str) -> Kind:
@@ -101,5 +71,10 @@ def cause(name: str) -> Kind:
 
 def by_cause(accounts: Mapping[str, float]) -> list[tuple[Kind, float]]:
     """Spending by cause, without zeros, in the order of all views."""
-    order = [name for name in CAUSES if name in accounts] + [name for name in accounts if name not in CAUSES]
-    return [(cause(name), accounts[name]) for name in order if accounts[name]]
+    return [(cause(name), accounts[name]) for name in in_order(accounts) if accounts[name]]
+
+
+def in_order(causes: Iterable[str]) -> list[str]:
+    """The causes, each once, in the order of all views; unknown ones come last."""
+    present = dict.fromkeys(causes)
+    return [name for name in CAUSES if name in present] + [name for name in present if name not in CAUSES]
