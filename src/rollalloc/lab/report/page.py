@@ -102,7 +102,8 @@ def write_sections(drawn: Sequence[Section], out: Path) -> Path:
     """
     charts = {out.with_name(f"{chart.name}.png"): chart.figure for section in drawn for chart in section.charts}
     claim_files([out, *charts])
-    page = render("report.html.j2", title=title_of(drawn), sections=drawn)
+    tasks = ", ".join(one_line(section.task, 60) for section in drawn)
+    page = render("report.html.j2", title=f"What the rollouts bought: {tasks}", sections=drawn)
     write_text(out, page)
     for path, figure in charts.items():
         figures.save(figure, path)
@@ -334,11 +335,6 @@ def _settings(runs: Sequence[RecordedRun]) -> Iterator[tuple[str, str]]:
 
 def _plain(value: Any) -> str:
     return visible(shortened(value if isinstance(value, str) else json.dumps(value), 300))
-
-
-def title_of(made: Sequence[Section]) -> str:
-    """The page's title."""
-    return f"What the rollouts bought: {', '.join(one_line(section.task, 60) for section in made)}"
 
 
 def _task(runs: Sequence[RecordedRun]) -> str:
