@@ -11,7 +11,7 @@ from pathlib import Path
 from rollalloc.lab.bench.contestants import BASELINE, PLAIN, Contestant
 from rollalloc.lab.bench.leaderboard import diverged_in
 from rollalloc.lab.bench.plan import Plan, TaskPlan, frozen_in, place_of
-from rollalloc.lab.bench.presets import is_built_in
+from rollalloc.lab.bench.presets import PRESETS
 from rollalloc.lab.bench.summary import EndedRun, Interval, RecipeSummary, ended, summaries_to
 from rollalloc.runs.cost import COSTS
 from rollalloc.train.run_json import read_config
@@ -142,7 +142,7 @@ def _best_plain(summaries: Sequence[RecipeSummary]) -> str | None:
 
 def _command(seeds: Sequence[int], task: TaskPlan, over: Sequence[EndedRun]) -> str:
     """A command that repeats the runs of a cell on a built-in task, in a folder of its own."""
-    if not over or not is_built_in(task.name):
+    if not over or task.name not in PRESETS:
         return ""
     run = over[0].run
     options = {

@@ -41,8 +41,7 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
     """The method of a recipe, after checking that each of its settings makes a valid recipe.
 
     Raises:
-        ValueError: an unknown recipe; for the tuned track, no grid, a grid smaller than the tier's search, or an invalid
-            setting.
+        ValueError: an unknown recipe; for the tuned track, no grid, or an invalid setting.
     """
     for unknown in set(recipe.split("+")) - set(RECIPES):
         make_recipe(unknown, {})  # raises an error that lists the known ones
@@ -53,7 +52,7 @@ def contestant(recipe: str, tier: Tier, tracks: Sequence[str]) -> Contestant:
                 f"{recipe} has no GRID, parameters to tune over, in rollalloc.lab.bench.methods, which the tuned track "
                 "needs; add it, or give --track defaults"
             )
-        tuned = settings_of(recipe, GRID[recipe], tier.rates, tier.search[0].settings)
+        tuned = settings_of(GRID[recipe], tier.rates, tier.search[0].settings)
     for setting in tuned:
         make_recipe(recipe, setting.parameters)
     defaults = None

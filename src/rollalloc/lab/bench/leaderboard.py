@@ -101,12 +101,8 @@ def diverged_in(folder: Path) -> dict[str, str]:
     Raises:
         ValueError: the file that records them is damaged.
     """
-    return said_to_diverge(folder / DIVERGED) if DIVERGED in Claims(folder, KIND).names() else {}
-
-
-def said_to_diverge(path: Path) -> dict[str, str]:
-    """As `diverged_in`, for a given file; empty if there is no file."""
-    if not path.exists():
+    path = folder / DIVERGED
+    if DIVERGED not in Claims(folder, KIND).names() or not path.exists():
         return {}
     try:
         reasons = json.loads(read_text(path))
@@ -191,9 +187,10 @@ class _Agenda:
         finals = [
             job
             for contestant in self.plan.contestants
-            for track in self.plan.tracks
-            for setting in (settings_in(self.plan, track, task, contestant) if track != "tuned" else ())
-            for job in self._finals(track, task, contestant, setting)
+            if contestant.defaults is not None and "defaults" in self.plan.tracks
+            for job in self._finals(
+                "defaults", task, contestant, Tuned(contestant.defaults, self.plan.rate_of(task), DEFAULT_OPTIMIZER)
+            )
         ]
         # Seed by seed, so that an interrupted leaderboard has the same seeds for all methods.
         self._waiting += sorted(finals, key=lambda job: job.run.seed)
@@ -210,9 +207,9 @@ class _Agenda:
         return self._finals("tuned", task, contestant, _tuned(contestant, search.found))
 
     def _finals(self, track: str, task: TaskPlan, contestant: Contestant, setting: Tuned) -> list[Job]:
-        return self._new(
-            [self._final(track, task, contestant, setting, seed) for seed in self.plan.seeds_of(track, task)]
-        )
+        """The final runs that are still to do. They do not stop at the target, but when their budget is spent."""
+        runs = [self._run(task, contestant, setting, seed, target=None) for seed in self.plan.seeds_of(track, task)]
+        return self._new([Job(run, folder_of(run, self.folder / track)) for run in runs])
 
     def _new(self, jobs: Sequence[Job]) -> list[Job]:
         """Those that are neither over nor started."""
@@ -265,11 +262,6 @@ class _Agenda:
 
         return job_of
 
-    def _final(self, track: str, task: TaskPlan, contestant: Contestant, setting: Tuned, seed: int) -> Job:
-        """A final run; it does not stop at the target, but when its budget is spent."""
-        run = self._run(task, contestant, setting, seed, target=None)
-        return Job(run, folder_of(run, self.folder / track))
-
     def _run(self, task: TaskPlan, contestant: Contestant, setting: Tuned, seed: int, target: float | None) -> Config:
         base = self._bases[task.name]
         return replace(
@@ -293,15 +285,9 @@ class _Agenda:
         write_text(self.folder / name, json.dumps(value, indent=1))
 
 
-def settings_in(plan: Plan, track: str, task: TaskPlan, contestant: Contestant) -> tuple[Tuned, ...]:
-    """The settings that a method's final runs on a task may have in a track: one, or all that a search chooses from."""
-    if track == "tuned":
-        return tuple(_tuned(contestant, setting) for setting in range(len(contestant.grid)))
-    return () if contestant.defaults is None else (Tuned(contestant.defaults, plan.rate_of(task), DEFAULT_OPTIMIZER),)
-
-
-def _tuned(each: Contestant, setting: int) -> Tuned:
-    return Tuned(each.grid[setting]["parameters"], each.grid[setting]["learning_rate"], DEFAULT_OPTIMIZER)
+def _tuned(contestant: Contestant, number: int) -> Tuned:
+    setting = contestant.grid[number]
+    return Tuned(setting["parameters"], setting["learning_rate"], DEFAULT_OPTIMIZER)
 
 
 def _base(task: TaskPlan, tasks: Path) -> Config:

@@ -22,7 +22,7 @@ from rollalloc.lab.bench.contestants import Contestant, contestants
 from rollalloc.lab.bench.presets import DEFAULT_RATE, Preset, preset_of, preset_of_rung
 from rollalloc.lab.bench.rungs import LadderRung
 from rollalloc.lab.bench.search import Rung, search_rollouts
-from rollalloc.lab.bench.tiers import TIERS, TRACKS, Tier, seconds_of
+from rollalloc.lab.bench.tiers import TIERS, TRACKS, seconds_of
 
 PLAN, TABLE, DIVERGED = "plan.json", "leaderboard.md", "diverged.json"
 KIND = "bench"  # kind of a folder's manifest
@@ -152,8 +152,13 @@ def make_plan(
             if name not in known:
                 raise ValueError(f"tier {tier} has no {kind} {name!r}; there are {', '.join(known)}")
     tracks = tuple(track for track in TRACKS if track in (tracks or sized.tracks))
-    chosen = tuple(_task_plan(name, sized) for name in sized.tasks if not tasks or name in tasks)
-    return _plan(tier, tracks, chosen, contestants(recipes, sized, tracks), sized.default_seeds)
+    chosen: list[TaskPlan] = []
+    for name, budget in sized.tasks.items():
+        if not tasks or name in tasks:
+            _, preset = preset_of(name)
+            preset = replace(preset, eval_every=sized.eval_every or preset.eval_every)
+            chosen.append(_task_plan(name, preset, budget, sized.seeds_of.get(name)))
+    return _plan(tier, tracks, chosen, recipes, sized.default_seeds)
 
 
 def plan_of_rung(rung: LadderRung, *, recipes: Sequence[str] = ()) -> Plan:
@@ -169,23 +174,23 @@ def plan_of_rung(rung: LadderRung, *, recipes: Sequence[str] = ()) -> Plan:
     sized = TIERS["ladder"]
     first = sized.default_seeds[0]
     seeds = tuple(range(first, first + max(rung.run.seeds, len(sized.default_seeds))))
-    task = _planned(rung.task, preset_of_rung(rung), rung.run.max_rollouts, rung.run.seeds)
-    return _plan("ladder", sized.tracks, (task,), contestants(recipes, sized, sized.tracks), seeds)
+    task = _task_plan(rung.task, preset_of_rung(rung), rung.run.max_rollouts, rung.run.seeds)
+    return _plan("ladder", sized.tracks, [task], recipes, seeds)
 
 
 def _plan(
     tier: str,
     tracks: tuple[str, ...],
-    tasks: tuple[TaskPlan, ...],
-    made: tuple[Contestant, ...],
+    tasks: Sequence[TaskPlan],
+    recipes: Sequence[str],
     default_seeds: tuple[int, ...],
 ) -> Plan:
     sized = TIERS[tier]
     return Plan(
         tier=tier,
         tracks=tracks,
-        tasks=tasks,
-        contestants=made,
+        tasks=tuple(tasks),
+        contestants=contestants(recipes, sized, tracks),
         search=sized.search,
         default_rate=DEFAULT_RATE,
         seeds=sized.seeds,
@@ -194,13 +199,7 @@ def _plan(
     )
 
 
-def _task_plan(name: str, tier: Tier) -> TaskPlan:
-    _, preset = preset_of(name)
-    preset = replace(preset, eval_every=tier.eval_every or preset.eval_every)
-    return _planned(name, preset, tier.tasks[name], tier.seeds_of.get(name))
-
-
-def _planned(name: str, preset: Preset, budget: int, seeds: int | None) -> TaskPlan:
+def _task_plan(name: str, preset: Preset, budget: int, seeds: int | None) -> TaskPlan:
     return TaskPlan(
         name=name,
         target=preset.target,

@@ -137,9 +137,15 @@ def carry_out(
     notices, stop_requested = _Notices(), False
     try:
         while True:
-            while stop.by is None and _has_room(workers, processes) and (job := agenda.next()):
-                _free(workers, overwrite, notices).give(job)
-            if not (busy := [worker for worker in workers if worker.job is not None]):
+            busy = [worker for worker in workers if worker.job is not None]
+            while stop.by is None and len(busy) < processes and (job := agenda.next()):
+                idle = next((worker for worker in workers if worker.job is None), None)
+                if idle is None:
+                    idle = _Worker(overwrite, notices)
+                    workers.append(idle)
+                idle.give(job)
+                busy.append(idle)
+            if not busy:
                 return
             wait([worker.spawned.connection for worker in busy], timeout=_LOOKS_S)
             for worker in busy:
@@ -155,19 +161,6 @@ def carry_out(
             worker.spawned.end()
 
 
-def _has_room(workers: Sequence[_Worker], processes: int) -> bool:
-    return sum(worker.job is not None for worker in workers) < processes
-
-
-def _free(workers: list[_Worker], overwrite: bool, notices: _Notices) -> _Worker:
-    """An idle worker, or a new one if all are busy."""
-    for worker in workers:
-        if worker.job is None:
-            return worker
-    workers.append(_Worker(overwrite, notices))
-    return workers[-1]
-
-
 class _Worker:
     """A process that carries out one run after another."""
 
@@ -178,10 +171,7 @@ class _Worker:
 
     def _start(self) -> None:
         self.spawned = Spawned(_work, self.overwrite, name="rollalloc run")
-        self._signed, self._said = (
-            time.monotonic(),
-            False,
-        )  # time of its last sign of life; whether silence was warned of
+        self._signed, self._said = time.monotonic(), False  # last sign of life; whether silence was warned of
 
     def give(self, job: Job) -> None:
         """Start a run on it."""
@@ -242,9 +232,8 @@ class _Worker:
 
 
 def _work(connection: Connection, overwrite: bool) -> None:
-    signal.signal(
-        signal.SIGHUP, signal.SIG_IGN
-    )  # like Ctrl-C, it reaches all processes of a terminal; the parent decides
+    # Like Ctrl-C, SIGHUP reaches all processes of a terminal; the parent decides.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sending = threading.Lock()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     threading.Thread(target=_give_signs, args=(connection, sending), daemon=True).start()

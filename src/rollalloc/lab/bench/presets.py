@@ -104,11 +104,6 @@ def preset_of(task: str) -> tuple[str, Preset]:
     return name, PRESETS[name]
 
 
-def is_built_in(name: str) -> bool:
-    """Whether this is the name of a built-in task."""
-    return name in PRESETS
-
-
 @lru_cache
 def tuned_of(task: str) -> Mapping[str, Tuned]:
     """The tuned settings of each recipe on a swept task: its own, or else those for `skills/late`."""

@@ -72,12 +72,7 @@ def rungs(settings: int, first_seed: int, shares: Sequence[float]) -> tuple[Rung
         settings: number at the start.
         first_seed: seed of the first rung; later rungs use the following seeds.
         shares: shares of a task's budget, one per rung.
-
-    Raises:
-        ValueError: too few settings to halve at every rung.
     """
-    if settings >> (len(shares) - 1) < 1:
-        raise ValueError(f"{settings} settings cannot be halved {len(shares) - 1} times")
     return tuple(Rung(settings >> at, (first_seed + at,), share) for at, share in enumerate(shares))
 
 
@@ -86,29 +81,15 @@ def search_rollouts(search: Iterable[Rung], budget: int) -> int:
     return sum(rung.settings * len(rung.seeds) * rung.budget(budget) for rung in search)
 
 
-def settings_of(
-    recipe: str, shapes: Sequence[Mapping[str, Any]], rates: Sequence[float], settings: int
-) -> tuple[Tuned, ...]:
-    """The settings over which a recipe is searched: each learning rate with each of the grid's first shapes.
+def settings_of(shapes: Sequence[Mapping[str, Any]], rates: Sequence[float], settings: int) -> tuple[Tuned, ...]:
+    """The settings over which a recipe is searched: each learning rate with each of the first shapes of its grid.
 
     Args:
-        recipe: whose grid it is.
-        shapes: its grid.
+        shapes: the recipe's grid, with at least `settings / len(rates)` shapes.
         rates: learning rates.
         settings: number per recipe, a multiple of the number of learning rates.
-
-    Raises:
-        ValueError: the grid has too few shapes, so this recipe would be searched less than the others, or has duplicates.
     """
-    wanted = settings // len(rates)
-    if len(shapes) < wanted:
-        raise ValueError(
-            f"{recipe}: every method is searched over {wanted} shapes × {len(rates)} learning rates, but its GRID has only "
-            f"{len(shapes)}; add {wanted - len(shapes)}"
-        )
-    if any(shape in shapes[:at] for at, shape in enumerate(shapes[:wanted])):
-        raise ValueError(f"{recipe}: its GRID has the same parameters twice in the first {wanted}; all must differ")
-    return tuple(Tuned(dict(shape), rate) for rate in rates for shape in shapes[:wanted])
+    return tuple(Tuned(dict(shape), rate) for rate in rates for shape in shapes[: settings // len(rates)])
 
 
 def score(trials: Sequence[Trial | None], target: float, budget: int) -> Score:

@@ -311,7 +311,7 @@ def _recipe(runs: Sequence[EndedRun], baseline: Sequence[EndedRun]) -> RecipeSum
         costs={name: _cost(name, list(costs.values())) for name in COSTS},
         ratios={name: _ratio(name, of_baseline, costs) for name in COSTS},
         standard_error=_largest(error for run in runs for error in run.curve.standard_error),
-        last={name: _last(name, runs) for name in LAST},
+        last={name: _known([run.last.get(name) for run in runs]) for name in LAST},
         k=None if len(attempts) > 1 else attempts.pop(),
         accounts=dict(sum((Counter(end["accounts"]) for end in ends), Counter())),
         rollouts_paid=sum(end["rollouts_paid"] for end in ends),
@@ -327,10 +327,6 @@ def _cost(name: str, costs: Sequence[Cost | None]) -> Interval | None:
     if not known or len(known) < len(costs):
         return None
     return interval([cost.paid[name] for cost in known], ">" if any(cost.censored for cost in known) else "")
-
-
-def _last(name: str, runs: Sequence[EndedRun]) -> Interval | None:
-    return _known([run.last.get(name) for run in runs])
 
 
 def _at_target(name: str, runs: Sequence[EndedRun]) -> Interval | None:

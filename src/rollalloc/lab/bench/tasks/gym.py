@@ -43,8 +43,8 @@ class GymConfig:
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    train: int = 4096
-    heldout: int = 512
+    train: int = 2048
+    heldout: int = 256
     warm_up: WarmUp = field(default_factory=lambda: WarmUp(steps=1000))
     wrong: float = 0.0
     hidden: int = 64
@@ -101,45 +101,33 @@ LADDER = {
     "rg/gcd": GymConfig(
         "gcd",
         {"min_value": 1, "max_value": 99},
-        train=2048,
-        heldout=256,
         warm_up=WarmUp(steps=200),
         wrong=0.3,
     ),
     "rg/number_filtering_misled": Misled(
         "number_filtering",
         {"min_numbers": 2, "max_numbers": 3, "max_decimals": 0, "min_value": 0, "max_value": 9},
-        train=2048,
-        heldout=256,
         warm_up=WarmUp(steps=600),
     ),
     # Further tasks, on which no method was tuned.
     "rg/letter_counting": GymConfig(
         "letter_counting",
         {"min_words": 2, "max_words": 4},
-        train=2048,
-        heldout=256,
         warm_up=WarmUp(steps=300),
     ),
     "rg/spell_backward": GymConfig(
         "spell_backward",
         {"min_word_len": 3, "max_word_len": 8},
-        train=2048,
-        heldout=256,
         warm_up=WarmUp(steps=500),
     ),
     "rg/count_bits": GymConfig(
         "count_bits",
         {"min_n": 1, "max_n": 8191},
-        train=2048,
-        heldout=256,
         warm_up=WarmUp(steps=300),
     ),
     "rg/simple_equations": GymConfig(
         "simple_equations",
         {"min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 9},
-        train=2048,
-        heldout=256,
         warm_up=WarmUp(steps=300),
     ),
 }
