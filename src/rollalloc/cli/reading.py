@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from rollalloc.cli.options import listed
+from rollalloc.cli.options import in_no_panel, listed
 
 if TYPE_CHECKING:
     from rollalloc.lab.waste.groups import Log
@@ -27,25 +27,18 @@ LogPath = Annotated[str, typer.Argument(help="Rollout logs: a file, a folder or 
 class Reading:
     """Options that say how a log of rollouts is read."""
 
-    format: Annotated[
-        str | None,
-        typer.Option(help="Format: trl, verl, verifiers, prime-rl or rollalloc (default: detect it from the files)."),
-    ] = None
-    threshold: Annotated[
-        float | None,
-        typer.Option(help="For graded rewards: rewards of at least this count as right, others as wrong."),
-    ] = None
-    reward: Annotated[
-        str | None,
-        typer.Option(help="Field or column of the reward; several, comma-separated, are summed."),
-    ] = None
-    weights: Annotated[
-        str | None, typer.Option(help="TRL's reward_weights, comma-separated, in the order of the reward columns.")
-    ] = None
-    group_size: Annotated[int | None, typer.Option(help="TRL's num_generations, if the log does not show it.")] = None
-    rows: Annotated[
-        str | None, typer.Option(help="training: ignore evaluation rows; all: count them too (default: training).")
-    ] = None
+    format: str | None = in_no_panel(
+        None, "Format: trl, verl, verifiers, prime-rl or rollalloc (default: detect it from the files)."
+    )
+    threshold: float | None = in_no_panel(
+        None, "For graded rewards: rewards of at least this count as right, others as wrong."
+    )
+    reward: str | None = in_no_panel(None, "Field or column of the reward; several, comma-separated, are summed.")
+    weights: str | None = in_no_panel(
+        None, "TRL's reward_weights, comma-separated, in the order of the reward columns."
+    )
+    group_size: int | None = in_no_panel(None, "TRL's num_generations, if the log does not show it.")
+    rows: str | None = in_no_panel(None, "training: ignore evaluation rows; all: count them too (default: training).")
 
     def read(self, path: str | Path, shown: Callable[[str, int, int], None]) -> Log:
         """Read a log.
@@ -60,13 +53,13 @@ class Reading:
         """
         from rollalloc.lab.waste.readers import read_log
 
-        options = self._options()
-        return read_log(path, self.format, options, lambda file, done, files: shown("reading", done, files))
+        return read_log(path, self.format, self._options(), shown)
 
     def _options(self) -> Options:
         from rollalloc.lab.waste.readers import Options
 
-        return Options(self.reward, _numbers(self.weights), self.group_size, self.rows)
+        weights = None if self.weights is None else tuple(listed("--weights", self.weights, float, "1,0.2"))
+        return Options(self.reward, weights, self.group_size, self.rows)
 
     def check(self, *, from_step: int | None) -> None:
         """Refuse invalid options before a file is read.
@@ -101,10 +94,6 @@ def points(sentences: Iterable[str]) -> Table:
 def interval(share: Share) -> str:
     """A share's 95% interval in percent."""
     return "too few prompts" if share.interval is None else "{:.1%} – {:.1%}".format(*share.interval)
-
-
-def _numbers(text: str | None) -> tuple[float, ...] | None:
-    return None if text is None else tuple(listed("--weights", text, float, "1,0.2"))
 
 
 def plain(value: Any) -> Any:

@@ -49,7 +49,7 @@ def run_folders(folder: Path) -> list[Path]:
         except OSError:
             if place == folder:
                 raise
-    return sorted(runs, key=_natural)
+    return sorted(runs, key=natural)
 
 
 def _within_trl(place: Path, folder: Path) -> bool:
@@ -88,6 +88,6 @@ def comparisons(folder: Path) -> dict[Path, list[RecordedRun]]:
     return groups
 
 
-def _natural(path: Path) -> list[str | int]:
-    """Sorts seed 2 before seed 10."""
+def natural(path: Path) -> list[str | int]:
+    """A sort key of paths: seed 2 comes before seed 10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]

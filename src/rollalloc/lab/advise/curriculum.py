@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollalloc.files.atomic import written
+from rollalloc.data._files import write_rows
 from rollalloc.files.claims import claim_files, refuse_foreign_files
 from rollalloc.lab.advise.predictability import LEAST_PROMPTS, predicted_rates
 from rollalloc.lab.advise.rates import Floats, Ints, RateMixture
@@ -151,18 +151,11 @@ def write_curriculum(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         ValueError: prompts that Parquet cannot hold.
         OSError: it cannot be written there.
     """
-    import pyarrow
-    import pyarrow.parquet
-
     claim_files([path])
-    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
-    columns = {name: values for name, values in columns.items() if any(value != {} for value in values)}
-    try:
-        table = pyarrow.table(columns)
-        with written(path) as beside:
-            pyarrow.parquet.write_table(table, beside)
-    except pyarrow.ArrowException as error:
-        raise ValueError(f"{path}: Parquet cannot hold these prompts ({error}); give each field one type") from error
+    known = {
+        name for row in rows for name, value in row.items() if value != {}
+    }  # Parquet cannot hold empty dictionaries
+    write_rows(path, [{name: value for name, value in row.items() if name in known} for row in rows])
 
 
 def _mixed(mix: str) -> tuple[str, tuple[float, float]]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from rollalloc.lab.advise.rates import RateMixture
 from rollalloc.lab.advise.rewards import RewardReading
+from rollalloc.lab.advise.shares import all_drawn
 from rollalloc.lab.waste.finding import drifted, unusable
 from rollalloc.lab.waste.groups import Groups, Log
 from rollalloc.lab.waste.shares import LEAST_PROMPTS
@@ -84,21 +85,8 @@ def _missing(first: Groups) -> NDArray[np.float64]:
     hits_V = np.add.reduceat(np.nan_to_num(first.rewards_R), first.begin_V)
     of_visits = (np.bincount(first.prompt_V, counts, prompts)[first.prompt_V] for counts in (hits_V, first.scored_V))
     s_V, n_V = (counts.astype(np.int64) for counts in of_visits)
-    expected_V = _all_of(s_V, n_V, first.scored_V) + _all_of(n_V - s_V, n_V, first.scored_V)
+    expected_V = all_drawn(s_V, n_V, first.scored_V) + all_drawn(n_V - s_V, n_V, first.scored_V)
     return np.bincount(first.prompt_V, expected_V - ~first.mixed_V, prompts).astype(np.float64)
-
-
-def _all_of(some_V: NDArray[np.int64], all_V: NDArray[np.int64], size_V: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The probability that `size` draws without replacement from `all` items are all among `some` of them.
-
-    C(some, size) / C(all, size)
-    """
-    log_factorial_K = np.concatenate([[0.0], np.log(np.arange(1, all_V.max(initial=0) + 1)).cumsum()])
-    enough_V = some_V >= size_V
-    some_V = np.where(enough_V, some_V, all_V)
-    log_V = log_factorial_K[some_V] - log_factorial_K[some_V - size_V]
-    log_V += log_factorial_K[all_V - size_V] - log_factorial_K[all_V]
-    return np.where(enough_V, np.exp(log_V), 0.0)
 
 
 def notes_of(log: Log, judged: Groups, reward: RewardReading, unpredicted: str) -> list[str]:

@@ -25,7 +25,7 @@ def alike(groups: Groups, n: int) -> Share | None:
     """
     visit_R = np.repeat(np.arange(len(groups)), groups.size_V)
     visit_T, times_T = tallied(visit_R[~np.isnan(groups.rewards_R)], groups.rewards_R[~np.isnan(groups.rewards_R)])
-    same_V = np.bincount(visit_T, _drawn(times_T, groups.scored_V[visit_T], n), len(groups))
+    same_V = np.bincount(visit_T, all_drawn(times_T, groups.scored_V[visit_T], n), len(groups))
     enough_V = groups.scored_V >= n
     return share_of(same_V[enough_V], np.ones(enough_V.sum()), groups.prompt_V[enough_V])
 
@@ -45,7 +45,7 @@ def pairs_differ(judged: Groups) -> Share | None:
     prompt_R = np.repeat(judged.prompt_V, judged.size_V)[right_R]
     prompt_T, times_T = tallied(prompt_R, judged.answer_R[right_R])
     right_P = np.bincount(prompt_R, minlength=len(judged.keys))
-    same_P = np.bincount(prompt_T, _drawn(times_T, right_P[prompt_T], 2), len(judged.keys))
+    same_P = np.bincount(prompt_T, all_drawn(times_T, right_P[prompt_T], 2), len(judged.keys))
     two_P = np.flatnonzero(right_P > 1)
     return share_of(1 - same_P[two_P], np.ones(len(two_P)), two_P)
 
@@ -60,9 +60,15 @@ def tallied(of_R: NDArray[Any], value_R: NDArray[Any]) -> tuple[NDArray[np.int64
     return of_R[begin_T].astype(np.int64), np.diff(begin_T, append=len(of_R))
 
 
-def _drawn(times_T: NDArray[np.int64], among_T: NDArray[np.int64], n: int) -> NDArray[np.float64]:
-    """The probability that n drawn without replacement are all of one value: C(times, n) / C(among, n)."""
-    chance_T = np.ones(len(times_T))
-    for taken in range(n):
-        chance_T *= np.maximum(times_T - taken, 0) / np.maximum(among_T - taken, 1)
-    return chance_T
+def all_drawn(
+    some_V: NDArray[np.int64], all_V: NDArray[np.int64], size_V: NDArray[np.int64] | int
+) -> NDArray[np.float64]:
+    """The probability that `size` items drawn without replacement from `all` are all among `some` of them.
+
+    C(some, size) / C(all, size)
+    """
+    chance_V = np.ones(len(some_V))
+    for taken in range(int(np.max(size_V, initial=0))):
+        another_V = np.maximum(some_V - taken, 0) / np.maximum(all_V - taken, 1)
+        chance_V *= np.where(taken < size_V, another_V, 1.0)
+    return chance_V

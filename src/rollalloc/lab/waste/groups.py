@@ -17,6 +17,8 @@ from rollalloc.lab.waste.texts import NOTHING, WIDTH, answer_hash, features_of
 NO_STEP = -(1 << 62)  # in the column of steps: not logged
 NOT_SAID = -1  # in other columns: not logged
 SAME = 1e-9  # rewards that differ by no more count as equal
+_OF_VISITS = ("prompt_V", "step_V", "begin_V", "first_V", "truncated_V")
+_OF_ROLLOUTS = ("rewards_R", "tokens_R", "characters_R", "answer_R")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,38 +60,26 @@ class Groups:
         size_V = self.size_V[rows]
         begin_V = np.cumsum(size_V) - size_V
         taken_R = np.repeat(self.begin_V[rows] - begin_V, size_V) + np.arange(size_V.sum())
-        return Groups(
-            self.keys,
-            self.prompt_V[rows],
-            self.step_V[rows],
-            begin_V,
-            self.first_V[rows],
-            self.truncated_V[rows],
-            self.rewards_R[taken_R],
-            self.tokens_R[taken_R],
-            self.characters_R[taken_R],
-            self.answer_R[taken_R],
-            self.features_PD,
-        )
+        return self._part(rows, taken_R, begin_V=begin_V)
 
     def first(self) -> Groups:
         """Only the rollouts ordered before any result was known; visits without any are left out."""
         size_V = np.minimum(self.first_V, self.size_V)
         place_R = np.arange(len(self.rewards_R)) - np.repeat(self.begin_V, self.size_V)
         kept_R, kept_V = place_R < np.repeat(size_V, self.size_V), size_V > 0
-        return Groups(
-            self.keys,
-            self.prompt_V[kept_V],
-            self.step_V[kept_V],
-            (np.cumsum(size_V) - size_V)[kept_V],
-            size_V[kept_V],
-            np.where(self.first_V >= self.size_V, self.truncated_V, NOT_SAID)[kept_V],
-            self.rewards_R[kept_R],
-            self.tokens_R[kept_R],
-            self.characters_R[kept_R],
-            self.answer_R[kept_R],
-            self.features_PD,
+        return self._part(
+            kept_V,
+            kept_R,
+            begin_V=(np.cumsum(size_V) - size_V)[kept_V],
+            first_V=size_V[kept_V],
+            truncated_V=np.where(self.first_V >= self.size_V, self.truncated_V, NOT_SAID)[kept_V],
         )
+
+    def _part(self, visits: NDArray[Any], rollouts: NDArray[Any], **changes: NDArray[np.int64]) -> Groups:
+        """Some visits and rollouts, by index or mask; `changes` replaces columns."""
+        of_visits = {name: getattr(self, name)[visits] for name in _OF_VISITS}
+        of_rollouts = {name: getattr(self, name)[rollouts] for name in _OF_ROLLOUTS}
+        return replace(self, **{**of_visits, **of_rollouts, **changes})
 
     def judged(self, threshold: float | None) -> Groups:
         """With rewards of at least `threshold` replaced by 1 and others by 0; unchanged if it is None."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from glob import glob, has_magic
 from hashlib import file_digest
-from itertools import groupby
 from pathlib import Path
 
 from rollalloc.lab.waste.groups import Log
 from rollalloc.lab.waste.readers import ours, prime_rl, trl, verl
-from rollalloc.lab.waste.readers.shared import Files, Options, by_suffix, names, objects
+from rollalloc.lab.waste.readers.shared import Files, Options, Progress, by_suffix, names, objects
+from rollalloc.runs.discovery import natural
 
 __all__ = ["FORMATS", "Options", "check_format", "read_log"]
 
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
-Watcher = Callable[[Path, int, int], None]  # (file, number read before it, number in all)
 FORMATS = {
     "trl": trl.FORMAT,
     "verl": verl.FORMAT,
@@ -27,7 +26,7 @@ FORMATS = {
 
 
 def read_log(
-    path: str | Path, format: str | None = None, options: Options | None = None, watcher: Watcher | None = None
+    path: str | Path, format: str | None = None, options: Options | None = None, progress: Progress | None = None
 ) -> Log:
     """Read the log of a run.
 
@@ -35,7 +34,7 @@ def read_log(
         path: a file, a folder that holds such files at any depth, or a glob.
         format: one of `FORMATS`; by default detected from the files' names and first lines.
         options: information that the log does not contain.
-        watcher: called before each file.
+        progress: called before each file with ("reading", files read before it, number of files).
 
     Raises:
         FileNotFoundError: nothing there.
@@ -57,7 +56,7 @@ def read_log(
         raise ValueError(f"{path}: expected {reader.expects}, found {_some(files)}")
     log = Log(format)
     kept = without_copies(chosen)
-    reader.read(Files(kept, watcher), log, options)
+    reader.read(Files(kept, progress), log, options)
     if copies := len(chosen) - len(kept):
         log.notes.append(f"{copies:,} files are copies of others and were left out")
     if not log.groups and log.accounts is None:
@@ -88,12 +87,7 @@ def _files(path: str) -> list[Path]:
     files = [file for entry in paths for file in (entry.rglob("*") if entry.is_dir() else [entry]) if file.is_file()]
     if not files:
         raise FileNotFoundError(f"{path}: no such file, and no folder or glob with files; give a log of rollouts")
-    return sorted(set(files), key=_naturally)
-
-
-def _naturally(file: Path) -> list[tuple[int, int, str]]:
-    parts = [part for name in file.parts for part in ("".join(run) for _, run in groupby(name, str.isdecimal))]
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+    return sorted(set(files), key=natural)
 
 
 def _detect(files: Sequence[Path], path: str | Path) -> str:

@@ -15,6 +15,7 @@ from rollalloc.data.jsonl import Unreadable, read_lines
 from rollalloc.lab.waste.groups import NO_STEP, Log
 
 Fields = Mapping[str, Any]
+Progress = Callable[[str, int, int], None]  # (stage, number done, number in all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +62,15 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files to read in this order; the watcher is called before each.
-
-    Attributes:
-        paths: paths of the files.
-        watcher: called with a file, the number read before it, and the number in all.
-    """
+    """Files to read in this order; `progress` is called before each."""
 
     paths: Sequence[Path]
-    watcher: Callable[[Path, int, int], None] | None = None
+    progress: Progress | None = None
 
     def __iter__(self) -> Iterator[Path]:
         for number, file in enumerate(self.paths):
-            if self.watcher is not None:
-                self.watcher(file, number, len(self.paths))
+            if self.progress is not None:
+                self.progress("reading", number, len(self.paths))
             yield file
 
 
