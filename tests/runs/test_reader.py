@@ -87,7 +87,6 @@ def test_a_wrong_line_is_named_and_left_out(path, wrong, said):
         {"lengths": {"count": 1}},
         {"lengths": {"count": 1, "truncated": 0, "quantiles": [1, 2, 3, 4, 5, 6, float("inf")]}},
         {"prompts": {"new": "many"}},
-        {"ages": {"old": 3}},
         {"evicted": 1.5},
         {"unscored": [1]},
         {"staleness_mean": "none"},

@@ -19,7 +19,6 @@ from rollalloc.core.allocator import Allocator
 from rollalloc.core.events import Batch
 from rollalloc.core.teaching import WINDOW
 from rollalloc.runs.values import (
-    AGES,
     AMOUNT,
     COUNT,
     COUNTS,
@@ -130,7 +129,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
             "advantage is positive",
             _BATCHES,
         ),
-        Metric("ages/AGE", "rows", "rows of the batch whose first token is AGE updates old", _BATCH, AGES),
+        Metric("ages/AGE", "rows", "rows of the batch whose first token is AGE updates old", _BATCH),
         Metric(
             "reward_mean",
             "reward",

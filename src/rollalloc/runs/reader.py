@@ -101,15 +101,23 @@ def lines_in(path: Path) -> Iterator[Line]:
 def _checked_lines(path: Path) -> Iterator[tuple[int, MetricsLine | None, str | None, bool]]:
     """Yield each line that is not blank: its number, the line if it is usable, what is wrong with it, and whether it ends
     with a line break."""
-    checked = _Checked()
+    newest: dict[str, int] = {}  # last value of each counter that must increase
     for number, line, complete in lines_of(path):
-        if line is None or line.strip():
-            try:
-                parsed = checked.take(line)
-            except ValueError as error:
-                yield number, None, str(error), complete
-            else:
-                yield number, parsed, parsed.wrong, complete
+        if line is not None and not line.strip():
+            continue
+        try:
+            if line is None:
+                raise ValueError(_TOO_LONG)
+            parsed = metrics_line(line)
+            for name, value in parsed.rising.items():
+                if (before := newest.get(name)) is not None and value <= before:
+                    wrote = "two runs, or one twice, wrote here"
+                    raise ValueError(f"comes again or too late, {name} {value:,} after {before:,}: {wrote}")
+        except ValueError as error:
+            yield number, None, str(error), complete
+        else:
+            newest |= parsed.rising
+            yield number, parsed, parsed.wrong, complete
 
 
 def read_metrics(path: Path) -> list[Line]:
@@ -164,29 +172,6 @@ def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
     except ValueError as error:
         return {}, f"run.json: {error}"
     return described, wrong and f"run.json: {wrong}"
-
-
-class _Checked:
-    """Checks lines in order, each by itself and against the lines before it."""
-
-    def __init__(self) -> None:
-        self._newest: dict[str, int] = {}  # last value of each counter that must increase
-
-    def take(self, line: bytes | None) -> MetricsLine:
-        """Check the next line.
-
-        Raises:
-            ValueError: the line is damaged, too long, or repeats an earlier batch or evaluation.
-        """
-        if line is None:
-            raise ValueError(_TOO_LONG)
-        parsed = metrics_line(line)
-        for name, value in parsed.rising.items():
-            if (before := self._newest.get(name)) is not None and value <= before:
-                wrote = "two runs, or one twice, wrote here"
-                raise ValueError(f"comes again or too late, {name} {value:,} after {before:,}: {wrote}")
-        self._newest.update(parsed.rising)
-        return parsed
 
 
 def _thinned(lines: Iterable[Line]) -> list[Line]:

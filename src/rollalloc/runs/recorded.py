@@ -137,12 +137,6 @@ def compares(batch: Mapping[str, Any]) -> bool:
     return (batch.get("rows") or 0) - (batch.get("replayed") or 0) > (batch.get("groups") or 0)
 
 
-def share_taught(accounts: Mapping[str, int], grouped: bool) -> str:
-    """The share of paid rollouts that were trained on, as text; "n/a" if none is compared within groups, "" if none paid."""
-    paid = sum(accounts.values())
-    return "" if not paid else f"{accounts.get('trained', 0) / paid:.0%}" if grouped else "n/a"
-
-
 def share_done(run: RecordedRun) -> float | None:
     """The share of its budget that a run has paid, in [0, 1]; 1 once it has ended; None without a budget."""
     if run.ended:

@@ -158,10 +158,6 @@ def _known_figures(value: Any) -> dict[str, float]:
     return known
 
 
-def _ages(value: Any) -> dict[int, int]:
-    return {count(int(age)): rows for age, rows in _counts(value).items()}
-
-
 def _lengths(value: Any) -> dict[str, Any]:
     quantiles = value["quantiles"]
     expect(isinstance(quantiles, list) and len(quantiles) == len(QUANTILES))
@@ -180,5 +176,4 @@ TEXT = Field("text", lambda value: _text(value)[:_TEXT])
 COUNTS = Field(f"whole numbers from 0 under at most {_NAMES} names", _counts)
 FIGURES = Field(f"finite numbers, or null, under at most {_NAMES} names", _figures)
 KNOWN_FIGURES = Field("an object", _known_figures)
-AGES = Field("rows by a whole number of updates", _ages)
 LENGTHS = Field(f"an object of count, truncated and {len(QUANTILES)} quantiles", _lengths)
