@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from rollalloc.cli.options import output, place
+from rollalloc.cli.options import on_output, place
 from rollalloc.cli.progress import say
 
 if TYPE_CHECKING:
@@ -25,15 +25,10 @@ _USUAL_MIX = "variance"
 class Exported:
     """Options that say where a curriculum is written and how its prompts are weighted."""
 
-    export: Annotated[
-        Path | None,
-        output(
-            "Write a curriculum to this Parquet file: each prompt's success rate and sampling weight.", parser=place
-        ),
-    ] = None
-    mix: Annotated[str, output("Weights for --export: variance, uniform, gaussian:MEAN,DEVIATION or foresight.")] = (
-        _USUAL_MIX
+    export: Path | None = on_output(
+        None, "Write a curriculum to this Parquet file: each prompt's success rate and sampling weight.", parser=place
     )
+    mix: str = on_output(_USUAL_MIX, "Weights for --export: variance, uniform, gaussian:MEAN,DEVIATION or foresight.")
 
     def check_export(self, log: Path | None) -> None:
         """Refuse an impossible export before anything is read or sampled.

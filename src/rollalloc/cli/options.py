@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from math import isfinite
 from pathlib import Path
@@ -18,7 +18,7 @@ _LEAST, _MOST = 1e-30, 2**63
 _WHAT, _HOW, _STREAM, _OUTPUT = "What to train on", "Training", "Streaming", "Output"
 
 
-def titled(help: str, panel: str, *names: str, **others: Any) -> Any:
+def titled(help: str, panel: str | None, *names: str, **others: Any) -> Any:
     """An option in a panel of the help."""
     return typer.Option(*names, help=help, rich_help_panel=panel, **others)
 
@@ -26,6 +26,21 @@ def titled(help: str, panel: str, *names: str, **others: Any) -> Any:
 def output(help: str, *names: str, **others: Any) -> Any:
     """An option in the panel on output."""
     return titled(help, _OUTPUT, *names, **others)
+
+
+def fields_in(panel: str | None) -> Callable[..., Any]:
+    """A function that makes fields of a dataclass of options (see `with_fields`) for a panel of the help.
+
+    Its arguments are the default, the help, the option's names if they are not the field's, and those of `typer.Option`.
+    """
+
+    def made(default: Any, help: str, *names: str, **others: Any) -> Any:
+        return field(default=default, metadata={"option": titled(help, panel, *names, **others)})
+
+    return made
+
+
+in_no_panel, on_data, on_training, on_streaming, on_output = map(fields_in, (None, _WHAT, _HOW, _STREAM, _OUTPUT))
 
 
 def place(text: str | Path) -> Path:
@@ -45,9 +60,7 @@ def folder_of_runs(text: str | Path) -> Path:
     Raises:
         typer.BadParameter: its name is empty, or it is something other than a folder.
     """
-    at = place(text)
-    if at.is_symlink() and not at.exists():
-        raise typer.BadParameter(f"{at} is a link that leads nowhere; give a folder, or remove it")
+    at = _no_broken_link(text)
     if at.exists() and not at.is_dir():
         kind = "a file" if at.is_file() else "a pipe or a device"
         raise typer.BadParameter(f"{at} is {kind}; give a folder")
@@ -60,12 +73,17 @@ def folder(text: str | Path) -> Path:
     Raises:
         typer.BadParameter: it is empty, a file, or a link that leads nowhere.
     """
-    at = place(text)
-    if at.is_symlink() and not at.exists():
-        raise typer.BadParameter(f"{at} is a link that leads nowhere; give a folder, or remove it")
+    at = _no_broken_link(text)
     there = next(above for above in (at, *at.parents) if above.exists())
     if not there.is_dir():
         raise typer.BadParameter(f"{there} is a file; give a folder")
+    return at
+
+
+def _no_broken_link(text: str | Path) -> Path:
+    at = place(text)
+    if at.is_symlink() and not at.exists():
+        raise typer.BadParameter(f"{at} is a link that leads nowhere; give a folder, or remove it")
     return at
 
 
@@ -101,169 +119,125 @@ LabelledParameters = Annotated[
 class SamplingOptions:
     """The options on a model, its prompts, and how rollouts are sampled and scored."""
 
-    task: Annotated[
-        str | None,
-        titled("Built-in task: skills/POOL, walks/POOL, sort, or rg/NAME such as rg/gcd.", _WHAT),
-    ] = None
-    model: Annotated[
-        str | None, titled("Causal language model, by name or folder, instead of a built-in task.", _WHAT)
-    ] = None
-    prompts: Annotated[
-        list[Path] | None,
-        titled("Training prompts, Parquet or JSONL in verl's schema; repeatable.", _WHAT, parser=source),
-    ] = None
-    reward: Annotated[
-        str | None,
-        titled("Reward function, package.module:function or file.py:function, called as verl's compute_score.", _WHAT),
-    ] = None
-    drop_overlong: Annotated[
-        bool, titled("Leave out prompts that do not fit the model's context.", _WHAT, "--drop-overlong")
-    ] = False
-    chat_template_args: Annotated[
-        str | None,
-        titled("Arguments of the chat template as a JSON object, e.g. '{\"enable_thinking\": false}'.", _WHAT),
-    ] = None
-    max_new_tokens: Annotated[int | None, titled("Maximum tokens per rollout (default: 1024).", _HOW)] = None
-    temperature: Annotated[float, titled("Sampling temperature.", _HOW)] = 1.0
-    kv_tokens: Annotated[
-        int | None, titled("Maximum tokens in the key-value cache; rollouts that do not fit wait.", _HOW)
-    ] = None
-    reward_workers: Annotated[
-        int, titled("Processes that score rollouts (0: this process, for a function you trust).", _HOW)
-    ] = 1
-    reward_limit: Annotated[float, titled("Time limit for scoring one rollout, in seconds.", _HOW)] = 10.0
-    overlong_buffer: Annotated[
-        int | None, titled("Last tokens of a rollout over which DAPO's overlong penalty grows to -1.", _HOW)
-    ] = None
-    max_rows: Annotated[int | None, titled("Maximum rollouts decoded at once.", _STREAM)] = None
-    device: Annotated[str | None, titled("Device: cpu, cuda, ... (default: a GPU if there is one).", _HOW)] = None
-    tasks: Annotated[Path, output("Folder in which built-in tasks are created and kept.", parser=folder)] = Path(
-        "runs/tasks"
+    task: str | None = on_data(None, "Built-in task: skills/POOL, walks/POOL, sort, or rg/NAME such as rg/gcd.")
+    model: str | None = on_data(None, "Causal language model, by name or folder, instead of a built-in task.")
+    prompts: list[Path] | None = on_data(
+        None, "Training prompts, Parquet or JSONL in verl's schema; repeatable.", parser=source
     )
+    reward: str | None = on_data(
+        None, "Reward function, package.module:function or file.py:function, called as verl's compute_score."
+    )
+    drop_overlong: bool = on_data(False, "Leave out prompts that do not fit the model's context.", "--drop-overlong")
+    chat_template_args: str | None = on_data(
+        None, "Arguments of the chat template as a JSON object, e.g. '{\"enable_thinking\": false}'."
+    )
+    max_new_tokens: int | None = on_training(None, "Maximum tokens per rollout (default: 1024).")
+    temperature: float = on_training(1.0, "Sampling temperature.")
+    kv_tokens: int | None = on_training(None, "Maximum tokens in the key-value cache; rollouts that do not fit wait.")
+    reward_workers: int = on_training(1, "Processes that score rollouts (0: this process, for a function you trust).")
+    reward_limit: float = on_training(10.0, "Time limit for scoring one rollout, in seconds.")
+    overlong_buffer: int | None = on_training(
+        None, "Last tokens of a rollout over which DAPO's overlong penalty grows to -1."
+    )
+    max_rows: int | None = on_streaming(None, "Maximum rollouts decoded at once.")
+    device: str | None = on_training(None, "Device: cpu, cuda, ... (default: a GPU if there is one).")
+    tasks: Path = on_output(Path("runs/tasks"), "Folder in which built-in tasks are created and kept.", parser=folder)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(SamplingOptions):
     """The options on a run, whatever its recipe. `rollalloc.cli.sources` turns them into a `Config`."""
 
-    settings: Annotated[
-        str,
-        titled(
-            "Settings on a built-in task. defaults: the same shape, learning rate and optimizer for every recipe and task. "
-            "tuned: found by a search for this recipe on this task.",
-            _WHAT,
-        ),
-    ] = "defaults"
-    heldout: Annotated[
-        Path | None, titled("Held-out prompts to evaluate on, in the same schema.", _WHAT, parser=source)
-    ] = None
-    single_answer: Annotated[
-        bool,
-        titled(
-            "Each held-out prompt has one right answer, its ground truth: evaluate without sampling.",
-            _WHAT,
-            "--single-answer",
-        ),
-    ] = False
-    accept_overlap: Annotated[
-        bool,
-        titled(
-            "Train although more than 5% of the held-out prompts are in the training set.", _WHAT, "--accept-overlap"
-        ),
-    ] = False
-    learning_rate: Annotated[
-        float | None, titled("AdamW learning rate (default: the task's, or 1e-6 for a model of your own).", _HOW)
-    ] = None
-    adam_beta2: Annotated[float | None, titled("AdamW beta2 (default: 0.95).", _HOW)] = None
-    max_grad_norm: Annotated[float | None, titled("Maximum gradient norm (default: 1).", _HOW)] = None
-    averaging: Annotated[
-        int | None,
-        titled(
-            "Sample, evaluate and save an average of the weights over about this many last rows (default: 640; 0: off).",
-            _HOW,
-        ),
-    ] = None
-    optimizer_steps: Annotated[int, titled("Optimizer steps per batch, the same for every recipe.", _HOW)] = 1
-    warmup_steps: Annotated[int, titled("Optimizer steps of learning-rate warm-up.", _HOW)] = 0
-    schedule: Annotated[str, titled("Learning-rate schedule after warm-up: constant, linear or cosine.", _HOW)] = (
-        "constant"
+    settings: str = on_data(
+        "defaults",
+        "Settings on a built-in task. defaults: the same shape, learning rate and optimizer for every recipe and task. "
+        "tuned: found by a search for this recipe on this task.",
     )
-    schedule_steps: Annotated[
-        int | None,
-        titled(
-            "Optimizer steps until a linear or cosine rate has fallen to a tenth (default: it falls over --max-rollouts).",
-            _HOW,
-        ),
-    ] = None
-    aggregation: Annotated[str, titled("Loss aggregation over tokens: token_mean, sequence_mean or dr_grpo.", _HOW)] = (
-        "token_mean"
+    heldout: Path | None = on_data(None, "Held-out prompts to evaluate on, in the same schema.", parser=source)
+    single_answer: bool = on_data(
+        False,
+        "Each held-out prompt has one right answer, its ground truth: evaluate without sampling.",
+        "--single-answer",
     )
-    dual_clip: Annotated[
-        float | None, titled("Dual clip: maximum loss of a bad token, as a multiple of its advantage, e.g. 10.", _HOW)
-    ] = None
-    kl: Annotated[float, titled("Coefficient of the KL divergence to the initial model.", _HOW)] = 0.0
-    tokens_per_forward: Annotated[
-        int, titled("Tokens per forward and backward pass; fewer need less memory.", _HOW)
-    ] = 8192
-    precision: Annotated[str, titled("Precision of the update: fp32, bf16, or auto, which is bf16 on a GPU.", _HOW)] = (
-        "auto"
+    accept_overlap: bool = on_data(
+        False, "Train although more than 5% of the held-out prompts are in the training set.", "--accept-overlap"
     )
-    lora: Annotated[int | None, titled("LoRA rank: train adapters instead of the model's own weights.", _HOW)] = None
-    lora_alpha: Annotated[float | None, titled("LoRA alpha (default: 2 × rank).", _HOW)] = None
-    lora_target: Annotated[
-        list[str] | None, titled("LoRA target layer, e.g. q_proj; repeatable (default: all linear layers).", _HOW)
-    ] = None
-    sampling_dtype: Annotated[
-        str, titled("Data type of the weights that sample: float32, or a copy in bfloat16 or float16.", _HOW)
-    ] = "float32"
-    gradient_checkpointing: Annotated[
-        bool, titled("Recompute activations in the backward pass; needs less memory.", _HOW, "--gradient-checkpointing")
-    ] = False
-    max_rollouts: Annotated[
-        int | None, titled("Rollout budget (default: the task's, or 16 per prompt and at least 4096).", _HOW)
-    ] = None
-    target: Annotated[float | None, titled("Held-out accuracy at which the run stops.", _HOW)] = None
-    eval_every: Annotated[
-        int | None,
-        titled(
-            "Rollouts between two evaluations (default: a tenth of the budget, or the task's if that is less).", _HOW
-        ),
-    ] = None
-    engine: Annotated[str, titled("sync: generate, then train; async: rollouts stream.", _STREAM)] = "sync"
-    staleness: Annotated[
-        int | None,
-        titled("Maximum staleness in updates, instead of the recipe's own; async needs 1 to overlap.", _STREAM),
-    ] = None
-    ahead: Annotated[
-        int | None,
-        titled(
-            "async: minimum batches generated while one trains (default: the recipe's, mostly 1); raises --staleness.",
-            _STREAM,
-        ),
-    ] = None
-    overlap: Annotated[
-        bool, titled("async: generate in a separate process; without it, runs are repeatable.", _STREAM)
-    ] = True
-    generator_limit: Annotated[
-        float,
-        titled(
-            "async: save and end the run after this many seconds without a sign of life from the generator.", _STREAM
-        ),
-    ] = 600.0
-    features: Annotated[
-        str | None,
-        titled(
-            "For a recipe that predicts: a file from `rollalloc features`, or none (default: computed at the start).",
-            _HOW,
-        ),
-    ] = None
-    track: Annotated[list[str] | None, output("Tracker: tensorboard or wandb; repeatable.")] = None
+    learning_rate: float | None = on_training(
+        None, "AdamW learning rate (default: the task's, or 1e-6 for a model of your own)."
+    )
+    adam_beta2: float | None = on_training(None, "AdamW beta2 (default: 0.95).")
+    max_grad_norm: float | None = on_training(None, "Maximum gradient norm (default: 1).")
+    averaging: int | None = on_training(
+        None,
+        "Sample, evaluate and save an average of the weights over about this many last rows (default: 640; 0: off).",
+    )
+    optimizer_steps: int = on_training(1, "Optimizer steps per batch, the same for every recipe.")
+    warmup_steps: int = on_training(0, "Optimizer steps of learning-rate warm-up.")
+    schedule: str = on_training("constant", "Learning-rate schedule after warm-up: constant, linear or cosine.")
+    schedule_steps: int | None = on_training(
+        None,
+        "Optimizer steps until a linear or cosine rate has fallen to a tenth (default: it falls over --max-rollouts).",
+    )
+    aggregation: str = on_training("token_mean", "Loss aggregation over tokens: token_mean, sequence_mean or dr_grpo.")
+    dual_clip: float | None = on_training(
+        None, "Dual clip: maximum loss of a bad token, as a multiple of its advantage, e.g. 10."
+    )
+    kl: float = on_training(0.0, "Coefficient of the KL divergence to the initial model.")
+    tokens_per_forward: int = on_training(8192, "Tokens per forward and backward pass; fewer need less memory.")
+    precision: str = on_training("auto", "Precision of the update: fp32, bf16, or auto, which is bf16 on a GPU.")
+    lora: int | None = on_training(None, "LoRA rank: train adapters instead of the model's own weights.")
+    lora_alpha: float | None = on_training(None, "LoRA alpha (default: 2 × rank).")
+    lora_target: list[str] | None = on_training(
+        None, "LoRA target layer, e.g. q_proj; repeatable (default: all linear layers)."
+    )
+    sampling_dtype: str = on_training(
+        "float32", "Data type of the weights that sample: float32, or a copy in bfloat16 or float16."
+    )
+    gradient_checkpointing: bool = on_training(
+        False, "Recompute activations in the backward pass; needs less memory.", "--gradient-checkpointing"
+    )
+    max_rollouts: int | None = on_training(
+        None, "Rollout budget (default: the task's, or 16 per prompt and at least 4096)."
+    )
+    target: float | None = on_training(None, "Held-out accuracy at which the run stops.")
+    eval_every: int | None = on_training(
+        None, "Rollouts between two evaluations (default: a tenth of the budget, or the task's if that is less)."
+    )
+    engine: str = on_streaming("sync", "sync: generate, then train; async: rollouts stream.")
+    staleness: int | None = on_streaming(
+        None, "Maximum staleness in updates, instead of the recipe's own; async needs 1 to overlap."
+    )
+    ahead: int | None = on_streaming(
+        None, "async: minimum batches generated while one trains (default: the recipe's, mostly 1); raises --staleness."
+    )
+    overlap: bool = on_streaming(True, "async: generate in a separate process; without it, runs are repeatable.")
+    generator_limit: float = on_streaming(
+        600.0, "async: save and end the run after this many seconds without a sign of life from the generator."
+    )
+    features: str | None = on_training(
+        None, "For a recipe that predicts: a file from `rollalloc features`, or none (default: computed at the start)."
+    )
+    track: list[str] | None = on_output(None, "Tracker: tensorboard or wandb; repeatable.")
+
+
+def changed_options(options: Any, names: Sequence[str]) -> str:
+    """The options that differ from their defaults, as a user would write them; "" if there are none.
+
+    Args:
+        options: an instance of a dataclass of options, such as `RunOptions`.
+        names: names of its fields.
+    """
+    default = {name: getattr(type(options), name) for name in names}
+    changed = [name for name in names if getattr(options, name) != default[name]]
+    return ", ".join(f"--{'no-' if default[name] is True else ''}{name.replace('_', '-')}" for name in changed)
 
 
 def with_fields(kind: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command, whose first parameter is a dataclass such as `RunOptions`, an option for each of its fields."""
-    hints = get_type_hints(kind, include_extras=True)
-    shared = [option(field.name, field.default, hints[field.name]) for field in fields(kind)]
+    hints = get_type_hints(kind)
+    shared = [
+        option(each.name, each.default, Annotated[hints[each.name], each.metadata["option"]]) for each in fields(kind)
+    ]
     return lambda command: with_options(command, shared, lambda values: kind(**values))
 
 

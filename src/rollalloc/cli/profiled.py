@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -40,7 +39,7 @@ def _rates(profile: Profile) -> Table:
         "right answers of a prompt that differ": profile.right_pairs_differ,
         "rollouts without a score": profile.reward.unscored,
     }
-    return _estimates(of, [(name, share, _percent) for name, share in shares.items()])
+    return _estimates(of, [(name, share, ".1%") for name, share in shares.items()])
 
 
 def _predictability(found: Predictability) -> Table:
@@ -48,17 +47,17 @@ def _predictability(found: Predictability) -> Table:
     named = {"the prompt's text": found.features, "its other rollouts": found.record, "both": found.both}
     for name, quality in named.items():
         if quality is not None:
-            shown.add_row(name, *_cells(quality.auc, _number), *_cells(quality.log_loss, _number))
-    shown.add_row("the mean rate alone", "0.500", "", *_cells(found.blind, _number))
+            shown.add_row(name, *_cells(quality.auc, ".3f"), *_cells(quality.log_loss, ".3f"))
+    shown.add_row("the mean rate alone", "0.500", "", *_cells(found.blind, ".3f"))
     return shown
 
 
 def _lengths(lengths: LengthProfile) -> Table:
     rows = [
-        ("median", lengths.p50, _count),
-        ("95th percentile", lengths.p95, _count),
-        ("hit the limit", lengths.truncated, _percent),
-        ("rank correlation with success", lengths.correlation, _number),
+        ("median", lengths.p50, ",.0f"),
+        ("95th percentile", lengths.p95, ",.0f"),
+        ("hit the limit", lengths.truncated, ".1%"),
+        ("rank correlation with success", lengths.correlation, ".3f"),
     ]
     return _estimates(f"{lengths.unit} of a rollout, at most {lengths.longest:,}", rows)
 
@@ -66,26 +65,14 @@ def _lengths(lengths: LengthProfile) -> Table:
 # ------------------------------------------------------------------------------------------------------------- figures
 
 
-def _estimates(title: str, rows: list[tuple[str, Share | None, Callable[[float], str]]]) -> Table:
+def _estimates(title: str, rows: list[tuple[str, Share | None, str]]) -> Table:
     shown = table((title, "estimate", _SAID))
-    for name, share, said in rows:
+    for name, share, form in rows:
         if share is not None:
-            shown.add_row(name, *_cells(share, said))
+            shown.add_row(name, *_cells(share, form))
     return shown
 
 
-def _cells(share: Share, said: Callable[[float], str]) -> tuple[str, str]:
-    within = "too few" if share.interval is None else " – ".join(map(said, share.interval))
-    return said(share.value), within
-
-
-def _percent(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
+def _cells(share: Share, form: str) -> tuple[str, str]:
+    within = "too few" if share.interval is None else " – ".join(f"{end:{form}}" for end in share.interval)
+    return f"{share.value:{form}}", within

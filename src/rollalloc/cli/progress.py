@@ -30,7 +30,7 @@ from rich.table import Table
 
 from rollalloc.files.table import FittingTable, sparkline
 from rollalloc.files.text import visible
-from rollalloc.runs.recorded import share_done, share_taught
+from rollalloc.runs.recorded import share_done
 
 if TYPE_CHECKING:
     from rollalloc.runs.recorded import RecordedRun
@@ -310,4 +310,5 @@ def uses(accounts: Sequence[Mapping[str, int]], *, grouped: bool = True) -> tupl
     if not paid:
         return "", ""
     waste = sorted(((n, cause) for cause, n in total.items() if n >= paid / 100 and cause != "trained"), reverse=True)
-    return share_taught(total, grouped), ", ".join(f"{c.replace('_', ' ')} {n / paid:.0%}" for n, c in waste[:2])
+    taught = f"{total.get('trained', 0) / paid:.0%}" if grouped else "n/a"
+    return taught, ", ".join(f"{c.replace('_', ' ')} {n / paid:.0%}" for n, c in waste[:2])

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from signal import SIGINT
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 
 from rollalloc.cli.exported import Exported
-from rollalloc.cli.options import RunOptions, SamplingOptions, folder, listed, output, titled
+from rollalloc.cli.options import (
+    RunOptions,
+    SamplingOptions,
+    changed_options,
+    fields_in,
+    folder,
+    in_no_panel,
+    listed,
+    on_output,
+)
 from rollalloc.cli.progress import leave, say, staged
 from rollalloc.cli.reading import Reading
 
 if TYPE_CHECKING:
     from rollalloc.train.config import Config
 
-_PANEL, _SERVER = "Sampling a profile", "A served model"
+on_profile, on_server = map(fields_in, ("Sampling a profile", "A served model"))
 _OF_SERVER = ("served_model", "concurrency", "request_limit", "retries", "price")  # options of --endpoint
 _NOT_SERVED = ("model", "task", "device", "kv_tokens", "max_rows")  # options of a model in this process
 _OF_LOGS = ("format", "weights", "group_size", "rows")  # options for reading other frameworks' logs
@@ -29,37 +36,27 @@ _OF_LOGS = ("format", "weights", "group_size", "rows")  # options for reading ot
 class Asked(Reading, SamplingOptions, Exported):
     """Options that say how a log is read, or which model is sampled on which prompts."""
 
-    reward: Annotated[
-        str | None,
-        typer.Option(
-            help="With a log: reward fields or columns to sum, comma-separated. With --model: the reward function, "
-            "package.module:function or file.py:function, called as verl's compute_score."
-        ),
-    ] = None
-    sample_prompts: Annotated[int | None, titled("Maximum number of prompts to sample (default: 256).", _PANEL)] = None
-    sample_n: Annotated[int | None, titled("Rollouts per prompt (default: 4).", _PANEL)] = None
-    endpoint: Annotated[
-        str | None,
-        titled(
-            "Sample at an OpenAI-compatible server instead, e.g. http://localhost:8000/v1; OPENAI_API_KEY is its key.",
-            _SERVER,
-        ),
-    ] = None
-    served_model: Annotated[str | None, titled("Name under which the server serves the model.", _SERVER)] = None
-    concurrency: Annotated[int, titled("Maximum number of parallel requests.", _SERVER)] = 16
-    request_limit: Annotated[float, titled("Time limit of a request, in seconds.", _SERVER)] = 300.0
-    retries: Annotated[int, titled("Retries of a failed request.", _SERVER)] = 5
-    price: Annotated[
-        str | None,
-        titled("Prices per million tokens of prompts and of answers, e.g. 0.15,0.60, to show the cost.", _SERVER),
-    ] = None
-    out: Annotated[
-        Path | None,
-        output("Folder of the profile; an unfinished one continues (default: a new folder in runs/).", parser=folder),
-    ] = None
-    overwrite: Annotated[bool, output("First delete the files of another profile in the folder.", "--overwrite")] = (
-        False
+    reward: str | None = in_no_panel(
+        None,
+        "With a log: reward fields or columns to sum, comma-separated. With --model: the reward function, "
+        "package.module:function or file.py:function, called as verl's compute_score.",
     )
+    sample_prompts: int | None = on_profile(None, "Maximum number of prompts to sample (default: 256).")
+    sample_n: int | None = on_profile(None, "Rollouts per prompt (default: 4).")
+    endpoint: str | None = on_server(
+        None, "Sample at an OpenAI-compatible server instead, e.g. http://localhost:8000/v1; OPENAI_API_KEY is its key."
+    )
+    served_model: str | None = on_server(None, "Name under which the server serves the model.")
+    concurrency: int = on_server(16, "Maximum number of parallel requests.")
+    request_limit: float = on_server(300.0, "Time limit of a request, in seconds.")
+    retries: int = on_server(5, "Retries of a failed request.")
+    price: str | None = on_server(
+        None, "Prices per million tokens of prompts and of answers, e.g. 0.15,0.60, to show the cost."
+    )
+    out: Path | None = on_output(
+        None, "Folder of the profile; an unfinished one continues (default: a new folder in runs/).", parser=folder
+    )
+    overwrite: bool = on_output(False, "First delete the files of another profile in the folder.", "--overwrite")
 
     def log(self, path: str | None, seed: int) -> tuple[str, Reading]:
         """The log to judge, and how to read it; without a path, one is sampled first.
@@ -68,7 +65,7 @@ class Asked(Reading, SamplingOptions, Exported):
             ValueError: there is neither a log nor a model, or both; an option does not apply; or as `sample_profile`.
         """
         if path is not None:
-            if options := self._set(_OF_SAMPLING):
+            if options := changed_options(self, _OF_SAMPLING):
                 raise ValueError(
                     f"{options}: does not apply to a log; take it out, or leave the log out to sample a profile"
                 )
@@ -78,19 +75,15 @@ class Asked(Reading, SamplingOptions, Exported):
                 "give a log of rollouts, or --model with --prompts and --reward, or --endpoint with these, or --task, to "
                 "sample one"
             )
-        if self.endpoint is None and (options := self._set(_OF_SERVER)):
+        if self.endpoint is None and (options := changed_options(self, _OF_SERVER)):
             raise ValueError(f"{options}: applies only with --endpoint; take it out, or give it")
-        if self.endpoint is not None and (options := self._set(_NOT_SERVED)):
+        if self.endpoint is not None and (options := changed_options(self, _NOT_SERVED)):
             raise ValueError(f"{options}: applies not to a model that a server samples; take it out")
         if self.endpoint is not None and not (self.served_model or "").strip():
             raise ValueError("--endpoint also needs --served-model, the name under which the server serves the model")
-        if options := self._set(_OF_LOGS):
+        if options := changed_options(self, _OF_LOGS):
             raise ValueError(f"{options}: does not apply when a profile is sampled; take it out")
         return str(self._profile(seed)), replace(self, reward=None)
-
-    def _set(self, names: Sequence[str]) -> str:
-        """Those of these options that differ from their defaults, as they are typed; empty if none does."""
-        return ", ".join(f"--{name.replace('_', '-')}" for name in names if getattr(self, name) != getattr(Asked, name))
 
     def _profile(self, seed: int) -> Path:
         """Sample a profile, or continue one, and return its folder."""

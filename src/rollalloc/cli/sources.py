@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from rollalloc.cli.options import RunOptions
+from rollalloc.cli.options import RunOptions, changed_options
 from rollalloc.data._files import read_rows
 from rollalloc.data.encoding import template_arguments
 from rollalloc.generate.sampling import Sampling, Streaming
@@ -29,20 +30,7 @@ from rollalloc.train.schedule import Schedule, Shape, check_budget
 SETTINGS = ("defaults", "tuned")
 _ASYNC_ONLY = ("ahead", "overlap", "generator_limit")  # options of the asynchronous engine
 # Options with the name of a field of `Config`, and options of a field with another name:
-_SAME_NAME = (
-    *("reward", "single_answer", "drop_overlong", "reward_workers", "overlong_buffer", "device"),
-    *("features", "accept_overlap", "learning_rate", "max_grad_norm", "averaging", "tokens_per_forward", "precision"),
-    *(
-        "sampling_dtype",
-        "gradient_checkpointing",
-        "max_rollouts",
-        "target",
-        "eval_every",
-        "engine",
-        "staleness",
-        "ahead",
-    ),
-)
+_SAME_NAME = {field.name for field in fields(RunOptions)} & {field.name for field in fields(Config)} - {"task"}
 _OTHER_NAME = {
     "reward_limit": "reward_limit_s",
     "optimizer_steps": "optimizer_steps_per_batch",
@@ -82,14 +70,6 @@ def _task_names() -> str:
     from rollalloc.cli.tasks import PRESETS
 
     return ", ".join(PRESETS)
-
-
-def changed_options(options: RunOptions, names: Sequence[str]) -> str:
-    """The options that differ from their defaults, as a user would write them; "" if there are none."""
-    changed = [name for name in names if getattr(options, name) != getattr(RunOptions, name)]
-    return ", ".join(
-        f"--{'no-' if getattr(RunOptions, name) is True else ''}{name.replace('_', '-')}" for name in changed
-    )
 
 
 def _own_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed: int) -> Config:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rollalloc.cli.options import RunOptions
-from rollalloc.cli.sources import changed_options, config_fields, usual_parameters
+from rollalloc.cli.options import RunOptions, changed_options
+from rollalloc.cli.sources import config_fields, usual_parameters
 from rollalloc.lab.bench.presets import (
     DEFAULT_OPTIMIZER,
     PRESETS,
