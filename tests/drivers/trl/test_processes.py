@@ -57,21 +57,25 @@ def run(out: Path, processes: int, *, launcher: list[str] | None = None, **given
 
 
 def assert_two_are_one(tmp_path: Path, **given: Any) -> None:
-    """Two processes decide what one does, and each step has its gradient; no weight says which tokens are sampled."""
+    """Train on one process and on two: the same decisions and, at each step, the same gradient.
+
+    With `by_key`, a rollout's tokens depend on its number only and not on the weights, so the two runs stay comparable.
+    """
     one, two = (run(tmp_path / str(count), count, by_key=True, max_grad_norm=1e9, **given) for count in (1, 2))
     assert two.decided == one.decided * 2
     assert_same_gradients(one.gradients, two.gradients)
 
 
-RAGGED = {"recipe": "racing", "unscored": "k1", "loss_type": "grpo"}
+# Groups of different sizes, and a prompt whose rollouts get no score: the processes get different numbers of rows.
+UNEQUAL_ROWS = {"recipe": "racing", "unscored": "k1", "loss_type": "grpo"}
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, RAGGED, {"recipe": "foresight_replay"}],
-    ids=["pilot-commit", "ragged", "features and replayed rows"],
+    [{}, UNEQUAL_ROWS, {"recipe": "foresight_replay"}],
+    ids=["pilot-commit", "unequal rows", "features and replayed rows"],
 )
-def test_two_processes_decide_as_one_and_take_its_gradients(changes, tmp_path):
+def test_two_processes_make_the_same_decisions_and_gradients_as_one(changes, tmp_path):
     assert_two_are_one(tmp_path, **{"recipe": "pilot_commit", "max_steps": 6, "learning_rate": 1e-3} | changes)
 
 

@@ -48,9 +48,11 @@ def test_our_own_command_trains_under_the_choice(name, tmp_path):
     assert (run.model, run.prompts, run.reward) == ("my model", (str(file),), "a b.py:f")
 
 
-def test_a_built_in_task_is_named_by_itself():
-    said = parsed(pasted(CHOICES["raft"], "rollalloc", task="skills/late"))
-    assert (said["task"], said["model"], said["recipe"]) == ("skills/late", None, "raft")
+def test_the_command_for_a_built_in_task_has_task_and_no_model():
+    options = parsed(pasted(CHOICES["raft"], "rollalloc", task="skills/late"))
+    assert options["task"] == "skills/late"
+    assert options["model"] is None
+    assert options["recipe"] == "raft"
 
 
 @pytest.mark.parametrize("name", ["reinforce", "raft", "foresight", "grpo"])
