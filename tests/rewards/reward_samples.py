@@ -3,10 +3,12 @@
 import asyncio
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 not_a_function = 3
 _kept = []
@@ -24,6 +26,15 @@ async def equals_later(data_source, solution_str, ground_truth, extra_info):
 def echo(data_source, solution_str, ground_truth, extra_info):
     """Hands back what it was given, by raising it."""
     raise ValueError(solution_str)
+
+
+def write_to_channel(data_source, solution_str, ground_truth, extra_info):
+    """Writes the completion as a message into every socket of its process, one of which is its channel."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                os.write(descriptor, struct.pack("!I", len(solution_str)) + solution_str.encode())
+    return 1.0
 
 
 def obey(data_source, solution_str, ground_truth, extra_info):

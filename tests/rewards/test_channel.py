@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import struct
-from collections import deque
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +18,8 @@ from rollalloc.rewards._channel import (
     WorkerEnd,
     answer_message,
 )
-from rollalloc.rewards._handle import Limits, Lost, WorkerHandle
-from rollalloc.rewards.function import Scored, Unscored
+from rollalloc.rewards.function import Sample, Scored, Unscored
+from rollalloc.rewards.scorers import WorkerScorer
 
 GOOD = ["ab", True, 1.0, 0.5]
 
@@ -111,47 +111,13 @@ def test_another_process_is_not_believed(ends, split, forked):
         exhaust(parent.receive)
 
 
-# A worker's handle: which answer it takes
-
-
-class Said:
-    """A channel on which a worker has said this."""
-
-    has_unsent = False
-
-    def __init__(self, *messages):
-        self.messages = deque(messages)
-
-    def receive(self):
-        return self.messages.popleft() if self.messages else None
-
-
-def handle(*messages, ready=True):
-    """At the first of two tasks, whose requests are aa and bb."""
-    worker = object.__new__(WorkerHandle)
-    worker.__dict__.update(
-        pending=deque([("aa", "first"), ("bb", "second")]),
-        fresh=True,
-        since=0.0,
-        deadline=1e18,
-        channel=Said(*messages),
-        _limits=Limits("module:function", 1, 1e9, 1.0, 1),
-        _process_id=1,
-        _ready=ready,
-    )
-    return worker
-
-
-def answer(name):
-    return Answer(name, Scored(1.0, 1.0), fit=True)
-
-
-@pytest.mark.parametrize("messages", [[answer("bb")], [answer("aa"), answer("aa")], [Started(2)], [Ready(None)]])
-def test_an_answer_to_another_request_or_a_second_one_loses_the_worker(messages):
-    worker = handle(*messages)
-    with pytest.raises(Lost, match="sent an invalid answer") as lost:
-        exhaust(worker.next_answer)
-    assert lost.value.discarded == 1
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the function finds its channel in /proc")
+@pytest.mark.parametrize("message", ['["00", true, 1.0, 1.0]', '["started", 2]', '["ready"]'])
+def test_a_worker_that_sends_more_than_its_answer_is_lost(message):
+    with WorkerScorer(f"{Path(__file__).with_name('reward_samples.py')}:write_to_channel") as scorer:
+        outcomes = scorer.score([Sample("s", message, "", {})])
+        assert outcomes == [Unscored("worker sent an invalid answer, or another process answered for it")]
+        assert scorer.report()["discarded"] == 1
 
 
 # The worker's end
