@@ -70,11 +70,9 @@ def compare(
     checkpoint_minutes: CheckpointMinutes = 10.0,
 ) -> None:
     """Train under several recipes, and show what each paid for the same accuracy."""
+    # torch takes seconds to import, `--help` should not
     from rollalloc.cli.sources import budget_said, run_of
-    from rollalloc.lab.bench.compare import (
-        check_places,
-        check_runs,
-    )  # torch takes seconds to import, `--help` should not
+    from rollalloc.lab.bench.compare import check_places, check_runs
     from rollalloc.lab.bench.compare import compare as carry_out
     from rollalloc.lab.bench.presets import with_task_files
     from rollalloc.processes.stopping import Stopped

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
+from inspect import Parameter
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -23,6 +24,7 @@ from rollalloc.cli.options import (
     option,
     parameters_by_label,
     source,
+    titled,
     with_options,
 )
 from rollalloc.cli.progress import result_console, say, staged
@@ -82,26 +84,20 @@ Given = Mapping[type, Mapping[str, Any]]
 
 def _with_values(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose first parameter is a `Given`, with an option for each documented field of the `_PANELS` classes."""
-    named = {kind: [each for each in fields(kind) if "says" in each.metadata] for kind in _PANELS}
+    names: dict[type, list[str]] = {}
+    shared: list[Parameter] = []
+    for kind, panel in _PANELS.items():
+        documented = [each for each in fields(kind) if "says" in each.metadata]
+        names[kind] = [each.name for each in documented]
+        for each in documented:
+            hint, default = get_type_hints(kind)[each.name], each.default
+            if hint == Schedule:
+                hint = str
+            if default is MISSING:  # a cost that is estimated if it is not given
+                hint, default = hint | None, None
+            shared.append(option(each.name, default, Annotated[hint, titled(each.metadata["says"], panel)]))
     return with_options(
-        command,
-        [
-            option(
-                each.name,
-                None if (needed := each.default is MISSING) else each.default,
-                Annotated[
-                    str
-                    if (kind_of := get_type_hints(kind)[each.name]) == Schedule
-                    else kind_of | None
-                    if needed
-                    else kind_of,
-                    typer.Option(help=each.metadata["says"], rich_help_panel=_PANELS[kind]),
-                ],
-            )
-            for kind, values in named.items()
-            for each in values
-        ],
-        lambda said: {kind: {each.name: said[each.name] for each in values} for kind, values in named.items()},
+        command, shared, lambda values: {kind: {name: values[name] for name in names[kind]} for kind in names}
     )
 
 

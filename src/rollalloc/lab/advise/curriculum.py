@@ -152,9 +152,8 @@ def write_curriculum(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         OSError: it cannot be written there.
     """
     claim_files([path])
-    known = {
-        name for row in rows for name, value in row.items() if value != {}
-    }  # Parquet cannot hold empty dictionaries
+    # Parquet cannot hold a column of empty dictionaries.
+    known = {name for row in rows for name, value in row.items() if value != {}}
     write_rows(path, [{name: value for name, value in row.items() if name in known} for row in rows])
 
 

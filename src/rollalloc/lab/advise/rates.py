@@ -15,10 +15,8 @@ HOPELESS = 0.02  # prompts with at most this rate are hopeless; those with at le
 _POINTS = 129
 _STEPS = 400  # EM steps; whatever the counts determine has converged by then
 _PSEUDO = 0.05  # pseudo-count of the uniform distribution, so that no rate gets weight 0
-_LUMPS, _ENDS = (
-    3.0,
-    1.0,
-)  # Dirichlet parameters of the resamples' starting points: in all between 0 and 1, and at 0 and 1 each
+# Dirichlet parameters of the resamples' starting points: in all between 0 and 1, and at 0 and 1 each.
+_LUMPS, _ENDS = 3.0, 1.0
 _LEAST = 1e-300  # replaces a rate of 0 in logarithms
 
 Floats = NDArray[np.float64]

@@ -12,10 +12,8 @@ from typing import Literal
 
 from rollalloc.lab.advise.profile import Profile
 
-ENOUGH, _ROUND = (
-    1024,
-    100,
-)  # rollouts that a profile needs; missing ones are rounded up to a multiple of the second number
+# Rollouts that a profile needs; missing ones are rounded up to a multiple of the second number.
+ENOUGH, _ROUND = 1024, 100
 BATCH = 64  # rollouts per batch if only the group size is known
 USUAL_N = 8  # TRL's default `num_generations`, assumed if the present setting is unknown
 LARGE_GROUP, BARREN = 16, 0.95  # with this share of such groups without variance, no recipe can learn much

@@ -61,12 +61,10 @@ class Simulation:
         self.trainer = SimulatedTrainer(scenario)
         self.queue: deque[tuple[int, Order]] = deque()  # rollouts waiting for a slot
         self.queued: set[int] = set()
-        self.made: dict[
-            int, tuple[SimulatedOutcome, int]
-        ] = {}  # outcome and version at the first token; kept until released
-        self.stopping: deque[tuple[float, int]] = (
-            deque()
-        )  # when the slot becomes free; in order, since all waits are equally long
+        # Outcome and version at the first token; kept until released.
+        self.made: dict[int, tuple[SimulatedOutcome, int]] = {}
+        # When the slot of a stopped rollout becomes free; in order, since all waits are equally long.
+        self.stopping: deque[tuple[float, int]] = deque()
         self.peak = 0  # most rollouts at once since the last update
         self.tail = self.unused = 0.0
         self.stopped = self.rows = self.row_tokens = 0
@@ -247,9 +245,8 @@ class Simulation:
         fleet, trainer, cluster = self.fleet, self.trainer, self.cluster
         fleet.advance()
         share = cluster.gpus_per_replica
-        together = (
-            cluster.schedule == "sync"
-        )  # synchronizing weights then takes all GPUs' time, and none waits for the trainer
+        # Under "sync", synchronizing weights takes all GPUs' time, and none waits for the trainer.
+        together = cluster.schedule == "sync"
         syncing = self.costs.weight_sync * self.allocator.version * cluster.gpus if together else 0.0
         waiting = 0.0 if together else trainer.idle * cluster.trainers
         return Books(

@@ -24,9 +24,8 @@ from rollalloc.lab.bench.tasks.tiny import SEPARATOR, Examples, Shape, WarmUp, s
 
 LIMIT = 24  # maximum tokens of a walk, EOS included
 PROMPT = 3  # tokens of a prompt
-LONG = (
-    128  # limit of pools with the full tail: half of the lost walker's walks end within 12, one in twenty exceeds 128
-)
+# Limit of pools with the full tail: half of the lost walker's walks end within 12, one in twenty exceeds 128.
+LONG = 128
 VERBOSE = 0.6  # share of aimless walks in the pool "brief", where right answers are short
 
 POOLS = {
@@ -97,9 +96,8 @@ class Walks:
         self.open_CC = _with_walls(self.near_CC, config.walls, rng)
         self.steps_CC = _distances(self.open_CC)
         closed_CC = np.triu(self.near_CC & ~self.open_CC)
-        crossed_CC = (
-            rng.beta(0.5, 0.8, size=closed_CC.shape) * closed_CC
-        )  # probability of mistaking a wall for a passage
+        # Probability of mistaking a wall for a passage.
+        crossed_CC = rng.beta(0.5, 0.8, size=closed_CC.shape) * closed_CC
         self.heading_C = 0.98 * rng.beta(0.6, 0.5, size=self.cells)  # probability of heading for the goal, by goal
         self.stay, self.give_up = 0.98, 0.003  # probability of ending at the goal, and at any other cell
         weight_CC = self.open_CC + crossed_CC + crossed_CC.T
