@@ -740,9 +740,10 @@ class GroupForChosen(advantages.OverChosen):
         return self.kernel(group.rewards_G)[chosen_M]
 
 
-@advantages.promising(advantages.grpo.promises)
-def not_scaled(rewards_G):
-    return advantages.dr_grpo(rewards_G)
+@dataclass(frozen=True)
+class NotScaled(advantages.GRPO):
+    def __call__(self, rewards_G):
+        return advantages.dr_grpo(rewards_G)
 
 
 @dataclass(frozen=True)
@@ -1018,7 +1019,7 @@ RULES = [
     (9, "ShortestAndLongest", other("darts_longest_by_size", rows=MoreOfMore(3, 2, True))),
     (9, "OverGroup", other("grpo", advantage=Flipped(GRPO))),
     (9, "OverGroup", other("grpo", advantage=misled(advantages.OverGroup(GRPO)))),
-    (9, "OverGroup", other("grpo", advantage=advantages.OverGroup(not_scaled))),
+    (9, "OverGroup", other("grpo", advantage=advantages.OverGroup(NotScaled(ddof=0)))),
     (9, "OverChosen", other("pods", advantage=GroupForChosen(advantages.pods))),
     (9, "Rewards", other("reinforce", advantage=misled(advantages.Rewards()))),
     (9, "Rewards", other("reinforce_neg", advantage=CentredReward())),
