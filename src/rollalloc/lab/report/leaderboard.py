@@ -10,7 +10,7 @@ from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims
 from rollalloc.files.text import one_line
 from rollalloc.lab.bench.cells import Board, Cell, TrackPart, board_of
-from rollalloc.lab.bench.contestants import BASELINE
+from rollalloc.lab.bench.contestants import BASELINE, PLAIN
 from rollalloc.lab.bench.plan import KIND, TABLE, Plan
 from rollalloc.lab.bench.search import search_rollouts
 from rollalloc.lab.bench.summary import FEWEST, OF_GRADED, Interval, in_words, measure_of
@@ -49,7 +49,7 @@ def markdown(board: Board) -> str:
         lines += [f"## {_plain(table.title)}", "", *_lines(table), ""]
     lines += ["## What was run", "", *(f"- {_plain(name)}: {_plain(value)}" for name, value in _facts(board)), ""]
     commands = {_name(part): [cell.command for cell in part.cells if cell.command] for part in board.parts}
-    lines += ["## The command of every cell", ""] if any(commands.values()) else []
+    lines += ["## The commands", ""] if any(commands.values()) else []
     for name, of_part in commands.items():
         lines += [f"{_plain(name)}:", "", "```", *of_part, "```", ""] if of_part else []
     return "\n".join(lines)
@@ -69,7 +69,7 @@ def tables_of(part: TrackPart) -> list[Table]:
     rows = [(cell.label, _row(cell, part)) for cell in part.cells]
     costs = len(headings) - 2 * len(extra)
     paid = _columns(f"{_name(part)}: until held-out {measure} {part.task.target:g}", headings, rows, range(costs))
-    worth = f"{_name(part)}: what the policy was worth, at the target and at {part.task.budget:,} rollouts"
+    worth = f"{_name(part)}: the policy at the target and at {part.task.budget:,} rollouts"
     return [paid, _columns(worth, headings, rows, range(costs, len(headings)))]
 
 
@@ -108,7 +108,7 @@ def _overviews(board: Board) -> list[Table]:
             (contestant.label, [_overview(cells.get(contestant.label)) for cells in by_label])
             for contestant in board.plan.contestants
         ]
-        title = f"{track}: {BASELINE}'s rollouts to the target over each method's; above 1 is cheaper"
+        title = f"{track}: {BASELINE}'s rollouts divided by each method's; above 1 is cheaper"
         tables.append(Table(title, [part.task.name for part in parts], rows))
     return tables
 
@@ -121,12 +121,13 @@ def _overview(cell: Cell | None) -> str:
 
 
 _READ = (
-    f"{BASELINE} / this: the baseline's cost over this method's, paired by seed; above 1 is cheaper.",
-    "A figure marked > or < is a bound, since a run did not reach the target; it has no interval.",
-    "Every run pays the same budget. Its cost is what it had paid when it first stood at the target, twice in a row.",
-    "Targets, budgets and seeds were fixed, and the plan was frozen, before the first run.",
-    "The plain estimator to compare with is the one that was cheapest on these very seeds, which flatters it.",
-    "What stands “at target” is of the runs that reached it.",
+    f"{BASELINE} / this: the baseline's cost divided by this method's, paired by seed; above 1, this method is cheaper.",
+    "A figure marked > or < is a bound, because some runs did not reach the target. It has no interval.",
+    "All runs have the same budget.",
+    "A run's cost is what it had spent when its accuracy first reached the target; the next evaluation must, too.",
+    "Targets, budgets, seeds and the plan were fixed before the first run.",
+    f"Other ratios compare with the cheapest of {', '.join(PLAIN)}. The same seeds choose it, which flatters it.",
+    "Columns “at target” include only runs that reached the target.",
 )
 
 
@@ -142,15 +143,15 @@ def _notes(board: Board) -> list[str]:
     notes = [f"Tier {plan.tier}: interquartile means over {seeds} seeds, {how}.", *_READ]
     if "defaults" in plan.tracks:
         notes.append(
-            f"Defaults: what each method does where nobody tunes: the same shape, as far as it has one, the same rate, "
-            f"{plan.default_rate:g}, and the trainer's own optimizer on every task. Nothing was searched for."
+            f"Defaults: nothing was tuned. All methods have the same batch size, as far as they can, the same learning "
+            f"rate, {plan.default_rate:g}, and the trainer's own optimizer on every task."
         )
     if "tuned" in plan.tracks:
-        rungs = ", then ".join(f"{rung.settings} at {rung.share:g} of the budget" for rung in plan.search)
+        rungs = ", then ".join(f"{rung.settings} settings with {rung.share:g} of the budget" for rung in plan.search)
         tuning = ", ".join(str(seed) for rung in plan.search for seed in rung.seeds)
-        notes.append(f"Tuned: the same search for every method, by successive halving: {rungs}; seeds {tuning}.")
+        notes.append(f"Tuned: every method got the same search, by successive halving: {rungs}; seeds {tuning}.")
     if board.missing:
-        notes.insert(0, f"Not finished: {board.missing} final runs are missing. What stands here may still change.")
+        notes.insert(0, f"Not finished: {board.missing} final runs are missing, so these figures may still change.")
     return notes
 
 
