@@ -3,7 +3,7 @@
     PYTHON=.venv-verl/bin/python python experiments/verl_tools.py run FOLDER [--one]  # resumable; --one: the next run
     python experiments/verl_tools.py table FOLDER                                     # of the runs that are over
 
-The plan, set before any run. The task and the warmed-up tiny Qwen2 are those of tests/drivers/verl/multiplying.py, made
+The plan, set before any run. The task and the warmed-up tiny Qwen2 are those of examples/multiplying.py, made
 once: products of two numbers of two digits, a tool that multiplies and that a third of the first rollouts call. 64 rollouts
 a batch are trained on, in one optimizer step at 1e-3, which was tuned for none of them: verl's GRPO, DAPO and Pilot-Commit
 (4 + 4) 8 prompts x 8, DAPO and Pilot-Commit with up to 16 prompts at once, REINFORCE 64 x 1; 12 batches; seeds 0 and 1 of
@@ -27,7 +27,7 @@ from verl_modes import carried_out, carry_out, finished
 
 BATCHES, SEEDS, BATCH = 12, (0, 1, 2), 64
 LINES = BATCHES + 1  # of metrics: a line for each batch, and one before training
-TASK = Path(__file__).parents[1] / "tests" / "drivers" / "verl" / "multiplying.py"
+TASK = Path(__file__).parents[1] / "examples" / "multiplying.py"
 GRPO, REINFORCE, PILOT_COMMIT = verl_learning.ARMS.items()
 DAPO = [verl_learning.OURS, "+trainer.v1.rollalloc.recipe=dapo", "+trainer.v1.rollalloc.gen_groups=16"]
 ARMS = dict([GRPO, REINFORCE, ("recipe=dapo, 8 x 8", DAPO), PILOT_COMMIT])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def run(name: str) -> str:
-    done = subprocess.run([sys.executable, ROOT / "examples" / name], capture_output=True, text=True, check=False)
+def run(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / name, *arguments], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -63,6 +66,17 @@ def test_every_example_is_run_by_a_test() -> None:
         if example.suffix in (".py", ".sh"):
             named = (f'"{example.name}"', f'"{example.stem}:', f"from {example.stem} import", f"={example.stem}")
             assert any(name in tests for name in named), f"no test runs {example.relative_to(ROOT)}"
+
+
+@pytest.mark.e2e
+def test_a_model_learns_to_call_its_tool_with_trl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of docs/agents.md, with a function as the tool and with an environment."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    run("multiplying.py", str(tmp_path))
+    for how in ([], ["--environment"]):
+        line = run("trl_tools.py", str(tmp_path), *how).splitlines()[-1]
+        before, after = (float(number) for number in re.findall(r"\d\.\d+", line))
+        assert after > before + 0.2, "256 questions: a standard error of at most .045 of the difference"
 
 
 def test_the_new_judge_keeps_the_laws() -> None:

@@ -244,7 +244,7 @@ def _reach(given: Any, *_: Any, **__: Any) -> None:
 
 
 def check_make(words: list[str]) -> None:
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    targets = re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     for word in words:
         assert word in targets or re.fullmatch(r"[A-Z]+=.*", word), f"make {word}: no such target"
 
@@ -289,6 +289,12 @@ def check_python(words: list[str]) -> None:
         assert (ROOT / words[0]).is_file() or Path(words[0]).is_file(), f"python {words[0]}: no such file"
 
 
+def check_bash(words: list[str]) -> None:
+    """The example of verl, with a folder and verl's keys."""
+    assert words[0] == "examples/verl/cpu.sh", f"bash {words[0]}"
+    check_verl(words[2:])
+
+
 def check_ray(words: list[str]) -> None:
     assert words[0] == "start", f"ray {words[0]}"
     assert words[1:2] in (["--head"], ["--address"]), f"ray start {words[1:]}"
@@ -302,6 +308,7 @@ def check_shell(block: Block) -> None:
     """Each line of a block, by what it calls."""
     checks = {"make": check_make, "pip": check_pip, "python": check_python, "python3": check_python}
     checks |= {"git": check_git, "cd": check_cd, "source": check_source, "python3.12": check_python}
+    checks |= {".venv-verl/bin/python": check_python, "bash": check_bash}
     checks |= {"ray": check_ray, "export": check_export}
     for words in lines_of(block):
         if words[0] == "rollalloc":

@@ -6,11 +6,13 @@ import json
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+PACKED = {".zst": "zstd", ".gz": "gzip"}  # endings of packed files that are read as they are
 LONGEST = 64 << 20  # bytes of a line, with its end; longer lines are skipped and never held in memory
 
 
@@ -31,17 +33,17 @@ def read_lines(path: Path, *, unique: bool = False) -> Iterator[tuple[int, Any]]
     """Read the lines that are not blank.
 
     Args:
-        path: path of the file.
+        path: path of the file, which may be packed.
         unique: objects with a repeated key are `Unreadable`. False: the last value counts, as in Python's `json`.
 
     Yields:
         The number of the line, from 1, and its JSON value or an `Unreadable`.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or a packed file is damaged or cut off.
     """
     decode = decode_once if unique else decoded
-    with path.open("rb") as file:
+    with _opened(path) as file:
         number = 0
         while line := file.readline(LONGEST + 1):
             number += 1
@@ -57,6 +59,14 @@ def read_lines(path: Path, *, unique: bool = False) -> Iterator[tuple[int, Any]]
             except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or an integer of 5,000 digits
                 why = "nested too deep" if isinstance(error, RecursionError) else str(error)
                 yield number, Unreadable(why, repr(line[:40]))
+
+
+def _opened(path: Path) -> Any:
+    if path.suffix not in PACKED:
+        return path.open("rb")
+    import pyarrow
+
+    return BufferedReader(pyarrow.input_stream(str(path), compression=PACKED[path.suffix]))
 
 
 def decoded(line: bytes) -> Any:

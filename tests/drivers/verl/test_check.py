@@ -69,6 +69,34 @@ def test_what_is_wrong_is_named_and_no_success(wrong, code, says, capsys):
     assert not shown.out
 
 
+ROLLOUT = "actor_rollout_ref.rollout"
+STEP = f"{ROLLOUT}.max_num_batched_tokens"
+
+
+@pytest.mark.parametrize("command", [STOCK, OURS], ids=["stock", "ours"])
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ([f"{STEP}=256", f"{ROLLOUT}.max_num_seqs=256"], None),
+        ([f"{STEP}=255", f"{ROLLOUT}.max_num_seqs=256"], "must be at least max_num_seqs, got 255 and 256"),
+        ([f"{STEP}=512", f"+{ROLLOUT}.engine_kwargs.vllm.max_num_seqs=1024"], "must be at least max_num_seqs, got 512"),
+        ([f"{ROLLOUT}.enable_chunked_prefill=False", f"{ROLLOUT}.max_model_len=16384"], None),  # verl raises the tokens
+        ([f"{ROLLOUT}.enable_chunked_prefill=False", f"{STEP}=128"], None),
+        (
+            [
+                f"{ROLLOUT}.enable_chunked_prefill=False",
+                f"{ROLLOUT}.max_model_len=2048",
+                f"+{ROLLOUT}.engine_kwargs.vllm.max_num_batched_tokens=1024",
+            ],
+            "must be at least max_model_len without chunked prefill, got 1024 and 2048",
+        ),
+    ],
+)
+def test_limits_that_vllm_refuses_are_refused_before_it_starts(command, limits, says, capsys):
+    assert main([*command, *limits]) == (1 if says else 0)
+    assert (says or "") in capsys.readouterr().err
+
+
 # -------------------------------------------------------------------------------------------------------------- files
 
 ROW = {

@@ -322,7 +322,7 @@ def test_trajectories_of_several_turns_with_a_tool_are_rollouts_like_any_other(t
 def test_a_model_learns_to_call_its_tool(tmp_path):
     """verl's `tool_agent` with verl's own parser: a call of the tool pays, a guess does not."""
     run = Run(tmp_path / "run")
-    task = HERE / "multiplying.py"
+    task = EXAMPLE.parents[1] / "multiplying.py"
     subprocess.run([sys.executable, task, run.folder], check=True)
     agent, multi_turn = "actor_rollout_ref.rollout.agent", "actor_rollout_ref.rollout.multi_turn"
     overrides = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 import random
@@ -160,11 +161,32 @@ def rows_of(*sizes):
     ]
 
 
+@pytest.mark.parametrize("format", ["verl/v1", "verifiers", "rollalloc"])
+def test_a_file_that_gzip_packed_is_read_as_it_is(tmp_path, format):
+    for file in (SAMPLES / format).rglob("*.jsonl"):
+        (tmp_path / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    packed, plain = read_log(tmp_path), read_log(SAMPLES / format)
+    assert (packed.format, packed.bad) == (plain.format, 0)
+    assert rewards(packed) == rewards(plain)
+
+
+@pytest.mark.parametrize("keep", [0.6, 0.0])
+def test_what_of_a_packed_file_can_be_read_counts_and_the_rest_is_named(tmp_path, keep):
+    row = {"input": "a", "output": "b", "score": 1, "step": 1, "uid": "u"}
+    lines(tmp_path / "1.jsonl", row, row)
+    packed = gzip.compress("".join(json.dumps(row | {"output": str(at)}) + "\n" for at in range(90_000)).encode())
+    (tmp_path / "2.jsonl.gz").write_bytes(packed[: int(keep * len(packed))] if keep else b"not packed at all")
+    log = read_log(tmp_path)
+    assert len(rewards(log)[0]) >= (1000 if keep else 2)
+    assert log.bad == 1
+    assert log.first_bad.startswith(f"{tmp_path / '2.jsonl.gz'}: the packed file is damaged or cut off (")
+
+
 @pytest.mark.parametrize("forced", [None, "verifiers"])
-def test_a_packed_file_is_to_be_unpacked(tmp_path, forced):
-    file = tmp_path / "traces.jsonl.gz"
-    file.write_bytes(gzip.compress((SAMPLES / "verifiers" / "traces.jsonl").read_bytes()))
-    with pytest.raises(ValueError, match=r"found traces\.jsonl\.gz; unpack it first"):
+def test_another_packed_file_is_to_be_unpacked(tmp_path, forced):
+    file = tmp_path / "traces.jsonl.bz2"
+    file.write_bytes(bz2.compress((SAMPLES / "verifiers" / "traces.jsonl").read_bytes()))
+    with pytest.raises(ValueError, match=r"found traces\.jsonl\.bz2; unpack it first"):
         read_log(file, forced)
 
 

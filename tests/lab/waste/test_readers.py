@@ -5,7 +5,9 @@ functions, of which one has weight 0); `verl` by the dump functions of both trai
 `verifiers` by `vf-eval` of verifiers 0.4.0 (6 sums × 4, answered by SmolLM2-135M under vLLM 0.31; in `verifiers_failed`
 another server ended two streams too early); `prime-rl` by `Episode.to_record` of verifiers 0.4.0, laid out as prime-rl's
 file monitor does, with made-up episodes; `prime-rl-0.8` the same with verifiers at a60a606, which prime-rl 0.8.1 at 559b447
-has as a submodule, stamped as its dispatcher does (the newest source of it that could be read, of August 2026);
+has as a submodule, stamped as its dispatcher does; `prime-rl-0.9` the same episodes by verifiers 0.4.0, stamped and laid out
+as prime-rl 0.9.1 does since 1 September 2026 (`monitors/file/traces` at 551bfc3: chunks packed by pyzstd as its `seal` does,
+the last one open), with annotations and indices beside them;
 `rollalloc` by a Pilot-Commit run of its own trainer.
 """
 
@@ -344,7 +346,7 @@ def test_verifiers_results_of_before_0_4_and_traces_of_later_say_what_was_expect
         read_log(older)
     later = lines(tmp_path / "later" / "traces.jsonl", [episode(version=2)])
     with pytest.raises(
-        ValueError, match=r"trace of version 2, expected 1, as verifiers 0\.4 and prime-rl 0\.7 and 0\.8"
+        ValueError, match=r"trace of version 2, expected 1, as verifiers 0\.4 and prime-rl 0\.7 to 0\.9"
     ):
         read_log(later)
 
@@ -382,6 +384,33 @@ def test_prime_rl_at_the_commit_that_was_read_has_groups_steps_tokens_and_failur
     assert log.groups.truncated_V.tolist() == [1, 0, 0]
     assert "2 traces failed and have no score: ProviderError (1), SandboxError (1)" in log.notes
     assert "turns of a rollout: 1.1 in the mean, at most 2" in log.notes
+
+
+def test_prime_rl_0_9_writes_a_stream_of_chunks_packed_but_for_the_last():
+    """Each episode once, evaluations among them; annotations and indices beside the stream are no traces."""
+    log = read_log(SAMPLES / "prime-rl-0.9")
+    assert (log.format, log.bad, log.complete) == ("prime-rl", 0, True)
+    assert [(group.prompt, group.step, group.rewards) for group in each(log.groups)] == [
+        ("sum/0", 4, [1.5, 1.5, 0.5, 0.5]),  # where it came back, not where it was dispatched
+        ("sum/1", 4, [1.5, 1.5, 1.5, None]),
+        ("sum/2", 3, [None]),  # it failed before there was a trace to stamp
+    ]
+    assert log.groups.tokens_R.tolist()[:4] == [4, 8, 4, 4]
+    assert "1 traces are of evaluations and were left out; --rows all counts them as training" in log.notes
+
+
+def test_prime_rl_stream_that_is_written_while_it_is_read(tmp_path):
+    """A chunk is there twice while it is packed, and the last line of the open one is half a line."""
+    folder = tmp_path / "stream"
+    shutil.copytree(SAMPLES / "prime-rl-0.9" / "monitors" / "file" / "traces" / "stream", folder)
+    with pyarrow.input_stream(str(folder / "00000.jsonl.zst"), compression="zstd") as packed:
+        (folder / "00000.jsonl").write_bytes(packed.read())
+    (folder / "00001.jsonl.zst.tmp").write_bytes(b"begun")
+    whole = (folder / "00003.jsonl").read_bytes()
+    (folder / "00003.jsonl").write_bytes(whole + whole[:100])
+    log = read_log(folder)
+    assert rewards(log) == rewards(read_log(SAMPLES / "prime-rl-0.9"))
+    assert (log.bad, log.first_bad) == (1, f"{folder / '00003.jsonl'}:{whole.count(10) + 1}: not JSON")
 
 
 def test_prime_rl_effective_traces_alone_are_not_complete():

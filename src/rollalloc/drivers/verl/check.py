@@ -127,9 +127,10 @@ def checked(config: Any) -> CheckedStep:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    from rollalloc.drivers.verl.configure import configure
+    from rollalloc.drivers.verl.configure import configure, refuse_limits_of_vllm
 
     settings = configure(config) if str(config.trainer.v1.trainer_mode) in MODES else None
+    refuse_limits_of_vllm(config.actor_rollout_ref.rollout)  # for stock verl's command, too
     validated, unchecked = _for_validation(config)
     # verl's validation prints a success message, and warns if the critic is off.
     with redirect_stdout(io.StringIO()), catch_warnings():

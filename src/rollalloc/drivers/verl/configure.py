@@ -37,6 +37,7 @@ def configure(config: Any) -> VerlSettings:
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     refuse_reward_arguments((config.reward.get("custom_reward_function") or {}).get("reward_kwargs") or ())
     at_least("actor_rollout_ref.actor.ppo_mini_batch_size", actor.ppo_mini_batch_size, 1)
+    refuse_limits_of_vllm(rollout)
     mode = verls_mode(config.trainer.v1.trainer_mode)
     overlap = overlap_of(config)
     sizes = config.data.train_batch_size, rollout.n
@@ -56,6 +57,38 @@ def configure(config: Any) -> VerlSettings:
                     correction, {"rollout_is": "token", "rollout_is_threshold": 2.0}
                 )
     return settings
+
+
+def refuse_limits_of_vllm(rollout: Any) -> None:
+    """Refuse limits with which vLLM would end when it starts, after Ray and the model are up.
+
+    Args:
+        rollout: verl's `actor_rollout_ref.rollout`; its `engine_kwargs.vllm` override its own keys, as in verl.
+
+    Raises:
+        ValueError: a step of vLLM has fewer tokens than sequences, or, without chunked prefill, than the longest sequence.
+    """
+    if rollout.name != "vllm":
+        return
+    given = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
+    keys = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "enable_chunked_prefill")
+    tokens, sequences, longest, chunked = (given.get(key, rollout.get(key)) for key in keys)
+    if tokens is None or sequences is None:  # vLLM chooses
+        return
+    if not rollout.enable_chunked_prefill and not given.get(keys[0]):  # verl raises them to the longest sequence
+        tokens = max(tokens, rollout.max_model_len or sequences)  # unset, it is the model's number of positions
+    name = "actor_rollout_ref.rollout"
+    if tokens < sequences:
+        raise ValueError(
+            f"{name}.max_num_batched_tokens must be at least max_num_seqs, got {tokens} and {sequences}: vLLM would refuse "
+            f"them when it starts; set {name}.max_num_seqs={tokens} or less, or raise max_num_batched_tokens"
+        )
+    if not chunked and tokens < (longest or 0):
+        raise ValueError(
+            f"{name}.max_num_batched_tokens must be at least max_model_len without chunked prefill, got {tokens} and "
+            f"{longest}: vLLM would refuse them when it starts; set {name}.enable_chunked_prefill=True, or raise "
+            "max_num_batched_tokens"
+        )
 
 
 def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]:

@@ -15,7 +15,7 @@ from rollalloc.runs.discovery import natural
 
 __all__ = ["FORMATS", "Options", "check_format", "read_log"]
 
-_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+_PACKED = (".bz2", ".xz", ".zip")
 FORMATS = {
     "trl": trl.FORMAT,
     "verl": verl.FORMAT,

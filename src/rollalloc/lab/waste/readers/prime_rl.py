@@ -29,6 +29,7 @@ from rollalloc.lab.waste.readers.shared import (
     objects,
     said,
     text,
+    whole,
 )
 
 _LIMITS = (
@@ -128,7 +129,7 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Trac
         return f"expected an episode of verifiers 0.4 with traces and rewards, found {names(record)}"
     if trace.get("version", _VERSION) != _VERSION:
         version = names([text(trace["version"])])
-        return f"trace of version {version}, expected {_VERSION}, as verifiers 0.4 and prime-rl 0.7 and 0.8 write it"
+        return f"trace of version {version}, expected {_VERSION}, as verifiers 0.4 and prime-rl 0.7 to 0.9 write it"
     agent = inside(trace, "agent")
     if agent.get("trainable") is False:
         return None
@@ -148,6 +149,9 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Trac
         prompt = f"{environment} {prompt}"
     if traces.of_run and group is None and task:
         group = f"{text(inside(record, 'run').get('id'))} {prompt}"
+    if step is None:
+        of_run = inside(record, "run", "work").get("step")
+        step = whole(inside(trace, "info", "arrival").get("step", of_run), log, where, "step")
     if not isinstance(group, (str, int)) or not task:
         return f"expected a group's id and a task, found {names(record)}"
     failed = trace.get("ok") is False or ("ok" not in trace and bool(trace.get("errors")))
@@ -162,8 +166,8 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Trac
         traces.errors[_error(record, trace)] += 1
     elif sampled:
         traces.turns.append(len(sampled))
-    whole = [call for call in _objects(trace, "calls") if not call.get("error")]
-    at_limit = trace.get("stop_condition") in _LIMITS or bool(whole and whole[-1].get("finish_reason") == "length")
+    calls = [call for call in _objects(trace, "calls") if not call.get("error")]
+    at_limit = trace.get("stop_condition") in _LIMITS or bool(calls and calls[-1].get("finish_reason") == "length")
     traces.gathering.add(
         (str(group), text(agent.get("name"))),
         prompt,
@@ -233,9 +237,11 @@ def _said(reward: str) -> tuple[str, str]:
 
 
 def _choose(files: Sequence[Path]) -> list[Path]:
-    """Training traces: all of them if logged, else those that were trained on."""
-    training = [file for file in by_suffix(files, ".jsonl") if "eval" not in file.parts and file.stem != "metrics"]
-    everything = [file for file in training if file.parent.name == "all"]
+    """Training traces: all of them if logged, as prime-rl 0.9.1 does in a stream of chunks; else those trained on."""
+    training = [
+        file for file in by_suffix(files, ".jsonl") if "eval" not in file.parts and not file.name.startswith("metrics.")
+    ]
+    everything = [file for file in training if file.parent.name in ("all", "stream")]
     return everything or training
 
 
@@ -247,14 +253,15 @@ def _is_evaluation(line: Fields) -> bool:
 
 
 def _choose_evaluation(files: Sequence[Path]) -> list[Path]:
-    return [file for file in files if file.name in ("traces.jsonl", "results.jsonl")]
+    lines = by_suffix(files, ".jsonl")
+    return [file for file in lines if file.name.startswith(("traces.", "results.")) or file.parent.name == "stream"]
 
 
 VERIFIERS = Format(
     "traces.jsonl of verifiers 0.4's `vf-eval`", _choose_evaluation, _read_evaluation, _is_evaluation, ("reward",)
 )
 FORMAT = Format(
-    "rollouts/step_*/train/all/traces.jsonl",
+    "rollouts/step_*/train/all/traces.jsonl or traces/stream/*.jsonl",
     _choose,
     _read,
     lambda line: "traces" in line or ("rewards" in line and "task" in line),

@@ -11,7 +11,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from rollalloc.data.jsonl import Unreadable, read_lines
+from rollalloc.data.jsonl import PACKED, Unreadable, read_lines
 from rollalloc.lab.waste.groups import NO_STEP, Log
 
 Fields = Mapping[str, Any]
@@ -94,20 +94,26 @@ class Format:
 
 
 def by_suffix(files: Sequence[Path], suffix: str) -> list[Path]:
-    """The files with this suffix."""
-    return [file for file in files if file.suffix == suffix]
+    """The files with this suffix; JSON lines may be packed."""
+    suffixes = (suffix, *(f".jsonl{packed}" for packed in PACKED)) if suffix == ".jsonl" else suffix
+    return [file for file in files if file.name.endswith(suffixes)]
 
 
 def objects(file: Path, log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each JSON object of a file with its place; other lines are counted as unusable."""
     place = shown(file)
-    for number, row in read_lines(file):
-        if isinstance(row, dict):
-            yield f"{place}:{number}", row
-        elif isinstance(row, Unreadable):
-            log.reject(f"{place}:{number}", "not JSON" if "longer" not in row.why else row.why)
-        else:
-            log.reject(f"{place}:{number}", f"expected a JSON object, got {short(row)}")
+    try:
+        for number, row in read_lines(file):
+            if isinstance(row, dict):
+                yield f"{place}:{number}", row
+            elif isinstance(row, Unreadable):
+                log.reject(f"{place}:{number}", "not JSON" if "longer" not in row.why else row.why)
+            else:
+                log.reject(f"{place}:{number}", f"expected a JSON object, got {short(row)}")
+    except OSError as error:
+        if file.suffix not in PACKED:
+            raise
+        log.reject(place, f"the packed file is damaged or cut off ({error})")
 
 
 # ------------------------------------------------------------------------------------------------------- single fields

@@ -1,14 +1,23 @@
-"""A task of two turns for verl's `tool_agent`: the product of two numbers, which a tool knows.
+"""A task of two turns: the product of two numbers, which a tool knows. For TRL (trl_tools.py) and verl; CPU, no download.
 
-Run as a program with a folder, it makes the prompts and a tiny model that calls the tool in a third of its rollouts and
-guesses in the others. verl loads this file twice more: for the tool, and for the reward.
+    python examples/multiplying.py FOLDER        # about a minute
+
+writes prompts, and a tiny Qwen2 that calls the tool in a third of its rollouts and guesses in the others, so that training
+can show it which one pays. verl loads this file twice more: for the tool, and for the reward.
 """
 
+import json
 import random
 import sys
 from pathlib import Path
 
-from verl.tools.function_tool import function_tool
+try:
+    from verl.tools.function_tool import function_tool
+except ImportError:  # TRL takes the plain function
+
+    def function_tool(function):
+        return function
+
 
 PIECES = (  # a token each, so that a call is short
     *(f"<|im_start|>{role}\n" for role in ("user", "assistant", "tool")),
@@ -19,6 +28,20 @@ TEMPLATE = (
     "{% for call in m.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}"
     "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+RESPONSE = {  # how transformers reads what the model wrote; TRL finds the calls of tools by it
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"<\|im_end\|>", "content": "text"},
+    },
+}
 SHOWN, WARM_UP, GUESSES = 48, 1500, 2 / 3  # dialogues a step, steps, share of dialogues that guess
 
 
@@ -29,6 +52,9 @@ def multiply(a: int, b: int) -> str:
     Args:
         a: One.
         b: The other.
+
+    Returns:
+        Their product.
     """
     return str(a * b)
 
@@ -77,6 +103,8 @@ def make_model(folder):
     words.add_tokens([AddedToken(piece, special=False, normalized=False) for piece in PIECES])
     words.chat_template = TEMPLATE
     words.save_pretrained(folder)
+    settings = folder / "tokenizer_config.json"  # written here, since releases before 5.13 do not know the setting
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"response_template": RESPONSE}))
     model.resize_token_embeddings(len(words))
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, WARM_UP)
@@ -97,7 +125,7 @@ def make_model(folder):
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "verl"))
+    sys.path.insert(0, str(Path(__file__).parent / "verl"))
     import make_tiny
     import torch
 
