@@ -45,8 +45,7 @@ _TOP_P = 1.0  # training samples from the whole distribution
 _ANSWERED = ("stop", "length", "eos", "stop_sequence")  # reasons of complete answers and of the length limit
 _REFUSALS = (400, 413, 422)  # codes for a request whose content the server does not accept
 _NO_LIST = (404, 405, 501)  # codes of a server that does not list its models
-# vLLM's older and newer name of reasoning that it takes out of an answer
-_REASONING = ("reasoning_content", "reasoning")
+_REASONING = ("reasoning_content", "reasoning")  # vLLM's older and newer name of what it takes out of an answer
 _MOST_TOKENS = 10**9  # a larger count can only be an error
 _NO_PROTOCOL = (
     "does not speak the OpenAI protocol: expected its JSON; give the base address of such a server, which usually ends in "

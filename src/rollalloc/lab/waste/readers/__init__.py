@@ -98,7 +98,7 @@ def _detect(files: Sequence[Path], path: str | Path) -> str:
     """
     if any(file.suffix == ".parquet" for file in files):
         return "trl"
-    for file in sorted(by_suffix(files, ".jsonl"), key=lambda file: file.name == "metrics.jsonl"):
+    for file in sorted(by_suffix(files, ".jsonl"), key=lambda file: file.name.startswith("metrics.")):
         line = next((row for _, row in objects(file, Log(""))), None)
         for name, format in FORMATS.items():
             if line is not None and format.marks is not None and format.marks(line):

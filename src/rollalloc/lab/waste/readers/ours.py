@@ -18,7 +18,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
     field = options.reward or "metric"
     accounts: Counter[str] = Counter()
     for file in files:
-        if file.name == "metrics.jsonl":
+        if file.name.startswith("metrics."):
             accounts.update(_last_accounts(file, log))
             continue
         seen: set[int] = set()  # ids are unique within a run
@@ -75,7 +75,8 @@ def _last_accounts(file: Path, log: Log) -> dict[str, int]:
 
 
 def _choose(files: Sequence[Path]) -> list[Path]:
-    return [file for file in files if file.name in ("rollouts.jsonl", "metrics.jsonl")]
+    own = ("rollouts.jsonl", "metrics.jsonl")
+    return [file for file in files if file.name.removesuffix(".gz").removesuffix(".zst") in own]
 
 
 FORMAT = Format(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,14 +31,8 @@ from rollalloc.lab.waste.readers.shared import (
     whole,
 )
 
-_LIMITS = (
-    "max_turns",
-    "max_input_tokens",
-    "max_output_tokens",
-    "max_total_tokens",
-    "context_length",
-    "compaction_failed",
-)
+_TOKENS = ("max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
+_LIMITS = (*_TOKENS, "max_turns", "compaction_failed")  # reasons of a stop before the model's own end
 _VERSION = 1  # of verifiers' traces
 
 
@@ -218,22 +211,15 @@ def _reward(rewards: Fields, log: Log, where: str) -> float | None:
     """The sum of the chosen rewards, each a number or a score with a weight; None if none was scored."""
     known: list[float] = []
     for name, reward in rewards.items():
-        of_score, of_weight = _said(name)
+        label = f"reward {names([name])}"
         if isinstance(reward, dict):
-            score = number(reward.get("score"), log, where, of_score)
-            weight = number(reward.get("weight", 1.0), log, where, of_weight)
+            score = number(reward.get("score"), log, where, label)
+            weight = number(reward.get("weight", 1.0), log, where, f"weight of {label}")
         else:
-            score, weight = number(reward, log, where, of_score), 1.0
+            score, weight = number(reward, log, where, label), 1.0
         if score is not None:
             known.append(score * (weight or 0.0))
     return number(sum(known), log, where, "sum of rewards") if known else None
-
-
-@lru_cache(256)  # few distinct names, repeated on every line
-def _said(reward: str) -> tuple[str, str]:
-    """Names of a reward's score and weight fields."""
-    name = f"reward {names([reward])}"
-    return name, f"weight of {name}"
 
 
 def _choose(files: Sequence[Path]) -> list[Path]:
