@@ -66,6 +66,14 @@ def test_each_is_a_recipe_of_the_rows_own_size(row: str, method: str) -> None:
     assert groups // config.actor_rollout_ref.actor.ppo_mini_batch_size == 4
 
 
+@pytest.mark.parametrize("row", [*ROWS, "darts_math_3b"])
+def test_each_method_of_a_row_has_a_log_and_checkpoints_of_its_own(row: str) -> None:
+    methods = METHODS if row in ROWS else ["stream", "grpo", "dapo", "roll", "streamdapo"]
+    runs = [of_command([f"--config-path={FOLDER}", f"--config-name={row}", f"method={name}"]) for name in methods]
+    assert len({run.trainer.experiment_name for run in runs}) == len(methods)
+    assert len({run.trainer.default_local_dir for run in runs}) == len(methods)
+
+
 def test_pilots_as_needed_and_fewer_of_them_trained_on_are_overrides() -> None:
     chosen = ["trainer.v1.rollalloc.pilots=as_needed", "trainer.v1.rollalloc.n_effective=8"]
     command = [f"--config-path={FOLDER}", "--config-name=polaris_4b", "method=pilot_commit", *chosen]
