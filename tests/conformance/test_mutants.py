@@ -1002,7 +1002,7 @@ RULES = [
     (9, "TopVariance", staged("pilot_commit", 0, promote=Starves())),
     (9, "TopVariance", staged("pilot_commit", 0, promote=LowestVariance())),
     (9, "MostRecent", staged("pilot_commit_most_recent", 0, promote=OldestAfterAll())),
-    (9, "GRPO", other("grpo_sample", advantage=advantages.OverGroup(OtherDeviation(ddof=1)))),
+    (9, "OverGroup", other("grpo_sample", advantage=advantages.OverGroup(OtherDeviation(ddof=1)))),
     (9, "Everything", other("grpo", rows=AllButOne())),
     (9, "Everything", other("grpo", rows=HalfWeight())),
     (9, "MaxVariance", other("pods", rows=misled(rows.MaxVariance(4), "choose"))),
