@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rollalloc.cli.options import parameters_of, with_fields
 from rollalloc.cli.profiled import show_profile
-from rollalloc.cli.progress import staged
+from rollalloc.cli.progress import say, staged
 from rollalloc.cli.reading import plain, points
 from rollalloc.cli.sampled import Asked
 from rollalloc.core.recipe import at_least
@@ -51,17 +51,19 @@ def advise(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Recommend a recipe and the number of rollouts per prompt, from a log of rollouts or from a new sample of a model."""
+    from rollalloc.lab.advise.curriculum import curriculum_of, write_curriculum
     from rollalloc.lab.advise.pasting import FRAMEWORKS, check_framework
     from rollalloc.lab.advise.profile import profile_of
-    from rollalloc.lab.advise.profile_folder import is_profile, refuse_changed, refuse_unfinished
+    from rollalloc.lab.advise.profile_folder import is_profile, prompts_beside, refuse_changed, refuse_unfinished
     from rollalloc.lab.advise.verdict import present_of, verdict_of
+    from rollalloc.lab.waste.finding import chosen
 
     console = Console()
     asked.check(from_step=from_step)
     at_least("--seed", seed, 0)
     check_framework(framework)
     now = None if present is None else _choice(present)
-    asked.check_export(asked.out if path is None else Path(path))
+    _check_export(asked, asked.out if path is None else Path(path))
     at, reading = asked.log(path, seed)
     sampled = is_profile(Path(at))
     if sampled:
@@ -75,7 +77,13 @@ def advise(
     verdict = verdict_of(profile, now or taken)
     assumed = "" if now else assumed
     pastes = _pastes(verdict, framework or (log.format if log.format in FRAMEWORKS else "rollalloc"), asked)
-    asked.write_export(Path(at), log, profile, features_PD, from_step=from_step, seed=seed)
+    if asked.export is not None:
+        groups, _ = chosen(log, from_step)
+        assert groups is not None  # `profile_of` refuses a log without groups
+        judged, prompts = groups.judged(profile.reward.threshold), prompts_beside(Path(at))
+        rows = curriculum_of(judged, profile.rates, asked.mix, features_PD=features_PD, prompts=prompts, seed=seed)
+        write_curriculum(asked.export, rows)
+        say(Console(stderr=True), f"{len(rows):,} prompts, with weights to draw them by, are in {asked.export}")
     if json_:
         said = {"verdict": asdict(verdict), "assumed": assumed, "paste": pastes, "profile": profile.described()}
         typer.echo(json.dumps(plain(said), indent=2, allow_nan=False))
@@ -86,6 +94,18 @@ def advise(
     show_profile(console, profile)
     for text in pastes:
         console.print(Text(text), soft_wrap=True)
+
+
+def _check_export(asked: Asked, log: Path | None) -> None:
+    """Refuse an impossible export before anything is read or sampled."""
+    from rollalloc.lab.advise.curriculum import check_export
+
+    if asked.export is not None:
+        check_export(asked.export, asked.mix, log)
+    elif asked.mix != Asked.mix:
+        raise ValueError(
+            "--mix needs --export, whose sampling weights it sets; give --export FILE too, or leave --mix out"
+        )
 
 
 def _choice(text: str) -> Choice:

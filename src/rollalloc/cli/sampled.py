@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from rollalloc.cli.exported import Exported
 from rollalloc.cli.options import (
     RunOptions,
     SamplingOptions,
@@ -19,6 +18,7 @@ from rollalloc.cli.options import (
     in_no_panel,
     listed,
     on_output,
+    place,
 )
 from rollalloc.cli.progress import leave, say, staged
 from rollalloc.cli.reading import Reading
@@ -33,8 +33,8 @@ _OF_LOGS = ("format", "weights", "group_size", "rows")  # options for reading ot
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(Reading, SamplingOptions, Exported):
-    """Options that say how a log is read, or which model is sampled on which prompts."""
+class Asked(Reading, SamplingOptions):
+    """Options that say how a log is read, or which model is sampled on which prompts; and what is exported."""
 
     reward: str | None = in_no_panel(
         None,
@@ -57,6 +57,11 @@ class Asked(Reading, SamplingOptions, Exported):
         None, "Folder of the profile; an unfinished one continues (default: a new folder in runs/).", parser=folder
     )
     overwrite: bool = on_output(False, "First delete the files of another profile in the folder.", "--overwrite")
+
+    export: Path | None = on_output(
+        None, "Write a curriculum to this Parquet file: each prompt's success rate and sampling weight.", parser=place
+    )
+    mix: str = on_output("variance", "Weights for --export: variance, uniform, gaussian:MEAN,DEVIATION or foresight.")
 
     def log(self, path: str | None, seed: int) -> tuple[str, Reading]:
         """The log to judge, and how to read it; without a path, one is sampled first.
@@ -131,7 +136,7 @@ class Asked(Reading, SamplingOptions, Exported):
         return prices[0], prices[1]
 
 
-_OF_BOTH = {each.name for kind in (Reading, Exported) for each in fields(kind)}
+_OF_BOTH = {"export", "mix", *(each.name for each in fields(Reading))}
 _OF_SAMPLING = tuple(each.name for each in fields(Asked) if each.name not in _OF_BOTH)
 
 

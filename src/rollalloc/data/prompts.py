@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from rollalloc.core.table import PromptTable
 from rollalloc.data._files import read_rows, write_rows
 from rollalloc.data.encoding import check_template_arguments, encode_each
+from rollalloc.rewards.function import Sample
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,17 @@ class PromptSet:
             keys=self.keys,
             prior_N=None if np.isnan(prior_N).all() else prior_N,
             features=features,
+        )
+
+    def sample(self, prompt: int, rollout: int, completion: str, tokens: int | None) -> Sample:
+        """A rollout of the prompt at this index, to be scored. Its name in reports is `key#rollout`."""
+        return Sample(
+            data_source=self.sources[prompt],
+            completion=completion,
+            ground_truth=self.ground_truths[prompt],
+            extra_info=self.extra_infos[prompt],
+            tokens=tokens,
+            name=f"{self.keys[prompt]}#{rollout}",
         )
 
     def without(self, rows: Collection[int], reason: str) -> PromptSet:

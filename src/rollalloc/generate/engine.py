@@ -15,7 +15,7 @@ from rollalloc.generate.outcomes import SCORE_AND_ACC, Outcomes, RolloutLog, Rol
 from rollalloc.generate.sampler import Generation, pack_generations, unpack_generations
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.behaviour import Behaviour
-from rollalloc.rewards.function import Outcome, Sample, Unscored
+from rollalloc.rewards.function import Outcome, Unscored
 from rollalloc.rewards.scorers import Scorer
 
 Scoring = tuple[list[Generation], Future[list[Outcome]]]  # rollouts that ended, and their future scores
@@ -161,15 +161,8 @@ class LocalEngine(RolloutEngine):
         texts = prompts.prompt_set
         return self.scorer.submit(
             [
-                Sample(
-                    data_source=texts.sources[prompt],
-                    completion=self.policy.text(generation.tokens),
-                    ground_truth=texts.ground_truths[prompt],
-                    extra_info=texts.extra_infos[prompt],
-                    tokens=len(generation.tokens),
-                    name=f"{texts.keys[prompt]}#{generation.rollout}",
-                )
-                for prompt, generation in generations
+                texts.sample(prompt, one.rollout, self.policy.text(one.tokens), len(one.tokens))
+                for prompt, one in generations
             ]
         )
 

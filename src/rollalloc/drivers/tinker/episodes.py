@@ -18,7 +18,7 @@ from rollalloc.drivers.tinker.service import REASON_LENGTH, RequestFailed, Sampl
 from rollalloc.drivers.tinker.trajectories import NOTHING, Piece, Trajectory
 from rollalloc.files.text import error_text
 from rollalloc.generate.sampling import Sampling
-from rollalloc.rewards.function import Outcome, Sample, Scored, Unscored
+from rollalloc.rewards.function import Outcome, Scored, Unscored
 from rollalloc.rewards.scorers import Scorer
 from rollalloc.train.state import digest, sha
 
@@ -156,17 +156,7 @@ class Rewarded:
 
     async def _scores(self, prompt: int, ended: Sequence[EndedRollout]) -> list[Outcome]:
         prompt_set = self.prompts.prompt_set
-        samples = [
-            Sample(
-                data_source=prompt_set.sources[prompt],
-                completion=rollout.text,
-                ground_truth=prompt_set.ground_truths[prompt],
-                extra_info=prompt_set.extra_infos[prompt],
-                tokens=rollout.trajectory.length,
-                name=f"{prompt_set.keys[prompt]}#{rollout.trajectory.rollout}",
-            )
-            for rollout in ended
-        ]
+        samples = [prompt_set.sample(prompt, one.trajectory.rollout, one.text, one.trajectory.length) for one in ended]
         return await asyncio.wrap_future(self.scorer.submit(samples)) if samples else []
 
 

@@ -69,7 +69,7 @@ class ProfileFolder:
             self._lock.take()
         else:
             refuse_read_only(self.path)
-        saved = self.saved()
+        saved = _described(self.path)
         if saved is None or overwrite:
             return
         refuse_changed(self.path)
@@ -84,7 +84,7 @@ class ProfileFolder:
 
     def is_whole(self, prompts: int, n: int) -> bool:
         """Whether the folder has n rollouts of that many prompts, or of all prompts if there are fewer."""
-        saved = self.saved()
+        saved = _described(self.path)
         if saved is None or saved[_GROWS] not in (prompts, saved[_FOUND]):
             return False
         return self.rollouts() == n * saved[_GROWS]
@@ -97,32 +97,24 @@ class ProfileFolder:
         self._lock.take()
         if overwrite:
             self._claims.remove(_MADE)
-        saved = self.saved()
+        saved = _described(self.path)
         self._claims.add(_NAMES)
         self._begun = True
         return 0 if saved is None else int(saved[_GROWS])
 
     def describe(self, described: Mapping[str, Any]) -> None:
         """Write the description; everything but the rollouts must exist by then."""
-        saved = self.saved()
+        saved = _described(self.path)
         self._write(dict(described) | {_STAMP: _NOTHING if saved is None else saved[_STAMP]})
 
     def stamp(self) -> None:
         """Record the log's checksum; the log must end with a complete wave."""
-        saved = self.saved()
+        saved = _described(self.path)
         assert saved is not None  # `describe` is called before the first wave
         self._write(saved | {_STAMP: self._log.renewed()})
 
     def _write(self, described: Mapping[str, Any]) -> None:
         write_text(self.path / PROFILE, json.dumps(described, indent=2))
-
-    def saved(self) -> dict[str, Any] | None:
-        """The description of the profile in the folder; None if there is none.
-
-        Raises:
-            ValueError: it cannot be read.
-        """
-        return _described(self.path)
 
     def rollouts(self) -> int:
         """The rollouts of all complete waves in the log.
@@ -141,7 +133,7 @@ class ProfileFolder:
     def _ends(self) -> list[int]:
         """Byte offset of each line's end in the log, starting with 0; ignores what a kill left after the last wave."""
         ends, path = [0], self.path / ROLLOUTS
-        saved = self.saved()
+        saved = _described(self.path)
         if saved is None or not path.exists():
             return ends
         with path.open("rb") as lines:

@@ -38,7 +38,7 @@ from rollalloc.lab.advise.sampling import (
     write_rows,
 )
 from rollalloc.lab.bench.tasks.files import Shown, unseen
-from rollalloc.rewards.function import Outcome, Sample, Unscored
+from rollalloc.rewards.function import Outcome, Unscored
 from rollalloc.rewards.scorers import Scorer
 from rollalloc.train.config import Config
 from rollalloc.train.loading import scorer_of
@@ -136,7 +136,10 @@ class _Waves:
             self._cost.during()
             done(rollout + 1)
         whole = [rollout for rollout, answer in answer_of.items() if not answer.failure]
-        samples = [self._sample(rollout, order_of[rollout].prompt, answer_of[rollout]) for rollout in whole]
+        samples = [
+            self._given.sample(order_of[rollout].prompt, rollout, answer_of[rollout].text, answer_of[rollout].tokens)
+            for rollout in whole
+        ]
         scored = dict(zip(whole, self.scorer.submit(samples).result(), strict=True))
         outcomes = [scored.get(rollout) or Unscored(answer.failure) for rollout, answer in answer_of.items()]
         for (rollout, answer), outcome in zip(answer_of.items(), outcomes, strict=True):
@@ -146,17 +149,6 @@ class _Waves:
             self._log.add(rollout, order, key, 0, outcome, tokens=tokens, truncated=truncated, text=answer.text)
         self._log.flush()
         return outcomes
-
-    def _sample(self, rollout: int, prompt: int, answer: Answer) -> Sample:
-        given = self._given
-        return Sample(
-            data_source=given.sources[prompt],
-            completion=answer.text,
-            ground_truth=given.ground_truths[prompt],
-            extra_info=given.extra_infos[prompt],
-            tokens=answer.tokens,
-            name=f"{given.keys[prompt]}#{rollout}",
-        )
 
 
 class _Answers:
