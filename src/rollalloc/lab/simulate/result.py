@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -164,11 +164,5 @@ class PricedRecipe:
             "gpus": self.gpus,
             "faster": asdict(self.faster),
             "per_batch": {name: asdict(value) for name, value in self.figures.items()},
-            "seeds": [
-                {each.name: _plain(getattr(result, each.name)) for each in fields(result)} for result in self.results
-            ],
+            "seeds": [asdict(result) for result in self.results],
         }
-
-
-def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else value
