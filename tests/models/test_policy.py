@@ -159,3 +159,12 @@ def test_a_text_with_tokens_that_the_model_does_not_know_is_refused(policy):
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises((OSError, ValueError), match=r"config\.json"):
         Policy.load(tmp_path, device="cpu")
+
+
+def test_an_answer_ends_with_the_tokenizers_end_of_sequence(policy, folder):
+    """A chat model names several; the first of its own list need not be the one that ends its answers."""
+    policy.model.generation_config.eos_token_id = [0, 1]
+    policy.model.save_pretrained(folder)
+    loaded = Policy.load(folder, device="cpu")
+    assert loaded.eos_ids == (1, 0)
+    assert loaded.answer("a1")[-1] == 1

