@@ -25,6 +25,8 @@ of its prompts at 8M) and outside the clock.
   Several runs share the GPU. `seconds` makes the runs to the target again, one at a time, from seed 200 on, as many seeds
   as the time allows; only these are compared in seconds, by the clock on the wall. A GPU's sums are in no fixed order, so
   that their accuracies may differ from the first runs'.
+  Run in part on 2026-11-26: the tuning and seeds 200 to 202 at a rate that the tuning could not choose, since the held-out
+  accuracies were void (dev/LOG.md).
 - Stock: 64 rows in a step, in groups of 4, 8 and 16. Ours: `recipes.reinforce(groups=32)`, which is 32 rows in a step.
 - Rates, four for each arm at 0.15M: 1.5e-4, 3e-4, 6e-4, 1.2e-3.
   Tuning seed 100. A tuning run ends at the target, or without
