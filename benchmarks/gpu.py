@@ -1,7 +1,7 @@
 """A rung of the ladder on a GPU: what a language model of its size pays for the same accuracy under each method.
 
-**The rungs have not been run on a GPU yet.** The speed was measured on an H100 (docs/models.md). The tests run a tiny rung on
-a CPU.
+**The rungs have not been run on a GPU yet.** The speed was measured on an H100 (docs/models.md).
+The tests run a tiny rung on a CPU.
 
     rollalloc data prepare gsm8k --out runs/tasks/ladder/data
     python benchmarks/gpu.py OUT --rung qwen2.5-0.5b-gsm8k --minutes 24
