@@ -129,6 +129,7 @@ if __name__ == "__main__":
     import make_tiny
     import torch
 
+    torch.set_num_threads(1)  # more threads gain nothing on so small a model, and lose much on a busy machine
     torch.manual_seed(0)
     folder = Path(sys.argv[1])
     make_tiny.make_model(folder / "model")

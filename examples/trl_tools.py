@@ -8,6 +8,7 @@ python examples/trl_tools.py runs/multiplying --environment    # TRL's `environm
 import argparse
 from pathlib import Path
 
+import torch
 from datasets import load_dataset
 from multiplying import multiply
 from trl import GRPOConfig
@@ -85,4 +86,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     main()
