@@ -267,7 +267,7 @@ class ServedModel:
                 return Answer("", 0, 0, False, failure=str(error))
             except openai.OpenAIError as error:
                 raise ServerFailed(self._why(error)) from None
-            except (AttributeError, TypeError, ValueError, IndexError) as error:  # incomplete or unexpected JSON
+            except (AttributeError, TypeError, ValueError, LookupError) as error:  # incomplete or unexpected JSON
                 problem = error_text(error, _SHOWN)
         raise ServerFailed(f"{self.endpoint.url} {_NO_PROTOCOL} ({self._hidden(problem)}, {_MALFORMED} times)")
 

@@ -74,6 +74,7 @@ def choice(finish="stop", **message):
         (nothing, "does not speak the OpenAI protocol"),
         (no_gzip, "no server answers at"),
         (reply(choices=[]), "does not speak the OpenAI protocol"),
+        (reply(choices={"0": {}}), "does not speak the OpenAI protocol"),
         (reply(choices=[None]), "does not speak the OpenAI protocol"),
         (choice(content=[{"type": "text", "text": "yes"}]), "expected a text, got list"),
         ((200, {"error": {"message": "out of memory"}}), "the answer is an error: {'message': 'out of memory'}"),
