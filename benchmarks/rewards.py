@@ -275,7 +275,7 @@ def _measure_forks_of(path: str, pairs: int, checks: int) -> tuple[list[float], 
         start = _cpu_ms()
         for sample in samples:
             score_sample(function, sample)
-            surroundings.put_back()
+            surroundings.restore()
         middle = _cpu_ms()
         for sample in samples:
             _score_in_child(function, sample)

@@ -9,7 +9,6 @@ from signal import SIGINT
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -27,6 +26,7 @@ from rollalloc.cli.options import (
     with_fields,
 )
 from rollalloc.cli.progress import Standings, leave, result_console, say, staged, took, uses
+from rollalloc.cli.reading import bare_table
 
 if TYPE_CHECKING:
     from rollalloc.lab.bench.summary import Summary
@@ -148,7 +148,7 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
     exact = all(recipe.standard_error == 0 for recipe in recipes)
     until = "" if target is None else f" until held-out {summary.measure} {target:g}"
     reached = "" if target is None else f"reached: two evaluations in a row are at or above {target:g}. "
-    table = _titled_table(
+    table = bare_table(
         (f"{escape(summary.task)}: " if summary.task else "") + f"what was paid{until}",
         f"{reached}interquartile means over seeds, with bootstrapped 95% intervals from five seeds on, else the values; "
         "> and <: a bound, since some did not reach the target. "
@@ -183,17 +183,10 @@ def last_table(summary: Summary) -> Table:
 
     shown = summary.last
     means = [meaning for name, meaning in _MEANS.items() if name in shown]
-    table = _titled_table("at the last evaluation", " ".join(["interquartile means over seeds.", *means]))
+    table = bare_table("at the last evaluation", " ".join(["interquartile means over seeds.", *means]))
     for heading in ("recipe", *shown.values()) if shown else ():
         table.add_column(heading, no_wrap=heading == "recipe", justify="left" if heading == "recipe" else "right")
     for recipe in summary.recipes if shown else ():
         values = (in_words(recipe.last[name], ".1f" if name == "tokens" else ".3f", point_only=True) for name in shown)
         table.add_row(escape(recipe.label), *values)
     return table
-
-
-def _titled_table(title: str, caption: str) -> Table:
-    return Table(
-        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
-        title=title, title_justify="left", caption=caption, caption_justify="left",
-    )  # fmt: skip

@@ -75,9 +75,16 @@ class Reading:
         check_asked(threshold=self.threshold, from_step=from_step)
 
 
+def bare_table(title: str | None = None, caption: str | None = None) -> Table:
+    """A table without columns, in the style of all commands. Title and caption may have rich's markup."""
+    made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, caption=caption)
+    made.title_justify = made.caption_justify = "left"
+    return made
+
+
 def table(headings: tuple[str, ...]) -> Table:
     """An empty table whose first column is left-aligned text and whose other columns are right-aligned numbers."""
-    made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    made = bare_table()
     for number, heading in enumerate(headings):
         made.add_column(heading, justify="right" if number else "left", no_wrap=True)
     return made

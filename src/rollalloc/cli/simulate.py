@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
@@ -28,6 +27,7 @@ from rollalloc.cli.options import (
     with_options,
 )
 from rollalloc.cli.progress import result_console, say, staged
+from rollalloc.cli.reading import bare_table
 from rollalloc.core.allocator import Allocator
 from rollalloc.lab.bench.summary import in_words
 from rollalloc.lab.simulate.cluster import SCHEDULES, Cluster, Scenario, Schedule
@@ -240,13 +240,9 @@ def _fitting(priced: Sequence[PricedRecipe], console: Console) -> Table:
 def _table(priced: Sequence[PricedRecipe], left_out: Collection[str]) -> Table:
     shown = {name: column for name, column in _COLUMNS.items() if name not in left_out}
     meanings = " ".join(meaning for name, meaning in _MEANINGS.items() if name in shown)
-    table = Table(
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
+    table = bare_table(
         caption="per trained batch, interquartile means over seeds, with bootstrapped 95% intervals from five seeds on. "
         f"faster: seconds of {escape(priced[0].label)} over this one's, paired by seed. {meanings}",
-        caption_justify="left",
     )
     for heading in ("GPUs", "recipe", "faster", *(heading for heading, _ in shown.values())):
         table.add_column(heading, justify="left" if heading == "recipe" else "right", no_wrap=True)
