@@ -290,6 +290,10 @@ class Rounds:
         """Groups with rows that wait for a batch."""
         return {_group_of(key) for keys in self._keys.values() for key in keys}
 
+    def _running_groups(self) -> set[int]:
+        """Groups with a running rollout that was not told to stop."""
+        return {_group_of(uid) for (uid, _), rollout in self._running.items() if rollout not in self._stopped}
+
     # ------------------------------------------------------------------------------------------------------- the round
 
     def _ask(self) -> Actions:
@@ -412,9 +416,7 @@ class Rounds:
 
     def _end_step(self, batch: Batch) -> None:
         """Compute the metrics of this step and begin the next."""
-        held = self._held_groups()
-        # Groups with a running rollout that was not told to stop.
-        running = {_group_of(uid) for (uid, _), rollout in self._running.items() if rollout not in self._stopped}
+        held, running = self._held_groups(), self._running_groups()
         trained = {row.group for row in batch.rows if not row.replays}
         recipe, statistics = self.allocator.recipe, self.allocator.statistics
         self._figures = self._step.metrics(recipe.stages, statistics, trained, held, running)
