@@ -193,6 +193,18 @@ def test_a_recipe_without_sizes_takes_the_shape_of_a_frameworks_batch(name, grou
         assert in_shape(RECIPES[name](), {}, groups, n) == recipe
 
 
+@pytest.mark.parametrize(("n", "pilots"), [(3, 2), (4, 2), (8, 2), (16, 4)])
+def test_pilot_commit_has_two_pilots_at_least(n, pilots):
+    """The mean of one pilot is 0 or 1, never in the window: nothing would be trained on."""
+    pilot, commit = in_shape("pilot_commit", {}, 4, n).stages
+    assert (pilot.size.n, commit.size.n) == (pilots, n - pilots)
+
+
+def test_pilot_commit_refuses_groups_too_small_for_two_pilots():
+    with pytest.raises(ValueError, match="at least 3 rollouts in a group, two pilots and one more, got 2"):
+        in_shape("pilot_commit", {}, 4, 2)
+
+
 def rows_of_a_group(recipe):
     if recipe.group_rows is not None:
         return recipe.group_rows

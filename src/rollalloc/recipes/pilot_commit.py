@@ -96,7 +96,8 @@ def pilot_commit(
 
     Args:
         groups: prompts in a batch, at least 1.
-        n_pilot: pilot rollouts of each prompt, at least 1.
+        n_pilot: pilot rollouts of each prompt, at least 1. With one pilot and rewards of 0 and 1, no prompt is ever in the
+            window.
         n_commit: further rollouts of each prompt that passes, at least 1.
         gen_groups: number of prompts with running pilots at a time, at least 1. None: three times `groups`.
         p_lower: a prompt with a pilot mean below this waits for the next epoch.

@@ -51,7 +51,8 @@ def sizes_for(
 ) -> dict[str, Any]:
     """Return values for the parameters that set a recipe's sizes and were left out.
 
-    - Pilot-Commit: a quarter of a group's rollouts are pilots.
+    - Pilot-Commit: a quarter of a group's rollouts are pilots, but at least two: the mean of one pilot is 0 or 1 if rewards
+      are, which is never in the window.
     - DARTS: one of the rows is a longest rollout.
     - Stages of growing size (`sizes_S`): the last one ends at n, each is twice as large as the one before.
     - PODS: four rollouts are generated for each row, if n counts the rollouts that are trained on.
@@ -63,13 +64,18 @@ def sizes_for(
         n: rollouts per prompt, at least 1.
         trained: True: n counts the rollouts that are trained on, as TRL's `num_generations` does. False: n counts
             all rollouts, as verl's `rollout.n` does.
+
+    Raises:
+        ValueError: a group of Pilot-Commit is too small for two pilots and one rollout more.
     """
     fits: dict[str, Any] = {"groups": groups}
     if "m" in parameters and trained:
         fits["m"] = n
         n = 4 * given.get("m", n)
     if "n_pilot" in parameters:
-        pilots = given.get("n_pilot", n - given["n_commit"] if "n_commit" in given else max(1, n // 4))
+        if n < 3 and not {"n_pilot", "n_commit"} & given.keys():
+            raise ValueError(f"pilot_commit: expected at least 3 rollouts in a group, two pilots and one more, got {n}")
+        pilots = given.get("n_pilot", n - given["n_commit"] if "n_commit" in given else max(2, n // 4))
         fits |= {"n_pilot": pilots, "n_commit": n - pilots}
     elif "shortest" in parameters:
         longest = given.get("longest", n - given["shortest"] if "shortest" in given else min(1, n - 1))
