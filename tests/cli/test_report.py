@@ -49,7 +49,7 @@ def test_what_is_no_folder_is_refused(tmp_path):
     for name, why in (
         ("file", "is a file"),
         ("fifo", "is a pipe or a device"),
-        ("link", "is a link that leads nowhere"),
+        ("link", "is a link to something that does not exist"),
     ):
         given = CliRunner().invoke(app, ["report", str(tmp_path / name)], env={"COLUMNS": "300"})
         assert given.exit_code == 2

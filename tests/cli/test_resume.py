@@ -160,10 +160,10 @@ def other(own):
 def test_changed_prompts_are_refused_with_their_counts_and_may_be_accepted(call, stopped, other, caplog):
     code, output = call(*other, "--out", stopped, "--resume")
     assert code == 2
-    assert "run.prompts: 4 lost, 1 new, 20 kept by key (accept_data=True, or --accept-data, goes on" in said(output)
+    assert "run.prompts: 4 lost, 1 new, 20 kept by key (accept_data=True, or --accept-data, continues" in said(output)
     code, output = call(*other, "--out", stopped, "--resume", "--accept-data")
     assert code == 0, output
-    assert "going on with other data: run.prompts: 4 lost, 1 new, 20 kept by key" in caplog.text
+    assert "continuing with other data: run.prompts: 4 lost, 1 new, 20 kept by key" in caplog.text
     [line] = [line for line in untimed(stopped) if line["kind"] == "resume"]
     assert (line["lost"], line["new"]) == (4, 1)
     assert sum(line["prompts"].values()) == 21
@@ -244,8 +244,8 @@ def test_another_template_or_other_held_out_prompts_are_refused_unless_accepted(
     code, output = call(*chats, "--out", tmp_path, "--resume")
     assert code == 2
     assert says in said(output)
-    assert "--accept-data, goes on with them" in said(output)
+    assert "--accept-data, continues with them" in said(output)
     code, output = call(*chats, "--out", tmp_path, "--resume", "--accept-data")
     assert code == 0, output
-    assert f"going on with other data: run.{'heldout' if change == 'heldout' else 'template'}" in caplog.text
+    assert f"continuing with other data: run.{'heldout' if change == 'heldout' else 'template'}" in caplog.text
     assert not [line for line in untimed(tmp_path) if line["kind"] == "resume"]  # the prompts to train on are the same

@@ -134,7 +134,7 @@ def sliding(own):
         ("grpo", ("--engine", "async", "--sampling-dtype", "bfloat16"), "asynchronous engine samples in float32"),
         ("grpo", ("--engine", "async", "--generator-limit", 0.1), "generator_limit_s must be at least 1"),
         ("grpo", ("--engine", "async", "--kv-tokens", 4), "kv_tokens must hold at least one rollout"),
-        ("grpo", ("--features", "none"), "does not look at them"),
+        ("grpo", ("--features", "none"), "does not use them"),
         (
             "foresight",
             ("--engine", "async", "--model", "sliding", "--set", "groups=4"),

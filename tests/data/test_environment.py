@@ -93,7 +93,7 @@ def test_some_tasks_and_settings(make):
         ("other", "OtherTask, but its taskset declares SumTask, whose rubric would score it"),
         ("image", "has a prompt that is empty or not text"),
         ("no messages", "has a prompt that is empty or not text"),
-        ("broken", "fails while it makes tasks (OSError: no network)"),
+        ("broken", "fails while it generates tasks (OSError: no network)"),
     ],
 )
 def test_what_is_no_single_answer_is_refused_by_name(make, kind, message):
@@ -110,7 +110,7 @@ def test_a_package_that_raises_when_it_is_imported_is_a_sentence(make, monkeypat
     monkeypatch.delitem(sys.modules, "vf_kinds", raising=False)
     code, said = make()
     assert code == 2
-    assert "environment 'vf_kinds' is no taskset" in said
+    assert "environment 'vf_kinds' is not a taskset" in said
     assert reason in said
 
 
@@ -129,8 +129,8 @@ def test_a_rubric_that_gives_no_number_prints_megabytes_or_hangs_costs_its_own_s
 
 def test_what_cannot_be_is_a_sentence(make):
     assert "environment 'not_there': taskset 'not_there' not found" in make(name="not_there")[1]
-    assert "is no taskset of verifiers 0.4" in make(name="json")[1]
-    assert "is no taskset of verifiers 0.4, or its config is wrong" in make("--set", "numbr=3")[1]
+    assert "is not a taskset of verifiers 0.4" in make(name="json")[1]
+    assert "is not a taskset of verifiers 0.4, or its config is wrong" in make("--set", "numbr=3")[1]
     assert "expected 9 tasks after the first 0, found 6" in make("--tasks", 9)[1]
     assert "--tasks must be at least 1" in make("--tasks", 0)[1]
     assert make()[0] == 0

@@ -387,7 +387,7 @@ def test_out_of_memory_halves_the_wave_and_changes_nothing(model, limit, caplog)
     assert tokens_of(ended) == complete
     refused = [rows for rows in widths if rows > limit]
     assert len(refused) == len(caplog.messages) <= 4
-    assert "going on with 5" in caplog.text
+    assert "continuing with 5" in caplog.text
 
 
 def test_no_memory_for_one_row_is_an_error_and_so_is_the_callers_own(model):
@@ -472,7 +472,7 @@ def test_bad_requests_are_refused(model):
         run(model, [Request(0, (), (1,))])
     with pytest.raises(ValueError, match="vocabulary"):
         run(model, eos_ids=[VOCABULARY])
-    with pytest.raises(ValueError, match=r"that were requested, got \[99\]"):
+    with pytest.raises(ValueError, match=r"only requested rollouts can be stopped, got \[99\]"):
         streamed(model, lambda ended: [10, 99])
 
 

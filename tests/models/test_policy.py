@@ -80,7 +80,7 @@ def save_without_eos(policy, folder):
 def test_a_model_without_end_of_sequence_is_refused(policy, folder):
     save_without_eos(policy, folder)
     save_tokenizer(folder, pad_token="<pad>")
-    with pytest.raises(ValueError, match="names no end-of-sequence token; set eos_token"):
+    with pytest.raises(ValueError, match="has no end-of-sequence token; set eos_token"):
         Policy.load(folder, device="cpu")
 
 

@@ -69,7 +69,7 @@ def test_the_newest_line_of_each_kind_is_read_from_the_end(path):
         (line(2, accounts={"trained": -1}).strip(), "got accounts: an object"),
         (line(2, accounts={str(at): 1 for at in range(1000)}).strip(), "under at most 64 names"),
         ('{"kind": "batch"}', "got none with rollouts_paid"),
-        (line(1).strip(), "metrics.jsonl:2 comes again or too late, batch 1 after 1: two runs, or one twice"),
+        (line(1).strip(), "metrics.jsonl:2 is repeated or out of order, batch 1 after 1: two runs, or one twice"),
         ('{"x": "' + "x" * files.LONGEST + '"}', "metrics.jsonl:2 is longer than 1,048,576 bytes"),
     ],
 )

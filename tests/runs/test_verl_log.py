@@ -71,7 +71,7 @@ def test_a_line_that_cannot_be_read_is_named_and_the_command_fails(folder):
 def test_a_share_of_nothing_is_no_target(tmp_path):
     logged(tmp_path / "grpo.jsonl", [-0.1, -0.5])
     result = CliRunner().invoke(app, ["report", str(tmp_path), "--verl", METRIC, "--peak", "0.9"])
-    assert "the best accuracy of grpo is not above 0; say --target" in str(result.exception)
+    assert "the best accuracy of grpo is not above 0; give --target" in str(result.exception)
 
 
 def test_what_stock_verl_does_not_log_is_not_known_and_its_seconds_are(tmp_path):
@@ -96,8 +96,8 @@ def test_the_command_says_it_in_a_table(folder):
     [
         (["--verl", METRIC], "give either --target"),
         (["--verl", METRIC, "--target", "0.5", "--peak", "0.9"], "give either --target"),
-        (["--target", "0.5"], "only for runs of verl"),
-        (["--verl", " , ", "--target", "0.5"], "only for runs of verl"),
+        (["--target", "0.5"], "apply only to runs of verl"),
+        (["--verl", " , ", "--target", "0.5"], "apply only to runs of verl"),
         (["--verl", METRIC, "--target", "nan"], "expected a number in (0, 1], got nan"),
         (["--verl", METRIC, "--peak", "2"], "--peak: expected a number in (0, 1], got 2"),
         (["--verl", "accuracy", "--peak", "0.9"], f"no validation with accuracy; it has {METRIC}"),

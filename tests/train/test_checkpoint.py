@@ -115,9 +115,9 @@ def test_a_rate_that_falls_over_the_budget_survives_a_resume(run_of, tmp_path, c
     larger = run_of(tmp_path / "broken", **changes | {"max_rollouts": 300})
     after = larger.resume(accept_recipe=True)
     now = paid[after - 1] / 300
-    assert f"{100 * now:.0f}% of it are spent, no longer {200 * now:.0f}%" in caplog.text
+    assert f"{100 * now:.0f}% of it is spent instead of {200 * now:.0f}%" in caplog.text
     before, since = (0.01 * (1 - 0.9 * spent) for spent in (2 * now, now))
-    assert f"the rate goes from {before:.3g} to {since:.3g}" in caplog.text
+    assert f"the rate changes from {before:.3g} to {since:.3g}" in caplog.text
 
 
 def test_the_reference_and_the_schedule_survive_a_resume(run_of, policy_of, tmp_path):
@@ -171,7 +171,7 @@ def test_a_finished_run_goes_on_with_more_batches(run_of, whole, tmp_path):
 def test_a_run_whose_budget_is_spent_goes_on_under_a_larger_one(run_of, tmp_path, caplog):
     run_of(tmp_path, RECIPES["grpo"], max_rollouts=48, max_batches=None).run()
     larger = run_of(tmp_path, RECIPES["grpo"], max_rollouts=96, max_batches=None)
-    with pytest.raises(ValueError, match=r"another budget, .*: saved 48, given 96; .* --accept-recipe, goes on"):
+    with pytest.raises(ValueError, match=r"another budget, .*: saved 48, given 96; .* --accept-recipe, continues with"):
         larger.resume()
     larger.resume(accept_recipe=True)
     assert "recipe.budget.run_rollouts: saved 48, given 96" in caplog.text

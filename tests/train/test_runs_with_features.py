@@ -96,7 +96,7 @@ def test_without_features_it_says_so_and_predicts_from_records(predicting, tmp_p
 @pytest.mark.parametrize(
     ("recipe", "parameters", "features", "error", "message"),
     [
-        ("grpo", {"groups": 4, "n": 4}, "none", ValueError, "does not look at them"),
+        ("grpo", {"groups": 4, "n": 4}, "none", ValueError, "does not use them"),
         ("foresight", FORESIGHT, "missing.safetensors", FileNotFoundError, "expected a file that"),
     ],
 )

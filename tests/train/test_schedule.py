@@ -54,7 +54,7 @@ def test_after_the_rise_the_shares_are_those_of_transformers(shape, theirs, warm
         ({"floor": 1.1}, "floor must be a share"),
         ({"floor": math.nan}, "floor must be a share"),
         ({"steps": 5}, "a constant rate has no steps"),
-        ({"shape": "cosine", "steps": 5, "warmup": 5}, "steps must be more than those of the warm-up, 5, got 5"),
+        ({"shape": "cosine", "steps": 5, "warmup": 5}, "steps must be more than the warm-up steps, 5, got 5"),
     ],
 )
 def test_schedules_that_cannot_be_are_refused(given, message):

@@ -83,7 +83,7 @@ def folder(text: str | Path) -> Path:
 def _no_broken_link(text: str | Path) -> Path:
     at = place(text)
     if at.is_symlink() and not at.exists():
-        raise typer.BadParameter(f"{at} is a link that leads nowhere; give a folder, or remove it")
+        raise typer.BadParameter(f"{at} is a link to something that does not exist; give a folder, or remove it")
     return at
 
 

@@ -88,7 +88,8 @@ def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: f
     metrics = [name.strip() for name in (verl or "").split(",") if name.strip()]
     if not metrics:
         raise ValueError(
-            "--target, --peak: only for runs of verl; also give a key of their validation, --verl val-core/…/acc/mean@1"
+            "--target and --peak apply only to runs of verl; also name a validation metric, for "
+            "example --verl val-core/…/acc/mean@1"
         )
     if (target is None) == (peak is None):
         raise ValueError("--verl needs a target: give either --target ACCURACY or --peak SHARE")
@@ -102,7 +103,9 @@ def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: f
     baseline = next((at for at, run in enumerate(runs) if "grpo" in run.label.lower()), 0)
     aim = target or (peak or 1.0) * max(curves[baseline].accuracy)
     if aim <= 0:
-        raise ValueError(f"--peak: the best accuracy of {visible(runs[baseline].label)} is not above 0; say --target")
+        raise ValueError(
+            f"--peak: the best accuracy of {visible(runs[baseline].label)} is not above 0; give --target instead"
+        )
     costs = [cost for curve in curves if (cost := cost_to_target(curve, aim)) is not None]  # each has a point
     names = [visible(run.label) for run in runs]
     _show_costs(names, costs, baseline, aim)

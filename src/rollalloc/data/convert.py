@@ -70,7 +70,7 @@ def convert(
             of another kind in them; or no row is left.
     """
     if os.path.lexists(out):
-        raise FileExistsError(f"{out} is there already; move it away, or give another --out")
+        raise FileExistsError(f"{out} exists already; move it away, or give another --out")
     if question == answer:
         raise ValueError(f"--question and --answer both name the column {question!r}; name two different columns")
     kept: dict[str, dict[str, Any]] = {}  # by question

@@ -50,10 +50,10 @@ def write_environment(
         )
     refuse_foreign_files([path])
     if os.path.lexists(path):
-        raise FileExistsError(f"{path} is there already; give another --out, or remove it")
+        raise FileExistsError(f"{path} exists already; give another --out, or remove it")
     taskset = load_taskset(name, config or {})
     if tasks is None and not taskset.bounded:
-        raise ValueError(f"environment {name!r} makes tasks without end; say how many with --tasks")
+        raise ValueError(f"environment {name!r} generates tasks without end; give their number with --tasks")
     settings = json.dumps(dict(config or {}), sort_keys=True)
     rows: list[dict[str, Any]] = []
     for task in _drawn(name, taskset, skip, None if tasks is None else skip + tasks):
@@ -72,7 +72,7 @@ def _drawn(name: str, taskset: Any, start: int, stop: int | None) -> Iterator[An
     try:
         yield from islice(iter(taskset), start, stop)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"environment {name!r} fails while it makes tasks ({error_text(error)})") from error
+        raise ValueError(f"environment {name!r} fails while it generates tasks ({error_text(error)})") from error
 
 
 def _row(name: str, settings: str, task: Any) -> dict[str, Any]:

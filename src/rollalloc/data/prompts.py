@@ -188,7 +188,9 @@ def write_prompts(path: str | PathLike[str], rows: Sequence[dict[str, Any]]) -> 
         ValueError: no rows, a row that is not in verl's schema, an unknown suffix, or rows that parquet cannot store.
     """
     if not rows:
-        raise ValueError(f"{path}: expected at least one row to write, got none; check what makes the rows")
+        raise ValueError(
+            f"{path}: expected at least one row to write, got none; check the program that creates the rows"
+        )
     for number, row in enumerate(rows, 1):
         check_row(f"row {number} for {path}", row)
     write_rows(Path(path), rows)

@@ -172,13 +172,13 @@ def stream(
                 if len(now_B) == 1:
                     raise
                 width = (len(now_B) + 1) // 2
-                log.warning("CUDA's memory does not suffice for %d rows; going on with %d", len(now_B), width)
+                log.warning("not enough GPU memory for %d rows; continuing with %d", len(now_B), width)
                 break
             while ended:
                 open_R[[index_of[generation.rollout] for generation in ended]] = False
                 to_stop = dict.fromkeys((yield ended) or ())
                 if unknown := to_stop.keys() - index_of.keys():
-                    raise ValueError(f"expected rollouts to stop that were requested, got {sorted(unknown)[:5]}")
+                    raise ValueError(f"only requested rollouts can be stopped, got {sorted(unknown)[:5]}")
                 ended = wave.cancel([rollout for rollout in to_stop if open_R[index_of[rollout]]])
 
 

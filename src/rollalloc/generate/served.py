@@ -154,7 +154,7 @@ class _WholeAnswers(openai.DefaultAsyncHttpxClient):
         try:
             return await asyncio.wait_for(super().send(request, **options), limit_s)
         except TimeoutError as error:
-            raise _HTTP.ReadTimeout(f"no whole answer within {limit_s:g} s", request=request) from error
+            raise _HTTP.ReadTimeout(f"no complete answer within {limit_s:g} s", request=request) from error
 
 
 class ServedModel:
@@ -316,7 +316,7 @@ class ServedModel:
         choice, usage = reply.choices[0], getattr(reply, "usage", None)
         text = choice.message.content if chat else choice.text
         if not isinstance(text or "", str):
-            raise TypeError(f"expected a text, got {type(text).__name__}")
+            raise TypeError(f"expected text, got {type(text).__name__}")
         if chat and not self._warned and any(getattr(choice.message, name, None) for name in _REASONING):
             self._warned = True
             log.warning(

@@ -79,7 +79,7 @@ class Policy:
             )
         eos_ids = _eos_ids(model, tokenizer)
         if not eos_ids:
-            raise ValueError(f"{name} names no end-of-sequence token; set eos_token in its tokenizer")
+            raise ValueError(f"{name} has no end-of-sequence token; set eos_token in its tokenizer")
         embeddings = cast("torch.nn.Embedding", model.get_input_embeddings())
         pad_id = tokenizer.pad_token_id
         if pad_id is None or pad_id >= embeddings.num_embeddings:  # the model may have no embedding for it
@@ -101,7 +101,7 @@ class Policy:
             ValueError: the policy has adapters already, or `lora` does not fit the model.
         """
         if self.adapter is not None:
-            raise ValueError("the policy has adapters already; load the model once more")
+            raise ValueError("the policy already has adapters; load the model again")
         return replace(self, adapter=Adapter(self.model, lora, seed=seed))
 
     def save(self, folder: Path) -> None:

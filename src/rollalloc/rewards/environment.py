@@ -49,8 +49,8 @@ def load_taskset(name: str, config: Mapping[str, Any]) -> Any:
         raise ImportError(f"environment {name!r}: {error}; install its package where rollalloc is installed") from error
     except (Exception, SystemExit) as error:  # its import can raise anything, for example if a key is missing
         raise ValueError(
-            f"environment {name!r} is no taskset of verifiers 0.4, or its config is wrong, or its package needs something "
-            f"that is missing ({error_text(error)})"
+            f"environment {name!r} is not a taskset of verifiers 0.4, or its config is wrong, or its package needs "
+            f"something that is missing ({error_text(error)})"
         ) from error
     if environment is not SingleAgentEnv:
         raise ValueError(f"environment {name!r} has several agents or turns ({environment.__name__}); {_ELSEWHERE}")

@@ -148,7 +148,7 @@ class _Gold:
         """What math-verify parses. Raises ValueError if it parses nothing."""
         parsed = _parse(_in_box(in_latex(self._text)), self._timeout_s)
         if not parsed:
-            raise ValueError(f"ground truth {short(self._text)} is nothing that math-verify can parse")
+            raise ValueError(f"ground truth {short(self._text)} cannot be parsed by math-verify")
         return parsed
 
 

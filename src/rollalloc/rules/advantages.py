@@ -170,7 +170,7 @@ def kernel_of(deviation: Deviation | None) -> Kernel:
     """
     kernels: dict[Deviation | None, Kernel] = {None: grpo, "population": GRPO(ddof=0), "sample": GRPO(ddof=1)}
     if deviation not in [*kernels]:  # a list, because a value that cannot be hashed must be refused too
-        raise ValueError(f"deviation must be population, sample or None (that of what trains), got {deviation!r}")
+        raise ValueError(f"deviation must be population, sample or None (the trainer's own), got {deviation!r}")
     return kernels[deviation]
 
 

@@ -112,7 +112,7 @@ def _checked_lines(path: Path) -> Iterator[tuple[int, MetricsLine | None, str | 
             for name, value in parsed.rising.items():
                 if (before := newest.get(name)) is not None and value <= before:
                     wrote = "two runs, or one twice, wrote here"
-                    raise ValueError(f"comes again or too late, {name} {value:,} after {before:,}: {wrote}")
+                    raise ValueError(f"is repeated or out of order, {name} {value:,} after {before:,}: {wrote}")
         except ValueError as error:
             yield number, None, str(error), complete
         else:

@@ -88,7 +88,7 @@ def _parsed(path: Path) -> dict[str, Any]:
         raise ValueError(f"it is longer than {_LONGEST:,} bytes")
     state = parsed(content)
     if not isinstance(state.get("log_history") or [], list):
-        raise ValueError("its log_history is no list")
+        raise ValueError("its log_history is not a list")
     return state
 
 

@@ -146,7 +146,9 @@ def load_newest(folder: Path) -> Checkpoint:
         except CorruptCheckpoint as error:
             log.warning("%s", error)
             reasons.append(str(error))
-    raise CorruptCheckpoint(parent, f"none of the checkpoints {numbers} is whole ({reasons[0]}); start the run afresh")
+    raise CorruptCheckpoint(
+        parent, f"none of the checkpoints {numbers} is whole ({reasons[0]}); start a new run with --overwrite"
+    )
 
 
 def _read(place: Path, batches: int) -> Checkpoint:

@@ -133,7 +133,7 @@ def _check_features(config: Config, recipe: Recipe) -> None:
     if config.features is None:
         return
     if not recipe.reads_features:
-        raise ValueError(f"features: the prompt rule {recipe.prompts!r} does not look at them; take them out")
+        raise ValueError(f"features: the prompt rule {recipe.prompts!r} does not use them; leave features out")
     if config.features == _NO_FEATURES:
         return
     if not Path(config.features).is_file():
@@ -154,9 +154,11 @@ def features_for(
         try:
             return read_features(resumed / FEATURES, keys)
         except ValueError as error:
-            log.warning("the features of the run are made anew, since the prompts are others: %s", error)
+            log.warning("the features of the run are computed again, because the prompts differ: %s", error)
     if config.features == _NO_FEATURES:
-        log.warning("%s predicts without features: from each prompt's own record and the mean only", recipe.prompts)
+        log.warning(
+            "%s predicts without features, only from each prompt's own rollouts and the mean of all", recipe.prompts
+        )
         return None
     if config.features is not None:
         return read_features(Path(config.features), keys, weights=weights_digest(policy.model))

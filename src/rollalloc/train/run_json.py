@@ -74,8 +74,8 @@ def refuse_another_run(config: Config, folder: Path) -> None:
     """Raise a ValueError, which names the differences, if this configuration cannot resume the run in the folder."""
     if others := list(differences(read_config(folder).identity(), config.identity(), "config")):
         raise ValueError(
-            f"the checkpoints in {folder} are of another run: {'; '.join(others)}; give what it was started with, or "
-            "another folder"
+            f"the checkpoints in {folder} are of another run: {'; '.join(others)}; use the settings of "
+            "that run, or give another folder"
         )
 
 
@@ -93,7 +93,9 @@ def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         saved = json.loads(read_text(path))
         schema, digests = saved.get("schema"), saved.pop("digests", {})
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{path} does not describe a run ({error}); it is damaged, or another program's") from None
+        raise ValueError(
+            f"{path} does not describe a run ({error}); it is damaged, or another program wrote it"
+        ) from None
     if schema != SCHEMA:
         raise ValueError(
             f"{path} has schema {short(schema)}, expected {SCHEMA}; it is not of this version of rollalloc, which can "

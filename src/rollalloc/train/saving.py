@@ -66,7 +66,7 @@ class Checkpoints:
         """Say where the newest checkpoint is, for a message about a run that ended early."""
         if self._place is None or self.newest is None:
             return "nothing was generated before, so that there is no checkpoint"
-        return f"a checkpoint after batch {self.newest} is in {self._place.path}, resuming (--resume) goes on from it"
+        return f"a checkpoint after batch {self.newest} is in {self._place.path}, --resume continues from it"
 
     def load(self, *, accept_recipe: bool, accept_data: bool) -> ChangedData | None:
         """Load the newest undamaged checkpoint. Arguments and errors are those of `Loop.resume`.
@@ -98,7 +98,7 @@ class Checkpoints:
 
     def _go_on_with(self, changed: ChangedData) -> None:
         """Warn that the data have changed, and reset the counts that belong to the old data."""
-        log.warning("going on with other data: %s", changed)
+        log.warning("continuing with other data: %s", changed)
         counters = self._state.counters
         if "heldout" in changed.others:
             counters.accuracies.clear()
@@ -116,8 +116,8 @@ class Checkpoints:
             step = self._state.updater.steps + 1
             rates = [config.learning_rate * config.schedule.share(step, spent) for spent in (was, now)]
             log.warning(
-                "the learning rate falls over the budget, which is another now: %.0f%% of it are spent, no longer %.0f%%, "
-                "and the rate goes from %.3g to %.3g",
+                "the learning rate falls over the budget, and the budget has changed: %.0f%% of it is spent instead "
+                "of %.0f%%, so the rate changes from %.3g to %.3g",
                 *(100 * now, 100 * was, *rates),
             )
 

@@ -45,7 +45,7 @@ class Schedule:
         if self.steps is not None and self.shape == "constant":
             raise ValueError(f"a constant rate has no steps, got {self.steps}; give linear or cosine (--schedule)")
         if self.steps is not None and self.steps <= self.warmup:
-            raise ValueError(f"steps must be more than those of the warm-up, {self.warmup}, got {self.steps}")
+            raise ValueError(f"steps must be more than the warm-up steps, {self.warmup}, got {self.steps}")
 
     @property
     def over_budget(self) -> bool:

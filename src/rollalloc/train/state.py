@@ -187,13 +187,13 @@ class RunState:
         changed = self._changed_data(state)
         others = [*differences(_but_data(state["identity"]), _but_data(self.identity), "run")]
         if changed and not accept_data:
-            others.append(f"{changed} (accept_data=True, or --accept-data, goes on with them)")
+            others.append(f"{changed} (accept_data=True, or --accept-data, continues with them)")
         elif changed and changed.prompts and state["allocator"]["batch"] is not None:
             others.append(f"{changed}, and a batch of the old prompts is still to be trained")
         if others:
             raise ValueError(
                 f"the checkpoint after batch {saved.batches} in {place} is of another run: {'; '.join(others)}; "
-                "give what it was saved with, or another folder"
+                "use the saved settings, or give another folder"
             )
         return changed
 
@@ -207,10 +207,10 @@ class RunState:
         others = list(differences(state["allocator"]["recipe"], self.allocator.recipe.description))
         if others and not accept_recipe:
             what = f"the checkpoint was saved under {another(others)}, {'; '.join(others)}"
-            raise ValueError(f"{what}; accept_recipe=True, or --accept-recipe, goes on under the one given now")
+            raise ValueError(f"{what}; accept_recipe=True, or --accept-recipe, continues with the new one")
         self.allocator.load_state_dict(state["allocator"], accept_recipe=accept_recipe, remap="keys" if remap else None)
         if others:
-            log.warning("going on under %s: %s", another(others), "; ".join(others))
+            log.warning("continuing with %s: %s", another(others), "; ".join(others))
         self.updater.load(saved)
         rollouts = state["rollouts"]
         if remap and "stream" in rollouts:  # rollouts in flight start again, because their prompts may have changed

@@ -119,7 +119,7 @@ class Updater:
             name, _, entry = key.rpartition(":")
             if name not in index_of:
                 raise ValueError(
-                    f"optimizer: {key!r} belongs to no parameter of this model; the checkpoint is of another one"
+                    f"optimizer: {key!r} belongs to no parameter of this model; the checkpoint belongs to another model"
                 )
             state.setdefault(index_of[name], {})[entry] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})

@@ -143,7 +143,7 @@ def test_rows_are_refused_that_cannot_run(policy):
     backend = LocalBackend(policy.model, decoding(policy, Sampling(2, max_rows=1), longest_prompt=3))
     backend.submit([RunningRow(1, 0, (4, 5))])
     for row, words in [
-        (RunningRow(1, 0, (4,)), "runs already"),
+        (RunningRow(1, 0, (4,)), "is already running"),
         (RunningRow(2, 0, ()), "1 to 3 tokens, got 0"),
         (RunningRow(2, 0, (4, 4, 4, 4)), "1 to 3 tokens, got 4"),
     ]:

@@ -241,7 +241,7 @@ def test_silence_is_said_now_and_then_and_given_up_at_last(silence, caplog):
     assert caplog.messages == []
     looked(silence, now, 1, 29)
     said = "the process that generates (7) has given no sign of life for {} s, and 3 rollouts wait for it"
-    assert caplog.messages == [f"{said.format(s)}; it is given up after 40 s" for s in (10, 20)]
+    assert caplog.messages == [f"{said.format(s)}; it will be killed after 40 s" for s in (10, 20)]
     with pytest.raises(BackendDied, match=r"process that generates \(7\).*for 40 s, and 3 rollouts.*--generator-limit"):
         looked(silence, now, 1, 2)
 
@@ -253,7 +253,7 @@ def test_signs_of_life_keep_a_long_rollout_alive(silence, caplog):
     assert caplog.messages == []
     looked(silence, now, 99, 10)
     looked(silence, now, 100, 1)
-    assert caplog.messages[-1] == "the process that generates (7) is at work again"
+    assert caplog.messages[-1] == "the process that generates (7) responds again"
     assert len(caplog.messages) == 2
 
 

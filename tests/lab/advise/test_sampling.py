@@ -92,7 +92,7 @@ def test_a_profile_that_was_killed_goes_on_to_the_same_rollouts(rewarded, profil
     whole, described = log.read_bytes(), json.loads((profile / "profile.json").read_text())
     killed(profile, waves, torn)
     if torn:
-        with pytest.raises(ValueError, match="it was interrupted, and the command that made it goes on"):
+        with pytest.raises(ValueError, match="sampling was interrupted, run the same command again"):
             refuse_unfinished(profile)
     sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
     assert log.read_bytes() == whole

@@ -110,7 +110,7 @@ def test_a_failure_that_stays_is_a_sentence_and_nothing_paid_for_is_lost(advise,
     code, _, said = advise(concurrency=2, retries=1)
     assert code == 2
     assert message in said
-    assert "20 answers are kept in profile: the same command goes on with them" in said
+    assert "20 answers are kept in profile: the same command continues with them" in said
     asked = len(server.requests)
     server.replies = answered
     assert advise(concurrency=2, retries=1)[0] == 0
@@ -309,8 +309,8 @@ def test_the_cost_comes_first_and_is_estimated_from_the_first_answers(advise, se
         ({"endpoint": "http://"}, "expected an address such as"),
         ({"endpoint": "http://[::1"}, "expected an address such as"),
         ({"endpoint": None, "model": "mine"}, "--served-model: applies only with --endpoint"),
-        ({"model": "mine"}, "--model: applies not to a model that a server samples"),
-        ({"device": "cpu"}, "--device: applies not to"),
+        ({"model": "mine"}, "--model: does not apply to a model that a server samples"),
+        ({"device": "cpu"}, "--device: does not apply to"),
         ({"concurrency": 0}, "concurrency must be a whole number of at least 1"),
         ({"concurrency": 100_000}, "at most 1000 requests"),
         ({"retries": -1}, "retries must be a whole number of at least 0"),

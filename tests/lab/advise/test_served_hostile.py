@@ -76,7 +76,7 @@ def choice(finish="stop", **message):
         (reply(choices=[]), "does not speak the OpenAI protocol"),
         (reply(choices={"0": {}}), "does not speak the OpenAI protocol"),
         (reply(choices=[None]), "does not speak the OpenAI protocol"),
-        (choice(content=[{"type": "text", "text": "yes"}]), "expected a text, got list"),
+        (choice(content=[{"type": "text", "text": "yes"}]), "expected text, got list"),
         ((200, {"error": {"message": "out of memory"}}), "the answer is an error: {'message': 'out of memory'}"),
         ((200, []), "does not speak the OpenAI protocol"),
         ((200, "null"), "does not speak the OpenAI protocol"),
@@ -264,7 +264,7 @@ def test_a_full_disk_keeps_whole_answers_and_the_same_command_asks_for_the_rest(
         resource.setrlimit(resource.RLIMIT_FSIZE, kept)
     assert code == 2
     assert "File too large" in said
-    assert "answers are kept in profile: the same command goes on with them" in said
+    assert "answers are kept in profile: the same command continues with them" in said
     saved = [json.loads(line) for line in Path("profile/answers.jsonl").read_text().splitlines()]
     assert 0 < len(saved) < 96
     asked = len(server.requests)

@@ -181,9 +181,7 @@ def test_a_recipe_that_ends_says_why():
     result = simulate(short, scenario, 0)
     assert result.batches == 1
     assert "24" in str(result.why)
-    with pytest.raises(
-        RuntimeError, match=r"ended after 2 batches, 2 of which were to be warm-up: .*; give it more prompts"
-    ):
+    with pytest.raises(RuntimeError, match=r"ended after 2 batches, 2 of which are warm-up: .*; give it more prompts"):
         simulate(short, replace(scenario, warmup=2), 0)
 
 

@@ -48,8 +48,9 @@ class AveragedWeights(TrainerCallback):
         )
         if rounded:
             raise ValueError(
-                f"averaging={window} needs weights in float32: in {', '.join(rounded)} rounding would stop the mean; load "
-                "the model in float32 (model_init_kwargs={'dtype': 'float32'}) and let bf16=True compute in half precision"
+                f"averaging={window} needs weights in float32: in {', '.join(rounded)}, rounding would keep "
+                "the average from changing; load the model in float32 (model_init_kwargs={'dtype': 'float32'}) and let "
+                "bf16=True compute in half precision"
             )
         self.window, self._trainer = window, trainer
         # Listed once, when training begins, because unwrapping and searching the model is slow.

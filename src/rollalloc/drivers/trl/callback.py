@@ -335,8 +335,8 @@ def _prepare(allocation: Allocation, saved: Mapping[str, torch.Tensor] | None, *
     allocation.prepare()
     if saved is not None and allocation.made is not None:
         log.warning(
-            "the data changed, so features were computed again, with the present weights: predictions are poor at first. "
-            "A file of features (features=FILE) avoids this"
+            "the data changed, so features were computed again from the current weights; predictions are poor at first. To "
+            "avoid this, give a file of features (features=FILE)"
         )
 
 

@@ -51,7 +51,9 @@ def features_for(
         return partial(_of_model, trainer)
     if given is None:
         if recipe.reads_features:
-            log.warning("no features: a prompt without a record is expected to do as well as the mean")
+            log.warning(
+                "no features: until a prompt has outcomes, it is predicted to succeed as often as the average prompt"
+            )
         return {}
     check_key(trainer.train_dataset, key)
     keys: Any = keyed(trainer.train_dataset, key).keys
@@ -66,7 +68,7 @@ def _check_whole(trainer: Any) -> None:
             "(`rollalloc features`) and give features=FILE, or features=None"
         )
     if "prompt" not in trainer.train_dataset[0]:
-        raise ValueError('features="model": the prompts are made up by environments; give features=None')
+        raise ValueError('features="model": environments create the prompts during training; give features=None')
 
 
 def _of_model(trainer: Any) -> Blocks:

@@ -91,8 +91,8 @@ class AsyncEngine(LocalEngine):
             return results
         if wait and self._room and not (results or self._order_of):
             raise RuntimeError(
-                f"nothing is in flight and nothing is ordered, although there is room for {self._room} rollouts; this is an "
-                "error of rollalloc's"
+                f"nothing is in flight and nothing is ordered, although there is room for {self._room} "
+                "rollouts; this is a bug in rollalloc: please report it"
             )
         try:
             return results + self._take_in(wait=wait and not results)

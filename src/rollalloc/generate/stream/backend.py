@@ -86,7 +86,7 @@ class Decoding:
         there = set(running)
         for row in rows:
             if row.rollout in there:
-                raise ValueError(f"rollout {row.rollout} runs already")
+                raise ValueError(f"rollout {row.rollout} is already running")
             if not 0 < len(row.tokens) <= self.longest_prompt:
                 expected = f"expected a prompt of 1 to {self.longest_prompt} tokens, got {len(row.tokens)}"
                 raise ValueError(f"rollout {row.rollout}: {expected}")
@@ -116,7 +116,7 @@ class Backend(Protocol):
         """Start to sample these rows. Rows beyond `capacity` wait until there is room.
 
         Raises:
-            ValueError: a row runs already, is empty, or can never fit.
+            ValueError: a row is already running, is empty, or can never fit.
         """
 
     def cancel(self, rollouts: Sequence[int]) -> None:

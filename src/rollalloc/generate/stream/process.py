@@ -185,7 +185,7 @@ class ProcessBackend:
                 f"the process that generates ended {how}, and so did the one before it, and no rollout ended in between"
             )
             raise BackendDied(f"{what}; {why}")
-        log.warning("the process that generates ended %s; %d rollouts begin again in another", how, len(self._rows))
+        log.warning("the process that generates ended %s; %d rollouts start again in a new one", how, len(self._rows))
         self._restarts += 1
         self._ended_since = False
         self._begin()

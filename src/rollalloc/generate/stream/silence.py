@@ -51,14 +51,14 @@ class Silence:
         since, self._looked = min(now - self._looked, 2 * LOOK_S), now
         if signs != self._signs:
             if self._say_s:
-                log.warning("%s is at work again", self._who())
+                log.warning("%s responds again", self._who())
             self._signs, self._silent_s, self._say_s = signs, 0.0, 0.0
             return
         self._silent_s += since
         limit_s = self.limit_s if signs else max(self.limit_s, _BEGINS_S)
         silence = f"{self._who()} has given no sign of life for {self._silent_s:.0f} s, and {what} wait for it"
         if self._silent_s >= limit_s:
-            raise BackendDied(f"{silence}: it was given up (--generator-limit, generator_limit_s)")
+            raise BackendDied(f"{silence}: it was killed after this limit (--generator-limit, generator_limit_s)")
         if self._silent_s >= (self._say_s or (_SAID_S if signs else _BEGINS_S / 2)):
-            log.warning("%s; it is given up after %.0f s", silence, limit_s)
+            log.warning("%s; it will be killed after %.0f s", silence, limit_s)
             self._say_s = 2 * self._silent_s

@@ -114,7 +114,7 @@ def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Flo
             density_K = np.exp(-(((rate_K - mean) / deviation) ** 2) / 2)
         weight_P = rates.expected(density_K, hits_P, count_P)
     if not weight_P.sum() > 0:
-        raise ValueError(f"{mix}: no prompt has such a rate, so that none would be drawn; give a larger deviation")
+        raise ValueError(f"{mix}: no prompt has such a success rate, so none would be drawn; give a larger deviation")
     return weight_P / weight_P.sum()
 
 

@@ -103,7 +103,8 @@ def profile_of(
     groups, _ = chosen(log, from_step)
     if groups is None:
         raise ValueError(
-            "expected rollouts, the log has only sums; train with --log-rollouts, and give the folder with rollouts.jsonl"
+            "expected single rollouts, but the log has only totals; train with "
+            "--log-rollouts, and give the folder with rollouts.jsonl"
         )
     reward = read_rewards(groups, threshold)
     judged = groups.judged(reward.threshold)

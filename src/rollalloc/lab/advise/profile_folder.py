@@ -178,8 +178,8 @@ def refuse_unfinished(log: Path) -> None:
     saved = _described(folder)
     if saved is not None and (folder / ROLLOUTS).stat().st_size > saved[_STAMP]["bytes"]:
         raise ValueError(
-            f"{folder / ROLLOUTS} has lines after the {saved[_STAMP]['bytes']:,} bytes that the profile took down: either "
-            "it was interrupted, and the command that made it goes on, or lines were added: take them out"
+            f"{folder / ROLLOUTS} has lines after the {saved[_STAMP]['bytes']:,} bytes that the profile recorded. If "
+            "sampling was interrupted, run the same command again; if lines were added, remove them"
         )
 
 

@@ -108,7 +108,7 @@ def sample_served(
             if not (count := len(answers.of)):
                 raise
             raise (ServerFailed if isinstance(error, ServerFailed) else OSError)(
-                f"{error}. {count:,} answers are kept in {folder}: the same command goes on with them"
+                f"{error}. {count:,} answers are kept in {folder}: the same command continues with them"
             ) from None
         cost.after()
         _doubt(answers, orders, run.sampling.max_new_tokens)

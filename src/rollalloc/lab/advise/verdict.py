@@ -139,7 +139,9 @@ def verdict_of(profile: Profile, present: Choice) -> Advice:
         ValueError: GRPO with groups of one rollout.
     """
     if present.recipe == "grpo" and present.n < 2:
-        raise ValueError(f"GRPO needs groups of 2 at least, got n = {present.n}; reinforce is for single rollouts")
+        raise ValueError(
+            f"GRPO needs groups of at least 2 rollouts, got n = {present.n}; reinforce is for single rollouts"
+        )
     if profile.too_few:
         more = _ROUND * max(1, ceil((ENOUGH - profile.rollouts) / _ROUND))
         sentence = f"Too few to tell ({profile.too_few}): sample {more:,} more rollouts."

@@ -81,8 +81,8 @@ def compare(
     if stop.by is not None:
         left = len(runs) - len(finished)
         raise Stopped(
-            f"stopped by {stop.by.name} with {left} of {len(runs)} runs to go; what was begun is saved in {folder}, and the "
-            "same command goes on",
+            f"stopped by {stop.by.name} with {left} of {len(runs)} runs to go; finished and started runs are saved in "
+            f"{folder}, and the same command continues",
             stop.by,
         )
     if failures:

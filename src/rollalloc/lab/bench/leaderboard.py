@@ -87,8 +87,8 @@ def run_leaderboard(
             agenda.save_settings()
     if stop.by is not None:
         raise Stopped(
-            f"stopped by {stop.by.name} with {agenda.over} of {plan.runs} runs done; what was begun is saved in {folder}, "
-            "and the same command goes on",
+            f"stopped by {stop.by.name} with {agenda.over} of {plan.runs} runs done; finished and started runs are saved in "
+            f"{folder}, and the same command continues",
             stop.by,
         )
     if agenda.failures:
@@ -109,7 +109,7 @@ def diverged_in(folder: Path) -> dict[str, str]:
     except (ValueError, RecursionError):  # also raised for bad UTF-8 and JSON
         reasons = None
     if not isinstance(reasons, dict):
-        raise ValueError(f"{path} does not say which runs diverged; it is damaged, or another program's")
+        raise ValueError(f"{path} does not say which runs diverged; it is damaged, or another program wrote it")
     return {str(name): str(why) for name, why in reasons.items()}
 
 

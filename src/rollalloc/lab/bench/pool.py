@@ -225,7 +225,7 @@ class _Worker:
             self._said = True
             run, pid = self.job.run, self.spawned.process.pid
             log.warning(
-                "%s with seed %d: its process (%d) has given no sign of life for %.0f s; where it was stopped, "
+                "%s with seed %d: its process (%d) has not responded for %.0f s; where it was stopped, "
                 "kill -CONT %d lets it go on, and kill -KILL %d gives this run up",
                 *(run.name, run.seed, pid, silent_s, pid, pid),
             )

@@ -79,8 +79,8 @@ class Simulation:
             step()
         if len(self.books) < warmup + 2:
             raise RuntimeError(
-                f"the run ended after {len(self.books) - 1} batches, {warmup} of which were to be warm-up: {self.why}; give "
-                "it more prompts, less warm-up, or a recipe that asks less of them"
+                f"the run ended after {len(self.books) - 1} batches, {warmup} of which are warm-up: {self.why}; give "
+                "it more prompts, less warm-up, or a recipe that accepts more of them"
             )
         cluster = self.cluster
         return Result.of(self.books[warmup:], seed=self.seed, gpus=cluster.gpus, slots=self.fleet.slots, why=self.why)

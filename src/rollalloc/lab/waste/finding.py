@@ -68,7 +68,7 @@ def find(log: Log, *, threshold: float | None = None, from_step: int | None = No
     booked = {cause: rollouts for cause, rollouts in booked.items() if cause != "open"}
     rollouts = sum(booked.values()) if groups is None else len(groups.rewards_R)
     if not rollouts:
-        raise ValueError("expected rollouts in the log, its accounts are all 0; nothing was paid yet")
+        raise ValueError("expected rollouts in the log, but it counts none; wait until the run has generated some")
     finding = Finding(log.format, rollouts, None, booked)
     if groups is None:
         finding.notes += [*unusable(log), *log.notes]
@@ -96,7 +96,7 @@ def chosen(log: Log, from_step: int | None) -> tuple[Groups | None, int]:
     if not log.groups and from_step is None:
         return None, 0
     if not log.groups:
-        raise ValueError(f"--from-step {from_step}: the log has only sums, of no step; leave it out")
+        raise ValueError(f"--from-step {from_step}: the log has only totals over all steps; leave the option out")
     stepless = int((log.groups.step_V == NO_STEP).sum())
     if from_step is None:
         return log.groups, stepless
