@@ -1,4 +1,7 @@
-"""From the options of a command to a run on a built-in task. Only this module of `train`'s needs the benchmark."""
+"""From the options of a command to a run on a built-in task.
+
+Of the modules of the command `train`, only this one needs the benchmark.
+"""
 
 from __future__ import annotations
 

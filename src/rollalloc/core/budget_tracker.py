@@ -61,7 +61,7 @@ class BudgetTracker:
         return self._tokens_are_spent() or (self._left() or 0) < 0
 
     def halt(self) -> Halt:
-        """Return a `Halt` that names the limit without room for another group."""
+        """Return a `Halt` that names the limit that leaves no room for another group."""
         budget = self.budget
         known = [(budget.run_rollouts, "rollouts", self.paid), (budget.run_tokens, "tokens", self.tokens)]
         limits = " and ".join(f"{limit:,} {unit}" for limit, unit, _ in known if limit is not None)

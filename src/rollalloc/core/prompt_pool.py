@@ -129,7 +129,7 @@ class PromptPool:
         self.dry = False
 
     def evicted(self) -> int:
-        """Number of prompts that must wait, or had to wait, for more than one epoch and have not been drawn since."""
+        """Number of prompts that were set aside for more than one epoch and have not been drawn since."""
         return int(np.count_nonzero(self.evicted_N))
 
     @property

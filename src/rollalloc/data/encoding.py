@@ -174,7 +174,11 @@ def _text_ids(tokenizer: Any, text: str) -> list[int | None]:
 
 
 def _all_texts_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[tuple[int, ...]] | None:
-    """`_text_ids` of several texts. None if not all are texts, or if they must be encoded singly to say what is wrong."""
+    """`_text_ids` of several texts.
+
+    None if some are not texts, or if encoding them together fails, so that each must be encoded alone to find out what is
+    wrong.
+    """
     if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
         return None
     try:
@@ -189,7 +193,7 @@ def _all_texts_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[tuple[int, ..
 
 
 def _prefixed(bare: list[int | None], whole: list[int | None]) -> list[int | None]:
-    """`bare` behind the prefix that `whole`, the same text with special tokens, has; without its suffix."""
+    """`bare` with the prefix that special tokens add in `whole`, the same text; their suffix is left out."""
     starts = range(len(whole) - len(bare) + 1)
     start = next((start for start in starts if whole[start : start + len(bare)] == bare), None)
     if start is None:  # the tokenizer splits the text differently when it adds special tokens

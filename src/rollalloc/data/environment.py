@@ -68,7 +68,7 @@ def write_environment(
 
 
 def _drawn(name: str, taskset: Any, start: int, stop: int | None) -> Iterator[Any]:
-    """Some tasks of a taskset; an error of its own code, for example without a network, names the environment."""
+    """Some tasks of a taskset. If its code raises, for example without a network, the error names the environment."""
     try:
         yield from islice(iter(taskset), start, stop)
     except (Exception, SystemExit) as error:

@@ -103,7 +103,7 @@ def standardised(block_ND: ArrayLike) -> NDArray[np.float32]:
         x_ND -= x_ND.mean(axis=0, dtype=np.float64).astype(np.float32)
     deviation_D = _root_mean_square(x_ND)
     varies_D = deviation_D > np.maximum(_NOISE * size_D, _FAINT)
-    # Division by infinity makes columns that do not vary 0.
+    # Columns that do not vary are divided by infinity, so they become 0.
     x_ND /= np.where(varies_D, deviation_D, np.inf).astype(np.float32)
     x_ND *= np.float32(_SCALE / max(1, varies_D.sum()) ** 0.5)
     return x_ND

@@ -90,7 +90,7 @@ def remove_partials(folder: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """A context that adds the file's name to an OSError without one, as the operating system raises if the disk is full.
+    """A context that adds the file's name to an OSError that lacks it, such as the one for a full disk.
 
     Raises:
         OSError: the same error with the file's name and, for a full disk, what to do.

@@ -17,9 +17,9 @@ class SyncEngine(LocalEngine):
     """Generates and scores in waves. A wave contains all rollouts that were submitted before a `poll`.
 
     Rollouts are scored while others are still generated. `poll` returns a wave in the order in which it was submitted,
-    so that the allocator's events do not depend on how long scoring takes. A wave with rollouts of a stage in
-    `stopping` is returned in parts instead, after each decoding step in which rollouts ended, so that other rollouts
-    can be cancelled.
+    so that the allocator's events do not depend on how long scoring takes. If a stage in `stopping` has rollouts in a wave,
+    `poll` returns the wave in parts, one after each decoding step in which rollouts ended, so that other rollouts can be
+    cancelled.
 
     Args:
         shared: as for `LocalEngine`.

@@ -1,7 +1,7 @@
 """Attention on CPUs by plain matrix products, in the two cases in which PyTorch's fused kernel is slower.
 
-These are decoding of single tokens on several threads, and bfloat16, where the fused backward pass takes half the time of
-an update.
+The two cases are decoding one token at a time on several threads, and bfloat16, where the fused backward pass takes half of
+the update's time.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def attend(
 
         out[b, h] = softmax(scaling · query[b, h] · key[b, k]ᵀ + mask[b]) · value[b, k],   k = h // (H / K)
 
-    It is computed here for one query per row, and under bfloat16's autocast as long as the scores, which the fused kernel
-    would not store, are at most `MOST_SCORES`. All other cases go to `sdpa`.
+    This is computed here if each row has one query. It is also computed here under bfloat16's autocast if the scores, which
+    the fused kernel does not store, number at most `MOST_SCORES`. All other cases go to `sdpa`.
 
     Args:
         module: the layer.

@@ -15,7 +15,8 @@ class Spawned:
     """A spawned child process. It is not forked, because a fork copies locks that threads hold, but not the threads.
 
     Keep the arguments small and send everything else through the pipe. multiprocessing writes the arguments into a pipe
-    whose reading end it also holds; if the child dies before reading them, writing more than the pipe holds blocks forever.
+    whose reading end it also holds. If the child dies before it reads them, a write that does not fit into the pipe blocks
+    forever.
 
     Args:
         serve: the function that runs in the child; called with its end of the pipe, then `arguments`.

@@ -89,7 +89,7 @@ def first_success(metrics_G: NDArray[np.float64]) -> int:
 
 
 def conformal_place(places: Sequence[int], delta: float | None) -> float:
-    """The place by which the first success has come, except in a share `delta` of visits like these.
+    """The place that the first success has reached in all but a share `delta` of such visits.
 
     Split conformal prediction: of n visits, the ⌈(n + 1)(1 - delta)⌉-th smallest place (at most the n-th), where a
     visit without a success has an infinite place. C-GRPO has one threshold on place / k for each k; this place gives

@@ -120,7 +120,7 @@ class Knapsack(SizeRule):
         return sizes
 
     def _wanted(self, predictions: Sequence[float | None]) -> int:
-        """Rollouts that the contested prompts need to show both outcomes with probability `sure`."""
+        """How many rollouts the contested prompts need in all, to show both outcomes with probability `sure`."""
         rates = [
             max(predicted, 1 - predicted) for predicted in predictions if predicted is not None and 0 < predicted < 1
         ]

@@ -58,7 +58,10 @@ class Task:
 
 
 class _TrustedErrors:
-    """Counts the errors that fresh workers raise. A frequent error is caused by samples, not by a worker's earlier ones."""
+    """Counts the errors that fresh workers raise.
+
+    A frequent error is caused by the samples, not by what a worker scored before.
+    """
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

@@ -115,7 +115,7 @@ class Surroundings:
         os.umask(self._umask)
 
     def _restore_search_path(self) -> None:
-        """Restore where modules are searched. A finder that an imported module appended may stay."""
+        """Restore the module search path. A finder that an imported module appended may stay."""
         if sys.path != self._search_path:
             sys.path[:] = self._search_path
         for name, finders, original in self._finders:

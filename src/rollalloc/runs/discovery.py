@@ -1,4 +1,4 @@
-"""Finds runs in folders, those of rollalloc, TRL and verl, and groups those to be compared with one another."""
+"""Finds runs of rollalloc, TRL and verl in folders, and sorts them into groups that are compared."""
 
 from __future__ import annotations
 

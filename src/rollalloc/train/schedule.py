@@ -60,8 +60,8 @@ class Schedule:
             constant: 1,   linear: floor + (1 - floor) · (1 - x),   cosine: floor + (1 - floor) · (1 + cos πx) / 2
 
         As in PyTorch and transformers, the first step after the rise has the full rate and the first step after `steps`
-        has the floor; the rise begins above 0. If the rate falls over the budget, it falls from the beginning and is
-        multiplied by the rise.
+        has the floor; the rise begins above 0. If the rate falls over the budget, it does so from the first rollout on,
+        also during the rise; the two factors are multiplied.
 
         Args:
             step: number of the step, from 1.

@@ -1,4 +1,7 @@
-"""Rows of a data set, and keys by which a resumed run finds its prompts in a changed one: their content or a column."""
+"""Rows of a data set, and the keys by which a resumed run finds its prompts in a data set that has changed.
+
+A key is the prompt's content or the value of a column.
+"""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class RateMixture:
     def quantile(self, level: float, hits_P: Ints, count_P: Ints) -> Floats:
         """Posterior quantile of prompts' rates given their counts, shape (P,): the smallest grid rate that reaches `level`.
 
-        The fitted mixture is treated as exact. Counts as for `posterior_mean`.
+        The fitted mixture is treated as exact. The counts have the form that `posterior_mean` takes.
         """
         chance_CK, cell_P = self._posterior(hits_P, count_P)
         at_C = np.minimum((chance_CK.cumsum(1) < level).sum(1), len(self.rate_K) - 1)
