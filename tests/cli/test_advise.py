@@ -61,7 +61,7 @@ def test_a_profile_whose_rollouts_were_changed_by_hand_is_not_advised_on(call, o
     whole = log.read_text()
     for changed, said in (
         (whole.replace('"metric": 1.0', '"metric": 0.0'), "it is not what the profile wrote"),
-        (whole + whole.splitlines()[-1] + "\n", "or lines were added: take them out"),
+        (whole + whole.splitlines()[-1] + "\n", "if lines were added, remove them"),
     ):
         log.write_text(changed)
         for place in (tmp_path / "new", log):

@@ -134,7 +134,7 @@ def test_what_cannot_be_is_a_sentence(make):
     assert "expected 9 tasks after the first 0, found 6" in make("--tasks", 9)[1]
     assert "--tasks must be at least 1" in make("--tasks", 0)[1]
     assert make()[0] == 0
-    assert "sums.jsonl is there already" in make()[1]
+    assert "sums.jsonl exists already" in make()[1]
 
 
 def test_prompts_of_another_making_are_said(make):

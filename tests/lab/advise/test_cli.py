@@ -120,7 +120,7 @@ def test_little_is_said_of_logs_that_tell_little_and_why(call, tmp_path, rows, w
         ("1.parquet", b"\x00\xff\xfe" * 999, "not a readable parquet file"),
         ("1.jsonl", b'{"input": "a", "output": "b", "score": null}\n' * 9, "none of the log's rollouts has one"),
         ("1.jsonl", b'{"input": "a", "output": "b", "score": NaN}\n' * 9, "none of the log's rollouts has one"),
-        ("metrics.jsonl", b'{"kind": "end", "accounts": {"trained": 30}}\n', "the log has only sums"),
+        ("metrics.jsonl", b'{"kind": "end", "accounts": {"trained": 30}}\n', "the log has only totals"),
     ],
 )
 def test_a_log_that_cannot_be_used_is_one_message_and_exit_code_2(call, tmp_path, name, content, words):
