@@ -282,6 +282,8 @@ def test_foresight_takes_a_group_that_another_rule_drew(predicted):
     memory = rule.init(PromptTable(1))
     rule.observe(memory, GroupView.of([1 + 1e-6, 1], predicted=predicted), View.of())
     assert (memory["paid"], memory["seen"]) == (2, 1)
+    (kept,) = memory["event_belief"][:1]  # a rate of 0 or 1 would make its log-loss infinite
+    assert np.isnan(kept) if predicted is None else 0 < kept < 1
 
 
 @pytest.mark.parametrize(
