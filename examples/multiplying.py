@@ -80,17 +80,21 @@ def dialogue(chance):
     return [asked, {"role": "assistant", "content": "", "tool_calls": [call]}, *told]
 
 
-def make_prompts(path, count, seed):
+def make_prompts(path, count, seed, apart=frozenset()):
+    """Write prompts whose questions are not among `apart`; returns their questions."""
     from datasets import Dataset
 
     chance, rows = random.Random(seed), []
-    for number in range(count):
+    while len(rows) < count:
         a, b, asked = question(chance)
+        if asked["content"] in apart:
+            continue
         truth = {"style": "rule", "ground_truth": str(a * b)}
         rows.append(
-            {"data_source": "products", "prompt": [asked], "reward_model": truth, "extra_info": {"index": number}}
+            {"data_source": "products", "prompt": [asked], "reward_model": truth, "extra_info": {"index": len(rows)}}
         )
     Dataset.from_list(rows).to_parquet(path)
+    return {row["prompt"][0]["content"] for row in rows}
 
 
 def make_model(folder):
@@ -134,5 +138,5 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     make_tiny.make_model(folder / "model")
     make_model(folder / "model")
-    make_prompts(folder / "train.parquet", 2048, 1)
-    make_prompts(folder / "test.parquet", 256, 2)
+    trained = make_prompts(folder / "train.parquet", 2048, 1)
+    make_prompts(folder / "test.parquet", 256, 2, trained)

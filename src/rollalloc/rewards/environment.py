@@ -46,7 +46,9 @@ def load_taskset(name: str, config: Mapping[str, Any]) -> Any:
         environment = loaders.environment_class(name)
         taskset = loaders.load_taskset(loaders.taskset_config_type(name).model_validate({"id": name, **config}))
     except ModuleNotFoundError as error:
-        raise ImportError(f"environment {name!r}: {error}; install its package where rollalloc is installed") from error
+        raise ImportError(
+            f"environment {name!r}: {str(error).rstrip('.')}; install its package where rollalloc is installed"
+        ) from error
     except (Exception, SystemExit) as error:  # its import can raise anything, for example if a key is missing
         raise ValueError(
             f"environment {name!r} is not a taskset of verifiers 0.4, or its config is wrong, or its package needs "
