@@ -127,7 +127,7 @@ class Size:
         least: rollouts that each run goes on to; it ends at twice as many.
         every: rollouts between two evaluations.
         heldout: prompts that are evaluated, from the file's beginning.
-        stock: stock arms that are tuned; none: only the one that was best at the smallest size.
+        stock: stock arms that are tuned, at other sizes than the smallest, where all are; none: only the best of these.
         target: held-out accuracy.
         device: of the model.
     """
@@ -144,15 +144,7 @@ class Size:
 
 
 SIZES = {
-    "0.15m": Size(
-        (1.5e-4, 3e-4, 6e-4, 1.2e-3),
-        (100,),
-        tuple(range(200, 208)),
-        12_288,
-        512,
-        1024,
-        ("stock-4", "stock-8", "stock-16"),
-    ),
+    "0.15m": Size((1.5e-4, 3e-4, 6e-4, 1.2e-3), (100,), tuple(range(200, 208)), 12_288, 512, 1024),
     "8m": Size((7.5e-5, 1.5e-4, 3e-4), (100,), tuple(range(200, 208)), 8_192, 1024, 512),
     "135m": Size(
         (1e-5, 2e-5, 4e-5, 8e-5),

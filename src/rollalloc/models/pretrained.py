@@ -124,7 +124,7 @@ def make_model(
             where, name = str(file.parent), file.name
             tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
             model = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype="float32")
-            # transformers before 5.20 takes the token that begins a message for the one that ends it.
+            # transformers 5.17 takes the token that begins a message for the one that ends it; 5.24 does not.
             tokenizer.eos_token, tokenizer.pad_token = (
                 tokenizer.convert_ids_to_tokens(number)
                 for number in (model.config.eos_token_id, model.config.pad_token_id)
