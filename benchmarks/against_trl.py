@@ -27,6 +27,11 @@ of its prompts at 8M) and outside the clock.
   that their accuracies may differ from the first runs'.
   Run in part on 2026-11-26: the tuning and seeds 200 to 202 at a rate that the tuning could not choose, since the held-out
   accuracies were void (dev/LOG.md).
+- 135M on a CPU, planned on 2026-11-26 at 12:35 before any run: as above, but on one thread, 256 held-out prompts every 256
+  rollouts, 1,536 rollouts at least. Nothing is tuned: stock with n = 4, `line-only` and `line` have the rate 2e-5, at which
+  each of them had the most right rollouts among the first 2,304 of the GPU's tuning runs (the table in docs/trl.md; stock
+  with n = 4 and n = 8 were equal). Seeds 200 to 204, first stock and `line`, as many as the time allows. Right rollouts
+  among the first 1,536 are told as well, if the target is not reached.
 - Stock: 64 rows in a step, in groups of 4, 8 and 16. Ours: `recipes.reinforce(groups=32)`, which is 32 rows in a step.
 - Rates, four for each arm at 0.15M: 1.5e-4, 3e-4, 6e-4, 1.2e-3.
   Tuning seed 100. A tuning run ends at the target, or without
@@ -127,9 +132,9 @@ class Size:
         least: rollouts that each run goes on to; it ends at twice as many.
         every: rollouts between two evaluations.
         heldout: prompts that are evaluated, from the file's beginning.
-        stock: stock arms that are tuned, at other sizes than the smallest, where all are; none: only the best of these.
+        chosen: rates that were chosen by another measurement; then no arm is tuned here.
         target: held-out accuracy.
-        device: of the model.
+        bf16: whether both sides compute in bfloat16 by autocast, with weights in float32, on a GPU if there is one.
     """
 
     rates: tuple[float, ...]
@@ -138,24 +143,29 @@ class Size:
     least: int
     every: int
     heldout: int
-    stock: tuple[str, ...] = ()
+    chosen: Mapping[str, float] = field(default_factory=dict[str, float])
     target: float = 0.85
-    device: str = "cpu"
+    bf16: bool = False
+
+    @property
+    def device(self) -> str:
+        """The device of the model."""
+        return "cuda" if self.bf16 and torch.cuda.is_available() else "cpu"
 
 
 SIZES = {
     "0.15m": Size((1.5e-4, 3e-4, 6e-4, 1.2e-3), (100,), tuple(range(200, 208)), 12_288, 512, 1024),
     "8m": Size((7.5e-5, 1.5e-4, 3e-4), (100,), tuple(range(200, 208)), 8_192, 1024, 512),
     "135m": Size(
-        (1e-5, 2e-5, 4e-5, 8e-5),
-        (100,),
+        (),
+        (),
         tuple(range(200, 205)),
         1_536,
-        128,
-        512,
-        ("stock-4", "stock-8"),
+        256,
+        256,
+        chosen={"stock-4": 2e-5, "line-only": 2e-5, "line": 2e-5},
         target=0.7,
-        device="cuda",
+        bf16=True,
     ),
 }
 
@@ -420,8 +430,8 @@ def trainer_of(arm: Arm, task: Task, rate: float, seed: int, reward: Reward, wat
         "seed": seed,
         "logging_steps": 100,
     }
-    if task.policy.model.device.type == "cuda":
-        shared |= {"use_cpu": False, "bf16": True}
+    if watch.size.bf16:
+        shared |= {"use_cpu": task.policy.model.device.type == "cpu", "bf16": True}
     args = config(out, **shared | dict(arm.changes))
     model: Any = task.policy.model
     given: dict[str, Any] = {"processing_class": task.policy.tokenizer, "callbacks": [watch]}
@@ -600,8 +610,8 @@ def two_best(out: Path, size: str, arm: str) -> list[float]:
 
 def tuned(out: Path, size: str) -> dict[str, float]:
     """The best rate of each tuned arm. Raises ValueError if a run of the tuning is missing."""
-    best: dict[str, float] = {}
-    for arm in tuned_arms(out, size):
+    best = dict(SIZES[size].chosen)
+    for arm in [] if best else tuned_arms(out, size):
         scores = rates_of(out, size, arm, SIZES[size].tuning)
         if not scores.keys() >= set(two_best(out, size, arm)):
             raise ValueError(f"{out} lacks runs of {arm} at {size}; first: against_trl.py tune {size} {out}")
@@ -612,6 +622,8 @@ def tuned(out: Path, size: str) -> dict[str, float]:
 def best_stock(out: Path, size: str) -> tuple[str, int]:
     """The name and the n of the stock arm that tuned best, of those that were tuned."""
     best = tuned(out, size)
+    if chosen := [arm for arm in SIZES[size].chosen if arm.startswith("stock")]:
+        return chosen[0], int(chosen[0].removeprefix("stock-"))
     scores = {arm: rates_of(out, size, arm, SIZES[size].tuning)[best[arm]] for arm in best if arm.startswith("stock")}
     name = min(scores, key=lambda arm: scores[arm])
     return name, int(name.removeprefix("stock-"))
@@ -622,7 +634,7 @@ def tuned_arms(out: Path, size: str) -> list[str]:
     smallest = next(iter(SIZES))
     if size == smallest:
         return [*MAIN]
-    return [*(SIZES[size].stock or (best_stock(out, smallest)[0],)), "line", "foresight"]
+    return [best_stock(out, smallest)[0], "line", "foresight"]
 
 
 # ------------------------------------------------------------------------------------------------------------- many runs
@@ -631,9 +643,10 @@ def tuned_arms(out: Path, size: str) -> list[str]:
 def tuning_keys(out: Path, size: str) -> Iterator[Key]:
     """The runs of the tuning, in order; those of the second seed follow from the first seed's."""
     one, arms = SIZES[size], tuned_arms(out, size)
-    for rate in one.rates:
-        for arm in arms:
-            yield Key(size, arm, rate, one.tuning[0])
+    for seed in one.tuning[:1]:
+        for rate in one.rates:
+            for arm in arms:
+                yield Key(size, arm, rate, seed)
     for seed in one.tuning[1:]:
         for arm in arms:
             for rate in two_best(out, size, arm):
@@ -644,7 +657,7 @@ def final_keys(out: Path, size: str) -> Iterator[Key]:
     """The final runs, in order."""
     best, (name, n) = tuned(out, size), best_stock(out, size)
     for seed in SIZES[size].final:
-        for arm in (name, "line-only", *(arm for arm in best if not arm.startswith("stock"))):
+        for arm in dict.fromkeys((name, "line-only", *(arm for arm in best if not arm.startswith("stock")))):
             yield Key(size, arm, best.get(arm, best[name]), seed, n)
 
 
