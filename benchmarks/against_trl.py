@@ -611,7 +611,7 @@ def two_best(out: Path, size: str, arm: str) -> list[float]:
 def tuned(out: Path, size: str) -> dict[str, float]:
     """The best rate of each tuned arm. Raises ValueError if a run of the tuning is missing."""
     best = dict(SIZES[size].chosen)
-    for arm in [] if best else tuned_arms(out, size):
+    for arm in tuned_arms(out, size):
         scores = rates_of(out, size, arm, SIZES[size].tuning)
         if not scores.keys() >= set(two_best(out, size, arm)):
             raise ValueError(f"{out} lacks runs of {arm} at {size}; first: against_trl.py tune {size} {out}")
@@ -631,6 +631,8 @@ def best_stock(out: Path, size: str) -> tuple[str, int]:
 
 def tuned_arms(out: Path, size: str) -> list[str]:
     """The arms that are tuned at a size: all at the smallest one, and of stock the best of these elsewhere."""
+    if SIZES[size].chosen:
+        return []
     smallest = next(iter(SIZES))
     if size == smallest:
         return [*MAIN]
