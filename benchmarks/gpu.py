@@ -267,7 +267,7 @@ def carried_out(given: argparse.Namespace) -> int:
     board = write_leaderboard(given.out)
     print((given.out / TABLE).read_text(), flush=True)
     if why is not None or board.missing:
-        print(f"{why or 'not finished'}; {board.missing} final runs are missing", file=sys.stderr)
+        print(f"{why or 'not finished'}; {board.missing} runs are missing", file=sys.stderr)
         return _UNFINISHED
     return 0
 

@@ -76,8 +76,8 @@ def rungs_in(folders: Sequence[Path]) -> list[OnRung]:
             name = task.name.removeprefix(PREFIX)
             runs: dict[str, dict[int, EndedRun]] = {}
             for each in plan.contestants:
-                for seed in plan.seeds_of("defaults", task):
-                    place = folder / place_of("defaults", task, each.label, seed)
+                for seed in plan.seeds_of(task):
+                    place = folder / place_of(task, each.label, seed)
                     if (place / "run.json").exists() and (one := ended(read_config(place), place, target=task.target)):
                         runs.setdefault(each.label, {})[seed] = one
             before = found[name].runs if name in found else {}

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollalloc.lab.bench.methods import LADDER_METHODS
 from rollalloc.lab.bench.plan import TABLE, make_plan, plan_of_rung
 from rollalloc.lab.bench.rungs import RUNGS, read_rung
 from rollalloc.lab.bench.tasks.tiny import Shape, tiny_model
+from rollalloc.lab.bench.tiers import LADDER_METHODS
 from rollalloc.models.policy import Policy
 from small_run import one_torch_thread, task
 
@@ -127,7 +127,7 @@ def test_every_rung_makes_a_plan(file):
     plan = plan_of_rung(rung)
     assert {each.label for each in plan.contestants} == set(LADDER_METHODS)
     [planned] = plan.tasks
-    assert len(plan.seeds_of("defaults", planned)) == rung.run.seeds
+    assert len(plan.seeds_of(planned)) == rung.run.seeds
     assert planned.budget % planned.eval_every == 0
 
 

@@ -1,4 +1,4 @@
-"""`rollalloc bench`: run the leaderboard, which compares methods on tasks in two tracks."""
+"""`rollalloc bench`: run the leaderboard, which compares methods on tasks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ def bench(
     recipes: Annotated[
         str, typer.Option(help="Comma-separated built-in recipes; must include grpo (default: the tier's).")
     ] = "",
-    track: Annotated[
-        list[str] | None, typer.Option(help="Settings to run with: defaults or tuned; repeatable (default: both).")
-    ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder of the leaderboard; its finished runs are reused.", parser=folder)
     ] = Path("runs/bench"),
@@ -44,19 +41,14 @@ def bench(
         typer.Option(help="Only write the tables of an existing leaderboard again.", parser=place),
     ] = None,
 ) -> None:
-    """Run every method on every task, with default and tuned settings, and write tables of the costs."""
+    """Run every method on every task with its defaults, and write tables of the costs."""
     from rollalloc.lab.bench.plan import make_plan, refuse_another  # torch takes seconds to import, `--help` should not
 
     console = Console(stderr=True)
     if table is not None:
         _written(console, table)
         return
-    made = make_plan(
-        tier,
-        tasks=_names("--tasks", tasks),
-        recipes=_names("--recipes", recipes),
-        tracks=tuple(track or ()),
-    )
+    made = make_plan(tier, tasks=_names("--tasks", tasks), recipes=_names("--recipes", recipes))
     cores = processes or os.cpu_count() or 1
     refuse_another(made, out)
     say(console, described(made, cores))
@@ -85,40 +77,35 @@ def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int)
 
 
 def _written(console: Console, out: Path) -> int:
-    """Write the tables. Returns the number of final runs that are missing."""
+    """Write the tables. Returns the number of runs that are missing."""
     from rollalloc.lab.bench.plan import TABLE
     from rollalloc.lab.report.leaderboard import write_leaderboard
 
     board = write_leaderboard(out)
-    missing = f", {board.missing} final runs are missing" if board.missing else ""
+    missing = f", {board.missing} runs are missing" if board.missing else ""
     say(console, f"the leaderboard is {out / TABLE}{missing}")
     return board.missing
 
 
 def described(plan: Plan, cores: int) -> str:
     """What a plan would run, and roughly how long that takes."""
-    from rollalloc.lab.bench.search import search_rollouts
     from rollalloc.lab.bench.tiers import RATES, TIERS
 
-    tuned = "tuned" in plan.tracks
-    what = f"{len(plan.contestants)} methods × {len(plan.tasks)} tasks × {' and '.join(plan.tracks)}"
+    what = f"{len(plan.contestants)} methods × {len(plan.tasks)} tasks"
     lines = [
         f"tier {plan.tier}: {what}, {plan.runs:,} runs, at most {plan.rollouts:,} rollouts",
         f"methods: {', '.join(each.label for each in plan.contestants)}",
-        *(f"seeds, {track}: {', '.join(map(str, seeds))}" for track, seeds in plan.seeds_by_track.items()),
+        f"seeds: {', '.join(map(str, max((plan.seeds_of(task) for task in plan.tasks), key=len)))}",
     ]
     for task in plan.tasks:
-        search = f", {search_rollouts(plan.search, task.budget):,} a method to search with" if tuned else ""
         hours = _hours(plan.seconds_of(task) / 3600)
         known = f", about {hours} of a core" if task.name in RATES else " (speed not measured)"
         seeds = "" if task.seeds is None else f" × {task.seeds} seeds"
-        lines.append(f"{task.name}: to {task.target:g}, {task.budget:,} rollouts a run{seeds}{search}{known}")
+        lines.append(f"{task.name}: to {task.target:g}, {task.budget:,} rollouts a run{seeds}{known}")
     hours, meant = plan.seconds / cores / 3600, TIERS[plan.tier].hours
     lines.append(f"about {_hours(hours)} on {cores} idle cores, with one run each, without the time to create tasks")
     if hours * cores > 2 * meant:
-        lines.append(
-            f"the tier is meant for {_hours(meant)} on two cores; use fewer --tasks or --recipes, or one --track"
-        )
+        lines.append(f"the tier is meant for {_hours(meant)} on two cores; use fewer --tasks or --recipes")
     return "\n".join(lines)
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from rollalloc.data.prompts import load_prompts
-from rollalloc.lab.bench.methods import LADDER_METHODS
 from rollalloc.lab.bench.plan import freeze, frozen_in, make_plan
 from rollalloc.lab.bench.presets import PRESETS, planned_run
 from rollalloc.lab.bench.rungs import RUNGS, Model, Questions, WarmedUp, read_rung
 from rollalloc.lab.bench.tasks import ladder
 from rollalloc.lab.bench.tasks.ladder import FAMILIES, LEVELS, LONGEST, Mixture, compute_score, spread
+from rollalloc.lab.bench.tiers import LADDER_METHODS
 from rollalloc.models.policy import Policy
 
 SMALL = Mixture(train=300, heldout=60)
@@ -209,10 +209,9 @@ def test_the_package_s_rungs(name):
 
 def test_the_plan_of_the_ladder_has_each_rung_s_own_seeds_and_rate(tmp_path):
     plan = make_plan("ladder")
-    assert plan.tracks == ("defaults",)
     assert [each.label for each in plan.contestants] == list(LADDER_METHODS)
     for task, rung in zip(plan.tasks, RUNGS.values(), strict=True):
-        assert len(plan.seeds_of("defaults", task)) == rung.run.seeds
+        assert len(plan.seeds_of(task)) == rung.run.seeds
         assert plan.rate_of(task) == rung.run.learning_rate
         assert plan.runs_of(task) == rung.run.seeds * len(LADDER_METHODS)
     freeze(plan, tmp_path)
@@ -220,5 +219,3 @@ def test_the_plan_of_the_ladder_has_each_rung_s_own_seeds_and_rate(tmp_path):
     some = make_plan("ladder", tasks=["ladder/1m"], recipes=["grpo", "reinforce"])
     assert [(each.label, each.recipe) for each in some.contestants] == [("grpo", "grpo"), ("reinforce", "reinforce")]
     assert some.runs == 2 * RUNGS["1m"].run.seeds
-    with pytest.raises(ValueError, match="tier ladder has no track 'tuned'"):
-        make_plan("ladder", tracks=["tuned"])

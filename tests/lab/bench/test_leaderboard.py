@@ -48,32 +48,22 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
     child.kill()
     child.join()
     before, frozen = ended(out), (out / PLAN).read_bytes()
-    assert board_of(out).missing == 8
-    assert "Not finished: 8 final runs are missing" in markdown(board_of(out))
+    assert board_of(out).missing == 3
+    assert "Not finished: 3 runs are missing" in markdown(board_of(out))
 
     seen: list[Progress] = []
     run_leaderboard(plan, out, tmp_path, watcher=seen.append)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (out / PLAN).read_bytes() == frozen
-    assert seen[-1].over == plan.runs == len(ended(out)) == 14
+    assert seen[-1].over == plan.runs == len(ended(out)) == 4
     assert seen[-1].share == pytest.approx(1)
     assert seen[-1].rollouts == sum(read_metrics(path)[-1]["rollouts_paid"] for path in ended(out)) <= plan.rollouts
     assert not list(out.rglob("model.safetensors"))  # only the figures of a run stay
-    found = json.loads((out / "settings" / "sort.json").read_text())
-    assert set(found["recipes"]) == {"grpo", "reinforce"}
-    for recipe, one in found["recipes"].items():
-        assert one["settings_tried"] == 2
-        final = read_config(out / "tuned" / "sort" / f"{recipe}-5000")
-        assert (final.parameters, final.learning_rate) == (one["parameters"], one["learning_rate"])
-        tuned = {name: getattr(final, name) for name in presets.DEFAULT_OPTIMIZER}
-        assert tuned == presets.DEFAULT_OPTIMIZER == {**one["optimizer"], "betas": tuple(one["optimizer"]["betas"])}
-        plain = read_config(out / "defaults" / "sort" / f"{recipe}-9900")
-        assert plain.parameters == default_parameters(recipe)
-        assert plain.learning_rate == presets.DEFAULT_RATE
-        own = Config(sampling=plain.sampling)
-        assert {name: getattr(plain, name) for name in presets.TUNED_WITH} == {
-            name: getattr(own, name) for name in presets.TUNED_WITH
-        }
+    for recipe in ("grpo", "reinforce"):
+        run = read_config(out / "sort" / f"{recipe}-9900")
+        assert run.parameters == default_parameters(recipe)
+        assert run.learning_rate == presets.DEFAULT_RATE
+        assert {name: getattr(run, name) for name in presets.DEFAULT_OPTIMIZER} == presets.DEFAULT_OPTIMIZER
 
     again = ended(out)
     bench(tier="smoke", out=out, task_folder=tmp_path)
@@ -83,8 +73,7 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
     for part in board.parts:
         assert {cell.label: cell.runs for cell in part.cells} == {"grpo": 2, "reinforce": 2}
         for cell in part.cells:
-            seeds = "9900,9901" if part.track == "defaults" else "5000,5001"
-            assert f"--recipes {cell.label} --seeds {seeds}" in cell.command
+            assert f"--recipes {cell.label} --seeds 9900,9901" in cell.command
             assert cell.paid is not None
             assert cell.budget["accuracy"] is not None
     assert all(cell.command in (out / TABLE).read_text() for part in board.parts for cell in part.cells)
@@ -93,12 +82,12 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
 # ------------------------------------------------------------------------------------------------------------ by hand
 
 
-SMOKE = make_plan("smoke", tracks=["defaults"])
+SMOKE = make_plan("smoke")
 
 
 def write_final(folder, label, seed, reaches, *, recipe=None, ends=True, **changes):
     """A final run of `SMOKE` on a grid of 32 rollouts: its accuracy is 0 before and 1 from `reaches` on."""
-    place = folder / "defaults" / "sort" / f"{label}-{seed}"
+    place = folder / "sort" / f"{label}-{seed}"
     run = Config(
         model="m",
         prompts=("p",),
@@ -135,7 +124,7 @@ def freeze_smoke(folder):
 def test_cells_by_hand(tmp_path):
     """Targets are held against runs that went on; a ratio is paired by seed; a censored run is counted as a bound."""
     freeze_smoke(tmp_path)
-    for seed, (grpo, reinforce) in zip(SMOKE.default_seeds, [(96, 64), (64, 32)], strict=True):
+    for seed, (grpo, reinforce) in zip(SMOKE.seeds, [(96, 64), (64, 32)], strict=True):
         write_final(tmp_path, "grpo", seed, grpo)
         write_final(tmp_path, "reinforce", seed, reinforce)
     [part] = board_of(tmp_path).parts
@@ -158,10 +147,10 @@ def test_cells_by_hand(tmp_path):
 
 def test_a_censored_run_and_one_that_diverged_are_counted(tmp_path):
     freeze_smoke(tmp_path)
-    for seed in SMOKE.default_seeds:
+    for seed in SMOKE.seeds:
         write_final(tmp_path, "grpo", seed, 64)
-    write_final(tmp_path, "reinforce", SMOKE.default_seeds[0], None)
-    lost = write_final(tmp_path, "reinforce", SMOKE.default_seeds[1], None, ends=False)
+    write_final(tmp_path, "reinforce", SMOKE.seeds[0], None)
+    lost = write_final(tmp_path, "reinforce", SMOKE.seeds[1], None, ends=False)
     assert board_of(tmp_path).missing == 1
     (tmp_path / DIVERGED).write_text(json.dumps({lost.relative_to(tmp_path).as_posix(): "it did"}))
     board = board_of(tmp_path)
@@ -178,7 +167,7 @@ def test_a_censored_run_and_one_that_diverged_are_counted(tmp_path):
 
 def test_another_run_in_the_place_of_a_cells_is_refused(tmp_path):
     freeze_smoke(tmp_path)
-    write_final(tmp_path, "grpo", SMOKE.default_seeds[0], 64, max_rollouts=512)
+    write_final(tmp_path, "grpo", SMOKE.seeds[0], 64, max_rollouts=512)
     with pytest.raises(ValueError, match=r"grpo-9900 holds another run than the plan expects there"):
         board_of(tmp_path)
 
@@ -188,7 +177,7 @@ def test_whatever_a_plan_holds_is_shown_and_acts_on_nothing(tmp_path):
     plan = replace(SMOKE, contestants=(SMOKE.contestants[0], replace(SMOKE.contestants[1], label=hostile)))
     plan = replace(plan, made_with={"processor": hostile, "torch": "2"})
     freeze(plan, tmp_path)
-    write_final(tmp_path, "grpo", SMOKE.default_seeds[0], 64)
+    write_final(tmp_path, "grpo", SMOKE.seeds[0], 64)
     text = markdown(board_of(tmp_path))
     assert "<img" not in text
     assert "\u202e" not in text
@@ -203,13 +192,13 @@ def carried_out(tiny, tmp_path, monkeypatch):
     """(how each job ends) → the leaderboard is carried out with nothing trained; returns its folder."""
 
     def made(end):
-        def carry_out(agenda, processes, stop, watch, **_):
-            while job := agenda.next():
-                agenda.ended(job, end(job))
+        def carry_out(jobs, processes, stop, ended, watch, **_):
+            for job in jobs:
+                ended(job, end(job))
                 watch([])
 
         monkeypatch.setattr(leaderboard, "carry_out", carry_out)
-        run_leaderboard(make_plan("smoke", tracks=["tuned"]), tmp_path / "out", tmp_path)
+        run_leaderboard(make_plan("smoke"), tmp_path / "out", tmp_path)
         return tmp_path / "out"
 
     return made
@@ -221,11 +210,10 @@ def test_a_method_whose_every_run_diverges_ends_as_a_result(carried_out):
         return Failure(job, "FloatingPointError", "FloatingPointError: the weights diverged")
 
     out = carried_out(diverges)
-    # 2 settings, the better one, and 2 final runs, of 2 methods.
-    assert len(json.loads((out / DIVERGED).read_text())) == 2 * (2 + 1 + 2)
+    assert len(json.loads((out / DIVERGED).read_text())) == 2 * 2
 
 
-def test_another_failure_stops_its_search_only_and_is_named(carried_out):
+def test_another_failure_is_named_after_the_other_runs(carried_out):
     done = []
 
     def fails(job: Job):
@@ -235,18 +223,18 @@ def test_another_failure_stops_its_search_only_and_is_named(carried_out):
         return Failure(job, kind, f"{kind}: no space")
 
     with pytest.raises(
-        RunsFailed, match=r"grpo-1 with seed 1000 failed: OSError: no space; grpo-2 with seed 1000"
+        RunsFailed, match=r"grpo with seed 9900 failed: OSError: no space; grpo with seed 9901"
     ) as caught:
         carried_out(fails)
     assert len(caught.value.failures) == 2
-    assert sum(name.startswith("reinforce") for name in done) == 5
+    assert sum(name.startswith("reinforce") for name in done) == 2
 
 
 def test_a_plan_is_shown_and_nothing_is_written(tmp_path, capsys):
     bench(tier="smoke", out=tmp_path / "out", plan=True)
     said = " ".join(capsys.readouterr().err.split())
-    assert "2 methods × 1 tasks × defaults and tuned, 14 runs, at most 1,536 rollouts" in said
-    assert "sort: to 0.6, 128 rollouts a run, 256 a method to search with (speed not measured)" in said
+    assert "2 methods × 1 tasks, 4 runs, at most 512 rollouts" in said
+    assert "sort: to 0.6, 128 rollouts a run (speed not measured)" in said
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""Results of a leaderboard, computed from its plan and the `run.json` and `metrics.jsonl` of its final runs."""
+"""Results of a leaderboard, computed from its plan and the `run.json` and `metrics.jsonl` of its runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollalloc.train.run_json import read_config
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A method on a task, in one track.
+    """A method on a task.
 
     Attributes:
         label: label of the method.
@@ -44,14 +44,13 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class TrackPart:
-    """A task in one track; cells are in the plan's order.
+class TaskPart:
+    """The results on a task; cells are in the plan's order.
 
     `plain` is the label of the estimator in `PLAIN` that reached the target with the fewest rollouts; there is none if none
     was run or none reached it.
     """
 
-    track: str
     task: TaskPlan
     plain: str | None
     cells: tuple[Cell, ...]
@@ -59,18 +58,16 @@ class TrackPart:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A leaderboard: its plan, the date on which it was frozen, and its parts, ordered by task, then by track."""
+    """A leaderboard: its plan, the date on which it was frozen, and a part for each task."""
 
     plan: Plan
     date: str
-    parts: tuple[TrackPart, ...]
+    parts: tuple[TaskPart, ...]
 
     @property
     def missing(self) -> int:
-        """Number of final runs that have not ended."""
-        return sum(
-            len(self.plan.seeds_of(part.track, part.task)) - cell.runs for part in self.parts for cell in part.cells
-        )
+        """Number of runs that have not ended."""
+        return sum(len(self.plan.seeds_of(part.task)) - cell.runs for part in self.parts for cell in part.cells)
 
 
 def board_of(folder: Path) -> Board:
@@ -82,16 +79,15 @@ def board_of(folder: Path) -> Board:
     """
     plan, date = frozen_in(folder)
     diverged = diverged_in(folder)
-    parts = [_part(plan, track, task, folder, diverged) for task in plan.tasks for track in plan.tracks]
-    return Board(plan, date, tuple(parts))
+    return Board(plan, date, tuple(_part(plan, task, folder, diverged) for task in plan.tasks))
 
 
-def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mapping[str, str]) -> TrackPart:
+def _part(plan: Plan, task: TaskPlan, folder: Path, diverged: Mapping[str, str]) -> TaskPart:
     over: dict[str, list[EndedRun]] = {}
     lost: dict[str, int] = {}
     for contestant in plan.contestants:
-        for seed in plan.seeds_of(track, task):
-            place = place_of(track, task, contestant.label, seed)
+        for seed in plan.seeds_of(task):
+            place = place_of(task, contestant.label, seed)
             has_diverged = place in diverged
             if ended_run := _ended(folder / place, task, contestant, seed, has_diverged):
                 over.setdefault(contestant.label, []).append(ended_run)
@@ -107,15 +103,15 @@ def _part(plan: Plan, track: str, task: TaskPlan, folder: Path, diverged: Mappin
             plain=to_plain.get(contestant.label, dict.fromkeys(COSTS)),
             runs=len(over.get(contestant.label, ())),
             diverged=lost.get(contestant.label, 0),
-            command=_command(plan.seeds_of(track, task), task, over.get(contestant.label, ())),
+            command=_command(plan.seeds_of(task), task, over.get(contestant.label, ())),
         )
         for contestant in plan.contestants
     )
-    return TrackPart(track, task, plain, tuple(cells))
+    return TaskPart(task, plain, tuple(cells))
 
 
 def _ended(place: Path, task: TaskPlan, contestant: Contestant, seed: int, diverged: bool) -> EndedRun | None:
-    """A final run if it has ended, else None.
+    """A run if it has ended, else None.
 
     Raises:
         ValueError: the folder holds another run.

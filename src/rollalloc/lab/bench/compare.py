@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,22 +117,6 @@ def check_runs(runs: Sequence[Config], folder: Path) -> None:
             checked[data] = check(run, checked.get(data))
 
 
-class _Listed:
-    """An agenda of given runs, in their order."""
-
-    def __init__(self, todo: Mapping[Path, Config]) -> None:
-        self._waiting = deque(Job(run, place) for place, run in todo.items())
-        self.failures: list[Failure] = []
-        self.over: list[Job] = []  # since the last check
-
-    def next(self) -> Job | None:
-        return self._waiting.popleft() if self._waiting else None
-
-    def ended(self, job: Job, failure: Failure | None) -> None:
-        self.over.append(job)
-        self.failures += [] if failure is None else [failure]
-
-
 def _carry_out(
     todo: Mapping[Path, Config],
     places: Mapping[Path, Config],
@@ -143,17 +126,23 @@ def _carry_out(
     stop: StopRequest,
 ) -> list[Failure]:
     """Carry out the runs until all are done or a stop is requested; returns the failures."""
-    agenda = _Listed(todo)
+    failures: list[Failure] = []
+    over: list[Job] = []  # since the last look
     known = {} if watcher is None else {place: standing(run, place, whole=True) for place, run in places.items()}
+
+    def ended(job: Job, failure: Failure | None) -> None:
+        over.append(job)
+        failures.extend([] if failure is None else [failure])
 
     def watch(at_work: Sequence[Job]) -> None:
         if watcher is not None:
-            known.update({job.place: standing(job.run, job.place) for job in (*agenda.over, *at_work)})
+            known.update({job.place: standing(job.run, job.place) for job in (*over, *at_work)})
             watcher([(run, known[place]) for place, run in places.items()])
-        agenda.over.clear()
+        over.clear()
 
-    carry_out(agenda, processes, stop, watch, overwrite=overwrite)
-    return agenda.failures
+    jobs = [Job(run, place) for place, run in todo.items()]
+    carry_out(jobs, processes, stop, ended, watch, overwrite=overwrite)
+    return failures
 
 
 def result_of(run: Config, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:

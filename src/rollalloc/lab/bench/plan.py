@@ -21,20 +21,19 @@ from rollalloc.files.text import error_text, one_line
 from rollalloc.lab.bench.contestants import Contestant, contestants
 from rollalloc.lab.bench.presets import DEFAULT_RATE, Preset, preset_of, preset_of_rung
 from rollalloc.lab.bench.rungs import LadderRung
-from rollalloc.lab.bench.search import Rung, search_rollouts
-from rollalloc.lab.bench.tiers import TIERS, TRACKS, seconds_of
+from rollalloc.lab.bench.tiers import TIERS, seconds_of
 
 PLAN, TABLE, DIVERGED = "plan.json", "leaderboard.md", "diverged.json"
 KIND = "bench"  # kind of a folder's manifest
-_SCHEMA = 4
+_SCHEMA = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPlan:
     """A task of the plan: target, budget in rollouts and evaluation grid, all fixed before the runs.
 
-    `eval_samples` is per held-out prompt, where accuracy is sampled. `default_rate` is the learning rate in the defaults
-    track; None: the plan's. `seeds` is how many of the plan's final seeds it uses; None: all.
+    `eval_samples` is per held-out prompt, where accuracy is sampled. `rate` is the learning rate; None: the plan's.
+    `seeds` is how many of the plan's seeds it uses; None: all.
     """
 
     name: str
@@ -42,59 +41,39 @@ class TaskPlan:
     budget: int
     eval_every: int
     eval_samples: int
-    default_rate: float | None = None
+    rate: float | None = None
     seeds: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is run: every method on every task, in each track, with each seed.
+    """What is run: every method on every task with each seed, each method with its defaults.
 
     Attributes:
         contestants: the methods.
-        search: rungs of the tuned track's search, the same for every method.
-        default_rate: learning rate of every method on every task in the defaults track.
-        seeds: seeds of the tuned track's final runs.
-        default_seeds: seeds of the defaults track's final runs.
+        rate: learning rate of every method on a task that has none of its own.
+        seeds: seeds of the runs.
         made_with: versions of everything that can change the figures, and the processor.
     """
 
     tier: str
-    tracks: tuple[str, ...]
     tasks: tuple[TaskPlan, ...]
     contestants: tuple[Contestant, ...]
-    search: tuple[Rung, ...]
-    default_rate: float
+    rate: float
     seeds: tuple[int, ...]
-    default_seeds: tuple[int, ...]
     made_with: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    def __post_init__(self) -> None:
-        if shared := {seed for rung in self.search for seed in rung.seeds} & {*self.seeds, *self.default_seeds}:
-            raise ValueError(
-                f"seeds {sorted(shared)} are used by both the search and the final runs; use different ones"
-            )
 
     def described(self) -> dict[str, Any]:
         """The plan as plain data."""
         return json.loads(json.dumps(asdict(self)))
 
-    def seeds_of(self, track: str, task: TaskPlan) -> tuple[int, ...]:
-        """The seeds of the final runs on a task in a track."""
-        return (self.default_seeds if track == "defaults" else self.seeds)[: task.seeds]
-
-    @property
-    def seeds_by_track(self) -> dict[str, tuple[int, ...]]:
-        """The seeds of each track's final runs, for the task that has most."""
-        return {track: max((self.seeds_of(track, task) for task in self.tasks), key=len) for track in self.tracks}
-
-    def finals(self, task: TaskPlan) -> int:
-        """Number of final runs of a method on a task, in all tracks."""
-        return sum(len(self.seeds_of(track, task)) for track in self.tracks)
+    def seeds_of(self, task: TaskPlan) -> tuple[int, ...]:
+        """The seeds of the runs on a task."""
+        return self.seeds[: task.seeds]
 
     def rate_of(self, task: TaskPlan) -> float:
-        """The learning rate of every method on a task, in the defaults track."""
-        return self.default_rate if task.default_rate is None else task.default_rate
+        """The learning rate of every method on a task."""
+        return self.rate if task.rate is None else task.rate
 
     @property
     def rollouts(self) -> int:
@@ -103,8 +82,7 @@ class Plan:
 
     def rollouts_of(self, task: TaskPlan) -> int:
         """Rollouts that the plan may pay on a task."""
-        searches = search_rollouts(self.search, task.budget) if "tuned" in self.tracks else 0
-        return len(self.contestants) * (searches + self.finals(task) * task.budget)
+        return self.runs_of(task) * task.budget
 
     @property
     def runs(self) -> int:
@@ -113,8 +91,7 @@ class Plan:
 
     def runs_of(self, task: TaskPlan) -> int:
         """Number of runs on a task."""
-        searches = sum(rung.settings * len(rung.seeds) for rung in self.search) if "tuned" in self.tracks else 0
-        return len(self.contestants) * (searches + self.finals(task))
+        return len(self.contestants) * len(self.seeds_of(task))
 
     @property
     def seconds(self) -> float:
@@ -126,39 +103,30 @@ class Plan:
         return seconds_of(task.name, self.rollouts_of(task), self.runs_of(task))
 
 
-def make_plan(
-    tier: str,
-    *,
-    tasks: Sequence[str] = (),
-    recipes: Sequence[str] = (),
-    tracks: Sequence[str] = (),
-) -> Plan:
+def make_plan(tier: str, *, tasks: Sequence[str] = (), recipes: Sequence[str] = ()) -> Plan:
     """The plan of a tier.
 
     Args:
         tier: a key of `TIERS`.
         tasks: some of the tier's; empty: all.
         recipes: recipes of this package; empty: the tier's.
-        tracks: some of the tier's; empty: all.
 
     Raises:
-        ValueError: an unknown tier, task, recipe or track, or a recipe that cannot take part in a track.
+        ValueError: an unknown tier, task or recipe.
     """
     if tier not in TIERS:
         raise ValueError(f"unknown tier {tier!r}; there are {', '.join(TIERS)}")
     sized = TIERS[tier]
-    for kind, names, known in (("task", tasks, sized.tasks), ("track", tracks, sized.tracks)):
-        for name in names:
-            if name not in known:
-                raise ValueError(f"tier {tier} has no {kind} {name!r}; there are {', '.join(known)}")
-    tracks = tuple(track for track in TRACKS if track in (tracks or sized.tracks))
+    for name in tasks:
+        if name not in sized.tasks:
+            raise ValueError(f"tier {tier} has no task {name!r}; there are {', '.join(sized.tasks)}")
     chosen: list[TaskPlan] = []
     for name, budget in sized.tasks.items():
         if not tasks or name in tasks:
             _, preset = preset_of(name)
             preset = replace(preset, eval_every=sized.eval_every or preset.eval_every)
             chosen.append(_task_plan(name, preset, budget, sized.seeds_of.get(name)))
-    return _plan(tier, tracks, chosen, recipes, sized.default_seeds)
+    return _plan(tier, chosen, recipes, sized.seeds)
 
 
 def plan_of_rung(rung: LadderRung, *, recipes: Sequence[str] = ()) -> Plan:
@@ -172,29 +140,19 @@ def plan_of_rung(rung: LadderRung, *, recipes: Sequence[str] = ()) -> Plan:
         ValueError: an unknown method, or no baseline.
     """
     sized = TIERS["ladder"]
-    first = sized.default_seeds[0]
-    seeds = tuple(range(first, first + max(rung.run.seeds, len(sized.default_seeds))))
+    first = sized.seeds[0]
+    seeds = tuple(range(first, first + max(rung.run.seeds, len(sized.seeds))))
     task = _task_plan(rung.task, preset_of_rung(rung), rung.run.max_rollouts, rung.run.seeds)
-    return _plan("ladder", sized.tracks, [task], recipes, seeds)
+    return _plan("ladder", [task], recipes, seeds)
 
 
-def _plan(
-    tier: str,
-    tracks: tuple[str, ...],
-    tasks: Sequence[TaskPlan],
-    recipes: Sequence[str],
-    default_seeds: tuple[int, ...],
-) -> Plan:
-    sized = TIERS[tier]
+def _plan(tier: str, tasks: Sequence[TaskPlan], recipes: Sequence[str], seeds: tuple[int, ...]) -> Plan:
     return Plan(
         tier=tier,
-        tracks=tracks,
         tasks=tuple(tasks),
-        contestants=contestants(recipes, sized, tracks),
-        search=sized.search,
-        default_rate=DEFAULT_RATE,
-        seeds=sized.seeds,
-        default_seeds=default_seeds,
+        contestants=contestants(recipes, TIERS[tier]),
+        rate=DEFAULT_RATE,
+        seeds=seeds,
         made_with=made_with(),
     )
 
@@ -206,7 +164,7 @@ def _task_plan(name: str, preset: Preset, budget: int, seeds: int | None) -> Tas
         budget=budget,
         eval_every=preset.eval_every,
         eval_samples=preset.eval_samples,
-        default_rate=None if preset.rate == DEFAULT_RATE else preset.rate,
+        rate=None if preset.rate == DEFAULT_RATE else preset.rate,
         seeds=seeds,
     )
 
@@ -248,19 +206,14 @@ def freeze(plan: Plan, folder: Path) -> None:
     if PLAN in claims.names() and (folder / PLAN).exists():
         refuse_another(plan, folder)
         return
-    claims.add([PLAN, TABLE, DIVERGED, *(settings_file(task.name) for task in plan.tasks)])
+    claims.add([PLAN, TABLE, DIVERGED])
     saved = {"schema": _SCHEMA, "date": datetime.now(UTC).date().isoformat(), "plan": plan.described()}
     write_text(folder / PLAN, json.dumps(saved, indent=1))
 
 
-def place_of(track: str, task: TaskPlan, label: str, seed: int) -> str:
-    """Path of a final run within a leaderboard's folder."""
-    return f"{track}/{task.name.replace('/', '-')}/{label}-{seed}"
-
-
-def settings_file(task: str) -> str:
-    """Path of the settings found for a task, within a leaderboard's folder."""
-    return f"settings/{task.replace('/', '-')}.json"
+def place_of(task: TaskPlan, label: str, seed: int) -> str:
+    """Path of a run within a leaderboard's folder."""
+    return f"{task.name.replace('/', '-')}/{label}-{seed}"
 
 
 def refuse_another(plan: Plan, folder: Path) -> None:
@@ -301,10 +254,6 @@ def frozen_in(folder: Path) -> tuple[Plan, str]:
 
 
 def _revived(saved: Mapping[str, Any]) -> Plan:
-    lists = {
-        "tasks": [TaskPlan(**entry) for entry in saved["tasks"]],
-        "contestants": [Contestant(**{**entry, "grid": tuple(entry["grid"])}) for entry in saved["contestants"]],
-        "search": [Rung(entry["settings"], tuple(entry["seeds"]), entry["share"]) for entry in saved["search"]],
-    }
-    tuples = {name: tuple(lists.get(name, saved[name])) for name in ("tracks", "seeds", "default_seeds", *lists)}
-    return Plan(**{**saved, **tuples})
+    tasks = tuple(TaskPlan(**entry) for entry in saved["tasks"])
+    methods = tuple(Contestant(**entry) for entry in saved["contestants"])
+    return Plan(**{**saved, "tasks": tasks, "contestants": methods, "seeds": tuple(saved["seeds"])})

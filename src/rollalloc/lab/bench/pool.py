@@ -9,12 +9,11 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Protocol
 
 from rollalloc.processes.spawned import Spawned
 from rollalloc.processes.stopping import StopRequest
@@ -66,18 +65,6 @@ class RunsFailed(RuntimeError):
         self.failures = tuple(failures)
 
 
-class Agenda(Protocol):
-    """The runs to do; later ones may depend on the results of earlier ones."""
-
-    def next(self) -> Job | None:
-        """The runs to start now; None: nothing until another run has ended."""
-        ...
-
-    def ended(self, job: Job, failure: Failure | None) -> None:
-        """Called when a run has ended."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Notice:
     """A warning that a run gave in its process."""
@@ -115,30 +102,33 @@ def processes_at_once(processes: int | None) -> int:
 
 
 def carry_out(
-    agenda: Agenda,
+    jobs: Iterable[Job],
     processes: int,
     stop: StopRequest,
+    ended: Callable[[Job, Failure | None], object],
     watch: Callable[[Sequence[Job]], object],
     *,
     overwrite: bool = False,
 ) -> None:
-    """Carry out the runs of an agenda until none is left or a stop is requested.
+    """Carry out runs, in their order, until none is left or a stop is requested.
 
     A run that has a checkpoint in its folder continues from it. A process without signs of life is named in a warning.
 
     Args:
-        agenda: asked whenever a process is free.
+        jobs: the runs.
         processes: at a time, at least 1.
         stop: once requested, active runs are saved and no more are started.
+        ended: called when a run has ended, with what went wrong with it, if anything.
         watch: called about twice a second with the active runs.
         overwrite: remove the files of other runs from the runs' folders.
     """
+    waiting = iter(jobs)
     workers: list[_Worker] = []
     notices, stop_requested = _Notices(), False
     try:
         while True:
             busy = [worker for worker in workers if worker.job is not None]
-            while stop.by is None and len(busy) < processes and (job := agenda.next()):
+            while stop.by is None and len(busy) < processes and (job := next(waiting, None)):
                 idle = next((worker for worker in workers if worker.job is None), None)
                 if idle is None:
                     idle = _Worker(overwrite, notices)
@@ -149,8 +139,8 @@ def carry_out(
                 return
             wait([worker.spawned.connection for worker in busy], timeout=_LOOKS_S)
             for worker in busy:
-                if (ended := worker.hear(replace=not stop_requested)) and not stop_requested:
-                    agenda.ended(*ended)
+                if (outcome := worker.hear(replace=not stop_requested)) and not stop_requested:
+                    ended(*outcome)
             if stop.by is not None and not stop_requested:
                 stop_requested = True
                 for worker in workers:

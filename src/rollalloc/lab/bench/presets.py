@@ -1,7 +1,8 @@
 """Presets of built-in tasks: target, budget, evaluation grid, and the tuned settings for each recipe.
 
-The settings are in `tuned/TASK.json`, found by `rollalloc.lab.bench.search`. For every recipe, GRPO included, the search
-tried the same number of learning rates and batch shapes, on the same tuning seeds, which no comparison uses.
+The settings are in `tuned/TASK.json`. A search by successive halving found them (dev/LOG.md, 2026-11-22 and 23). For every
+recipe, GRPO included, it tried the same number of learning rates and batch shapes, on the same tuning seeds, which no
+comparison uses.
 `settings_tried` says how much of its grid a recipe got. `budget`, if present, says that its search runs were censored
 earlier than the others'. A task that was not swept borrows another task's settings; a recipe that was not swept on a task
 uses its settings for skills/late.

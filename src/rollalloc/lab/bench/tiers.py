@@ -1,4 +1,4 @@
-"""Tiers of the leaderboard: tasks, budgets, seeds and searches, fixed here before any run."""
+"""Tiers of the leaderboard: tasks, methods, budgets and seeds, fixed here before any run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from rollalloc.lab.bench.methods import LADDER_METHODS
 from rollalloc.lab.bench.rungs import PREFIX, RUNGS
-from rollalloc.lab.bench.search import Rung, rungs
+from rollalloc.named import RECIPES
+from rollalloc.train.defaults import DEFAULT_ALONE, DEFAULT_SHAPE
 
-TRACKS = ("defaults", "tuned")
-FIRST_TUNING_SEED = 1000
-_FIRST_SEED = 5000  # unused so far; 4000 to 4007 had been looked at before any full run
-_FIRST_OF_DEFAULTS = 9900  # unused so far
+_FIRST_SEED = 9900  # unused so far
 _FIRST_OF_LADDER = 9700  # unused so far
 
 
@@ -23,35 +20,44 @@ class Tier:
     """One size of the leaderboard.
 
     Attributes:
-        tasks: name → rollouts that each final run pays; results at that point are compared at equal budget.
-        recipes: to compare; None: all that have a grid.
-        methods: used instead of `recipes` in the defaults track: label → recipe and parameters.
-        tracks: to run.
-        rates: learning rates of a search.
-        search: search of the tuned track, the same for every recipe; its first rung's settings are a multiple of `rates`.
-        seeds: seeds of the tuned track's final runs.
-        default_seeds: seeds of the defaults track's final runs.
+        tasks: name → rollouts that each run pays; results at that point are compared at equal budget.
+        recipes: to compare.
+        methods: used instead of `recipes`: label → recipe and parameters.
+        seeds: seeds of the runs.
         seeds_of: task → number of seeds, if not all.
         eval_every: rollouts between two points of the evaluation grid; None: the task's.
         hours: number of hours that it should take on two idle cores.
     """
 
     tasks: Mapping[str, int]
-    recipes: tuple[str, ...] | None
-    rates: tuple[float, ...]
-    search: tuple[Rung, ...]
+    recipes: tuple[str, ...] = ()
+    methods: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict[str, Any])
     seeds: tuple[int, ...]
-    default_seeds: tuple[int, ...]
+    seeds_of: Mapping[str, int] = field(default_factory=dict[str, int])
     eval_every: int | None = None
     hours: float
-    methods: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict[str, Any])
-    tracks: tuple[str, ...] = TRACKS
-    seeds_of: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def _seeds(count: int, first: int = _FIRST_SEED) -> tuple[int, ...]:
     return tuple(range(first, first + count))
 
+
+# The ladder's: label → recipe and parameters. Those of groups have 64 rollouts in a batch, as `reinforce_replay`; what they
+# do not say is their default.
+LADDER_METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "grpo": ("grpo", {"groups": 4, "n": 16}),  # the usual shape in practice
+    "grpo_4": ("grpo", DEFAULT_SHAPE),
+    "grpo_4_replay": ("grpo", {**DEFAULT_SHAPE, "replay": 64}),
+    "rloo_2": ("rloo", {"groups": 32, "n": 2}),
+    "dapo_carry": ("dapo_carry", {**DEFAULT_SHAPE, "gen_groups": 48}),
+    "pilot_commit_4": ("pilot_commit", {"groups": 8, "n_pilot": 4, "n_commit": 4, "gen_groups": 24}),
+    "pilot_commit_8": ("pilot_commit", {"groups": 2, "n_pilot": 8, "n_commit": 24, "gen_groups": 6}),
+    "reinforce": ("reinforce", DEFAULT_ALONE),
+    # REINFORCE with its former defaults.
+    "reinforce_replay": ("reinforce", {"groups": 64, "n": 1, "neg": 0.1, "replay": 64}),
+    "raft": ("raft", DEFAULT_ALONE),
+    "foresight": ("foresight", DEFAULT_ALONE),
+}
 
 TIERS: Mapping[str, Tier] = MappingProxyType(
     {
@@ -59,20 +65,14 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
         "smoke": Tier(
             tasks={"sort": 128},
             recipes=("grpo", "reinforce"),
-            rates=(3e-4,),
-            search=rungs(2, FIRST_TUNING_SEED, (0.5, 1.0)),
             seeds=_seeds(2),
-            default_seeds=_seeds(2, _FIRST_OF_DEFAULTS),
             eval_every=32,
             hours=0.1,
         ),
         "ci": Tier(
             tasks={"rg/gcd": 4000},
             recipes=("grpo", "reinforce", "pilot_commit"),
-            rates=(3e-4, 6e-4),
-            search=rungs(4, FIRST_TUNING_SEED, (0.25, 0.5)),
             seeds=_seeds(3),
-            default_seeds=_seeds(3, _FIRST_OF_DEFAULTS),
             eval_every=250,
             hours=1 / 6,
         ),
@@ -87,24 +87,16 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
                 "rg/simple_equations": 8_000,
                 "rg/spell_backward": 8_000,
             },
-            recipes=None,
-            rates=(3e-4, 6e-4, 1e-3),
-            search=rungs(9, FIRST_TUNING_SEED, (0.125, 0.25, 1.0)),
+            recipes=tuple(RECIPES),
             seeds=_seeds(8),
-            default_seeds=_seeds(8, _FIRST_OF_DEFAULTS),
             hours=15,
         ),
         # Do findings on tiny models hold for larger ones? One mixture of questions, several model sizes.
         "ladder": Tier(
             tasks={rung.task: rung.run.max_rollouts for rung in RUNGS.values()},
-            recipes=None,
-            rates=(3e-4,),
-            search=rungs(1, FIRST_TUNING_SEED, (0.5,)),
-            seeds=_seeds(8),
-            default_seeds=_seeds(max(rung.run.seeds for rung in RUNGS.values()), _FIRST_OF_LADDER),
+            seeds=_seeds(max(rung.run.seeds for rung in RUNGS.values()), _FIRST_OF_LADDER),
             hours=24,
             methods=LADDER_METHODS,
-            tracks=("defaults",),
             seeds_of={rung.task: rung.run.seeds for rung in RUNGS.values()},
         ),
     }

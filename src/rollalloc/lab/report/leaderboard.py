@@ -1,4 +1,4 @@
-"""The leaderboard in Markdown: two tables per task and track; losses are printed like wins."""
+"""The leaderboard in Markdown: two tables per task; losses are printed like wins."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims
 from rollalloc.files.text import one_line
-from rollalloc.lab.bench.cells import Board, Cell, TrackPart, board_of
+from rollalloc.lab.bench.cells import Board, Cell, TaskPart, board_of
 from rollalloc.lab.bench.contestants import BASELINE, PLAIN
-from rollalloc.lab.bench.plan import KIND, TABLE, Plan
-from rollalloc.lab.bench.search import search_rollouts
+from rollalloc.lab.bench.plan import KIND, TABLE
 from rollalloc.lab.bench.summary import FEWEST, OF_GRADED, Interval, in_words, measure_of
 
 _LONGEST = 2000  # characters in a line of Markdown, at most
@@ -45,18 +44,18 @@ def write_leaderboard(folder: Path) -> Board:
 def markdown(board: Board) -> str:
     """The leaderboard as Markdown."""
     lines = ["# Leaderboard", "", *(f"- {_plain(note)}" for note in _notes(board)), ""]
-    for table in (*_overviews(board), *(table for part in board.parts for table in tables_of(part))):
+    for table in (_overview(board), *(table for part in board.parts for table in tables_of(part))):
         lines += [f"## {_plain(table.title)}", "", *_lines(table), ""]
     lines += ["## What was run", "", *(f"- {_plain(name)}: {_plain(value)}" for name, value in _facts(board)), ""]
-    commands = {_name(part): [cell.command for cell in part.cells if cell.command] for part in board.parts}
+    commands = {part.task.name: [cell.command for cell in part.cells if cell.command] for part in board.parts}
     lines += ["## The commands", ""] if any(commands.values()) else []
     for name, of_part in commands.items():
         lines += [f"{_plain(name)}:", "", "```", *of_part, "```", ""] if of_part else []
     return "\n".join(lines)
 
 
-def tables_of(part: TrackPart) -> list[Table]:
-    """The tables of one task in one track: what each method paid, and how good its policy was."""
+def tables_of(part: TaskPart) -> list[Table]:
+    """The tables of one task: what each method paid, and how good its policy was."""
     k = next((cell.paid.k for cell in part.cells if cell.paid and cell.paid.k), "k")
     measure = measure_of(cell.paid for cell in part.cells if cell.paid)
     named = _EXTRA if measure == _EXTRA["accuracy"] else _EXTRA | OF_GRADED
@@ -68,8 +67,8 @@ def tables_of(part: TrackPart) -> list[Table]:
     headings += [f"{words}, at target" for words in extra] + [f"{words}, at {part.task.budget:,}" for words in extra]
     rows = [(cell.label, _row(cell, part)) for cell in part.cells]
     costs = len(headings) - 2 * len(extra)
-    paid = _columns(f"{_name(part)}: until held-out {measure} {part.task.target:g}", headings, rows, range(costs))
-    worth = f"{_name(part)}: the policy at the target and at {part.task.budget:,} rollouts"
+    paid = _columns(f"{part.task.name}: until held-out {measure} {part.task.target:g}", headings, rows, range(costs))
+    worth = f"{part.task.name}: the policy at the target and at {part.task.budget:,} rollouts"
     return [paid, _columns(worth, headings, rows, range(costs, len(headings)))]
 
 
@@ -81,7 +80,7 @@ def _columns(
     return Table(title, [headings[at] for at in known], [(label, [row[at] for at in known]) for label, row in rows])
 
 
-def _row(cell: Cell, part: TrackPart) -> list[str]:
+def _row(cell: Cell, part: TaskPart) -> list[str]:
     paid = cell.paid
     if paid is None:
         return [""] * (1 + len(_COSTS) * (2 + (part.plain is not None)) + 2 * len(_EXTRA))
@@ -98,22 +97,18 @@ def _figure(interval: Interval | None, form: str) -> str:
     return in_words(interval, form, point_only=interval is not None and bool(interval.bound))
 
 
-def _overviews(board: Board) -> list[Table]:
-    """For each track, the baseline's rollouts divided by each method's, task by task."""
-    tables: list[Table] = []
-    for track in board.plan.tracks:
-        parts = [part for part in board.parts if part.track == track]
-        by_label = [{cell.label: cell for cell in part.cells} for part in parts]
-        rows = [
-            (contestant.label, [_overview(cells.get(contestant.label)) for cells in by_label])
-            for contestant in board.plan.contestants
-        ]
-        title = f"{track}: {BASELINE}'s rollouts divided by each method's; above 1 is cheaper"
-        tables.append(Table(title, [part.task.name for part in parts], rows))
-    return tables
+def _overview(board: Board) -> Table:
+    """The baseline's rollouts divided by each method's, task by task."""
+    by_label = [{cell.label: cell for cell in part.cells} for part in board.parts]
+    rows = [
+        (contestant.label, [_saving(cells.get(contestant.label)) for cells in by_label])
+        for contestant in board.plan.contestants
+    ]
+    title = f"{BASELINE}'s rollouts divided by each method's; above 1 is cheaper"
+    return Table(title, [part.task.name for part in board.parts], rows)
 
 
-def _overview(cell: Cell | None) -> str:
+def _saving(cell: Cell | None) -> str:
     if cell is None or cell.paid is None:
         return "not run"
     reached = "" if cell.paid.reached == cell.runs else f"; reached by {cell.paid.reached} of {cell.runs}"
@@ -134,45 +129,33 @@ _READ = (
 def _notes(board: Board) -> list[str]:
     """How to read the tables."""
     plan = board.plan
-    seeds = len(plan.seeds_by_track[plan.tracks[0]])
+    seeds = max(len(plan.seeds_of(task)) for task in plan.tasks)
     how = (
         "with their bootstrapped 95% intervals"
         if seeds >= FEWEST
         else "with the values, which are too few for an interval"
     )
     notes = [f"Tier {plan.tier}: interquartile means over {seeds} seeds, {how}.", *_READ]
-    if "defaults" in plan.tracks:
-        notes.append(
-            f"Defaults: nothing was tuned. All methods have the same batch size, as far as they can, the same learning "
-            f"rate, {plan.default_rate:g}, and the trainer's own optimizer on every task."
-        )
-    if "tuned" in plan.tracks:
-        rungs = ", then ".join(f"{rung.settings} settings with {rung.share:g} of the budget" for rung in plan.search)
-        tuning = ", ".join(str(seed) for rung in plan.search for seed in rung.seeds)
-        notes.append(f"Tuned: every method got the same search, by successive halving: {rungs}; seeds {tuning}.")
+    notes.append(
+        "Nothing was tuned. All methods have the same batch size, as far as they can, the trainer's own optimizer, and the "
+        f"same learning rate, {plan.rate:g} where the task has none of its own."
+    )
     if board.missing:
-        notes.insert(0, f"Not finished: {board.missing} final runs are missing, so these figures may still change.")
+        notes.insert(0, f"Not finished: {board.missing} runs are missing, so these figures may still change.")
     return notes
 
 
 def _facts(board: Board) -> list[tuple[str, str]]:
     plan = board.plan
-    facts = [("plan", f"frozen {board.date}"), *_seeds(plan)]
-    for task in plan.tasks:
-        search = f"; {search_rollouts(plan.search, task.budget):,} to search with" if "tuned" in plan.tracks else ""
-        facts.append((task.name, f"target {task.target:g}, {task.budget:,} rollouts a run{search}, for each method"))
-    return [*facts, *plan.made_with.items()]
+    tasks = [
+        (task.name, f"target {task.target:g}, {task.budget:,} rollouts a run, seeds {_listed(plan.seeds_of(task))}")
+        for task in plan.tasks
+    ]
+    return [("plan", f"frozen {board.date}"), *tasks, *plan.made_with.items()]
 
 
-def _seeds(plan: Plan) -> list[tuple[str, str]]:
-    by_seeds: dict[tuple[int, ...], list[str]] = {}
-    for track, seeds in plan.seeds_by_track.items():
-        by_seeds.setdefault(seeds, []).append(track)
-    return [(f"seeds, {' and '.join(tracks)}", ", ".join(map(str, seeds))) for seeds, tracks in by_seeds.items()]
-
-
-def _name(part: TrackPart) -> str:
-    return f"{part.task.name}, {part.track}"
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def _lines(table: Table) -> list[str]:
