@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,10 +83,12 @@ def read(path: Path = FACTS) -> list[System]:
     """The facts.
 
     Raises:
-        ValueError: a difference without a reason or for a run that is not there, or a run without a number of GPUs.
+        ValueError: no YAML, a section that is missing or unknown, a difference without a reason or for a run that is not
+            there, or a run without a number of GPUs.
     """
     systems: list[System] = []
-    for name, told in yaml.safe_load(path.read_text("utf-8")).items():
+    for name, told in _mapping(_yaml(path), path.name).items():
+        _check_sections(name, told)
         runs = [
             Run(
                 row,
@@ -107,6 +109,44 @@ def read(path: Path = FACTS) -> list[System]:
     return systems
 
 
+def _yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text("utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path.name} is no YAML: {' '.join(str(error).split())}") from error
+
+
+def _check_sections(name: str, told: Any) -> None:
+    """Refuse sections of a system that are missing, or that nothing would read."""
+    _mapping(told, name, {"values", "keys", "differences", "rows"}, {"paper", "code", "unpublished"})
+    for row, of_row in _mapping(told["rows"], f"{name}: rows").items():
+        of_row = _mapping(of_row, f"{name}: {row}", {"runs"}, {"values"})
+        for choice, run in _mapping(of_row["runs"], f"{name}: {row}: runs").items():
+            _mapping(run, f"{name}: {row} {choice}", {"source", "values"}, {"keys"})
+            _check_names(f"{name}: {row} {choice}", run.get("keys", {}))
+    _check_names(name, told["keys"])
+    for index, one in enumerate(told["differences"]):
+        _mapping(one, f"{name}: difference {index + 1}", {"keys"}, {"ours", "why", "runs"})
+
+
+def _check_names(where: str, names: Any) -> None:
+    """Refuse a name of ours that is neither a key nor a key with the other names of values."""
+    for key, ours in _mapping(names, f"{where}: keys").items():
+        if not isinstance(ours, str):
+            _mapping(ours, f"{where}: {key}", {"ours", "values"}, set())
+
+
+def _mapping(value: Any, where: str, needed: Set[str] = frozenset(), optional: Set[str] | None = None) -> Config:
+    """The value, which must be a mapping; if `optional` is given, with no other keys than these and the needed ones."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} must be a mapping, got {_shown(value)}")
+    if missing := needed - value.keys():
+        raise ValueError(f"{where} has no {min(missing)}")
+    if optional is not None and (unknown := value.keys() - needed - optional):
+        raise ValueError(f"{where}: {min(unknown)} is unknown; expected {', '.join(sorted(needed | optional))}")
+    return value
+
+
 def _check_facts(system: System) -> None:
     names = {run.name for run in system.runs}
     for one in system.differences:
@@ -125,7 +165,7 @@ def _check_facts(system: System) -> None:
 def wrong_rows(systems: Sequence[System], folder: Path = RECIPES) -> Iterator[str]:
     """What is wrong with the files of the rows themselves: one without a script, or without a number of GPUs of its own."""
     known = {row for system in systems for row in (*system.unpublished, *(run.row for run in system.runs))}
-    files = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted(folder.glob("*.yaml"))}
+    files = {path.stem: _mapping(_yaml(path), path.name) for path in sorted(folder.glob("*.yaml"))}
     rows = {stem for stem, content in files.items() if "defaults" in content}
     for row in sorted(rows - known):
         yield f"{row}.yaml is a row that released.yaml does not know; give its script, or list it under unpublished"
@@ -260,10 +300,10 @@ def main(arguments: Sequence[str]) -> int:
     write = parser.parse_args(arguments).write
     try:
         systems = read()
+        wrong = list(wrong_rows(systems))
     except ValueError as error:
         print(error)
         return 1
-    wrong = list(wrong_rows(systems))
     guide = GUIDE.read_text("utf-8")
     if write:
         GUIDE.write_text(with_tables(guide, systems), "utf-8")

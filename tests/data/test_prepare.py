@@ -138,7 +138,7 @@ def test_a_filter_leaves_out_training_questions_and_says_how_many(tmp_path: Path
 
 def test_a_filter_that_leaves_no_row_is_refused_by_name(tmp_path: Path) -> None:
     write_rows(tmp_path / "deepmath.jsonl", [{"question": "Is it?", "final_answer": "Yes"}])
-    with pytest.raises(ValueError, match=r"--filter guessable leaves no row of deepmath: 1 are left out"):
+    with pytest.raises(ValueError, match=r"--filter guessable leaves no row of deepmath, of which it leaves out 1;"):
         prepare(["deepmath"], tmp_path / "out", local=tmp_path, leave_out="guessable")
     assert not (tmp_path / "out" / "deepmath.parquet").exists()
 

@@ -157,8 +157,8 @@ def _verl_rows(
     rows = [row for question, row in kept.items() if question not in contradicted]
     if leave_out is not None and not rows:
         raise ValueError(
-            f"--filter {leave_out} leaves no row of {part.name}: {dropped[leave_out]:,} are left out; take the filter "
-            "or the set out"
+            f"--filter {leave_out} leaves no row of {part.name}, of which it leaves out {dropped[leave_out]:,}; "
+            "remove the filter, or this set"
         )
     _make_unique(rows)
     return rows, dict(+dropped)

@@ -163,6 +163,31 @@ def test_facts_that_are_not_whole_are_refused(tool, tmp_path, changes, says):
         tool.read(written(tmp_path, changed(FACTS, **changes)))
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tiny: [", "released.yaml is no YAML"),
+        ("", "released.yaml must be a mapping, got null"),
+        ("tiny: 3", "tiny must be a mapping, got 3"),
+        ("tiny: {values: {}, keys: {}, rows: {}}", "tiny has no differences"),
+        (
+            "tiny: {values: {}, keys: {}, rows: {row: {runs: {method=grpo: {source: run.sh}}}}, differences: []}",
+            "tiny: row method=grpo has no values",
+        ),
+        ("tiny: {values: {}, keys: {lr: {ours: lr}}, rows: {}, differences: []}", "tiny: lr has no values"),
+        (
+            "tiny: {values: {}, keys: {}, rows: {}, differences: [{keys: [lr], wy: so}]}",
+            "tiny: difference 1: wy is unknown; expected keys, ours, runs, why",
+        ),
+    ],
+)
+def test_sections_that_are_missing_or_misspelled_are_refused_by_name(tool, tmp_path, text, says):
+    path = tmp_path / "released.yaml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(ValueError, match=says):
+        tool.read(path)
+
+
 def test_facts_that_are_not_whole_end_the_tool_with_their_name_and_no_traceback(tool, tmp_path, monkeypatch, capsys):
     path = written(tmp_path, changed(FACTS, tiny__values__machines=None))
     read = tool.read
