@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from pydoc import locate
 
 import pytest
 import yaml
@@ -83,6 +84,15 @@ def test_links_between_pages_lead_somewhere(name):
 @pytest.mark.parametrize("name", [page for page in PAGES if page.startswith("docs/")])
 def test_the_readme_leads_to_every_guide(name):
     assert f"({name})" in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_what_papers_md_names_is_there():
+    """Names such as `recipes.grpo` or `core.lengths`, which begin with a package of ours."""
+    packages = {path.parent.name for path in Path(rollalloc.__file__).parent.glob("*/__init__.py")}
+    names = re.findall(r"`(\w+)((?:\.\w+)+)`", (ROOT / "PAPERS.md").read_text("utf-8"))
+    ours = {f"rollalloc.{package}{rest}" for package, rest in names if package in packages}
+    assert len(ours) > 20
+    assert {name for name in ours if locate(name) is None} == set()
 
 
 @pytest.mark.parametrize("extra", sorted(set(PROJECT["optional-dependencies"]) - {"dev", "docs"}))

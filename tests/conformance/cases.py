@@ -66,6 +66,7 @@ RECIPES = {
     "darts_none": recipes.darts(4, 3, 1, tail="none"),
     "darts_floor": recipes.darts(4, 3, 1, tail="sampled", least=5, normalise=True),
     "darts_longest_by_size": recipes.darts(4, 3, 2, tail="sampled", longest_by="size"),
+    "darts_lengths_of_trained": recipes.darts(4, 3, 2, tail="sampled", lengths_of="trained"),
     "pilot_commit_and_pods": recipes.mix(PC, recipes.pods(4, 8, 4)),
     "dapo_and_darts": recipes.mix(recipes.dapo(4, 4, 12), recipes.darts(4, 3, 1)),
     "dapo_and_darts_sampled": recipes.mix(recipes.dapo(4, 4, 12), recipes.darts(4, 3, 1, tail="sampled")),

@@ -68,6 +68,7 @@ MADE = {
         "groups": (4, 3), "shortest": (3, 2), "longest": (1, 2), "max_redundancy": (2.0, 1.5), "tail": ("sampled", "exact"),
         "deviation": (None, "sample"), "latency": (((1, 0.5), (64, 1.0)), None), "solved": (None, 0.9), "share": (0.1, 0.5),
         "least": (None, 5), "normalise": (False, True), "longest_by": ("all", "size"), "price": (None, 2.0),
+        "lengths_of": ("all", "trained"),
     },
     recipes.racing: {
         "groups": (4, 3), "sizes_S": ((4, 8), (2, 8)), "gen_groups": (12, 6), "max_staleness": (0, 4),
@@ -77,8 +78,12 @@ MADE = {
 # Not a number of the recipe, but which method it is: what it draws, its baseline and what is made of it belong together.
 METHODS = {(recipes.reinforce, "baseline")}
 OF_THREE_RULES = {(recipes.darts, "longest"), (recipes.darts, "longest_by")}  # the core knows no longest rows
+WITHOUT_LATENCY = {(recipes.darts, "lengths_of")}  # the values here have one
 CASES = [
-    (make, name) for make, values in MADE.items() for name in values if (make, name) not in METHODS | OF_THREE_RULES
+    (make, name)
+    for make, values in MADE.items()
+    for name in values
+    if (make, name) not in METHODS | OF_THREE_RULES | WITHOUT_LATENCY
 ]
 
 

@@ -81,6 +81,8 @@ def test_a_size_rule_that_keeps_no_dict_is_refused_by_name():
         ({"longest_by": "length"}, "longest_by must be one of all, size, got 'length'"),
         ({"tail": "sampled", "solved": 1.5}, "solved must be a success rate in"),
         ({"longest_by": "size", "solved": 0.9}, 'solved needs tail="sampled"'),
+        ({"lengths_of": "rows"}, "lengths_of must be one of all, trained, got 'rows'"),
+        ({"lengths_of": "trained", "latency": ((1, 1.0),)}, "latency predicts the lengths of all rollouts, got"),
     ],
 )
 def test_what_does_not_go_together_is_refused(given, says):

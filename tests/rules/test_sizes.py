@@ -120,6 +120,20 @@ def test_the_recorded_length_deviation_is_a_running_mean_with_step_three_tenths(
     assert np.isnan([memory["mean_N"][1], memory["std_N"][1]]).all()
 
 
+def test_the_released_deviation_is_the_samples_of_the_trained_rows_alone():
+    """The 2 shortest and the longest are trained on, and none that was truncated."""
+    recipe = recipes.darts(4, 2, 1, max_redundancy=4.0, lengths_of="trained")
+    rule = recipe.stages[0].size
+    memory = rule.init(PromptTable(1))
+    rule.observe(memory, GroupView.of([0] * 5, tokens=[50, 10, 90, 20, 99], truncated=[0, 0, 0, 0, 1]))
+    assert memory["std_N"][0] == np.float32(np.std([10, 20, 90], ddof=1))
+    rule.observe(memory, GroupView.of([0], tokens=[7]))  # one length alone has no deviation
+    assert memory["std_N"][0] == np.float32(np.std([10, 20, 90], ddof=1))
+    rule.observe(memory, GroupView.of([0] * 4, tokens=[8, 5, 6, 7]))
+    first, second = (np.std(lengths, ddof=1) for lengths in ([10, 20, 90], [5, 6, 8]))
+    assert memory["std_N"][0] == pytest.approx(first + 0.3 * (second - first), rel=1e-6)
+
+
 def knapsack(rule, predictions):
     groups = [GroupView.of([], prompt=g, group=g, predicted=predicted) for g, predicted in enumerate(predictions)]
     return list(rule(groups, View.of(len(predictions)), {}))

@@ -10,7 +10,8 @@ How this differs from the paper and its released code:
   `tail` chooses between three answers: let all rollouts end ("exact"), train on a weighted random sample of the late
   ones ("sampled"), or train on the shortest only ("none").
 - Truncated rollouts become rows only if too few others exist.
-- Some parts of the released code are off by default: `least`, `normalise` and `longest_by="size"`.
+- Some parts of the released code are off by default: `least`, `normalise`, `longest_by="size"` and
+  `lengths_of="trained"`.
 
 PAPERS.md has the full list.
 """
@@ -69,6 +70,7 @@ def darts(
     normalise: bool = False,
     longest_by: Literal["all", "size"] = "all",
     price: float | None = None,
+    lengths_of: Literal["all", "trained"] = "all",
 ) -> Recipe:
     """DARTS: generate spare rollouts, train on the shortest and the longest, stop the rest. arXiv 2605.30859.
 
@@ -106,6 +108,10 @@ def darts(
             as many more of the shortest, for prompts with more rollouts, as the released code does (`longest_rows`).
         price: only with latency: weight of a batch's seconds against the benefit of more rollouts to choose from; above
             0. It is λ of `Priced`. None: only seconds count.
+        lengths_of: from which rollouts of a visit σ is computed. "all": from all of them, a stopped one with its length
+            so far. "trained": only from those that are trained on, as the released code does. Most of these are the
+            shortest, so σ is then too small for prompts whose lengths vary most. Not with latency, which predicts the
+            lengths of all rollouts.
 
     Raises:
         ValueError: a value is out of its range, or two values contradict each other.
@@ -122,6 +128,11 @@ def darts(
         raise ValueError("price weighs the seconds that latency predicts; set latency too, or leave price out")
     one_of("tail", tail, ("exact", "sampled", "none"))
     one_of("longest_by", longest_by, ("all", "size"))
+    one_of("lengths_of", lengths_of, ("all", "trained"))
+    if lengths_of != "all" and latency is not None:
+        raise ValueError(
+            f"latency predicts the lengths of all rollouts, got lengths_of={lengths_of!r} as well; leave one of them out"
+        )
     if longest_by != "all" and (tail == "none" or not longest):
         raise ValueError(
             f"longest_by={longest_by!r} needs a recipe that trains on longest rollouts, got longest={longest} and "
@@ -132,7 +143,10 @@ def darts(
     if tail == "none":
         shortest, longest = shortest + longest, 0
     floor, by_size = 1 if least is None else least, longest_by == "size"
-    size = Redundant((1 + max_redundancy) / 2, max_redundancy, floor, normalise)
+    rows = ShortestAndLongest(shortest, longest, by_size)
+    size = Redundant(
+        (1 + max_redundancy) / 2, max_redundancy, floor, normalise, rows if lengths_of == "trained" else None
+    )
     if latency is not None:
         size = Priced(max_redundancy, latency, longest, by_size, price, floor, normalise)
     stop = None if tail == "exact" else SampledTail(longest, by_size, solved, share)
@@ -140,7 +154,7 @@ def darts(
     return replace(
         base,
         stages=(replace(base.stages[0], size=size, stop=stop),),
-        rows=ShortestAndLongest(shortest, longest, by_size),
+        rows=rows,
         advantage=advantages.OverChosen(advantages.kernel_of(deviation)),
     )
 
@@ -187,18 +201,24 @@ class _ByLengths(SizeRule):
 
             mean ← mean + 0.3 (m - mean),   std ← std + 0.3 (s - std)
 
-        m and s are the mean and the population standard deviation of this visit's lengths, in which a stopped rollout
-        counts with the tokens that it had. The first visit sets mean and std to m and s.
+        m and s are the mean and the standard deviation of this visit's lengths (see `_lengths`). The first visit sets mean
+        and std to m and s.
         """
-        lengths, prompt = group.lengths, group.prompt
+        (lengths, lost), prompt = self._lengths(group), group.prompt
         count, total = len(lengths), sum(lengths)
         if count < 2:
             return
         # Plain sums of integers are faster here than NumPy.
-        deviation = sqrt(count * sum(map(mul, lengths, lengths)) - total * total) / count
+        deviation = sqrt(count * sum(map(mul, lengths, lengths)) - total * total) / sqrt(count * (count - lost))
         for running_N, newest in ((memory["mean_N"], total / count), (memory["std_N"], deviation)):
             last = float(running_N[prompt])
             running_N[prompt] = newest if isnan(last) else last + _NEWEST * (newest - last)
+
+    def _lengths(self, group: GroupView) -> tuple[Sequence[int], int]:
+        """Lengths of the visit, a stopped rollout with the tokens that it had; 0: their population's deviation, 1: the
+        sample's.
+        """
+        return group.lengths, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +241,15 @@ class Redundant(_ByLengths):
             that number.
         normalise: True: use (σ - min) / (max - min) over the groups that are ordered together, so that the prompt whose
             lengths vary least gets no more than `least`. False: use σ in tokens.
+        trained: compute σ only from the rollouts that this row rule chooses, as their sample standard deviation. None:
+            from all rollouts, as their population standard deviation.
     """
 
     mean_factor: float
     max_factor: float
     least: int = 1
     normalise: bool = False
+    trained: ShortestAndLongest | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.mean_factor <= self.max_factor <= MOST_FACTOR:
@@ -257,6 +280,11 @@ class Redundant(_ByLengths):
             gain = -std_G[g] / (sizes[g] * (sizes[g] + 1)) if sizes[g] < most else np.inf
             heapreplace(gains, (float(gain), g))
         return sizes
+
+    def _lengths(self, group: GroupView) -> tuple[Sequence[int], int]:
+        if self.trained is None:
+            return group.lengths, 0
+        return [group.in_order[g].tokens for g in self.trained.chosen(group)], 1
 
     def _least(self, rows: int) -> int:
         """The smallest size of a group."""
@@ -507,6 +535,11 @@ class ShortestAndLongest(RowRule):
         return self.rows - longest, longest
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Chosen:
+        chosen_M = np.array(self.chosen(group), np.int64)
+        return chosen_M, 1 / group.kept_G[chosen_M]
+
+    def chosen(self, group: GroupView) -> list[int]:
+        """Indices of the rows among the group's scored rollouts, ascending."""
         done_G, kept = group.in_order, group.kept
         shortest, longest = self._split(group)
         early = [g for g in range(len(done_G)) if done_G[g].rollout not in kept]
@@ -517,8 +550,7 @@ class ShortestAndLongest(RowRule):
         else:
             whole = sum(not done.truncated for done in done_G)
             tail = early[whole - longest : whole] if whole >= self.rows else early[shortest : self.rows]
-        chosen_M = np.array(sorted(early[:shortest] + tail), np.int64)
-        return chosen_M, 1 / group.kept_G[chosen_M]
+        return sorted(early[:shortest] + tail)
 
     def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
         kept, weights = chosen[0].tolist(), chosen[1].tolist()

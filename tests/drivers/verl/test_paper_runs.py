@@ -162,6 +162,7 @@ def test_stream_has_ten_rollouts_of_every_prompt_and_streamdapo_ten_to_sixteen_w
     assert (min(sizes), max(sizes), sum(sizes)) == (10, 16, 12 * 256)
     assert set(streamdapo.stages[0].size.spread(np.ones(256), rows=8)) == {12}  # of prompts without a record
     assert streamdapo.rows == ShortestAndLongest(5, 3, by_size=True)
+    assert streamdapo.stages[0].size.trained == streamdapo.rows  # σ is that of the trained rows, as released
 
 
 @pytest.mark.parametrize(
