@@ -57,7 +57,8 @@ of its prompts at 8M) and outside the clock.
   of the three (the other two arms have theirs in the middle), and final seeds 200 to 207 for all three arms.
 - Ablations at 0.15M, seeds 200 to 202, all beside the best stock n: other losses of TRL (`grpo`, `dr_grpo` without scaled
   rewards; TRL's default is `dapo`); batches of 32 rows; `adam_beta2=0.95`; averaged weights, that sample and are
-  evaluated; the last three together. Each at 3e-4 and at 6e-4, of which the better one counts. `line-unaveraged` is `line`
+  evaluated; the last three together. Added on 2026-11-26 at 12:45, before any run: `stock-evaluated-mean`, averaged weights
+  that are evaluated, while the trained weights sample. Each at 3e-4 and at 6e-4, of which the better one counts. `line-unaveraged` is `line`
   without its mean, at the same two rates.
 - Other recipes by the one line, seeds 200 to 202: GRPO, PODS, DAPO and Pilot-Commit, at the same two rates.
   Foresight with `once=False`, and with and without an adaptive clip of 1.5, which has been taken out since, seeds 200 to
@@ -179,12 +180,14 @@ class Arm:
         changes: settings of `GRPOConfig`.
         recipe: of the one line; None: TRL's own trainer.
         averaging: rows over which weights are averaged; TRL's own trainer gets an average that the benchmark adds.
+        samples_mean: whether TRL's own trainer samples from that average; otherwise the average is only evaluated.
     """
 
     about: str
     changes: Mapping[str, Any]
     recipe: Callable[[], Any] | str | None = None
     averaging: int = 0
+    samples_mean: bool = True
 
 
 OURS = {"per_device_train_batch_size": 32, "num_generations": 2}
@@ -228,6 +231,7 @@ def ablations(n: int) -> dict[str, Arm]:
         "stock-rows": stock(n, "32 rows in a step", **rows),
         "stock-beta2": stock(n, "adam_beta2 .95", **LIKE_OURS),
         "stock-mean": stock(n, "averaged", 640),
+        "stock-evaluated-mean": replace(stock(n, "averaged, evaluated only", 640), samples_mean=False),
         "stock-all": stock(n, "averaged, adam_beta2 .95, 32 rows", 640, **rows, **LIKE_OURS),
         "line-unaveraged": line("the one line, not averaged", reinforce, 0, **LIKE_OURS),
     }
@@ -441,7 +445,8 @@ def trainer_of(arm: Arm, task: Task, rate: float, seed: int, reward: Reward, wat
         return AllocatedGRPOTrainer(model, reward, args, task.data, **given, **more)
     if not arm.averaging:
         return GRPOTrainer(model, reward, args, task.data, **given)
-    trainer = AveragedStock(model, reward, args, task.data, **given)
+    kind: Any = AveragedStock if arm.samples_mean else GRPOTrainer
+    trainer = kind(model, reward, args, task.data, **given)
     trainer.averaged = Mean(model, arm.averaging, args.per_device_train_batch_size)
     trainer.add_callback(trainer.averaged)
     return trainer
