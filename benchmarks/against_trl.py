@@ -58,7 +58,8 @@ of its prompts at 8M) and outside the clock.
 - Ablations at 0.15M, seeds 200 to 202, all beside the best stock n: other losses of TRL (`grpo`, `dr_grpo` without scaled
   rewards; TRL's default is `dapo`); batches of 32 rows; `adam_beta2=0.95`; averaged weights, that sample and are
   evaluated; the last three together. Added on 2026-11-26 at 12:45, before any run: `stock-evaluated-mean`, averaged weights
-  that are evaluated, while the trained weights sample. Each at 3e-4 and at 6e-4, of which the better one counts. `line-unaveraged` is `line`
+  that are evaluated, while the trained weights sample.
+  Each at 3e-4 and at 6e-4, of which the better one counts. `line-unaveraged` is `line`
   without its mean, at the same two rates.
 - Other recipes by the one line, seeds 200 to 202: GRPO, PODS, DAPO and Pilot-Commit, at the same two rates.
   Foresight with `once=False`, and with and without an adaptive clip of 1.5, which has been taken out since, seeds 200 to

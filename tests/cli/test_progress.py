@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from rollalloc.cli.app import log_handler
-from rollalloc.cli.progress import Lines, RunProgress, Standings, TimeLeft, say, table
+from rollalloc.cli.progress import Lines, RunProgress, Standings, TimeLeft, say, staged, table
 
 LABELS = ("grpo", "dapo", "dapo_carry", "pilot_commit", "pods", "darts", "racing", "pilot_commit+pods")
 
@@ -42,6 +42,15 @@ def test_eighty_columns_hold_every_recipe_by_its_whole_name_and_what_matters(tas
     for word in (*LABELS, *tasks, "12/15", "0.850", "1,234,567"):
         assert word in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_model_that_is_warmed_up_shows_its_curve_as_it_learns(monkeypatch):
+    terminal = console(120, force_terminal=True)
+    monkeypatch.setattr("rollalloc.cli.progress.Console", lambda stderr: terminal)
+    with staged() as shown:
+        for step, right in enumerate((None, 0.0, 0.3, 0.99)):
+            shown("warming up", step, 4, right)
+    assert "warming up ▁▃█ 99% right" in terminal.file.getvalue()
 
 
 def test_a_comparison_shows_each_recipes_curve_of_the_evaluations_seen_so_far():

@@ -7,7 +7,7 @@ import platform
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
@@ -33,6 +33,7 @@ from rollalloc.files.text import visible
 from rollalloc.runs.recorded import share_done
 
 if TYPE_CHECKING:
+    from rollalloc.lab.bench.tasks.files import Shown
     from rollalloc.runs.recorded import RecordedRun
     from rollalloc.train.config import Config
 
@@ -185,10 +186,11 @@ def paid_for(run: RecordedRun) -> Table:
 
 
 @contextmanager
-def staged() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar on stderr for each stage of a command; yields the callback (stage, number done, number in all).
+def staged() -> Iterator[Shown]:
+    """Show a bar on stderr for each stage of a command; yields the callback.
 
-    The bars disappear at the end. Without a terminal, a line with the time left is printed from time to time.
+    A stage that trains a model gets a curve of its expected share of right tokens. The bars disappear at the end. Without
+    a terminal, a line with the time left is printed from time to time.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -198,23 +200,31 @@ def staged() -> Iterator[Callable[[str, int, int], None]]:
     times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
     with Progress(*columns, *times, console=console, transient=True) as progress:
         bars: dict[str, Any] = {}
+        curves: defaultdict[str, list[float]] = defaultdict(list)
 
-        def shown(what: str, done: int, of: int) -> None:
+        def shown(what: str, done: int, of: int, right: float | None = None, /) -> None:
             if what not in bars:
                 bars[what] = progress.add_task(what, total=of)
-            progress.update(bars[what], completed=done, total=of)
+            curve = ""
+            if right is not None:
+                curves[what].append(right)
+                curve = f" {sparkline(curves[what], _CURVE)} {right:.0%} right"
+            progress.update(bars[what], completed=done, total=of, description=what + curve)
 
         yield shown
 
 
-def _stages_in_lines(lines: Lines) -> Callable[[str, int, int], None]:
+def _stages_in_lines(lines: Lines) -> Shown:
     left: dict[str, TimeLeft] = {}
     began = time.monotonic()
 
-    def shown(what: str, done: int, of: int) -> None:
+    def shown(what: str, done: int, of: int, right: float | None = None, /) -> None:
         time_left = left.setdefault(what, TimeLeft())(done / max(of, 1))
         if time.monotonic() - began > _PATIENCE_S:  # quick stages print nothing
-            lines.say(f"{what}: {done:,} of {of:,}" + (f" · {time_left} left" if time_left else ""), every_s=_STAGE_S)
+            figure = "" if right is None else f", {right:.0%} right"
+            lines.say(
+                f"{what}{figure}: {done:,} of {of:,}" + (f" · {time_left} left" if time_left else ""), every_s=_STAGE_S
+            )
 
     return shown
 

@@ -114,7 +114,7 @@ def encode_each(
     chat_template: str | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> list[tuple[int, ...]]:
-    """Encode prompts as `encode_prompt` does, texts in two calls of the tokenizer, since calls cost more than tokens.
+    """Encode prompts as `encode_prompt` does, texts in one or two calls of the tokenizer, since calls cost more than tokens.
 
     Args:
         tokenizer: as for `encode_prompt`, and so are the keyword arguments.
@@ -183,7 +183,9 @@ def _all_texts_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[tuple[int, ..
         return None
     try:
         bare = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
-        whole = tokenizer(list(prompts))["input_ids"]
+        # A tokenizer that adds no special tokens need not be called twice.
+        adds = not getattr(tokenizer, "is_fast", False) or tokenizer.num_special_tokens_to_add() > 0
+        whole = tokenizer(list(prompts))["input_ids"] if adds else bare
         ids = [_prefixed(list(one), list(other)) for one, other in zip(bare, whole, strict=True)]
     except Exception:  # a tokenizer may raise anything, or take only one text at a time
         return None

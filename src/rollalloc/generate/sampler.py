@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +25,16 @@ from transformers.cache_utils import DynamicLayer
 from rollalloc.generate.room import RoomyLayer
 from rollalloc.generate.sampling import Sampling
 from rollalloc.models.attention import decoding_attention
-from rollalloc.models.likelihood import cache_argument, evaluating, padded, positions, ready_mask, sent, shared_prefix
+from rollalloc.models.likelihood import (
+    appends_only,
+    cache_argument,
+    evaluating,
+    padded,
+    positions,
+    ready_mask,
+    sent,
+    shared_prefix,
+)
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +119,8 @@ def generate(
     Returns:
         One generation per rollout, in the order of the requests.
     """
-    ended = stream(model, requests, sampling, eos_ids=eos_ids, pad_id=pad_id, seed=seed)
     with evaluating(model):  # once for all steps: `stream` sets the mode whenever rollouts end, which costs time
+        ended = _waves(model, requests, sampling, nullcontext, eos_ids=eos_ids, pad_id=pad_id, seed=seed)
         done = {generation.rollout: generation for generations in ended for generation in generations}
     return [done[rollout] for request in requests for rollout in request.rollouts]
 
@@ -146,6 +156,21 @@ def stream(
         FloatingPointError: the model's logits are not numbers.
         torch.cuda.OutOfMemoryError: the memory is too small for a single rollout.
     """
+    mode = partial(evaluating, model)
+    return (yield from _waves(model, requests, sampling, mode, eos_ids=eos_ids, pad_id=pad_id, seed=seed))
+
+
+def _waves(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    mode: Callable[[], AbstractContextManager[None]],
+    *,
+    eos_ids: Sequence[int],
+    pad_id: int,
+    seed: int,
+) -> Generator[list[Generation], Iterable[int] | None]:
+    """As `stream`; `mode` makes the context in which the model computes."""
     # Prompts of similar length share a wave, so that the prefill contains little padding.
     by_length = sorted(requests, key=lambda request: len(request.tokens))
     request_R = np.repeat(np.arange(len(requests)), [len(request.rollouts) for request in by_length])
@@ -164,10 +189,12 @@ def stream(
         now_B = now_B[: _rows_that_fit(tokens_R[now_B], sampling)]
         present, prompt_B = np.unique(request_R[now_B], return_inverse=True)
         prompts = [by_length[index].tokens for index in present]
-        wave = _Wave(model, prompts, prompt_B, pad_id, [rollout_R[at] for at in now_B], keys_R[now_B], sampling, ends_V)
+        rollouts = [rollout_R[at] for at in now_B]
+        wave = _Wave(model, prompts, prompt_B, pad_id, rollouts, keys_R[now_B], sampling, ends_V)
         while wave.running:
             try:
-                ended = wave.next_ended()
+                with mode(), decoding_attention(model):
+                    ended = wave.next_ended()
             except torch.cuda.OutOfMemoryError:
                 if len(now_B) == 1:
                     raise
@@ -179,7 +206,8 @@ def stream(
                 to_stop = dict.fromkeys((yield ended) or ())
                 if unknown := to_stop.keys() - index_of.keys():
                     raise ValueError(f"only requested rollouts can be stopped, got {sorted(unknown)[:5]}")
-                ended = wave.cancel([rollout for rollout in to_stop if open_R[index_of[rollout]]])
+                running = [rollout for rollout in to_stop if open_R[index_of[rollout]]]
+                ended = wave.cancel(running) if running else []
 
 
 def _rows_that_fit(tokens_B: NDArray[np.int64], sampling: Sampling) -> int:
@@ -276,7 +304,7 @@ class _Wave:
     ) -> None:
         # The prefill happens in the first step, because out-of-memory errors are handled only there.
         self._begin = partial(Rows, model, prompts, prompt_B, pad_id)
-        self._model, self._rollouts, self._sampling, self._ends_V = model, rollouts, sampling, ends_V
+        self._rollouts, self._sampling, self._ends_V = rollouts, sampling, ends_V
         self._rows: Rows | None = None
         self._place_of = {rollout: place for place, rollout in enumerate(rollouts)}
         self._running_B = np.ones(len(rollouts), bool)
@@ -294,11 +322,9 @@ class _Wave:
         return bool(self._running_B.any())
 
     def next_ended(self) -> list[Generation]:
-        """Decode until at least one rollout ends, and return those that ended."""
-        # The caller's model mode and gradient setting are restored before this method returns.
-        with evaluating(self._model), decoding_attention(self._model):
-            while not (ended := self._step()):
-                pass
+        """Decode until at least one rollout ends, and return those that ended. The model must be in eval mode."""
+        while not (ended := self._step()):
+            pass
         return ended
 
     def _step(self) -> list[Generation]:
@@ -380,10 +406,12 @@ class Rows:
             self._prefill_shared(prompts[0][:shared], len(prompts))
         self._mask_BS = torch.nn.functional.pad(mask_BP, (shared, 0), value=True)
         self._padded = len({len(prompt) for prompt in prompts}) > 1
+        self._appends_only = appends_only(model.config)
         position_BP = positions(mask_BP) + shared
         self._position_B = position_BP[:, -1]
         self.logits_BV = self._forward(rest_BP, position_BP)
-        self.select(prompt_B)
+        if not np.array_equal(prompt_B, np.arange(len(prompts))):  # several rollouts of a prompt
+            self.select(prompt_B)
 
     @property
     def held(self) -> list[tuple[Tensor, Tensor]]:
@@ -415,8 +443,9 @@ class Rows:
         self.logits_BV = self._forward(tokens_B[:, None], self._position_B[:, None])
 
     def _forward(self, ids_BS: Tensor, position_ids_BS: Tensor) -> Tensor:
-        # Attention is faster without a mask.
-        mask = ready_mask(self._model, self._mask_BS, ids_BS.shape[1]) if self._padded else None
+        mask = None  # rows of equal length need none, and attention is faster without it
+        if self._padded:
+            mask = ready_mask(self._model, self._mask_BS, ids_BS.shape[1], self._appends_only)
         output = self._model(
             input_ids=ids_BS,
             attention_mask=mask,

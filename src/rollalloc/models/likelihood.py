@@ -236,7 +236,7 @@ def sent(array: NDArray[Any], device: torch.device | str) -> Tensor:
     return torch.from_numpy(array).to(device, non_blocking=torch.device(device).type == "cuda")
 
 
-def ready_mask(model: PreTrainedModel, mask_BS: Tensor, queries: int) -> Tensor:
+def ready_mask(model: PreTrainedModel, mask_BS: Tensor, queries: int, appends: bool | None = None) -> Tensor:
     """Expand a mask of keys to the mask that attention takes, shape (B, 1, queries, S).
 
     Models do the same, but first test whether the whole mask is True, and for that the host waits for the GPU at every
@@ -246,10 +246,12 @@ def ready_mask(model: PreTrainedModel, mask_BS: Tensor, queries: int) -> Tensor:
         model: the model.
         mask_BS: shape (B, S), False on padding.
         queries: the mask is for the last `queries` tokens of each row.
+        appends: `appends_only(model.config)`, from a caller that makes many passes; None: it is determined here.
     """
     config = model.config
     known = config._attn_implementation in (DECODING, "sdpa") and not getattr(config, "alibi", False)
-    if not known or not appends_only(config) or (queries > 1 and not _rotary(config)):
+    appends = appends_only(config) if appends is None else appends
+    if not known or not appends or (queries > 1 and not _rotary(config)):
         return mask_BS
     mask_B1QS = mask_BS[:, None, None]
     if queries == 1:

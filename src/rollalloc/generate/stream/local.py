@@ -149,7 +149,7 @@ class LocalBackend:
         newest_B1, position_B1 = sent(np.stack([newest_B, self._position_R[:count]])[..., None], self._model.device)
         output = self._model(
             input_ids=newest_B1,
-            attention_mask=None if mask is None else ready_mask(self._model, mask, 1),
+            attention_mask=None if mask is None else ready_mask(self._model, mask, 1, appends=True),
             position_ids=position_B1,
             **cache_argument(self._model, slab.cache),
             use_cache=True,
