@@ -62,7 +62,7 @@ def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int)
     from rollalloc.processes.stopping import Stopped
 
     try:
-        with Shown(console) as shown:
+        with BenchProgress(console) as shown:
             run_leaderboard(plan, out, task_folder, processes=cores, watcher=shown.show)
     except Stopped as stopped:
         _written(console, out)
@@ -121,7 +121,7 @@ def _names(option: str, text: str) -> list[str]:
     return names
 
 
-class Shown(Bar):
+class BenchProgress(Bar):
     """Shows the progress of a leaderboard."""
 
     def __init__(self, console: Console) -> None:
