@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,7 +55,7 @@ def advise(
     from rollalloc.lab.advise.curriculum import curriculum_of, write_curriculum
     from rollalloc.lab.advise.pasting import FRAMEWORKS, check_framework
     from rollalloc.lab.advise.profile import profile_of
-    from rollalloc.lab.advise.profile_folder import is_profile, prompts_beside, refuse_changed, refuse_unfinished
+    from rollalloc.lab.advise.profile_folder import prompts_beside, refuse_changed, refuse_unfinished, settings_beside
     from rollalloc.lab.advise.verdict import present_of, verdict_of
     from rollalloc.lab.waste.finding import chosen
 
@@ -65,7 +66,7 @@ def advise(
     now = None if present is None else _choice(present)
     _check_export(asked, asked.out if path is None else Path(path))
     at, reading = asked.log(path, seed)
-    sampled = is_profile(Path(at))
+    sampled = settings_beside(Path(at))
     if sampled:
         refuse_changed(Path(at))
         refuse_unfinished(Path(at))
@@ -73,10 +74,10 @@ def advise(
         log = reading.read(at, shown)
         features_PD = _features(at, log)
         profile = profile_of(log, threshold=reading.threshold, from_step=from_step, features_PD=features_PD, seed=seed)
-    taken, assumed = present_of(profile, sampled=sampled)
-    verdict = verdict_of(profile, now or taken)
+    taken, assumed = present_of(profile, sampled=bool(sampled))
+    verdict = verdict_of(profile, now or taken, sampled.get("of"))
     assumed = "" if now else assumed
-    pastes = _pastes(verdict, framework or (log.format if log.format in FRAMEWORKS else "rollalloc"), asked)
+    pastes = _pastes(verdict, framework or (log.format if log.format in FRAMEWORKS else "rollalloc"), sampled)
     if asked.export is not None:
         groups, _ = chosen(log, from_step)
         assert groups is not None  # `profile_of` refuses a log without groups
@@ -136,17 +137,18 @@ def _choice(text: str) -> Choice:
     return Choice(recipe, counts[1] if "groups" in given else max(1, round(BATCH / n)), n)
 
 
-def _pastes(verdict: Advice, framework: str, asked: Asked) -> list[str]:
-    """Configuration to paste for the recommended setting, and what it changes; empty if nothing changes."""
+def _pastes(verdict: Advice, framework: str, sampled: Mapping[str, Any]) -> list[str]:
+    """Settings to paste, with the files of a sampled profile, and what they change; empty if nothing changes."""
     from rollalloc.lab.advise.pasting import changes, pasted
     from rollalloc.train.config import Config
 
     choice = verdict.choice
     if choice is None or choice == verdict.present:
         return []
-    own: dict[str, Any] = {"task": asked.task or ""}
-    if asked.model and asked.prompts and asked.reward:
-        own["config"] = Config(model=asked.model, prompts=tuple(map(str, asked.prompts)), reward=asked.reward)
+    own: dict[str, Any] = {"task": sampled.get("task", "")}
+    if sampled and not own["task"]:
+        source = sampled["source"]
+        own["config"] = Config(model=source["model"], prompts=tuple(source["prompts"]), reward=source["reward"])
     return [pasted(choice, framework, **own), *changes(choice, verdict.present)]
 
 

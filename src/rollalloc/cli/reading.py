@@ -83,10 +83,10 @@ def bare_table(title: str | None = None, caption: str | None = None) -> Table:
 
 
 def table(headings: tuple[str, ...]) -> Table:
-    """An empty table whose first column is left-aligned text and whose other columns are right-aligned numbers."""
+    """An empty table: the first column is left-aligned text that wraps, the others are right-aligned numbers that do not."""
     made = bare_table()
     for number, heading in enumerate(headings):
-        made.add_column(heading, justify="right" if number else "left", no_wrap=True)
+        made.add_column(heading, justify="right" if number else "left", no_wrap=number > 0)
     return made
 
 

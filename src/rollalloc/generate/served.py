@@ -19,6 +19,7 @@ from hashlib import blake2b
 from importlib import import_module
 from typing import Any, Self
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from rollalloc.core.recipe import at_least
 from rollalloc.data.prompts import Prompt
@@ -40,12 +41,14 @@ _MALFORMED = 3  # number of attempts if an answer cannot be parsed
 _SHOWN = 300  # maximum number of characters shown of a server's message
 _MOST_AT_ONCE = 1000  # maximum number of connections that the client opens
 # Without these, servers use defaults of their own or of generation_config.json: top_k is 40 in llama.cpp, 20 for Qwen.
-_NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _TOP_P = 1.0  # training samples from the whole distribution
-_ANSWERED = ("stop", "length", "eos", "stop_sequence")  # reasons of complete answers and of the length limit
+_NEUTRAL = {"top_p": _TOP_P, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+_COMPLETE = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")  # reasons of complete answers, in lower case
+_CUT_OFF = ("length", "max_tokens")  # reasons of answers that the length limit cut off
 _REFUSALS = (400, 413, 422)  # codes for a request whose content the server does not accept
 _NO_LIST = (404, 405, 501)  # codes of a server that does not list its models
 _REASONING = ("reasoning_content", "reasoning")  # vLLM's older and newer name of what it takes out of an answer
+_ERROR_SENT = "an error came in place of an answer"  # with code 200
 _MOST_TOKENS = 10**9  # a larger count can only be an error
 _NO_PROTOCOL = (
     "does not speak the OpenAI protocol: expected its JSON; give the base address of such a server, which usually ends in "
@@ -127,8 +130,8 @@ class Ask:
 
     Attributes:
         model: name of the model.
-        sampling: its maximum tokens and temperature are sent. top_p is 1; top_k, min_p and the repetition penalty are
-            switched off, if the server knows these parameters.
+        sampling: its maximum tokens and temperature are sent. top_p, top_k, min_p and the repetition penalty are switched
+            off, if the server knows these parameters.
         template_args: arguments of the server's chat template.
         skip_refused: True: a prompt that the server refuses gives an answer with a `failure`. False: it raises an
             error.
@@ -171,7 +174,7 @@ class ServedModel:
         refused: parameters that the server does not know, so that its own defaults apply.
 
     Raises:
-        ValueError: the key contains characters that cannot be sent.
+        ValueError: the key contains characters that cannot be sent, or the environment names a proxy that cannot be used.
     """
 
     def __init__(self, endpoint: Endpoint, ask: Ask) -> None:
@@ -180,15 +183,23 @@ class ServedModel:
         self._key = os.environ.get(KEY, "")
         if not (self._key.isascii() and self._key.isprintable() and " " not in self._key):
             raise ValueError(f"{KEY} contains a space, a line break or a letter outside ASCII; export the key alone")
+        try:
+            http_client = _WholeAnswers(follow_redirects=False)  # a redirect would send prompts to another host
+        except (ImportError, ValueError) as error:
+            raise ValueError(
+                f"the environment names a proxy that cannot be used ({error}); if the server needs none, unset ALL_PROXY, "
+                "HTTP_PROXY and HTTPS_PROXY for this command"
+            ) from None
         self._client = openai.AsyncOpenAI(
             base_url=endpoint.url,
             api_key=self._key or "none",
             max_retries=endpoint.retries,
             timeout=openai.Timeout(endpoint.limit_s, connect=_CONNECT_S),
-            http_client=_WholeAnswers(follow_redirects=False),  # a redirect would send prompts to another host
+            http_client=http_client,
         )
         self._length = "max_tokens"
-        self._warned = False
+        self._listed = False  # whether the server lists the model
+        self._warned: set[str] = set()
         self._stack = ExitStack()
         self._free = asyncio.Semaphore(endpoint.concurrency)
         self._stopping = False
@@ -220,7 +231,8 @@ class ServedModel:
             raise ServerFailed(self._why(error)) from None
         except (AttributeError, TypeError, ValueError):
             raise ServerFailed(f"{self.endpoint.url}/models {_NO_PROTOCOL}") from None
-        if served and self.ask.model not in served:
+        self._listed = self.ask.model in served
+        if served and not self._listed:
             near = get_close_matches(self.ask.model, served, 1, 0.3) or served[:1]
             some = self._hidden(", ".join(served[:8])) + (" ..." if len(served) > 8 else "")
             raise ServerFailed(
@@ -268,8 +280,9 @@ class ServedModel:
             except openai.OpenAIError as error:
                 raise ServerFailed(self._why(error)) from None
             except (AttributeError, TypeError, ValueError, LookupError) as error:  # incomplete or unexpected JSON
-                problem = error_text(error, _SHOWN)
-        raise ServerFailed(f"{self.endpoint.url} {_NO_PROTOCOL} ({self._hidden(problem)}, {_MALFORMED} times)")
+                problem = error_text(error, _SHOWN).removeprefix("ValueError: ")
+        what = "does not answer" if _ERROR_SENT in problem else _NO_PROTOCOL
+        raise ServerFailed(f"{self.endpoint.url} {what} ({self._hidden(problem)}, {_MALFORMED} times)")
 
     async def _request(self, prompt: Prompt) -> Any:
         """Send a request. Optional parameters that the server does not know are omitted from then on."""
@@ -295,7 +308,6 @@ class ServedModel:
             "model": self.ask.model,
             length: sampling.max_new_tokens,
             "temperature": sampling.temperature,
-            "top_p": _TOP_P,
             "stream": False,  # some proxies stream by default
         }
         if isinstance(prompt, str):
@@ -304,39 +316,48 @@ class ServedModel:
             extra["chat_template_kwargs"] = dict(self.ask.template_args)
         if prompt[-1]["role"] == "assistant":  # the model continues the message
             extra |= {"continue_final_message": True, "add_generation_prompt": False}
-        common["messages"] = list(prompt)
-        return await self._client.chat.completions.create(**common, extra_body=extra)
+        return await self._client.chat.completions.create(**common, messages=list(prompt), extra_body=extra)
 
     def _read(self, reply: Any, *, chat: bool) -> Answer:
         """Convert a reply of the expected shape into an `Answer`."""
         if isinstance(reply, str):
             raise ValueError(f"expected JSON, got {reply[:60]!r}")
         if (problem := getattr(reply, "error", None)) is not None:
-            raise ValueError(f"the answer is an error: {problem}")
+            raise ValueError(f"{_ERROR_SENT}: {problem}")
         choice, usage = reply.choices[0], getattr(reply, "usage", None)
         text = choice.message.content if chat else choice.text
         if not isinstance(text or "", str):
             raise TypeError(f"expected text, got {type(text).__name__}")
-        if chat and not self._warned and any(getattr(choice.message, name, None) for name in _REASONING):
-            self._warned = True
-            log.warning(
-                "%s takes the reasoning out of answers, but training scores the whole text; serve without a reasoning "
-                "parser", self.endpoint.url,
-            )  # fmt: skip
+        if chat and any(getattr(choice.message, name, None) for name in _REASONING):
+            self._warn("takes the reasoning out of answers", "training scores the whole text; use no reasoning parser")
         asked = self.ask.model
         served = str(getattr(reply, "model", None) or asked)
         if not served.startswith(asked) and not asked.endswith(served):
-            raise ServerFailed(
-                f"{self.endpoint.url} was asked for {asked!r} and answered with {self._hidden(served)!r}; give "
-                f"--served-model {self._hidden(served)} if that is the model to profile"
-            )
-        ending, failure = choice.finish_reason, ""
-        if ending is None:
+            other = f"was asked for {asked!r} and answered with {self._hidden(served)!r}"
+            if not self._listed:
+                how = f"give --served-model {self._hidden(served)} if that is the model to profile"
+                raise ServerFailed(f"{self.endpoint.url} {other}; {how}")
+            self._warn(other, "it lists the name that was asked for; check that this is the model to profile")
+        ending, failure = str(choice.finish_reason or "").lower(), ""
+        if not ending:
             failure = "the server does not say why the answer ended (finish_reason is null)"
-        elif ending not in _ANSWERED:
-            failure = f"the server cut the answer off: {self._hidden(str(ending))[:60]}"
+        elif ending not in _COMPLETE + _CUT_OFF:
+            failure = f"the server cut the answer off: {self._hidden(str(choice.finish_reason))[:60]}"
         tokens, prompt_tokens = (_count(getattr(usage, f"{part}_tokens", None)) for part in ("completion", "prompt"))
-        return Answer(text or "", tokens, prompt_tokens, truncated=ending == "length", failure=failure)
+        return Answer(text or "", tokens, prompt_tokens, truncated=ending in _CUT_OFF, failure=failure)
+
+    def _warn(self, what: str, why: str) -> None:
+        """Log a warning, once for each `why`."""
+        if why not in self._warned:
+            self._warned.add(why)
+            log.warning("%s %s, but %s", self.endpoint.url, what, why)
+
+    def _by_proxy(self) -> str:
+        """A hint, if requests go through a proxy that the environment names; empty if they do not."""
+        parts, proxies = urlsplit(self.endpoint.url), getproxies()
+        if proxy_bypass(parts.netloc) or not (parts.scheme in proxies or "all" in proxies):
+            return ""
+        return f"; the request went through the environment's proxy, export NO_PROXY={parts.hostname} to avoid it"
 
     def _why(self, error: openai.OpenAIError) -> str:
         """Explain an error of the client, and say what to do."""
@@ -347,13 +368,14 @@ class ServedModel:
                 return f"{url} did not answer a request within {limit}; give more time with --request-limit"
             case openai.APIConnectionError():
                 cause = self._hidden(str(error.__cause__ or error))
-                return f"no server answers at {url} ({cause}); start it, or correct --endpoint"
+                if "CERTIFICATE_VERIFY_FAILED" in cause:
+                    return f"{url} has a certificate that is not trusted ({cause}); export SSL_CERT_FILE=its_certificate.pem"
+                return f"no server answers at {url} ({cause}); start it, or correct --endpoint{self._by_proxy()}"
             case openai.AuthenticationError() | openai.PermissionDeniedError():
                 is_set = "is set but not accepted" if self._key else "is not set"
                 return f"{url} asks for a key: {KEY} {is_set} ({message}); export it before the command"
             case openai.RateLimitError():
-                times = f"{tries} times ({message})"
-                return f"{url} refuses for too many requests, {times}; lower --concurrency, or go on later"
+                return f"{url} refuses too many requests, {tries} times ({message}); lower --concurrency, or wait"
             case openai.NotFoundError():
                 return (
                     f"{url} knows neither this request nor the model {self.ask.model!r} ({message}); --endpoint usually "
@@ -364,7 +386,7 @@ class ServedModel:
                 return f"{url} redirects to {elsewhere}; if that is your server, give its address as --endpoint"
             case openai.APIStatusError(status_code=code):
                 times = f"failed {tries} times" if code >= 500 or code in (408, 409) else "refuses requests"
-                return f"{url} {times} ({message}); see the server's log"
+                return f"{url} {times} ({message}); see the server's log{self._by_proxy()}"
             case _:
                 return f"{url} {_NO_PROTOCOL} ({message})"
 

@@ -239,18 +239,21 @@ def test_what_is_no_recipe_is_refused_before_a_model_is_loaded(tmp_path, recipe,
 
 
 def test_several_turns_are_refused_where_processes_would_wait_for_each_other():
-    def trainer(processes: int, evaluation: str = "no", **on: bool) -> SimpleNamespace:
-        off = dict.fromkeys(("use_vllm", "is_fsdp_enabled", "is_deepspeed_enabled"), False)
+    def trainer(processes: int, evaluation: str = "no", **on: Any) -> SimpleNamespace:
+        off: dict[str, Any] = dict.fromkeys(("use_vllm", "is_fsdp_enabled", "is_deepspeed_enabled"), False)
+        off |= {"vllm_mode": "server", "vllm_tensor_parallel_size": 1}
         args = SimpleNamespace(eval_strategy=evaluation)
         return SimpleNamespace(accelerator=SimpleNamespace(num_processes=processes), args=args, **off | on)
 
     for accepted in (trainer(1, "steps", use_vllm=True), trainer(2, "steps"), trainer(1, is_fsdp_enabled=True)):
         check_turns(accepted)
     check_turns(trainer(2, use_vllm=True))
+    check_turns(trainer(2, "steps", use_vllm=True, vllm_mode="colocate"))  # each process has an engine of its own
     with pytest.raises(ValueError, match="with a sharded model on 4 processes"):
         check_turns(trainer(4, is_deepspeed_enabled=True))
-    with pytest.raises(ValueError, match="set eval_strategy='no', or use one process"):
-        check_turns(trainer(2, "steps", use_vllm=True))
+    for shared in ({}, {"vllm_mode": "colocate", "vllm_tensor_parallel_size": 2}):
+        with pytest.raises(ValueError, match="set eval_strategy='no', use one process, or vllm_mode='colocate'"):
+            check_turns(trainer(2, "steps", use_vllm=True, **shared))
 
 
 @pytest.mark.parametrize("with_cpu_flag", ["True", "False"])

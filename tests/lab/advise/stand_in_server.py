@@ -36,6 +36,7 @@ class StandIn:
         most: most requests under way at once.
         replies: (number of the request from 0, its body) → reply; None: cut the connection.
         models: that it lists; None: it lists none (404).
+        paths: paths of its addresses, others are not found; None: all are the same to it.
     """
 
     def __init__(self) -> None:
@@ -46,6 +47,7 @@ class StandIn:
         self.listing: Reply | None = None
         self.replies: Callable[[int, dict[str, Any]], Reply | None] = answered
         self.url = ""
+        self.paths: tuple[str, ...] | None = None
         self._lock = threading.Lock()
 
     def take(self, body: dict[str, Any], headers: dict[str, str]) -> Reply | None:
@@ -85,6 +87,8 @@ def serving() -> Iterator[StandIn]:
             self.reply(stand_in.take(body, {name.lower(): value for name, value in self.headers.items()}))
 
         def reply(self, reply: Reply | None) -> None:
+            if stand_in.paths is not None and self.path not in stand_in.paths:
+                reply = 404, {"detail": "Not Found"}
             if reply is None:
                 self.close_connection = True
                 self.connection.close()

@@ -63,6 +63,11 @@ def test_the_verdict_stands_first_then_why_then_the_profile_then_what_to_paste(c
     assert "Assumed present setting" not in out  # the user said
 
 
+def test_a_narrow_terminal_cuts_no_figure(rollalloc, tmp_path):
+    _, out, _ = rollalloc("advise", lines(tmp_path / "1.jsonl", verl()), columns=72)
+    assert "…" not in out
+
+
 def test_what_is_pasted_is_for_the_framework_that_is_asked_for(call, tmp_path):
     log = lines(tmp_path / "1.jsonl", verl(prompts=400))
     assert "AllocatedGRPOTrainer" in call(log, "--framework", "trl", "--present", "grpo:n=16")[1]

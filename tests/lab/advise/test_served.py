@@ -96,7 +96,7 @@ def test_a_request_that_fails_now_and_then_is_sent_again(advise, server, failure
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        ((429, {"error": "slow down"}), "refuses for too many requests, 2 times (429: slow down); lower --concurrency"),
+        ((429, {"error": "slow down"}), "refuses too many requests, 2 times (429: slow down); lower --concurrency"),
         ((503, {"error": "loading"}), "failed 2 times (503: loading); see the server's log"),
         ((404, {"error": "no such thing"}), "--endpoint usually ends in /v1"),
         ((400, {"error": "maximum context length is 4"}), "refuses a prompt: 400: maximum context length is 4"),
@@ -285,7 +285,7 @@ def test_more_prompts_and_more_rollouts_ask_only_for_what_is_missing(advise, ser
 
 def test_answers_to_other_questions_are_not_taken(advise, server):
     said = advise(temperature=0.5)[2]
-    assert "temperature 0.5, top_p 1, for a run that trains at this temperature too (the default is 1)" in said
+    assert "temperature 0.5, top_p 1 (training must use this temperature too; its default is 1)" in said
     assert server.requests[0]["temperature"] == 0.5
     assert "temperature" in advise()[2]  # other settings are refused
     advise("--overwrite")
@@ -324,3 +324,16 @@ def test_options_that_cannot_be(advise, changes, message):
     code, _, said = advise(*more, **{name: value for name, value in changes.items() if name != "model"})
     assert code == 2
     assert message in said
+
+
+def test_what_is_pasted_names_the_users_files_and_no_more_prompts_than_there_are(advise, server, rollalloc):
+    expected = (
+        "rollalloc train --model org/tiny --prompts chat.jsonl --reward my_reward.py:yes \\\n"
+        "    --recipe reinforce --set groups=24 --set n=1\n"
+    )
+    _, shown, _ = advise()
+    assert "Begin with REINFORCE: one rollout per prompt, 24 prompts per batch." in shown
+    assert expected in shown
+    assert "24 rows instead of 64" in shown
+    assert expected in rollalloc("advise", "profile")[1]  # from the folder alone, too
+    assert "gradient_accumulation_steps=3,  # on one process: 24 rows, of 24 prompts" in advise("--framework", "trl")[1]

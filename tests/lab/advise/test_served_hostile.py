@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from stand_in_server import MODEL, answered, completion, logged, serving
 
 from rollalloc.data.prompts import write_prompts
+from rollalloc.generate import served as served_module
 
 
 def head(handler, status=200, **headers):
@@ -77,7 +78,10 @@ def choice(finish="stop", **message):
         (reply(choices={"0": {}}), "does not speak the OpenAI protocol"),
         (reply(choices=[None]), "does not speak the OpenAI protocol"),
         (choice(content=[{"type": "text", "text": "yes"}]), "expected text, got list"),
-        ((200, {"error": {"message": "out of memory"}}), "the answer is an error: {'message': 'out of memory'}"),
+        (
+            (200, {"error": {"message": "out of memory"}}),
+            "does not answer (an error came in place of an answer: {'message': 'out of memory'}",
+        ),
         ((200, []), "does not speak the OpenAI protocol"),
         ((200, "null"), "does not speak the OpenAI protocol"),
         ((402, {"error": "no credit"}), "refuses requests (402: no credit); see the server's log"),
@@ -327,3 +331,114 @@ def test_of_two_processes_on_a_folder_one_is_refused(advise, server):
     assert ended == 2
     assert "in use" in said or "another process" in said
     assert len(server.requests) == 96
+
+
+# Reports of users of other clients, each reproduced: what they met should end in a profile, or say what to do.
+
+
+def test_a_gateway_that_answers_with_the_name_behind_an_alias_is_used_and_said(advise, server):
+    """LiteLLM 22709: an alias is listed, and the answers name what it stands for. That name may not be listed."""
+    server.replies = lambda number, body: (200, completion("yes", model="gpt-4.1-2025-04-14"))
+    code, _, said = advise()
+    assert code == 0
+    assert said.count("was asked for 'org/tiny' and answered with 'gpt-4.1-2025-04-14', but it lists the name") == 1
+
+
+def test_a_model_that_takes_temperature_or_top_p_but_not_both_gets_temperature(advise, server):
+    """opencode 28930, oai-compatible-copilot 81."""
+
+    def one_of_both(number, body):
+        if "top_p" in body:
+            return 400, {"error": {"message": "`temperature` and `top_p` cannot both be specified for this model."}}
+        return answered(number, body)
+
+    server.replies = one_of_both
+    code, _, said = advise()
+    assert code == 0
+    assert "does not take top_p: its own values hold" in said
+    assert server.requests[-1]["temperature"] == 1
+
+
+@pytest.mark.parametrize(
+    ("finish", "truncated", "scored"),
+    [("eos_token", False, True), ("STOP", False, True), ("end_turn", False, True), ("MAX_TOKENS", True, True)]
+    + [(other, False, False) for other in ("tool_calls", "abort", "error", "")],
+)
+def test_the_reasons_of_other_servers_count_as_what_they_mean(advise, server, finish, truncated, scored):
+    """text-generation-inference 2344, spring-ai 4900: a whole answer ends with "eos_token"."""
+    server.replies = lambda number, body: (200, completion("yes", finish="stop" if number else finish))
+    assert advise(sample_prompts=3, sample_n=2)[0] == 0
+    row = next(row for row in logged() if row["rollout"] == 0)
+    assert (row["truncated"], row["metric"] == 1.0) == (truncated, scored)
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_reasoning_that_used_up_the_limit_is_a_wrong_answer_that_was_cut_off(advise, server, content):
+    """lm-evaluation-harness 3244: the content is null, and all words are elsewhere."""
+    server.replies = lambda number, body: (
+        choice("length", content=content, reasoning_content="since") if number % 2 else answered(number, body)
+    )
+    code, _, said = advise()
+    assert code == 0
+    assert "takes the reasoning out of answers" in said
+    assert {row["metric"] for row in logged() if row["truncated"]} == {0.0}
+
+
+@pytest.mark.parametrize("proxy", ["socks5h://127.0.0.1:1", "socks5://127.0.0.1:1", "nonsense://127.0.0.1:1"])
+def test_a_proxy_of_the_environment_that_the_client_cannot_use_is_a_sentence(advise, server, monkeypatch, proxy):
+    """opensre 2476, ollama-python 424: they fail where the client is made, even for a local address."""
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    code, _, said = advise()
+    if code == 0:  # the packages for it are installed
+        return
+    assert "the environment names a proxy that cannot be used" in said
+    assert "unset ALL_PROXY" in said
+
+
+def test_a_proxy_that_a_local_address_goes_through_is_said(advise, server, monkeypatch):
+    """gpustack 956."""
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("HTTP_PROXY", "http://me:secret@127.0.0.1:1")
+    code, shown, said = advise(retries=0)
+    assert code == 2
+    assert "went through the environment's proxy, export NO_PROXY=127.0.0.1 to avoid it" in said
+    assert "secret" not in shown + said
+
+
+def test_a_certificate_that_is_not_trusted_is_said(advise, server, monkeypatch):
+    """openai-python 73, TaskWeaver 52."""
+    error = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1000)"
+
+    async def refuse(*_, **__):
+        raise served_module._HTTP.ConnectError(error)
+
+    monkeypatch.setattr(served_module._WholeAnswers, "send", refuse)
+    code, _, said = advise(retries=0)
+    assert code == 2
+    assert "has a certificate that is not trusted" in said
+    assert "export SSL_CERT_FILE=" in said
+
+
+@pytest.mark.parametrize("ending", ["/", "/chat/completions", ""])
+def test_an_address_with_too_much_or_too_little_says_how_it_should_end(advise, server, ending):
+    """llama-cpp-python 1032, cline 240; a slash at its end changes nothing."""
+    root = server.url.removesuffix("/v1")
+    server.paths = ("/v1/models", "/v1/chat/completions")
+    code, _, said = advise(endpoint=root + ("/v1" + ending if ending else ""))
+    assert code == (0 if ending == "/" else 2)
+    assert code == 0 or "--endpoint usually ends in /v1" in said
+
+
+def test_a_name_with_a_colon_and_without_its_tag(advise, server):
+    """As Ollama names models: with a tag, which may be left out in a request."""
+    server.models = ["qwen3:0.6b", "llama3:latest"]
+    server.replies = lambda number, body: (200, completion("yes", model=body["model"]))
+    assert "give --served-model llama3:latest" in advise(served_model="llama3")[2]
+    assert advise(served_model="qwen3:0.6b", out=None)[0] == 0
+    assert Path("runs/profile-qwen3:0.6b-0/rollouts.jsonl").exists()
+
+
+def test_a_model_without_a_chat_template_is_told_by_its_servers_own_words(advise, server):
+    words = "default chat template is no longer allowed, so you must provide a chat template"
+    server.replies = lambda number, body: (400, {"object": "error", "message": words, "code": 400})
+    assert f"the server refuses a prompt: 400: {words}" in advise()[2]

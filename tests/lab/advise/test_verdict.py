@@ -113,6 +113,12 @@ def test_no_recipe_is_recommended_for_prompts_that_teach_nothing(rewards, says):
     assert says in verdict.sentence
 
 
+@pytest.mark.parametrize(("prompts", "groups"), [(None, 64), (1000, 64), (64, 64), (63, 56), (10, 8), (3, 1)])
+def test_a_batch_has_no_more_prompts_than_there_are(prompts, groups):
+    """Fewer than the rows of a batch are rounded to a multiple of 8, which micro-batches and processes divide."""
+    assert verdict_of(like(), GRPO, prompts).choice == Choice("reinforce", groups, 1)
+
+
 @pytest.mark.parametrize(("prompts", "more"), [(3, 1100), (9, 1000)])
 def test_so_much_is_to_be_sampled_that_a_thousand_are_there(prompts, more):
     """1,024 less 3 × 4 rollouts, 9 × 4: in hundreds."""

@@ -351,8 +351,8 @@ def check_evaluated(dataset: Any, train: Any = None) -> None:
 def check_turns(trainer: Any) -> None:
     """Raise an error if rollouts of several turns would make processes wait for each other forever.
 
-    A sharded model needs all processes for each forward pass, but rollouts take unequal numbers of turns. With vLLM the
-    driver keeps its processes in step; an evaluation, which is TRL's own, does not.
+    A sharded model needs all processes for each forward pass, but rollouts take unequal numbers of turns. With a vLLM that
+    processes share, the driver keeps them in step; an evaluation, which is TRL's own, does not.
     """
     processes = trainer.accelerator.num_processes
     if processes > 1 and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
@@ -361,11 +361,12 @@ def check_turns(trainer: Any) -> None:
             "rollouts take unequal numbers of turns, and the processes would wait for each other; use one process, or do "
             "not shard the model"
         )
-    if processes > 1 and trainer.use_vllm and trainer.args.eval_strategy != "no":
+    shared = trainer.use_vllm and (trainer.vllm_mode == "server" or trainer.vllm_tensor_parallel_size > 1)
+    if processes > 1 and shared and trainer.args.eval_strategy != "no":
         raise ValueError(
-            f"eval_strategy={str(trainer.args.eval_strategy)!r}: with tools or environments and vLLM on {processes} "
-            "processes TRL's evaluation would wait forever, since rollouts take unequal numbers of turns; set "
-            "eval_strategy='no', or use one process"
+            f"eval_strategy={str(trainer.args.eval_strategy)!r}: with tools or environments and a vLLM that {processes} "
+            "processes share, TRL's evaluation would wait forever, since rollouts take unequal numbers of turns; set "
+            "eval_strategy='no', use one process, or vllm_mode='colocate' with vllm_tensor_parallel_size=1"
         )
 
 

@@ -196,7 +196,7 @@ def _described(folder: Path) -> dict[str, Any] | None:
         saved = json.loads(read_text(path))
         if not all(isinstance(saved[name], int) for name in (_GROWS, _FOUND)):
             raise TypeError(f"expected numbers of prompts, found {saved[_GROWS]!r} of {saved[_FOUND]!r}")
-        stamp = saved[_STAMP]
+        stamp, _ = saved[_STAMP], [saved["source"][name] for name in ("model", "prompts", "reward")]
         if not isinstance(stamp["bytes"], int) or not isinstance(stamp["sha256"], str):
             raise TypeError(f"expected bytes and a SHA-256 of its log, found {stamp!r}")
     except (ValueError, TypeError, KeyError) as error:
@@ -207,10 +207,14 @@ def _described(folder: Path) -> dict[str, Any] | None:
     return saved
 
 
-def is_profile(log: Path) -> bool:
-    """Whether a log (a file or its folder) was sampled by `rollalloc advise`, by the description beside it."""
+def settings_beside(log: Path) -> dict[str, Any]:
+    """What a log (a file or its folder) was sampled with, if `rollalloc advise` sampled it; empty if it did not.
+
+    Raises:
+        ValueError: the description is damaged.
+    """
     folder = log if log.is_dir() else log.parent
-    return (folder / PROFILE).is_file() and (folder / ROLLOUTS).is_file()
+    return (_described(folder) or {}) if (folder / ROLLOUTS).is_file() else {}
 
 
 def prompts_beside(log: Path) -> dict[str, dict[str, Any]]:

@@ -87,8 +87,7 @@ def sample_served(
             return folder / ROLLOUTS
         given = load_prompts(*run.prompts)
         drawn = drawn_of(seed, prompts, len(given))
-        template = template_arguments(run.chat_template_args)
-        ask = Ask(run.model, run.sampling, template, skip_refused=run.drop_overlong)
+        ask = Ask(run.model, run.sampling, template_arguments(run.chat_template_args), skip_refused=run.drop_overlong)
         orders = orders_of(drawn, n)
         answers = _Answers(folder / ANSWERS, ask, given, orders)
         try:
@@ -251,9 +250,7 @@ class _Cost:
         there = f", {before:,} of them kept from before" if before else ""
         most = asked * sampling.max_new_tokens
         prompts = f"{self._price(0, most)} and their prompts" if self._prices else ""
-        other = (
-            "" if sampling.temperature == 1 else ", for a run that trains at this temperature too (the default is 1)"
-        )
+        other = "" if sampling.temperature == 1 else " (training must use this temperature too; its default is 1)"
         self._say(
             f"{before + asked:,} rollouts{there}: {asked:,} requests, {concurrency} at once, at most {most:,} tokens of "
             f"answers{prompts}; temperature {sampling.temperature:g}, top_p 1{other}"

@@ -16,6 +16,7 @@ from rollalloc.lab.advise.profile import Profile
 ENOUGH, _ROUND = 1024, 100
 BATCH = 64  # rollouts per batch if only the group size is known
 USUAL_N = 8  # TRL's default `num_generations`, assumed if the present setting is unknown
+_EVEN = 8  # a batch of fewer prompts than rows is a multiple of it, so that it can be split
 LARGE_GROUP, BARREN = 16, 0.95  # with this share of such groups without variance, no recipe can learn much
 MANY_ANSWERS = 0.5  # if two right answers of a prompt differ with at least this probability, less is saved
 PREDICTABLE, FEW_MIXED = 0.9, 0.7  # thresholds for foresight: AUC, and share of groups of 4 without variance
@@ -128,12 +129,13 @@ def present_of(profile: Profile, *, sampled: bool) -> tuple[Choice, str]:
     return present, f"Assumed present setting: {present.words}, because {why}. Use --present to name another."
 
 
-def verdict_of(profile: Profile, present: Choice) -> Advice:
+def verdict_of(profile: Profile, present: Choice, prompts: int | None = None) -> Advice:
     """The verdict on a profile, by the rule of docs/advise.md.
 
     Args:
         profile: profile of the model on the prompts.
         present: the present setting.
+        prompts: number of prompts to train on, which no batch can exceed, at least 1; None: unknown.
 
     Raises:
         ValueError: GRPO with groups of one rollout.
@@ -152,7 +154,8 @@ def verdict_of(profile: Profile, present: Choice) -> Advice:
     notes = _notes(profile, present)
     if recipe == present.recipe:
         return Advice("keep", f"Keep {present.words}.", present, present, because, notes)
-    choice = Choice(recipe, present.rows, 1)
+    groups = present.rows if prompts is None or present.rows <= prompts else max(1, prompts // _EVEN * _EVEN)
+    choice = Choice(recipe, groups, 1)
     sentence = f"Begin with {choice.words}: one rollout per prompt, {choice.groups:,} prompts per batch."
     return Advice("switch", sentence, choice, present, because, notes)
 
