@@ -316,7 +316,8 @@ class ServedModel:
             extra["chat_template_kwargs"] = dict(self.ask.template_args)
         if prompt[-1]["role"] == "assistant":  # the model continues the message
             extra |= {"continue_final_message": True, "add_generation_prompt": False}
-        return await self._client.chat.completions.create(**common, messages=list(prompt), extra_body=extra)
+        common["messages"] = list(prompt)
+        return await self._client.chat.completions.create(**common, extra_body=extra)
 
     def _read(self, reply: Any, *, chat: bool) -> Answer:
         """Convert a reply of the expected shape into an `Answer`."""

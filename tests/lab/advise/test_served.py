@@ -295,9 +295,13 @@ def test_answers_to_other_questions_are_not_taken(advise, server):
 def test_the_cost_comes_first_and_is_estimated_from_the_first_answers(advise, server):
     _, _, said = advise(price="1000,5000", concurrency=1)
     first = said.index("96 requests, 1 at once, at most 768 tokens of answers, 3.84 in your currency and their prompts")
-    assert first < said.index(
-        "by the first 16 answers: 7 tokens a prompt and 3 an answer, so 80 more take about 800 tokens"
+    estimate = re.search(
+        r"by the first (\d+) answers: 7 tokens a prompt and 3 an answer, so (\d+) more take about (\d+) tokens", said
     )
+    assert estimate is not None
+    assert first < estimate.start()
+    arrived, left, tokens = map(int, estimate.groups())
+    assert (arrived >= 16, arrived + left, tokens) == (True, 96, 10 * left)
     assert "96 answers: 672 tokens of prompts and 288 of answers, 2.11 in your currency" in said
 
 
