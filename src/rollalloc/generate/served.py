@@ -174,7 +174,7 @@ class ServedModel:
         refused: parameters that the server does not know, so that its own defaults apply.
 
     Raises:
-        ValueError: the key contains characters that cannot be sent, or the environment names a proxy that cannot be used.
+        ValueError: the key contains characters that cannot be sent, or the environment's proxy cannot be used.
     """
 
     def __init__(self, endpoint: Endpoint, ask: Ask) -> None:
@@ -187,8 +187,7 @@ class ServedModel:
             http_client = _WholeAnswers(follow_redirects=False)  # a redirect would send prompts to another host
         except (ImportError, ValueError) as error:
             raise ValueError(
-                f"the environment names a proxy that cannot be used ({error}); if the server needs none, unset ALL_PROXY, "
-                "HTTP_PROXY and HTTPS_PROXY for this command"
+                f"the environment's proxy cannot be used ({error}); unset HTTP_PROXY, HTTPS_PROXY and ALL_PROXY"
             ) from None
         self._client = openai.AsyncOpenAI(
             base_url=endpoint.url,
