@@ -29,7 +29,8 @@ def dapo_carry(
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
         gen_groups: prompts that are generated at a time, at least 1. None: three times `groups`.
-        max_candidates: prompts that are tried for one batch, at most; after that the batch is short. None: no limit.
+        max_candidates: maximum number of prompts that are tried for one batch; after that the batch is short. None: no
+            limit.
         deviation: as for `recipes.grpo`.
 
     Raises:
@@ -72,7 +73,7 @@ RECIPES: Mapping[str, Callable[..., Recipe]] = {
     "racing": recipes.racing,
     "pilot_commit+pods": pilot_commit_pods,
 }
-_SAY_N = {"n_pilot", "n_commit", "sizes_S"}  # parameters that set the number of rollouts of a group by its stages
+_SAY_N = {"n_pilot", "n_commit", "sizes_S"}  # parameters that set the number of rollouts in the stages of a group
 
 
 def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
@@ -101,7 +102,7 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
         raise ValueError(
             f"{name}: its stages give a group {n} rollouts, and n says {parameters['n']!r}; leave n out, or make them equal"
         )
-    # Make the parts without n first, so that an error in their stages is reported before its consequences.
+    # Make the parts without n first, so that an error in their stages is reported before errors that follow from it.
     made: dict[str, Recipe] = {}
     for part in sorted(parts, key=lambda part: "n" in _takes(parts[part])):
         takes_n = _takes(parts[part]).get("n")
@@ -223,7 +224,7 @@ def _made(name: str, made: Recipe | Callable[..., Any], parameters: Mapping[str,
 
 
 def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
-    """A parameter's value, converted to its annotation. Whole numbers and words are checked by the recipe itself.
+    """A parameter's value, converted to the annotated type. Whole numbers and words are checked by the recipe itself.
 
     Raises:
         ValueError: the value is of another kind.
@@ -246,7 +247,7 @@ def _takes(made: Recipe | Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return {}
     try:
         return inspect.signature(made).parameters
-    except ValueError as error:  # raised for built-in functions, which have no signature
+    except ValueError as error:  # some built-in functions have no signature
         raise ValueError(f"expected a Recipe or a function that returns one, got {made!r} ({error})") from error
 
 

@@ -1,4 +1,4 @@
-"""The command line; needs the extra `native`."""
+"""The command line. It needs the extra `native` (`pip install 'rollalloc[native]'`)."""
 
 import sys
 

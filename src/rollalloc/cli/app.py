@@ -58,13 +58,14 @@ def options(
 
 for command in (train, compare, bench, features, model, report, advise, waste, recipes):
     app.command()(with_numbers_checked(command))
-app.command()(simulate)  # its options check their own ranges
+app.command()(simulate)  # checks its numbers itself
 app.add_typer(data, name="data")
 
 
 class _Stderr(io.TextIOBase):
-    """The current `sys.stderr`. Rich replaces it while a live table is shown, so that what is written goes above the table;
-    a console of its own would write to the original, into the table."""
+    """Writes to whatever `sys.stderr` is at the moment. While a live table is shown, Rich replaces `sys.stderr`, so
+    that text appears above the table. A console that keeps the original stream would write into the table.
+    """
 
     def write(self, s: str, /) -> int:
         return sys.stderr.write(s)
@@ -95,7 +96,7 @@ def main() -> None:
     try:
         app()
     except _MISTAKES as error:
-        said = Text("error: ", "bold red")  # one Text object, so that wrapping counts the prefix
+        said = Text("error: ", "bold red")  # one Text object, so that line wrapping takes the prefix into account
         console.print(said.append(visible(error_text(error)), "not bold default"))
         sys.exit(2)
 

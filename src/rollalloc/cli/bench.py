@@ -88,7 +88,7 @@ def _written(console: Console, out: Path) -> int:
 
 
 def described(plan: Plan, cores: int) -> str:
-    """What a plan would run, and roughly how long that takes."""
+    """Lines that describe what a plan would run, and roughly how long that takes."""
     from rollalloc.lab.bench.tiers import RATES, TIERS
 
     what = f"{len(plan.contestants)} methods × {len(plan.tasks)} tasks"
@@ -133,7 +133,7 @@ class BenchProgress(Bar):
 
 
 def progress_line(progress: Progress, left: str) -> str:
-    """Runs finished, rollouts and process time so far, time left, and the runs at work."""
+    """One line: the finished runs, the rollouts and process time so far, the time left, and the runs in progress."""
     figures = (
         f"{progress.over:,} of {progress.runs:,} runs",
         f"{progress.rollouts:,} rollouts",

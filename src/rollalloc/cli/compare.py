@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rollalloc.lab.bench.summary import Summary
 
 _WIDE = 110  # terminal columns that the whole table needs
-_MEANS = {  # explains headings of the last evaluations' table
+_MEANS = {  # explanations of the headings in the table of last evaluations
     "right_pairs_differ": "differ: the chance that two right answers to a prompt do.",
     "distinct_right": "distinct: different right answers of those attempts.",
     "entropy": "entropy: of the next token, in nats.",
@@ -69,7 +69,7 @@ def compare(
     checkpoint_every: Annotated[int, output("Batches between two checkpoints.")] = 100,
     checkpoint_minutes: CheckpointMinutes = 10.0,
 ) -> None:
-    """Train under several recipes, and show what each paid for the same accuracy."""
+    """Train under several recipes, and show what each needed for the same accuracy: rollouts, tokens, seconds."""
     # torch takes seconds to import, `--help` should not
     from rollalloc.cli.sources import budget_said, run_of
     from rollalloc.lab.bench.compare import check_places, check_runs
@@ -136,7 +136,7 @@ def _show(console: Console, out: Path) -> None:
 
 
 def cost_table(summary: Summary, *, wide: bool = True) -> Table:
-    """What each recipe paid until it reached the target, compared with the baseline.
+    """Table of what each recipe paid until it reached the target, compared with the baseline.
 
     Args:
         wide: also show the ratios of tokens, seconds and steps; needs 110 columns.
@@ -178,7 +178,7 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
 
 
 def last_table(summary: Summary) -> Table:
-    """Results of the last evaluations. A recipe that reached the target for less may be worse here."""
+    """Table of the last evaluations. A recipe that was the cheapest to reach the target may be worse here."""
     from rollalloc.lab.bench.summary import in_words
 
     shown = summary.last

@@ -27,7 +27,7 @@ def prepare(
         list[str],
         typer.Argument(
             help="deepmath, deepscaler, polaris, dapo17k, gsm8k, math, math500, aime24, aime25, amc23, minerva, "
-            "olympiadbench; aime24x32, aime25x32, amc23x32: with 32 samples of each question under verl."
+            "olympiadbench; aime24x32, aime25x32, amc23x32: verl then samples each question 32 times."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write to.", parser=folder)] = Path("data"),
@@ -100,7 +100,7 @@ def ladder(
         "data/ladder"
     ),
 ) -> None:
-    """Write the ladder's prompts: six families of generated questions, for models of any size."""
+    """Write the prompts of the ladder benchmark: six families of generated questions, for models of any size."""
     from rollalloc.lab.bench.tasks.ladder import FAMILIES, Mixture, questions
 
     made, mixture = questions(out), Mixture()
@@ -121,7 +121,9 @@ def convert(
     question: Annotated[str, typer.Option(help="Column of the question, text or chat messages.")],
     answer: Annotated[
         str,
-        typer.Option(help="Column of the answer; the last \\boxed{...} in it, or the text after ####, or all of it."),
+        typer.Option(
+            help="Column of the answer: the last \\boxed{...} in it counts, else the text after ####, else all of it."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="New file to write, .parquet or .jsonl.", parser=place)],
     system: Annotated[str | None, typer.Option(help="System message to put before each question.")] = None,
@@ -150,9 +152,11 @@ def environment(
     name: Annotated[str, typer.Argument(help="An installed environment of verifiers 0.4, as for vf-eval.")],
     out: Annotated[Path, typer.Option(help="New file to write, .parquet or .jsonl.", parser=place)],
     tasks: Annotated[int | None, typer.Option(help="Number of tasks (default: all).")] = None,
-    skip: Annotated[int, typer.Option(help="Number of first tasks to skip, e.g. because another file has them.")] = 0,
+    skip: Annotated[
+        int, typer.Option(help="Number of tasks to skip at the start, e.g. because another file has them.")
+    ] = 0,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of its taskset, key=value; repeatable.")
+        list[str] | None, typer.Option("--set", help="A setting of the environment's taskset, key=value; repeatable.")
     ] = None,
 ) -> None:
     """Write the prompts of a single-turn environment of verifiers, to be scored by its own rubric."""

@@ -23,7 +23,7 @@ def features(
     out: Annotated[Path, typer.Option(help="File to write, ending in .safetensors.")],
     device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, ... (default: a GPU if there is one).")] = None,
     drop_overlong: Annotated[
-        bool, typer.Option("--drop-overlong", help="Leave out prompts that do not fit the model.")
+        bool, typer.Option("--drop-overlong", help="Leave out prompts that do not fit the model's context.")
     ] = False,
     chat_template_args: Annotated[
         str | None, typer.Option(help="Arguments of the chat template as a JSON object; the same as in training.")

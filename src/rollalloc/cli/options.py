@@ -13,7 +13,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-# Limits of numbers: a smaller one becomes 0 as a float32, a larger one does not fit into an int64.
+# Limits of an option's absolute value: below the first it becomes 0 in float32, above the second it does not fit an
+# int64.
 _LEAST, _MOST = 1e-30, 2**63
 _WHAT, _HOW, _STREAM, _OUTPUT = "What to train on", "Training", "Streaming", "Output"
 
@@ -31,7 +32,7 @@ def output(help: str, *names: str, **others: Any) -> Any:
 def fields_in(panel: str | None) -> Callable[..., Any]:
     """A function that makes fields of a dataclass of options (see `with_fields`) for a panel of the help.
 
-    Its arguments are the default, the help, the option's names if they are not the field's, and those of `typer.Option`.
+    It takes the default, the help, the option's names if they differ from the field's, and arguments of `typer.Option`.
     """
 
     def made(default: Any, help: str, *names: str, **others: Any) -> Any:
@@ -44,7 +45,7 @@ in_no_panel, on_data, on_training, on_streaming, on_output = map(fields_in, (Non
 
 
 def place(text: str | Path) -> Path:
-    """A folder by its name. An empty name is refused, so that an unset shell variable does not mean the current folder.
+    """The path of a folder. An empty name is refused, so that an unset shell variable does not mean the current folder.
 
     Raises:
         typer.BadParameter: it is empty.
@@ -133,13 +134,16 @@ class SamplingOptions:
     )
     max_new_tokens: int | None = on_training(None, "Maximum tokens per rollout (default: 1024).")
     temperature: float = on_training(1.0, "Sampling temperature.")
-    kv_tokens: int | None = on_training(None, "Maximum tokens in the key-value cache; rollouts that do not fit wait.")
+    kv_tokens: int | None = on_training(
+        None, "Maximum tokens in the key-value cache; rollouts that do not fit wait (default: no limit)."
+    )
     reward_workers: int = on_training(1, "Processes that score rollouts (0: this process, for a function you trust).")
     reward_limit: float = on_training(10.0, "Time limit for scoring one rollout, in seconds.")
     overlong_buffer: int | None = on_training(
-        None, "Last tokens of a rollout over which DAPO's overlong penalty grows to -1."
+        None,
+        "DAPO's overlong penalty grows from 0 to -1 over this many last tokens of a rollout (default: no penalty).",
     )
-    max_rows: int | None = on_streaming(None, "Maximum rollouts decoded at once.")
+    max_rows: int | None = on_streaming(None, "Maximum rollouts decoded at once (default: 1024).")
     device: str | None = on_training(None, "Device: cpu, cuda, ... (default: a GPU if there is one).")
     tasks: Path = on_output(Path("runs/tasks"), "Folder in which built-in tasks are created and kept.", parser=folder)
 
@@ -156,7 +160,7 @@ class RunOptions(SamplingOptions):
     heldout: Path | None = on_data(None, "Held-out prompts to evaluate on, in the same schema.", parser=source)
     single_answer: bool = on_data(
         False,
-        "Each held-out prompt has one right answer, its ground truth: evaluate without sampling.",
+        "Each held-out prompt has one right answer, its ground truth: compute the accuracy exactly, without sampling.",
         "--single-answer",
     )
     accept_overlap: bool = on_data(
@@ -169,7 +173,7 @@ class RunOptions(SamplingOptions):
     max_grad_norm: float | None = on_training(None, "Maximum gradient norm (default: 1).")
     averaging: int | None = on_training(
         None,
-        "Sample, evaluate and save an average of the weights over about this many last rows (default: 640; 0: off).",
+        "Sample, evaluate and save the weights averaged over about this many last rollouts (default: 640; 0: off).",
     )
     optimizer_steps: int = on_training(1, "Optimizer steps per batch, the same for every recipe.")
     warmup_steps: int = on_training(0, "Optimizer steps of learning-rate warm-up.")
@@ -180,12 +184,15 @@ class RunOptions(SamplingOptions):
     )
     aggregation: str = on_training("token_mean", "Loss aggregation over tokens: token_mean, sequence_mean or dr_grpo.")
     dual_clip: float | None = on_training(
-        None, "Dual clip: maximum loss of a bad token, as a multiple of its advantage, e.g. 10."
+        None,
+        "Maximum loss of a token with a negative advantage, as a multiple of it (dual clip), e.g. 10 (default: off).",
     )
     kl: float = on_training(0.0, "Coefficient of the KL divergence to the initial model.")
     tokens_per_forward: int = on_training(8192, "Tokens per forward and backward pass; fewer need less memory.")
     precision: str = on_training("auto", "Precision of the update: fp32, bf16, or auto, which is bf16 on a GPU.")
-    lora: int | None = on_training(None, "LoRA rank: train adapters instead of the model's own weights.")
+    lora: int | None = on_training(
+        None, "LoRA rank: train adapters of this rank (default: train the model's own weights)."
+    )
     lora_alpha: float | None = on_training(None, "LoRA alpha (default: 2 × rank).")
     lora_target: list[str] | None = on_training(
         None, "LoRA target layer, e.g. q_proj; repeatable (default: all linear layers)."
@@ -199,16 +206,22 @@ class RunOptions(SamplingOptions):
     max_rollouts: int | None = on_training(
         None, "Rollout budget (default: the task's, or 16 per prompt and at least 4096)."
     )
-    target: float | None = on_training(None, "Held-out accuracy at which the run stops.")
+    target: float | None = on_training(
+        None, "Stop at this held-out accuracy, in (0, 1] (default: use the whole budget)."
+    )
     eval_every: int | None = on_training(
         None, "Rollouts between two evaluations (default: a tenth of the budget, or the task's if that is less)."
     )
-    engine: str = on_streaming("sync", "sync: generate, then train; async: rollouts stream.")
+    engine: str = on_streaming(
+        "sync", "sync: generate a batch, then train on it; async: start and score each rollout as a slot becomes free."
+    )
     staleness: int | None = on_streaming(
-        None, "Maximum staleness in updates, instead of the recipe's own; async needs 1 to overlap."
+        None,
+        "Maximum staleness in updates, instead of the recipe's own; async needs at least 1 to train while it generates.",
     )
     ahead: int | None = on_streaming(
-        None, "async: minimum batches generated while one trains (default: the recipe's, mostly 1); raises --staleness."
+        None,
+        "async: generate at least this many batches while one trains (default: the recipe's, mostly 1).",
     )
     overlap: bool = on_streaming(True, "async: generate in a separate process; without it, runs are repeatable.")
     generator_limit: float = on_streaming(

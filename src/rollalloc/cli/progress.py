@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _FILE_WIDTH = 120  # columns when output goes to a file
 _WIDE = 110  # columns that bar and figures need
 _EVERY_S = 1.0  # between two lines when there is no terminal
-_STAGE_S, _PATIENCE_S = 15.0, 3.0  # between two lines of a stage, and before its first
+_STAGE_S, _PATIENCE_S = 15.0, 3.0  # time between two lines of a stage, and before its first line
 _STANDINGS_S = 60.0  # between two lines on all runs of a comparison
 _CURVE = 12  # columns of a run's accuracies
 _PROSE = ("task", "recipe", "curve", "wasted on")
@@ -81,7 +81,7 @@ class TimeLeft:
         self._began: tuple[float, float] | None = None  # time of the first call, and the share done then
 
     def __call__(self, share: float) -> str:
-        """Time left in h:mm:ss, for the share that is done; empty if it is unknown, or if everything is done."""
+        """The time left, in h:mm:ss, if this share is done; empty if the time is unknown, or if everything is done."""
         now = time.monotonic()
         since, before = self._began = self._began or (now, share)
         if share <= before or share >= 1:
@@ -236,7 +236,9 @@ class Standings:
         self._lines = None if console.is_terminal else Lines(console)
         self._live = Live(console=console, refresh_per_second=2) if self._lines is None else None
         self._left: dict[tuple[str, str], TimeLeft] = {}
-        self._accuracy: defaultdict[Path, dict[float, float]] = defaultdict(dict)  # of each run, by rollouts paid
+        self._accuracy: defaultdict[Path, dict[float, float]] = defaultdict(
+            dict
+        )  # each run's accuracies, by the rollouts paid
         self._ended: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -257,7 +259,8 @@ class Standings:
             rows: dict[tuple[str, str], list[RecordedRun]] = {}
             for run, recorded in standings:
                 rows.setdefault((run.task, run.name), []).append(recorded)
-                # Only the newest evaluation of a running run is read, so those that were read before are remembered.
+                # Each call reads only the newest evaluation of a run in progress, so earlier evaluations are remembered
+                # here.
                 self._accuracy[recorded.folder].update(
                     zip(recorded.curve.rollouts, recorded.curve.accuracy, strict=True)
                 )

@@ -37,23 +37,25 @@ def report(
     folder: Annotated[
         Path, typer.Argument(help="Folder of a run, a comparison, or several; finished or not.", parser=folder_of_runs)
     ],
-    out: Annotated[Path | None, typer.Option(help="The page; FOLDER/report.html by default.", parser=page)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File of the page (default: FOLDER/report.html).", parser=page)
+    ] = None,
     verl: Annotated[
         str | None,
         typer.Option(help="For a FOLDER with logs of verl's `file` logger: their validation keys, comma-separated."),
     ] = None,
-    target: Annotated[float | None, typer.Option(help="Target accuracy for verl's runs.")] = None,
+    target: Annotated[float | None, typer.Option(help="With --verl: target accuracy, in (0, 1].")] = None,
     peak: Annotated[
         float | None,
         typer.Option(
-            help="Instead of a target: a share of the best accuracy of the first run with grpo in its name, e.g. 0.99."
+            help="Instead of --target: share, e.g. 0.99, of the best accuracy of the first run with grpo in its name."
         ),
     ] = None,
 ) -> None:
     """Write one self-contained HTML page, and its figures as PNG.
 
     Only pages and figures of earlier reports are overwritten. If part of a run cannot be read, the page says so and the
-    exit code is 1. With --verl: print what each run of verl had paid when it reached a target.
+    exit code is 1. With --verl: print what each run of verl needed to reach a target: rollouts, tokens, seconds.
     """
     if verl is not None or target is not None or peak is not None:
         _costs_of_verl(folder, verl, target, peak)

@@ -34,7 +34,7 @@ _OF_LOGS = ("format", "weights", "group_size", "rows")  # options for reading ot
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Reading, SamplingOptions):
-    """Options that say how a log is read, or which model is sampled on which prompts; and what is exported."""
+    """Options that say how a log is read or which model is sampled on which prompts, and what is exported."""
 
     reward: str | None = in_no_panel(
         None,
@@ -51,7 +51,7 @@ class Asked(Reading, SamplingOptions):
     request_limit: float = on_server(300.0, "Time limit of a request, in seconds.")
     retries: int = on_server(5, "Retries of a failed request.")
     price: str | None = on_server(
-        None, "Prices per million tokens of prompts and of answers, e.g. 0.15,0.60, to show the cost."
+        None, "Two prices per million tokens, for prompts and for answers, e.g. 0.15,0.60; shows the cost."
     )
     out: Path | None = on_output(
         None, "Folder of the profile; an unfinished one continues (default: a new folder in runs/).", parser=folder
@@ -64,7 +64,7 @@ class Asked(Reading, SamplingOptions):
     mix: str = on_output("variance", "Weights for --export: variance, uniform, gaussian:MEAN,DEVIATION or foresight.")
 
     def log(self, path: str | None, seed: int) -> tuple[str, Reading]:
-        """The log to judge, and how to read it; without a path, one is sampled first.
+        """The log to judge, and how to read it. Without a path, a profile is sampled first, and it is the log.
 
         Raises:
             ValueError: there is neither a log nor a model, or both; an option does not apply; or as `sample_profile`.

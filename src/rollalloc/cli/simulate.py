@@ -93,7 +93,7 @@ def _with_values(command: Callable[..., None]) -> Callable[..., None]:
             hint, default = get_type_hints(kind)[each.name], each.default
             if hint == Schedule:
                 hint = str
-            if default is MISSING:  # a cost that is estimated if it is not given
+            if default is MISSING:  # a cost; it is estimated if the user does not give it
                 hint, default = hint | None, None
             shared.append(option(each.name, default, Annotated[hint, titled(each.metadata["says"], panel)]))
     return with_options(
@@ -112,11 +112,14 @@ def simulate(
         str, typer.Option(help="groups=G,n=N: groups per batch and rollouts per group, unless --set changes them.")
     ] = "groups=128,n=8",
     gpus: Annotated[str, typer.Option(help="Comma-separated numbers of GPUs.")] = "8,64,512",
-    seeds: Annotated[str, typer.Option(help="Comma-separated seeds; five or more give an interval.")] = "0,1,2,3,4",
+    seeds: Annotated[
+        str, typer.Option(help="Comma-separated seeds; with five or more, the table has 95% intervals.")
+    ] = "0,1,2,3,4",
     staleness: Annotated[
         int | None,
         typer.Option(
-            help="max_staleness of every recipe (default: its own, and at least 1 if asynchronous).", max=1_000_000
+            help="max_staleness of every recipe, in updates (default: its own, and at least 1 if asynchronous).",
+            max=1_000_000,
         ),
     ] = None,
     latency: Annotated[

@@ -1,4 +1,4 @@
-"""From the options of a command to the runs they mean."""
+"""Turn the options of a command into the configuration of a run."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def prompts_in(files: tuple[str, ...]) -> int:
 
 
 def budget_said(options: RunOptions, rollouts: int | None) -> str:
-    """Describe the budget and how its default was computed."""
+    """Describe the rollout budget, and how it was computed if it is the default."""
     if rollouts is None:
         return "rollouts without a limit"
     if options.max_rollouts is not None or options.task is not None:

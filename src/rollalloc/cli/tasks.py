@@ -1,4 +1,4 @@
-"""From the options of a command to a run on a built-in task.
+"""Turn the options of a command into a run on a built-in task.
 
 Of the modules of the command `train`, only this one needs the benchmark.
 """
@@ -26,7 +26,7 @@ from rollalloc.train.defaults import default_grid
 
 __all__ = ["PRESETS", "task_run", "with_task_files"]
 
-# Options that the task itself sets, so they would have no effect beside --task.
+# Options that have no effect beside --task, because the task itself sets them.
 _OF_OWN_RUNS = (
     *("prompts", "heldout", "reward", "single_answer", "drop_overlong", "max_new_tokens", "temperature", "kv_tokens"),
     *("reward_workers", "reward_limit", "overlong_buffer", "device", "features"),

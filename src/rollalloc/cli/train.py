@@ -22,16 +22,22 @@ if TYPE_CHECKING:
 def train(
     options: RunOptions,
     recipe: Annotated[
-        str, typer.Option(help="Recipe: one that `rollalloc recipes` lists, several joined by +, or module:object.")
+        str,
+        typer.Option(
+            help="Recipe: one that `rollalloc recipes` lists, a mixture NAME+NAME, or module:object for one of your own."
+        ),
     ] = "reinforce",
     set_: Parameters = None,
     seed: Annotated[int, typer.Option(help="Seed of prompts, sampling and mini-batches.")] = 0,
     out: Annotated[
-        Path | None, output("Folder of the run: a new one, or one to resume or overwrite.", parser=folder)
+        Path | None,
+        output(
+            "Folder of the run: a new one, or one to resume or overwrite (default: a folder in runs/).", parser=folder
+        ),
     ] = None,
-    checkpoint_every: Annotated[int | None, output("Batches between two checkpoints.")] = None,
+    checkpoint_every: Annotated[int | None, output("Batches between two checkpoints (default: only by time).")] = None,
     checkpoint_minutes: CheckpointMinutes = 10.0,
-    keep_checkpoints: Annotated[int, output("Newest checkpoints to keep.")] = 2,
+    keep_checkpoints: Annotated[int, output("Number of newest checkpoints to keep.")] = 2,
     resume: Annotated[
         bool,
         output("Resume from the newest checkpoint in the run's folder, or start the run if there is none.", "--resume"),
@@ -141,7 +147,7 @@ def train(
 
 
 def _as_begun(run: Config, options: RunOptions, begun: Config) -> Config:
-    """A resumed run keeps its first budget and grid of evaluations, unless the options set others."""
+    """Let a resumed run keep its first budget and times of evaluation, unless the options set others."""
     if options.max_rollouts is None:
         run = replace(run, max_rollouts=begun.max_rollouts)
     if options.eval_every is None:

@@ -1,4 +1,4 @@
-"""`rollalloc waste`: which rollouts in a training log carried no gradient, and why."""
+"""`rollalloc waste`: count the rollouts in a training log that gave no learning signal, by cause."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from rollalloc.core.teaching import Teaching
 
 
 def _of_run(name: str) -> Any:
-    """An attribute of an `Allocator` that is one of its `Run`."""
+    """A property of `Allocator` that reads the attribute of this name from its `Run`."""
     return property(attrgetter(f"_run.{name}"))
 
 
@@ -103,7 +103,7 @@ class Allocator:
         """Record what happened.
 
         Args:
-            events: in the order in which they happened.
+            events: what happened since the last call, in order.
 
         Raises:
             EventError: an event names a rollout that is unknown or already over, contains a number that is not finite
@@ -184,7 +184,7 @@ class Allocator:
                 return batch
             raise NoProgress(f"{run.recipe.stages[-1].promote!r} promotes no group although nothing is running")
         if halt is not None and halt.ends is Ends.BATCH:
-            run.budgets.batch_opened = 0  # only the count of candidates restarts; the batch's budget does not
+            run.budgets.batch_opened = 0  # restarts the count of candidates, not the batch's budget
             halt = decisions.decide(run)
             if not run.idle():
                 return None
@@ -239,8 +239,8 @@ class Allocator:
         return self._run.statistics.with_fate(QUARANTINED)
 
     def prompt_counts(self) -> dict[str, int]:
-        """Numbers of prompts that are now `evicted` and `quarantined`, and of visits so far to evicted prompts
-        (`revived`).
+        """Counts by name: prompts that are now `evicted` or `quarantined`, and `revived`, visits so far to evicted
+        prompts.
         """
         pool = self._run.pool
         return {"evicted": pool.evicted(), "revived": pool.revived, "quarantined": len(self.quarantined())}

@@ -11,7 +11,7 @@ from rollalloc.core.recipe import Budget
 
 
 class Ends(Enum):
-    """What ends, once nothing is running, because no more groups can be opened."""
+    """What ends when no more groups can be opened and nothing is running any more."""
 
     BATCH = "batch"  # a short batch is made; if no group is ready, the count of candidates restarts
     RUN = "run"  # a short batch is made; if no group is ready, the run is over
@@ -55,7 +55,9 @@ class BudgetTracker:
         return None if left is None else max(0, left)
 
     def overdrawn(self) -> bool:
-        """Whether decided rollouts may no longer be ordered: tokens are spent, or a smaller budget was loaded."""
+        """Whether decided rollouts may no longer be ordered, because the token budget is spent or a smaller budget was
+        loaded.
+        """
         if not self.owed or not self.limited:
             return False
         return self._tokens_are_spent() or (self._left() or 0) < 0

@@ -6,8 +6,9 @@ from rollalloc.core.budget_tracker import Ends, Halt
 from rollalloc.core.run import Run
 from rollalloc.core.statistics import QUARANTINED
 
-_PATIENCE = 256  # a run ends after this many candidates in a row without a group to train on, or after more
-_OUTAGE = 64  # a run ends after this many candidates in a row whose rollouts all failed
+# End the run after this many candidates in a row without a group to train on, and at least as many as there are prompts.
+_PATIENCE = 256
+_OUTAGE = 64  # end the run after this many candidates in a row whose rollouts all failed
 
 
 def opening_halt(run: Run) -> Halt | None:

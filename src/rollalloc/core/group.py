@@ -156,12 +156,12 @@ def last_version(done: Done) -> int:
 
 
 def _of_group(name: str) -> Any:
-    """An attribute of a `GroupView` that is the one of its `Group`."""
+    """A property of `GroupView` that reads the attribute of this name from its `Group`."""
     return property(attrgetter(f"_group.{name}"))
 
 
 def _column(field: str, dtype: type) -> Any:
-    """An attribute of a `GroupView`: an array of this field of the scored rollouts, or of their stages."""
+    """A property of `GroupView`: the array of this field over the scored rollouts, or of the stages that ordered them."""
     return property(lambda view: view._columns(field, dtype))
 
 
@@ -299,8 +299,8 @@ class GroupView:
 
     @property
     def kept_G(self) -> NDArray[np.float64]:
-        """Probability with which a stop rule kept each rollout, shape (G,); 1 for rollouts among which no stop
-        rule chose at random.
+        """Probability with which a stop rule kept each rollout, shape (G,). It is 1 for a rollout about which no stop
+        rule made a random choice.
         """
         kept = self._group.kept
         return np.array([kept.get(done.rollout, 1.0) for done in self.in_order], np.float64)

@@ -19,7 +19,7 @@ from rollalloc.core.table import GONE
 from rollalloc.core.teaching import outcomes
 
 _LEAST_RATE, _MOST_RATE = -1e-6, 1 + 1e-6  # rounding in float32 may put a mean of scores slightly outside [0, 1]
-_NO_NUMBER = (TypeError, ValueError, ArithmeticError, RuntimeError)  # raised by None, or by arrays of several values
+_NO_NUMBER = (TypeError, ValueError, ArithmeticError, RuntimeError)  # raised when None or an array is used as a number
 _RUNNING, _READY, _WAITING = Phase.RUNNING, Phase.READY, Phase.WAITING  # attribute lookup on an Enum is slow
 _rollout, _metric = map(attrgetter, ("rollout", "metric"))
 
@@ -178,7 +178,7 @@ def _refuse(run: Run, done: Done) -> None:
 
 
 def _holds(condition: Callable[[], Any]) -> bool:
-    """Whether a condition on numbers of a driver holds; not where they are no numbers."""
+    """Whether a condition on values from a driver holds; False if a value is not a number."""
     try:
         return bool(condition())
     except _NO_NUMBER:

@@ -88,7 +88,8 @@ def follow(memory: dict[str, Any], saved: Mapping[str, Any], source_N: NDArray[n
     """Write the saved arrays whose name ends in `N` into the memory of another data set.
 
     Args:
-        memory: has the same names; it is changed. The prompts are on the last axis.
+        memory: the memory for the new data set, with arrays of the same names; changed in place. Prompts are on the
+            last axis.
         saved: the memory of the saved data set.
         source_N: for each prompt its index in the saved data set, -1 for a new prompt.
 
@@ -130,8 +131,8 @@ def number(value: Any, where: str, expected: str = "finite", holds: Callable[[fl
     Args:
         value: the saved value.
         where: name for the error message.
-        expected: what `holds` checks, for the error message.
-        holds: whether a number is possible.
+        expected: what `holds` requires, in words, for the error message.
+        holds: says whether a number is possible.
 
     Raises:
         ValueError: it is not a number, or an impossible one.

@@ -286,7 +286,9 @@ def _refuse_others(holder: Recipe | Stage, slots: Mapping[str, type[Rule]], wher
 
 
 def at_least(name: str, value: Any, least: int, why: str = "") -> None:
-    """Raise a ValueError, which says what was expected and what came, if a value is no whole number of at least `least`."""
+    """Raise a ValueError, which says what was expected and what came, unless a value is a whole number of at least
+    `least`.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         because = f" ({why})" if why else ""
         raise ValueError(f"{name} must be a whole number of at least {least}{because}, got {value!r}")

@@ -182,7 +182,7 @@ def _load_size_memory(
 
 def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None:
     """Load groups, rollouts and the batch."""
-    # Groups in flight belong to this recipe's stages; groups that only wait for cancelled rollouts need not.
+    # Groups in flight must fit this recipe's stages. Groups that only wait for cancelled rollouts may come from others.
     stages = len(state["recipe"]["stages"])
     groups: list[Group] = []
     for at, saved in enumerate(state["groups"]):

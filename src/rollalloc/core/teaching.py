@@ -116,8 +116,8 @@ class Teaching:
     def look(self) -> None:
         """Move the window forward after a batch, and set `should_warn`.
 
-        It is set when the share reaches `Limits.begin`, and later only if the share rose by `Limits.worse` or after
-        `_AGAIN` rollouts.
+        It is set when the share reaches `Limits.begin`. It is set again if the share rose by `Limits.worse` since the
+        last warning, or after `_AGAIN` more rollouts.
         """
         self._since += self._now.total()
         self._before.append(self._now)

@@ -1,1 +1,1 @@
-"""Prompts from files, with keys that outlive a re-ordering. Stands beside the core and tells it a `PromptTable`."""
+"""Prompts from files, with keys that stay valid if the files are reordered. The core gets them as a `PromptTable`."""

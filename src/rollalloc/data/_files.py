@@ -54,7 +54,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
             write(temporary, rows)
         except _NOT_PLAIN as error:
             raise ValueError(f"{path}: {path.suffix} cannot hold these rows ({error}); give plain data") from error
-        except ValueError as error:  # the writer's message does not name this file, since it writes to a temporary one
+        except ValueError as error:  # the writer's message names its temporary file instead of this one
             raise ValueError(f"{path}: {error}") from error
 
 
@@ -125,7 +125,7 @@ def _read_separated(path: Path, separator: str) -> Iterator[tuple[int, Any]]:
 
 def _write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     with path.open("w", encoding="utf-8") as file:
-        # json cannot write numpy's arrays and scalars; both have `tolist`.
+        # `json` cannot write NumPy's arrays and scalars, so `tolist` converts them.
         file.writelines(json.dumps(row, default=lambda value: value.tolist()) + "\n" for row in rows)
 
 
@@ -134,7 +134,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
     broken = (arrow.ArrowException, OSError, ValueError, OverflowError, MemoryError)  # ValueError also for invalid text
     row = 0
     try:
-        # `read_table` would read a parent folder named `split=train` as a column.
+        # `read_table` would add a column if a parent folder had a name such as `split=train`.
         with parquet.ParquetFile(path) as file:
             if twice := [name for name, times in Counter(file.schema_arrow.names).items() if times > 1]:
                 raise ValueError(f"the column {twice[0]!r} occurs twice")
@@ -157,7 +157,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _shortest(value: float | None, kind: Any) -> float | None:
-    """A float16 or float32 number as the shortest decimal that stands for it: 0.1 instead of 0.10000000149."""
+    """A float16 or float32 number as the shortest decimal that rounds to it: 0.1 instead of 0.10000000149."""
     return None if value is None else float(str(kind.to_pandas_dtype()(value)))
 
 

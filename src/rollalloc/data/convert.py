@@ -49,8 +49,8 @@ def convert(
 ) -> Converted:
     r"""Convert a file of questions and answers into verl's schema. On an error nothing is written.
 
-    A question that is text becomes a user message. The ground truth is the last `\boxed{...}` of the answer or, without a
-    box, what follows the last `####` or, without that, the whole answer. `extra_info.index` is the row's number in the
+    A question that is text becomes a user message. The ground truth is the last `\boxed{...}` of the answer; without a
+    box, the text after the last `####`; without either, the whole answer. `extra_info.index` is the row's number in the
     file, from 0.
 
     Args:

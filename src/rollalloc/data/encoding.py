@@ -1,4 +1,4 @@
-"""One prompt as token ids, and one completion as text: the same rules for the native trainer and TRL."""
+"""Encodes a prompt as token ids and decodes a completion to text, by the same rules for the native trainer and TRL."""
 
 from __future__ import annotations
 
@@ -79,8 +79,9 @@ def encode_prompt(
 
     - Messages go through the chat template, followed by the template's generation prompt. If the last message is the
       assistant's, the model continues that message instead: it is neither closed nor followed by a new turn.
-    - Text gets the tokens that the tokenizer puts in front of a text (a BOS token, say) unless it begins with them, as a
-      text that was rendered before does. Tokens that the tokenizer puts after a text (EOS) are left out.
+    - Text gets the tokens that the tokenizer puts in front of a text, such as BOS. It does not get them again if it
+      already begins with them, for example because a chat template rendered it. Tokens that the tokenizer puts after a
+      text, such as EOS, are left out.
     - If there is no chat template, a single user message counts as text.
 
     Args:
@@ -117,7 +118,7 @@ def encode_each(
     """Encode prompts as `encode_prompt` does, texts in one or two calls of the tokenizer, since calls cost more than tokens.
 
     Args:
-        tokenizer: as for `encode_prompt`, and so are the keyword arguments.
+        tokenizer: as for `encode_prompt`, like the keyword arguments.
         prompts: texts or messages.
         name_of: gives the name of the prompt at an index, for error messages.
 

@@ -1,4 +1,4 @@
-"""Prompts of a single-turn environment of `verifiers` as a file of ours."""
+"""Writes the prompts of a single-turn environment of `verifiers` to a file that rollalloc reads."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _MADE_BY = "rollalloc features"
 _HEADER = "rollalloc"  # name of our header in the file's metadata; its value is JSON
 _KEYS = "keys"
 _BLOCK = "block:"  # prefix of the names of tensors with features
-_LONGEST_HEADER = 1 << 20  # bytes; ours have a few hundred
+_LONGEST_HEADER = 1 << 20  # bytes; the headers that we write have a few hundred
 # Errors from reading a file that is corrupt or of another program.
 _NOT_OURS = (SafetensorError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError)
 
@@ -205,7 +205,7 @@ def _block_of(file: Any, name: str, header: dict[str, Any]) -> NDArray[np.float3
 
 
 def _tensor(file: Any, name: str, dtype: str, shape: list[int]) -> NDArray[Any]:
-    """A tensor, read only if it has the type and shape that the header gives it."""
+    """Read a tensor, if it has the type and shape that the header says."""
     part = file.get_slice(name)
     if part.get_dtype() != dtype or list(part.get_shape()) != shape or 0 in shape:
         raise ValueError(f"{name} must be {dtype} of shape {shape}, is {part.get_dtype()} of {part.get_shape()}")

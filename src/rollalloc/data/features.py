@@ -19,8 +19,8 @@ from rollalloc.core.seeds import rng
 WIDTH = 256  # columns of a block by default
 WIDEST = 4096
 _SCALE = 4.0  # root mean square length of a row
-_NOISE = 1e-6  # relative deviation that rounding to float32 gives a column of equal values
-_FAINT = 1e-30  # deviations below this have too few digits in float32
+_NOISE = 1e-6  # largest relative deviation that rounding to float32 can give to a column of equal values
+_FAINT = 1e-30  # smaller deviations have too few digits in float32
 _ROWS = 1 << 16  # rows to process at a time, which limits the size of temporary arrays
 
 Tokens = Sequence[int]
@@ -99,7 +99,8 @@ def standardised(block_ND: ArrayLike) -> NDArray[np.float32]:
     """
     x_ND = np.array(block_ND, np.float32)
     size_D = _root_mean_square(x_ND)
-    for _ in range(2):  # twice, since rounding the mean to float32 leaves a rest if the mean is far above the deviation
+    # Twice, because rounding the mean to float32 leaves a remainder if the mean is far larger than the deviation.
+    for _ in range(2):
         x_ND -= x_ND.mean(axis=0, dtype=np.float64).astype(np.float32)
     deviation_D = _root_mean_square(x_ND)
     varies_D = deviation_D > np.maximum(_NOISE * size_D, _FAINT)

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-PACKED = {".zst": "zstd", ".gz": "gzip"}  # endings of packed files that are read as they are
+PACKED = {".zst": "zstd", ".gz": "gzip"}  # suffixes of packed files that can be read without unpacking
 LONGEST = 64 << 20  # bytes of a line, with its end; longer lines are skipped and never held in memory
 
 
@@ -70,7 +70,8 @@ def _opened(path: Path) -> Any:
 
 
 def decoded(line: bytes) -> Any:
-    """Parse a line of JSON with the result of Python's `json`, but with orjson if both give the same, since it is faster.
+    """Parse a line of JSON with the same result as Python's `json`. It uses orjson, which is faster, where the results
+    are equal.
 
     Raises:
         ValueError: not UTF-8, or not JSON.

@@ -9,7 +9,7 @@ from unicodedata import normalize
 
 log = logging.getLogger(__name__)
 
-MOST_SHARED = 0.05  # a run is refused if more than this share of the held-out prompts is in the training set
+MOST_SHARED = 0.05  # if more than this share of the held-out prompts is in the training set, the run is refused
 
 
 def normalised(prompt: str | Sequence[Mapping[str, Any]]) -> str:
@@ -40,7 +40,7 @@ def same_text(prompts: Iterable[str], among: Iterable[str]) -> dict[int, int]:
 
 
 def repeated(texts: Sequence[str]) -> dict[int, int]:
-    """For the index of each normalised text that occurred before, the index of its first occurrence."""
+    """Find normalised texts that occurred before: maps the index of each to the index of its first occurrence."""
     return {at: first for at, first in same_text(texts, texts).items() if at != first}
 
 

@@ -70,7 +70,7 @@ def prepare(
 
     Raises:
         ValueError: a set or filter is unknown, a filter leaves no row or there is no training set for it, a row lacks the
-            set's columns, or it cannot be told which local files are the split.
+            set's columns, or it is unclear which local files belong to the split.
         FileExistsError: a file may not be overwritten; nothing was written.
         FileNotFoundError: a set is not in the local folder.
         ImportError: `datasets` is missing.
@@ -165,7 +165,7 @@ def _verl_rows(
 
 
 def _make_unique(rows: Sequence[dict[str, Any]]) -> None:
-    """If the set's own indices repeat, replace them by row numbers, since a key must identify one prompt."""
+    """Replace the set's own indices by row numbers if they repeat, because a key must identify one prompt."""
     infos = [row["extra_info"] for row in rows]
     if len({info["index"] for info in infos}) < len(infos):
         for number, info in enumerate(infos):

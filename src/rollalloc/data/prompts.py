@@ -149,8 +149,8 @@ def load_prompts(*paths: str | PathLike[str]) -> PromptSet:
 
     A prompt's key is `data_source/index` if it has an `extra_info.index` that no other row of its source has. Otherwise, for
     example if the index restarts in a second file, it is `data_source/#hash`, with a hash of prompt and ground truth.
-    Rows with the source, prompt and ground truth of an earlier row are left out, and counted in `dropped["duplicate"]` and a
-    warning; so are shared indices.
+    Rows with the source, prompt and ground truth of an earlier row are left out, and counted in `dropped["duplicate"]`.
+    A warning gives their number, and the number of rows whose index is shared.
 
     Args:
         paths: `.parquet` files, and `.jsonl` or `.json` files with one JSON object per line.

@@ -14,7 +14,7 @@ from rollalloc.rewards.extract import boxed
 
 INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
 
-SAMPLES = "__rollout_n__"  # verl's column of how many answers to a validation prompt are sampled
+SAMPLES = "__rollout_n__"  # verl's column with the number of answers to sample for a validation prompt
 
 Row = Mapping[str, Any]
 
@@ -28,7 +28,7 @@ class PublicProblem:
     """A problem from a row of a public set.
 
     Attributes:
-        index: identifies the problem within its set; None: the row's number does.
+        index: identifies the problem within its set; None: the row's number is used.
         question: text of the question, without instructions.
         answer: the final answer alone, without the solution.
         about: further fields of verl's `extra_info`, for example `prior`.
@@ -77,7 +77,7 @@ def to_verl(part: PublicSplit, number: int, problem: PublicProblem) -> dict[str,
 
     Args:
         part: the split of the problem.
-        number: number of the row, from 0; the index of a problem that has none.
+        number: number of the row, from 0; it is the index of a problem without an index of its own.
         problem: the problem.
     """
     prompt = problem.prompt or (
@@ -167,7 +167,9 @@ def _answer(row: Row, column: str) -> str:
 
 
 def _pass_rate(text: str) -> dict[str, Any]:
-    """The prior from a share of solved attempts such as "3/8". A rating such as "7/9.0" of another set is not one."""
+    """The prior from a share of solved attempts such as "3/8". A rating such as "7/9.0", from another set, is not a
+    pass rate.
+    """
     right, _, attempts = text.partition("/")
     rate = float(right) / float(attempts or 1)
     if not 0 <= rate <= 1:
@@ -175,7 +177,7 @@ def _pass_rate(text: str) -> dict[str, Any]:
     return {"pass_rate": text, "prior": rate}
 
 
-_MATH = ("answer", "expected_answer")  # copies of the same set differ in this name
+_MATH = ("answer", "expected_answer")  # copies of the same set have different names for this column
 
 _ONCE: Mapping[str, tuple[PublicSplit, ...]] = {
     "deepmath": (PublicSplit("deepmath", "zwhe99/DeepMath-103K", "train", "train", _deepmath),),
@@ -237,8 +239,8 @@ _OF_TWO = frozenset(
 def can_be_guessed(answer: str) -> bool:
     r"""Whether an answer is one of two words, such as yes and no, or a letter of multiple choice, such as (B).
 
-    A rollout that guesses such an answer is right every second to fifth time, whatever it says before. So these questions
-    have the largest variance of rewards for a long time, and methods that select by variance prefer them.
+    A rollout that guesses such an answer is right in one of two to five cases, whatever its reasoning. So these
+    questions have the largest variance of rewards for a long time, and methods that select by variance prefer them.
 
     Args:
         answer: as the data set gives it; LaTeX such as `\\text{Yes}` and a final period do not count.

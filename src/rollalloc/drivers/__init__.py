@@ -1,1 +1,1 @@
-"""Thin adapters to trainers of others; each framework only here."""
+"""Thin adapters to other trainers. Only these modules import the frameworks."""

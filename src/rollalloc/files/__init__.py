@@ -1,1 +1,1 @@
-"""Files that are written whole, opened safely, and claimed before they are written over."""
+"""Writes files completely or not at all, opens them safely, and records which ones rollalloc wrote."""

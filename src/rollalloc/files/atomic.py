@@ -32,7 +32,8 @@ def written(path: Path) -> Iterator[Path]:
         OSError: the file cannot be written, for example because the disk is full; names the file.
     """
     with naming(path):
-        if _PARTIAL.fullmatch(path.name) and path.is_file():  # nested: the outer `written` will rename it
+        # The path is the temporary file of an outer `written`, which will rename it.
+        if _PARTIAL.fullmatch(path.name) and path.is_file():
             yield path
             sync(path)
             return
@@ -79,8 +80,8 @@ def append_text(path: Path, text: str) -> None:
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove temporary files that `written` left because its process was killed, but none that is still being written."""
-    with suppress(OSError):  # if the folder cannot be read, writing to it will raise the error
+    """Remove temporary files of `written` whose process was killed. Files that are still being written are kept."""
+    with suppress(OSError):  # if the folder cannot be read, a later write will raise the error
         for entry in [entry for entry in os.scandir(folder) if _PARTIAL.fullmatch(entry.name)]:
             if entry.is_file(follow_symlinks=False):
                 with suppress(OSError), open(entry.path, "rb") as left:

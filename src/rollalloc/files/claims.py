@@ -1,5 +1,5 @@
-"""Records which files in a folder rollalloc wrote, so that no others are overwritten or removed, and which process
-writes now.
+"""Records which files in a folder rollalloc wrote, so that no other files are overwritten or removed, and which process
+is writing.
 
 `FOLDER/.rollalloc/` contains, for each kind of writer, a manifest of the names that it has claimed, and a lock.
 Everything that rollalloc writes follows three rules:
@@ -35,7 +35,7 @@ _SCHEMA = 1
 # A folder that contains only these files counts as empty.
 _NOBODYS = (HIDDEN, ".DS_Store", ".gitignore", ".gitkeep", "lost+found")
 _SHOWN = 5  # maximum number of names in an error
-PATIENCE_S = 2.0  # seconds to wait, since a process that was just killed may still be ending
+PATIENCE_S = 2.0  # seconds to wait for the lock, because a process that was just killed may still be ending
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
 
 
@@ -63,8 +63,8 @@ class Claims:
 
         Args:
             remedy: what the user can do, for the error.
-            beside: a kind of writer whose folders, and single files of rollalloc, may be in it already. So a comparison can
-                use a folder with runs of `train`.
+            beside: a kind of writer whose folders may be in it already, as may single files of rollalloc. So a
+                comparison can use a folder with runs of `train`.
 
         Raises:
             FileExistsError: names what is in the folder.
@@ -142,8 +142,9 @@ class Claims:
 
 
 def _holds_only(folder: Path, kind: str, depth: int = 1) -> bool:
-    """Whether a folder belongs to this kind of writer, or contains only such folders, like the folder of a comparison's
-    task."""
+    """Whether a folder belongs to this kind of writer, or contains only such folders, as a comparison's folder of one
+    task does.
+    """
     if folder.is_symlink() or not folder.is_dir():
         return False
     if os.path.lexists(_lock_file(folder, kind)) or os.path.lexists(Claims(folder, kind)._manifest):
@@ -254,7 +255,7 @@ class Lock:
             hidden.mkdir(parents=True, exist_ok=True)
             try:
                 self._file = opened(path, os.O_RDWR | os.O_CREAT)
-            except FileNotFoundError:  # another process withdrew its lock
+            except FileNotFoundError:  # another process has just removed its lock
                 continue
             try:
                 self._wait(self._file.fileno())
@@ -269,7 +270,7 @@ class Lock:
         """Free the lock, and remove the files and folders that were created for it."""
         if self._file is not None:
             for path in self._made:
-                with suppress(OSError):  # another process may write there by now
+                with suppress(OSError):  # another process may already write there
                     path.rmdir() if path.is_dir() else path.unlink()
         self.release()
 

@@ -1,4 +1,4 @@
-"""Stamps of files, a size and a SHA-256, that tell later whether a file still holds what was written.
+"""Stamps of files, a size and a SHA-256, which show later whether a file still has the same contents.
 
 A stamp of a file that only grows, such as `metrics.jsonl`, covers its first bytes: appending does not change it.
 

@@ -92,7 +92,7 @@ class RolloutEngine(Protocol):
         ...
 
     def pause(self) -> None:
-        """Prepare for an evaluation, during which the run may be saved."""
+        """Prepare for an evaluation. The run may be saved during it."""
 
     def drain(self) -> list[RolloutResult]:
         """Wait for the running rollouts and return them, if generating them again would cost money."""
@@ -105,7 +105,7 @@ class RolloutEngine(Protocol):
     def close(self) -> None:
         """Free the generator. Running rollouts are lost; a resumed run gets them from the allocator's `outstanding`."""
 
-    # How the state contains `generations`.
+    # The entries of the state that contain `generations`.
     pack: Callable[..., Any] = staticmethod(pack_generations)
     unpack: Callable[..., Any] = staticmethod(unpack_generations)
 
@@ -168,7 +168,7 @@ class LocalEngine(RolloutEngine):
 
     def _score(self, ended: Sequence[Generation]) -> Future[list[Outcome]]:
         """Start scoring rollouts that ended. Stopped rollouts get no score."""
-        if any(generation.cancelled for generation in ended):  # stopped rollouts are never in one list with others
+        if any(generation.cancelled for generation in ended):  # a list contains either only stopped rollouts or none
             no_scores: Future[list[Outcome]] = Future()
             no_scores.set_result([Unscored("stopped")] * len(ended))
             return no_scores

@@ -60,7 +60,9 @@ class Outcomes:
         self.unscored[reason] = self.unscored.get(reason, 0) + 1
 
     def figures(self) -> dict[str, Any]:
-        """Metrics of all rollouts scored since the last call, including those not trained on, to avoid a biased mean."""
+        """Metrics of all rollouts scored since the last call. Those not trained on are included, so that means are not
+        biased.
+        """
         waves, self._waves = self._waves, []
         if not waves:
             return {"reward_mean": None, "metric_mean": None, "truncated": None, "lengths": None}

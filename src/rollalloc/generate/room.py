@@ -9,7 +9,7 @@ ROOM = 32  # number of spare columns, one per token, added whenever the tensors 
 
 
 class RoomyLayer(DynamicLayer):
-    """The keys and values of one layer. Transformers sees only the first rows and the filled columns of the tensors."""
+    """The keys and values of one layer. Transformers gets views of the rows in use and of the filled columns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,9 @@ class RoomyLayer(DynamicLayer):
         self.show(len(indices), self._filled)
 
     def begin(self, like: tuple[Tensor, Tensor]) -> None:
-        """Initialise with no rows and otherwise this shape. Does nothing if the layer is initialised already."""
+        """Initialise the layer with no rows; the other axes are as in `like`. Does nothing if it is initialised
+        already.
+        """
         if not self._held:
             self._held = [each[:0, :, :0] for each in like]
             self.dtype, self.device, self.is_initialized = like[0].dtype, like[0].device, True

@@ -63,7 +63,7 @@ class SyncEngine(LocalEngine):
         if any(order.stage in self._stopping for order in orders):
             self._wave = wave
             return results + self._scored(next(wave))
-        self._to_cancel.clear()  # these rollouts end before they can be stopped
+        self._to_cancel.clear()  # too late: these rollouts end before they can be stopped
         return results + self._whole(wave)
 
     def load_weights(self, version: int) -> None:

@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rollalloc.models.lora import Lora
 
-_NAME = "default"  # PEFT's default name; with another one, it would write into a subfolder
+_NAME = "default"  # PEFT's default name of an adapter; with another name, PEFT would write into a subfolder
 _BASE, _ADAPTER = ".base_layer.", ".lora_"  # parts of the names of an adapted layer's tensors
 _NAMED = 12  # an error lists at most this many layers
 BASE_FILE = "base.json"
@@ -33,7 +33,7 @@ class Adapter:
         seed: seed of their initial values.
 
     Attributes:
-        base: SHA-256 of the model's own parameters, in order, which never change.
+        base: SHA-256 of the model's own parameters, in order; these never change.
 
     Raises:
         ImportError: PEFT is not installed.
@@ -48,7 +48,7 @@ class Adapter:
         shape = {"r": lora.rank, "lora_alpha": lora.scale, "target_modules": targets}
         config = peft.LoraConfig(**shape, lora_dropout=0.0, task_type="CAUSAL_LM")
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # PEFT draws initial values on the CPU
-            warnings.simplefilter("ignore", FutureWarning)  # PEFT uses a deprecated name of transformers
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT uses a deprecated name in transformers
             torch.manual_seed(seed)
             self._peft = peft.get_peft_model(model, config, adapter_name=_NAME)
         self._peft.eval()
@@ -79,7 +79,7 @@ def plain_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def digest_of(model: nn.Module) -> str:
-    """SHA-256 over a model's parameters, in their order."""
+    """SHA-256 of a model's parameters, in their order."""
     digest = sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().cpu().contiguous().numpy().data)
@@ -87,7 +87,7 @@ def digest_of(model: nn.Module) -> str:
 
 
 def _targets(model: PreTrainedModel, lora: Lora) -> list[str]:
-    """The names of the layers that get adapters, as PEFT takes them."""
+    """The names of the layers that get adapters, in the form that PEFT expects."""
     layers: dict[str, nn.Module] = {
         name: layer for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, Conv1D))
     }

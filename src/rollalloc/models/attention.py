@@ -41,7 +41,7 @@ def attention_by_products(model: PreTrainedModel) -> Iterator[None]:
     Do not use it with gradient checkpointing, which would recompute layers after the context has ended.
     """
     config = model.config
-    # Models with their own attention functions have their own registry; leave them alone.
+    # Models with their own attention functions have their own registry. These models are not changed.
     register = getattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS", None)
     if (
         model.device.type != "cpu"
@@ -80,7 +80,7 @@ def attend(
         module: the layer.
         query_BHTD: T queries for each of H heads, of size D.
         key_BKSD: S keys for each of K heads; H / K query heads share one.
-        value_BKSD: the values, likewise.
+        value_BKSD: S values for each of K heads.
         attention_mask: shape (B, 1, T, S), True where attention is allowed; `sdpa` also takes masks to be added. None: all
             keys or, in a causal layer, those that are not later.
         scaling: factor of the scores; None: 1 / √D.
@@ -97,10 +97,11 @@ def attend(
         keys = key_BKSD.shape[2]
         attention_mask = query_BHTD.new_ones(queries, keys, dtype=torch.bool).tril(keys - queries)[None, None]
     shared = key_BKSD.shape[1]
-    query_BKRD = query_BHTD.reshape(batch, shared, -1, size)  # R: all queries that share the keys of one head
+    query_BKRD = query_BHTD.reshape(batch, shared, -1, size)  # R counts the queries that share the keys of one head
     scores_BKRS = (query_BKRD * (size**-0.5 if scaling is None else scaling)) @ key_BKSD.transpose(2, 3)
     if attention_mask is not None:
-        # Not -inf: padding that may attend to nothing would become NaN, and 0 · NaN would reach other tokens.
+        # The value is finite. With -inf, a padding token that attends to nothing would become NaN, and 0 · NaN would
+        # reach other tokens.
         lowest = torch.finfo(scores_BKRS.dtype).min
         scores_BKRS.view(batch, heads, queries, -1).masked_fill_(~attention_mask, lowest)
     out_BKRD = scores_BKRS.softmax(dim=-1, dtype=torch.float32).to(value_BKSD.dtype) @ value_BKSD

@@ -17,7 +17,8 @@ def why_not(model: PreTrainedModel) -> str | None:
     """Why the sampler cannot generate with a model; None if it can.
 
     The model fills a cache with two rows of two tokens. Then three rows are selected, and every state in the cache must have
-    three rows. Keys and values do; the state of linear attention, or one kept outside of the cache, does not.
+    three rows. This holds for keys and values. It does not hold for the state of linear attention, or for a state
+    outside of the cache.
     """
     rows_B = torch.tensor([1, 0, 1], device=model.device)
     ids_BS = torch.zeros((2, 2), dtype=torch.int64, device=model.device)
@@ -48,7 +49,7 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 
 def _states(layer: object) -> Iterator[Tensor]:
-    """The tensors with a row dimension that a layer of a cache holds, directly or in dictionaries."""
+    """The tensors with a row dimension in a layer of a cache, directly or in dictionaries."""
     for value in vars(layer).values():
         for held in value.values() if isinstance(value, dict) else [value]:
             if isinstance(held, Tensor) and held.ndim:

@@ -56,9 +56,9 @@ def features_of(
 
     h[n, l, t] is the hidden state of layer l (embeddings included) at token t of prompt n. Some columns of a large model are
     a thousand times larger than others, so each column of s is first centred and scaled with the mean and deviation over a
-    sample of 256 prompts. P is a random projection to `width` columns; it is left out if there are no more. The model's
-    present weights are used and not changed; call it before training. Apart from means and deviations, the features of a
-    prompt do not depend on other prompts, up to rounding.
+    sample of 256 prompts. P is a random projection to `width` columns. It is left out if there are not more columns
+    than that. The features depend on the model's present weights, which are not changed; call it before training. Apart
+    from means and deviations, the features of a prompt do not depend on other prompts, up to rounding.
 
     Args:
         model: a model in any mode; there must be memory for the hidden states of all layers of one batch.
@@ -69,11 +69,11 @@ def features_of(
         batch_tokens: maximum number of tokens of a forward pass, with padding; at least 1. A longer prompt is computed
             alone.
         precision: precision in which the model computes; sums and projection are in float32.
-        progress: called after each forward pass with the number of tokens done and of all tokens.
+        progress: called after each forward pass with the number of tokens done and the number of all tokens.
 
     Raises:
-        ValueError: no prompts; an empty or too long prompt; a number out of range; a model that returns no hidden states;
-            or hidden states that are not finite.
+        ValueError: there are no prompts; a prompt is empty or too long; a number is out of range; the model returns no
+            hidden states; or hidden states are not finite.
     """
     started = time.perf_counter()
     check_width(width)

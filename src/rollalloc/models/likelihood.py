@@ -37,7 +37,7 @@ def completion_logprobs(
         logprobs[b, t] = log softmax(logits / temperature)[completions[b][t]]
 
     The model's head runs only at positions that predict a completion token. The model's mode (train or eval) and the
-    caller's gradient mode apply.
+    caller's gradient mode are used.
 
     Args:
         model: the model.
@@ -51,7 +51,7 @@ def completion_logprobs(
         logprobs_BT in float32, 0 after a completion's end; and mask_BT, True on its tokens. T is the longest completion.
 
     Raises:
-        ValueError: no prompts, not one completion per prompt, or an empty prompt or completion.
+        ValueError: there are no prompts, there is not one completion per prompt, or a prompt or completion is empty.
     """
     if not prompts or len(prompts) != len(completions):
         got = f"{len(prompts)} prompts and {len(completions)} completions"
@@ -114,11 +114,12 @@ def _read_once(model: PreTrainedModel, tokens: Tokens, rows: int) -> DynamicCach
 
 
 def shared_prefix(model: PreTrainedModel, prompts: Sequence[Tokens]) -> int:
-    """Length of the prefix that all prompts share and that the model can compute once. Each prompt keeps its last token.
+    """Length of the prefix that all prompts share and that the model can compute once. It never includes a prompt's
+    last token.
 
-    It is 0 if the prefix is too short to save time, or if the model cannot share it. The model must be in eval mode, have a
-    cache of plain keys and values, and get positions from position ids alone, since padding then lies between prefix and
-    rest.
+    It is 0 if the prefix is too short to save time, or if the model cannot share it. The model must be in eval mode,
+    have a cache of plain keys and values, and take positions from position ids alone, because padding lies between the
+    prefix and the rest of a row.
     """
     first, last = min(prompts, key=tuple), max(prompts, key=tuple)  # a prefix of these two is a prefix of all prompts
     most = min(map(len, prompts)) - 1
@@ -143,7 +144,7 @@ def appends_only(config: PretrainedConfig) -> bool:
 
 
 def _logprobs(logits_BTV: Tensor, completion_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    # Equals log_softmax, but without a second tensor of the vocabulary's width.
+    # The same as log_softmax, but without a second tensor of the vocabulary's width.
     logprobs_BT = logits_BTV.gather(-1, completion_BT[..., None]).squeeze(-1) - logits_BTV.logsumexp(-1)
     return logprobs_BT.masked_fill(~mask_BT, 0.0)
 
@@ -176,7 +177,7 @@ def exact_answers(
         p_N in [0, 1], and entropy_N in nats per token.
 
     Raises:
-        ValueError: an empty prompt or answer, or not one answer per prompt.
+        ValueError: a prompt or answer is empty, or there is not one answer per prompt.
     """
     p_N, entropy_N = np.empty(len(prompts)), np.empty(len(prompts))
     # Rows of similar length share a forward pass, so that there is little padding.
@@ -232,15 +233,16 @@ def padded(
 
 def sent(array: NDArray[Any], device: torch.device | str) -> Tensor:
     """Copy an array to a device. On CUDA the host does not wait for the GPU's pending work."""
-    # The copy is safe although it is non-blocking: CUDA reads unpinned memory before it returns. Other devices may not.
+    # The non-blocking copy is safe on CUDA, which reads unpinned memory before the call returns. Other devices may read
+    # it later.
     return torch.from_numpy(array).to(device, non_blocking=torch.device(device).type == "cuda")
 
 
 def ready_mask(model: PreTrainedModel, mask_BS: Tensor, queries: int, appends: bool | None = None) -> Tensor:
     """Expand a mask of keys to the mask that attention takes, shape (B, 1, queries, S).
 
-    Models do the same, but first test whether the whole mask is True, and for that the host waits for the GPU at every
-    pass. If the model might expand the mask in another way, it is returned unchanged.
+    Models do the same, but they first test whether the whole mask is True. For this test, the host waits for the GPU at
+    every pass. If the model might expand the mask in another way, it is returned unchanged.
 
     Args:
         model: the model.

@@ -14,8 +14,8 @@ class Lora:
 
         W' = W + alpha / rank · B A,   A of shape (rank, in), B of shape (out, rank)
 
-    A is random and B zero at first, so that training begins at the base model. There is no dropout, with which update and
-    sampler would compute different log-probabilities.
+    A is random and B zero at first, so that training begins at the base model. There is no dropout, because with it,
+    the update and the sampler would compute different log-probabilities.
 
     Attributes:
         rank: rank of B A, at least 1 and at most the smaller side of each adapted matrix.
@@ -41,5 +41,5 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """The value of alpha, also if it was not given."""
+        """The value of alpha; 2 · rank if it is None."""
         return 2.0 * self.rank if self.alpha is None else self.alpha

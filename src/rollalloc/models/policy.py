@@ -56,7 +56,7 @@ class Policy:
 
         Args:
             name: name of a model on the hub, or a folder that `save_pretrained` wrote.
-            device: "cpu", "cuda", "cuda:1" ...; None: a GPU if there is one, otherwise the CPU.
+            device: such as "cpu", "cuda" or "cuda:1"; None: a GPU if there is one, otherwise the CPU.
 
         Raises:
             FileNotFoundError: `name` is a path, and the folder does not exist.
@@ -90,7 +90,7 @@ class Policy:
         return Policy(model, tokenizer, eos_ids, pad_id, int(context), embeddings.num_embeddings)
 
     def with_lora(self, lora: Lora, *, seed: int) -> Policy:
-        """Add LoRA adapters. Only they are trained from then on. The model is changed in place.
+        """Add LoRA adapters. From then on, only the adapters are trained. The model is changed in place.
 
         Args:
             lora: rank, scale and layers of the adapters.
@@ -165,7 +165,7 @@ def load_tokenizer(name: str | Path) -> Any:
 
 
 def context_of(name: str | Path) -> int | None:
-    """Maximum number of tokens that a model can attend to, from its configuration; None if that does not say it."""
+    """Maximum number of tokens that a model can attend to, from its configuration; None if the configuration lacks it."""
     try:
         config = _from_hub(_found(name), AutoConfig).get_text_config()
     except (OSError, ValueError):  # `Policy.load` will raise a clearer error
@@ -243,7 +243,9 @@ def _from_hub(name: str, kind: Any, **how: Any) -> Any:
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that end a rollout. The tokenizer's comes first: it ends the answers that the model was trained on."""
+    """The tokens that end a rollout. The tokenizer's comes first, because it ends the answers on which the model was
+    trained.
+    """
     generation = model.generation_config
     named = None if generation is None else generation.eos_token_id
     ids = list(named) if isinstance(named, (list, tuple)) else [named]

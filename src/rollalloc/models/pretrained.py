@@ -29,7 +29,7 @@ from rollalloc.files.atomic import sync
 __all__ = ["MODELS", "Published", "make_model"]
 
 _CHUNK = 1 << 20
-_PIP_S = 1800  # seconds; pip's own time-outs are much shorter
+_PIP_S = 1800  # time limit in seconds; pip's own time-outs are much shorter
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Published:
         size: size of that file in bytes.
         sha256: SHA-256 of that file.
         hub: name of the same model, unquantised, on the Hugging Face hub.
-        room: bytes of disk space that making the folder needs at most.
+        room: maximum bytes of disk space that are needed to make the folder.
     """
 
     title: str
@@ -124,7 +124,7 @@ def make_model(
             where, name = str(file.parent), file.name
             tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
             model = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype="float32")
-            # transformers 5.17 takes the token that begins a message for the one that ends it; 5.24 does not.
+            # transformers 5.17 mistakes the token that begins a message for the one that ends it; 5.24 does not.
             tokenizer.eos_token, tokenizer.pad_token = (
                 tokenizer.convert_ids_to_tokens(number)
                 for number in (model.config.eos_token_id, model.config.pad_token_id)
@@ -140,7 +140,7 @@ def make_model(
         for path in (*temporary.iterdir(), temporary):
             sync(path)
         try:
-            temporary.rename(folder)  # fails if the folder has files by now
+            temporary.rename(folder)  # fails if another process has written files into the folder
         except OSError:
             _refuse_taken(folder)
             raise
@@ -250,7 +250,7 @@ def _plain(model: PreTrainedModel, *, untie: bool) -> PreTrainedModel:
     config = AutoConfig.for_model(**settings)
     plain = cast("PreTrainedModel", AutoModelForCausalLM.from_config(config, dtype="float32"))
     plain.load_state_dict(model.state_dict())
-    plain.tie_weights()  # where the configuration says so
+    plain.tie_weights()  # if the configuration says so
     plain.generation_config = GenerationConfig.from_model_config(config)
     return plain
 

@@ -15,8 +15,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 def recomputing(model: nn.Module) -> Iterator[None]:
     """A context in which only the inputs of the model's layers are stored, and the backward pass recomputes the rest.
 
-    Do not give the model a cache: a recomputed layer would append to it a second time. Source: Training deep nets with
-    sublinear memory cost, arXiv 1604.06174.
+    Do not give the model a cache, because a recomputed layer would append to it a second time. Source: Training deep
+    nets with sublinear memory cost, arXiv 1604.06174.
 
     Raises:
         ValueError: the model has no layers that transformers can checkpoint.

@@ -29,7 +29,7 @@ def step(
         slope_K: p′ = ∂p/∂δ.
         hits_K: h, the sum of the event's metrics, in [0, count].
         count_K: n, the event's rollouts, at least 1.
-        rate: q, variance of the walk's step per rollout, at least 0. 0 follows no drift.
+        rate: q, variance of the walk's step per rollout, at least 0. With 0, no drift is followed.
 
     Returns:
         δ and P after the step. δ moves by at most 1.

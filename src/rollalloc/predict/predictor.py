@@ -15,7 +15,7 @@ from rollalloc.predict.ridge import Features
 
 Memory = dict[str, Any]  # the state: numpy arrays, numbers, strings and lists of them
 
-SILENT = 1e-4  # for a draw, a block of features is skipped if all its experts weigh less
+SILENT = 1e-4  # when prompts are drawn, a block of features is skipped if all its experts have a smaller weight
 _LEAST_RIDGE = 1e-4  # a smaller ridge would make columns that are nearly equal numerically singular
 FADED = 0.03  # events with a smaller weight are left out of a fit
 
@@ -42,8 +42,8 @@ class Predictor:
     L_e is the log-loss of the predictions that expert e made before it knew the outcome, faded by
     2^(−rollouts/loss_half_life). Before the first fit, only the record and the mean are mixed.
 
-    In a fit, the logit of an event is φθ + D(its time) − D(now), where D is the path of the drift. So the parameters
-    take in the drift up to now, and δ starts at 0 again after each fit.
+    In a fit, the logit of an event is φθ + D(its time) − D(now), where D is the path of the drift. So the fitted
+    parameters contain the drift up to now, and δ starts at 0 again after each fit.
 
     The state is a flat dictionary that the caller owns and saves. Nothing is random. All durations are numbers of
     rollouts.
@@ -53,13 +53,13 @@ class Predictor:
         half_life: half-life of an event's weight in a fit, and of a prompt's record.
         loss_half_life: half-life of the experts' losses.
         mean_half_life: half-life of the running mean.
-        record_weight: a, the number of rollouts that B counts for beside a prompt's own.
-        prior_weight: number of rollouts that a prompt's prior rate counts for in its record.
+        record_weight: a, the number of rollouts that B counts as, next to the prompt's own rollouts.
+        prior_weight: number of rollouts that a prompt's prior rate counts as in its record.
         drift_rate: q, variance of the drift's step per rollout, in logits². 0: follow no drift.
         events: number of newest visits to keep.
         first_fits: numbers of rollouts at which the first fits happen, ascending.
-        fit_every: rollouts between two fits after those.
-        track_every: rollouts after which losses and drift are updated.
+        fit_every: number of rollouts between two later fits.
+        track_every: number of rollouts between two updates of losses and drift.
 
     Raises:
         ValueError: a value is out of its range.
@@ -125,7 +125,7 @@ class Predictor:
             "paid": 0,
             "mean_hits": 0.5,
             "mean_count": 1.0,
-            "drift": 0.0,  # D now
+            "drift": 0.0,  # the present value of D
             "drift_variance": 0.0,
             "drift_fits": [0.0, 0.0],  # D at the last two fits, the older first
             "event_fits": [0, 0],  # number of events at these fits
@@ -174,7 +174,7 @@ class Predictor:
         Args:
             memory: is changed.
             prompt: in [0, N).
-            predicted: the p̂ with which it was drawn, in (0, 1), for `figures`; None if there was none.
+            predicted: the p̂ with which the prompt was drawn, in (0, 1), for `figures`; None without a prediction.
             hits: sum of its metrics, each in [0, 1].
             count: number of its scored rollouts, at least 1.
         """
@@ -193,7 +193,7 @@ class Predictor:
         memory["mean_hits"], memory["mean_count"] = faded * mean_hits + hits, faded * mean_count + count
 
     def due(self, memory: Memory) -> bool:
-        """Whether enough rollouts came since the last `refit` for another one."""
+        """Whether there were enough rollouts since the last `refit` for the next one."""
         return memory["paid"] >= min(memory["track_at"], memory["fit_at"])
 
     def refit(self, memory: Memory, features: Features) -> None:

@@ -26,7 +26,8 @@ def log_losses(said_KE: Floats, hits_K: Floats, count_K: Floats) -> Floats:
 
 
 def auc(said_K: Floats, hits_K: Floats, count_K: Floats) -> float | None:
-    """The probability that a success had a higher prediction than a failure; ties count half. None without both.
+    """The probability that a success had a higher prediction than a failure; ties count half. None if there are no
+    successes or no failures.
 
     An event counts as `hits` successes and `count − hits` failures.
     """
@@ -41,7 +42,7 @@ def calibration_error(said_K: Floats, hits_K: Floats, count_K: Floats, bins: int
     """Σ share · |mean prediction − mean metric| over bins of events sorted by prediction, equally many in each; 0 or
     more.
 
-    Chance adds to it: a perfect prediction has about √(2 p(1 − p) bins / (π rollouts)), which is 0.05 for 640
+    Even perfect predictions have an error, by chance: about √(2 p(1 − p) bins / (π rollouts)), which is 0.05 for 640
     rollouts at p = 1/2 in 10 bins.
     """
     error = 0.0

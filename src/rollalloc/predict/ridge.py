@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 _FARTHEST = 10.0  # standardised features are clipped to ±10
 _PRIOR_SD = 4.0  # prior standard deviation of a logit under ridge 1, for any number of features
 _BIAS_RIDGE = 0.01
-_MOST_STEPS, _CONVERGED = 12, 1e-5  # Newton steps; a gain in nats below which the fit has converged
+# Maximum number of Newton steps; the fit has converged at a smaller gain than this, in nats.
+_MOST_STEPS, _CONVERGED = 12, 1e-5
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]
@@ -26,8 +27,8 @@ def sigmoid(logit: Floats) -> Floats:
 def measure(rows_KD: Rows) -> tuple[Rows, Rows]:
     """Centre and scale of each column: its mean, and its standard deviation or 1 if that is larger.
 
-    A standardised column stays almost unchanged. A column that varies less is not scaled up, because it may be one
-    that is rarely different from 0.
+    A standardised column stays almost unchanged. A column that varies less is not scaled up, because its values may be
+    0 in nearly all rows.
 
     Args:
         rows_KD: finite, shape (K, D).
@@ -141,7 +142,8 @@ def spread(precision_RFF: Floats) -> tuple[Rows, Rows]:
 
 def moments(phi_KF: Rows, theta_RF: Floats, basis_FF: Rows, spread_RF: Rows) -> tuple[Floats, Floats]:
     """Mean and variance of the logits φθ_r under their posteriors, each of shape (K, R)."""
-    with np.errstate(invalid="ignore"):  # OpenBLAS also computes beyond the arrays, and NumPy reports its flags
+    # OpenBLAS also computes on memory beyond the arrays, and NumPy would report invalid values there.
+    with np.errstate(invalid="ignore"):
         mean_KR = phi_KF @ theta_RF.T.astype(np.float32)
         turned_KF = phi_KF @ basis_FF
         np.square(turned_KF, out=turned_KF)

@@ -39,7 +39,8 @@ class StopRequest:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """A context in which SIGTERM, Ctrl-C and SIGHUP are recorded and do not end the process; a second Ctrl-C does.
+        """A context in which SIGTERM, Ctrl-C and SIGHUP are recorded instead of ending the process. A second Ctrl-C
+        ends it.
 
         Signals that were ignored before, as SIGHUP under `nohup`, stay ignored. Outside of the main thread, where Python
         does not allow signal handlers, nothing changes. The previous handlers are restored at the end.
@@ -69,8 +70,8 @@ class StopRequest:
 def unheard() -> Iterator[None]:
     """A context in which child processes start with Ctrl-C blocked.
 
-    A terminal sends Ctrl-C to all of its processes, but the parent is to decide when its children end. Blocking works from
-    the first instruction on; a handler would be missing while the child still imports modules.
+    A terminal sends Ctrl-C to all of its processes, but the parent should decide when its children end. Blocking works
+    from the child's first instruction on. A handler would not exist yet while the child imports modules.
     """
     # multiprocessing's resource tracker unblocks the signal when it starts; so start it before blocking.
     resource_tracker.ensure_running()

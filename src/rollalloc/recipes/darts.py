@@ -104,8 +104,9 @@ def darts(
             code has 10 for 8 rows. None: K + L.
         normalise: True: compare how much lengths vary by (σ - min) / (max - min) over the groups ordered together, as
             the released code does. False: compare σ in tokens.
-        longest_by: how many of a prompt's rows are its longest rollouts. "all": L for every prompt. "size": fewer, and
-            as many more of the shortest, for prompts with more rollouts, as the released code does (`longest_rows`).
+        longest_by: how many of a prompt's rows are its longest rollouts. "all": L for every prompt. "size": a prompt
+            with more rollouts has fewer of its longest and more of its shortest, as in the released code
+            (`longest_rows`).
         price: only with latency: weight of a batch's seconds against the benefit of more rollouts to choose from; above
             0. It is λ of `Priced`. None: only seconds count.
         lengths_of: from which rollouts of a visit σ is computed. "all": from all of them, a stopped one with its length
@@ -164,8 +165,8 @@ def longest_rows(longest: int, by_size: bool, rows: int, size: int) -> int:
 
         L_i = L,  or by size  L_i = min(L, max(0, ⌊(2 rows - M_i) / 2⌋))
 
-    By size, prompts with more rollouts, which are those whose lengths vary most, are trained on fewer long ones, and from
-    2 rows rollouts on only on their shortest. This is what the released code of DARTS does, with 16 for 2 rows.
+    By size, a prompt with more rollouts, which is one whose lengths vary more, is trained on fewer long ones. With `2 *
+    rows` rollouts or more, it is trained only on its shortest. The released code of DARTS does this, with rows = 8.
 
     Args:
         longest: L.
@@ -585,7 +586,7 @@ class ShortestAndLongest(RowRule):
 
 
 def _promised_longest(longest: int, by_size: bool, rows: int, size: int) -> int:
-    """`longest_rows` by counting: the most, up to L, for which the group has two rollouts fewer than 2 rows for each."""
+    """`longest_rows` by counting: the largest number up to L that, doubled and added to `size`, is at most 2 · rows."""
     return max(n for n in range(longest + 1) if not n or not by_size or size + 2 * n <= 2 * rows)
 
 
@@ -604,8 +605,8 @@ class SampledTail(StopRule):
     if `group.predicted` is at least `solved`.
 
     Attributes:
-        longest: L, 0 or more, as of the row rule.
-        by_size: as of the row rule.
+        longest: L, 0 or more; the same as in the row rule.
+        by_size: the same as in the row rule.
         solved: in (0, 1]. None: no prompt is treated as solved.
         share: in (0, 1].
 

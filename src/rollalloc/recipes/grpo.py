@@ -3,7 +3,7 @@
 These are the baselines. Every other recipe starts from `grpo` and replaces some of its rules.
 
 Sources: GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783; RLOO, arXiv 2402.14740. The recipes contain the choice of
-rollouts and the advantages. How the loss is averaged and the KL term are settings of the trainer. PAPERS.md lists the
+rollouts and the advantages. The averaging of the loss and the KL term are settings of the trainer. PAPERS.md lists the
 kind of standard deviation that each trainer uses.
 """
 

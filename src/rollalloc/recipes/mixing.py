@@ -35,13 +35,13 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
 
     | slot | plain value |
     |---|---|
-    | `prompts` | random order, each once an epoch; Knapsack's record, beside a method that predicts success rates |
+    | `prompts` | random order, each once an epoch; if the other method predicts success rates, also Knapsack's record |
     | `intake` | as many groups as the batch needs |
     | `rows` | all rollouts of a group |
     | `max_staleness`, `max_candidates`, `budget`, `over_batch`, `replay` | 0, or none |
     | `quarantine_after` | 3 |
     | `advantage` | GRPO's kernel; a rule over the chosen rows is combined with any other kernel |
-    | `size` | a fixed number, beside a method that computes sizes or has several stages |
+    | `size` | a fixed number, if the other method computes sizes or has several stages |
     | `judge` | train on every group; its prompt may be drawn again in the next epoch |
     | `stop`, `promote` | no stop; oldest first |
 
@@ -52,8 +52,8 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
     If one recipe has several stages, the single stage of the other one is merged into its last stage, and the judges of
     the recipe with several stages decide when a prompt may be drawn again. So `mix(pilot_commit(...), foresight(...))`
     draws each prompt once an epoch, by foresight's prediction. An advantage that does not compare rollouts of one
-    prompt, such as foresight's, is kept in a mixture with PODS or DARTS, of which only the rows, sizes and stops are
-    used then.
+    prompt, such as foresight's, is kept in a mixture with PODS or DARTS. Then only the rows, sizes and stops of PODS or
+    DARTS are used.
 
     If both recipes have their own value in a slot, `take` must name one: `mix(pilot_commit(...), darts(...),
     take={"size": "first"})` has Pilot-Commit's numbers of rollouts and DARTS's rows.

@@ -3,8 +3,8 @@
 For runs in which many prompts are too easy or too hard: the method avoids them without generating rollouts of them.
 
 How this differs from the released code: candidates are drawn at random from all free prompts instead of from a data
-loader; the prior comes from the table's prior rates if it has any; and with one rollout per prompt, the formula is the
-paper's. See PAPERS.md.
+loader; the prior comes from the table's prior rates if it has any; and for one rollout per prompt, the posterior
+follows the formula in the paper. See PAPERS.md.
 """
 
 from __future__ import annotations

@@ -200,9 +200,9 @@ class Band(JudgeRule):
     3. Otherwise the group goes on to the next stage.
 
     A prompt is solved if the mean of this visit is at least p_solve and, with a `confidence`, all its visits together
-    show that its success rate is at least p_solve (`surely_at_least`). There the weight of an attempt halves with every
-    `HALF_LIFE` later attempts, so that failures of the untrained policy lose their influence. A prompt is tested again
-    at each visit, and the confidence is that of a single test.
+    show that its success rate is at least p_solve (`surely_at_least`). In this test, the weight of an attempt halves
+    with every `HALF_LIFE` later attempts, so that failures of the untrained policy lose their influence. A prompt is
+    tested again at each visit, and the confidence is that of a single test.
 
     Attributes:
         p_lower: lower end of the window, in [0, 1].

@@ -3,9 +3,9 @@
 For runs with many prompts: no rollout is spent on a baseline for its own prompt.
 
 REINFORCE was published by Williams (1992) with a running mean of rewards as the baseline; our default is the mean of
-the batch's other rollouts. A weight `neg` below 1 for failures is ours. RAFT is arXiv 2304.06767, here in the form of
-arXiv 2504.11343: the papers sample several rollouts of a prompt and keep the right ones; here each rollout is weighted
-by its reward.
+the batch's other rollouts. A weight `neg` below 1 for failures is our addition. RAFT is arXiv 2304.06767, here in the
+form of arXiv 2504.11343: the papers sample several rollouts of a prompt and keep the right ones; here each rollout is
+weighted by its reward.
 """
 
 from __future__ import annotations

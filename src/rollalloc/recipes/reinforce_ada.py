@@ -46,8 +46,8 @@ def reinforce_ada(
         n: rollouts of each prompt to train on, at least 2.
         round_n: rollouts per round, at least 1.
         rounds: maximum number of rounds, in [1, 1000]. All rounds together must have at least n rollouts.
-        stop: when a prompt is complete. "balanced": with n / 2 successes and the rest of n failures. "positive":
-            with one success.
+        stop: when a prompt is complete. "balanced": when it has n / 2 successes, and failures for the other rows.
+            "positive": when it has one success.
 
     Raises:
         ValueError: a number is out of its range, or all rounds have fewer rollouts than n.

@@ -51,8 +51,8 @@ def sizes_for(
 ) -> dict[str, Any]:
     """Return values for the parameters that set a recipe's sizes and were left out.
 
-    - Pilot-Commit: a quarter of a group's rollouts are pilots, but at least two: the mean of one pilot is 0 or 1 if rewards
-      are, which is never in the window.
+    - Pilot-Commit: a quarter of a group's rollouts are pilots, but at least two: with rewards of 0 and 1, the mean of
+      one pilot is 0 or 1, which is never in the window.
     - DARTS: one of the rows is a longest rollout.
     - Stages of growing size (`sizes_S`): the last one ends at n, each is twice as large as the one before.
     - PODS: four rollouts are generated for each row, if n counts the rollouts that are trained on.
@@ -66,7 +66,7 @@ def sizes_for(
             all rollouts, as verl's `rollout.n` does.
 
     Raises:
-        ValueError: a group of Pilot-Commit is too small for two pilots and one rollout more.
+        ValueError: a group of Pilot-Commit has fewer than three rollouts, two pilots and one more.
     """
     fits: dict[str, Any] = {"groups": groups}
     if "m" in parameters and trained:

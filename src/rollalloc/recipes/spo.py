@@ -36,8 +36,8 @@ def spo(groups: int = 32, n: int = 1, half_way: float = 0.06, spread: float = 0.
     1. Draw `groups` prompts with probability ∝ √(v(1 - v)) + spread, and generate n rollouts of each.
     2. Subtract v, as it was before these rollouts, from each reward.
     3. Normalise the advantages over the batch, and train on all rollouts.
-    4. Update v of these prompts. Before that, earlier rollouts lose weight: the further the policy moved since the
-       last visit, the more.
+    4. Update v of these prompts. Before that, earlier rollouts lose weight. They lose more if the policy has moved
+       further since the last visit.
 
     Args:
         groups: prompts in a batch, at least 1.

@@ -2,9 +2,9 @@
 
 For runs in which many groups are nearly all right or all wrong.
 
-How this differs from the paper, which was read in summary and released no code: replacements must reach kappa too, so
-that batches are full; if the bank is empty, new prompts replace the dropped ones; the bank holds 1,024 prompts and the
-priority of each is a running mean of its relative variance. See PAPERS.md.
+How this differs from the paper, of which we read only a summary and which has no released code: replacements must reach
+kappa too, so that batches are full; if the bank is empty, new prompts replace the dropped ones; the bank holds 1,024
+prompts and the priority of each is a running mean of its relative variance. See PAPERS.md.
 """
 
 from __future__ import annotations

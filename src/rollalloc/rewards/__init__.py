@@ -1,1 +1,3 @@
-"""Reward functions and the processes that run them. Three-valued: right, wrong, and unscored, which is not wrong."""
+"""Reward functions and the processes that run them. A rollout is right, wrong or unscored; unscored does not count as
+wrong.
+"""

@@ -2,7 +2,8 @@
 
 Messages in both directions are frames: a length, then that many bytes. A request is a random id and a pickle. An answer is
 JSON of limited length, so that the parent never unpickles anything. It must have the id of the current request and, on
-Linux, where the kernel reports the sender, come from the worker's own process. Any other message raises `InvalidMessage`.
+Linux, where the kernel reports the sender, come from the worker's own process. Any other message raises
+`InvalidMessage`.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class ParentEnd:
                 if len(self._received) >= end:
                     message = _decode(bytes(self._received[_LENGTH.size : end]))
                     del self._received[:end]
-                    if isinstance(message, Started):  # no user code has run yet, so this process id is true
+                    if isinstance(message, Started):  # no user code has run yet, so this process id can be trusted
                         self._knows_senders &= message.process_id == self._sender
                     return message
             if not self._read():

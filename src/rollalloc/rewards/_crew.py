@@ -19,8 +19,9 @@ from rollalloc.rewards.tally import Tally
 
 _CHUNK = 64  # samples sent at once; their outcomes must fit into the socket's buffer
 _CHUNK_BYTES = 65_536  # bytes of samples sent at once; a longer sample is sent alone
-TRUSTED_MESSAGE, TRUSTED_TYPE = 2, 8  # an error is trusted once fresh workers raised its message, or type, this often
-_MAX_MESSAGES = 1000  # error messages counted separately
+# An error is trusted once fresh workers have raised its message, or its type, this many times.
+TRUSTED_MESSAGE, TRUSTED_TYPE = 2, 8
+_MAX_MESSAGES = 1000  # maximum number of error messages that are counted separately
 
 
 class Job:
@@ -112,7 +113,7 @@ class Crew:
         self._waiting: deque[Task] = deque()
         self._retries: deque[Task] = deque()  # tasks that need a fresh worker
         self._errors = _TrustedErrors()
-        self._lock = Lock()  # no job may be taken once the crew has ended
+        self._lock = Lock()  # ensures that no job is taken once the crew has ended
         self._ended = False
         self._process_id = os.getpid()
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -138,7 +139,7 @@ class Crew:
                 return
             self._ended = True
             self._wake()
-        if current_thread() is not self._thread:  # a future's callback may close the scorer, and runs in that thread
+        if current_thread() is not self._thread:  # a future's callback runs in that thread and may close the scorer
             self._thread.join()
 
     def _forget(self, job: Job) -> None:
@@ -171,7 +172,7 @@ class Crew:
                 self._end(worker)
 
     def _start_workers(self) -> None:
-        """Start as many workers as there is work for. End used idle ones if retries need fresh workers."""
+        """Start as many workers as there is work for. If retries need fresh workers, end idle workers that were used."""
         fresh_needed = len(self._retries) - sum(worker.fresh and not worker.pending for worker in self._workers)
         used = [worker for worker in self._workers if worker.idle and not worker.fresh]
         room = self._limits.workers - len(self._workers)
@@ -218,7 +219,7 @@ class Crew:
         """Wait until a worker answers or is overdue, or this thread is woken; then handle the answers."""
         deadlines = [worker.deadline for worker in self._workers if not worker.idle]
         if not deadlines and (self._waiting or self._retries):
-            return  # the last tasks needed no worker; more tasks can be handed out at once
+            return  # the last tasks needed no worker, so more tasks can be handed out immediately
         with DefaultSelector() as selector:
             selector.register(self._wake_receiver, EVENT_READ)
             for worker in self._workers:
@@ -269,7 +270,9 @@ class Crew:
         task.job.note_answer()
 
     def _shut_down(self, error: BaseException | None) -> None:
-        """Stop the workers, and complete all open futures even if that fails: with the error, or as cancelled."""
+        """Stop the workers, and complete all open futures, even if stopping fails. They get the error, or are
+        cancelled.
+        """
         with self._lock:
             self._ended = True
         try:

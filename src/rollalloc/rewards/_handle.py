@@ -19,8 +19,8 @@ from rollalloc.rewards._channel import LOST_CHANNEL, Answer, InvalidMessage, Par
 from rollalloc.rewards.function import Outcome, Unscored
 
 _START_LIMIT_S = 300.0  # importing a user's module may load a model from a slow disk
-_EXIT_GRACE_S = 1.0  # from the end of the channel until the exit code is available
-_KILL_GRACE_S = 5.0  # for the keeper to kill the processes that the worker started
+_EXIT_GRACE_S = 1.0  # time from the end of the channel until the exit code is available
+_KILL_GRACE_S = 5.0  # time for the keeper to kill the processes that the worker started
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Limits:
 
 
 class Lost(Exception):
-    """A worker died or must be killed. The message is the reason why its current sample, if any, has no score.
+    """A worker died or must be killed. The message is the reason why its current sample has no score, if it had one.
 
     Attributes:
         discarded: number of its answers that were discarded.
@@ -131,7 +131,8 @@ class WorkerHandle:
             self._keeper.kill()
             self._keeper.wait()
         self.channel.close()
-        if self._process_id is not None and self._keeper.returncode == -signal.SIGKILL:  # it may have left the worker
+        # A killed keeper may have left the worker running.
+        if self._process_id is not None and self._keeper.returncode == -signal.SIGKILL:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process_id, signal.SIGKILL)
 
@@ -139,7 +140,7 @@ class WorkerHandle:
         if not self.pending or answer.request != self.pending[0][0]:
             raise InvalidMessage
         if isinstance(answer.outcome, Unscored) and answer.outcome.reason.startswith("MemoryError"):
-            # The worker may keep the memory, so that the next samples would run out of it too.
+            # The worker may keep the memory, so that the next samples would also run out of memory.
             raise Lost(f"worker ran out of memory (limit {self._limits.memory_gb:g} GB)")
         (_, task), seconds = self.pending.popleft(), monotonic() - self.since
         first, self.fresh = self.fresh, False
@@ -161,7 +162,7 @@ class WorkerHandle:
         self.deadline = self.since + self._limits.limit_s
 
     def _end(self) -> str:
-        """How a worker ended whose channel is closed."""
+        """Describe how the worker ended, after its channel was closed."""
         try:
             exit_code = self._keeper.wait(_EXIT_GRACE_S)
         except subprocess.TimeoutExpired:

@@ -27,8 +27,8 @@ def keep(parent_id: int, descriptor: int, serve: Callable[[int], None]) -> None:
     only the worker's process group.
 
     Args:
-        parent_id: the parent's process id, with which this process notices that the parent has ended. The end of the
-            channel would not tell: other processes that the parent forked may hold it open.
+        parent_id: the parent's process id, with which this process notices that the parent has ended. The channel does
+            not show this, because other processes that the parent forked may hold it open.
         descriptor: the worker's end of the channel.
         serve: called in the worker with `descriptor`.
     """

@@ -22,14 +22,14 @@ from typing import Any
 
 from rollalloc.rewards._channel import most_descriptors
 
-_SPARE_THREADS = 128  # a function may keep a pool of threads between samples
+_SPARE_THREADS = 128  # number of threads that a function may keep between samples, for example in a pool
 _OPEN_SHARE = 0.25  # a function may keep this share of the allowed open files between samples
 # Modules whose functions guards for untrusted code and mocks often replace; this package's modules are added.
 _OFTEN_PATCHED = (builtins, os, os.path, pickle, shutil, signal, subprocess, sys, time)
 _OWN = __name__.rpartition(".")[0]
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
-_SIGNALS = range(1, 32)  # without real-time signals, which have no default use
+_SIGNALS = range(1, 32)  # without real-time signals, which have no standard use
 _ATTEMPTS = 10
 _getsignal: Callable[[int], Any] = import_module(
     "_signal"
@@ -87,7 +87,7 @@ class Surroundings:
         return False
 
     def _restore(self) -> None:
-        for timer in _TIMERS:  # first, because a timer of 0.1 ms would interrupt everything else
+        for timer in _TIMERS:  # timers come first, because a timer of 0.1 ms would interrupt everything else
             _setitimer(timer, 0)
         sys.setrecursionlimit(self._recursion_limit)
         for table in self._tables:
@@ -151,7 +151,9 @@ class Surroundings:
 
 
 class _Table:
-    """The original values of some entries of a dictionary. Entries added later, as for late imports, may stay."""
+    """The original values of some entries of a dictionary. Entries that are added later, for example by late imports,
+    may stay.
+    """
 
     def __init__(self, table: dict[str, Any], restores: Callable[[Any], bool]) -> None:
         self._table = table
@@ -161,7 +163,8 @@ class _Table:
 
     def restore(self) -> None:
         try:
-            changed = self._look_up(self._table) != self._values  # in C, by identity first
+            # The comparison runs in C, and compares identities first.
+            changed = self._look_up(self._table) != self._values
         except KeyError:
             changed = True
         if changed:
@@ -173,14 +176,14 @@ def _time_zone() -> tuple[object, ...]:
 
 
 def _directory() -> str | None:
-    """The working directory, None where it was deleted."""
+    """The working directory; None if it was deleted."""
     with suppress(OSError):
         return os.getcwd()
     return None
 
 
 def _lowest_free_descriptor() -> int:
-    """Grows with the files that are left open."""
+    """The lowest free file descriptor. It grows with the number of files that are left open."""
     with suppress(OSError):
         descriptor = os.dup(0)
         os.close(descriptor)

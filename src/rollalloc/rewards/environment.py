@@ -1,7 +1,8 @@
 """Single-turn environments of `verifiers` 0.4: which of them can be scored here, and their rubric as a reward function.
 
 An environment is a package that exports a taskset. `rollalloc data environment` writes its prompts, each with its task in
-`extra_info`; `compute_score` makes the task of it again and calls its rewards with the completion as the only answer.
+`extra_info`; `compute_score` recreates the task from it, and calls the task's rewards with the completion as the only
+answer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 from rollalloc.files.text import error_text
 
-try:  # here and not in the reward, since seconds of importing do not count towards a sample's limit
+# Imported here and not in the reward function, so that the seconds of importing do not count towards a sample's limit.
+try:
     import verifiers.v1 as verifiers  # pyright: ignore[reportMissingImports]
     from verifiers.v1.envs.single_agent import SingleAgentEnv  # pyright: ignore[reportMissingImports]
     from verifiers.v1.graph import MessageNode  # pyright: ignore[reportMissingImports]
@@ -64,7 +66,7 @@ def load_taskset(name: str, config: Mapping[str, Any]) -> Any:
 
 
 def check_task(name: str, task: Any) -> None:
-    """Refuse a task that needs more than one answer and its rubric.
+    """Refuse a task that needs more than one answer and a rubric, such as tools, a sandbox or a judge.
 
     Args:
         name: name of the environment.
@@ -134,7 +136,7 @@ async def compute_score(
 
 @lru_cache(4096)
 def _task(name: str, config: str, data: str) -> Any:
-    """A task out of its data, without loading the others of its taskset."""
+    """Create a task from its data, without loading the other tasks of its taskset."""
     kind = loaders.task_type(name)
     settings = loaders.taskset_config_type(name).model_validate({"id": name, **json.loads(config)})
     return kind(kind.data_type().model_validate_json(data), settings.task)

@@ -22,8 +22,8 @@ import numpy as np
 from rollalloc.core.events import LARGEST
 from rollalloc.files.text import error_text
 
-_getpid, _exit = os.getpid, os._exit  # bound at import, since reward functions that sandbox code may patch `os`
-_run = asyncio.run  # likewise: some reward functions replace `asyncio.run`
+_getpid, _exit = os.getpid, os._exit  # stored at import, because reward functions that sandbox code may patch `os`
+_run = asyncio.run  # stored at import, because some reward functions replace `asyncio.run`
 _REASON_LENGTH = 200  # characters: reasons are logged, and an exception's text may quote a whole completion
 
 

@@ -44,9 +44,9 @@ _DECIMALS, _SIGNIFICANT = Decimal("5e-7"), Decimal("5e-6")  # absolute and relat
 class MathVerify:
     r"""Returns 1 if the answer equals the ground truth, and 0 if it does not or there is no answer.
 
-    A completion that ends inside a `\boxed{` was cut off and has no answer. If a comparison takes too long, the call raises
-    an error, so that the sample is unscored; math-verify alone would return wrong. The time-out uses an alarm signal, which
-    cannot interrupt a long computation with integers; only the limit of a `WorkerScorer` can.
+    A completion that ends inside a `\boxed{` was cut off and has no answer. If a comparison takes too long, the call
+    raises an error, so that the sample is unscored; math-verify itself would call it wrong. The time-out uses an alarm
+    signal, which cannot interrupt a long computation with integers; only the limit of a `WorkerScorer` can.
 
     Args:
         timeout_s: seconds for parsing, and for each comparison; an integer, at least 1.
@@ -139,8 +139,9 @@ class _Gold:
             raise ValueError(f"ground truth {short(text)} is empty; mathematical rewards need one")
         self.number = as_number(self._text)
         self.is_choice = _LETTER.fullmatch(self.plain) is not None
-        # From text without a box, math-verify may extract a single number, which it calls equal to any equation that ends
-        # with it, as 5 and x = 5. So these ground truths are compared only with what the text states as its answer.
+        # From text without a box, math-verify may extract a single number. It calls this number equal to any equation
+        # that ends with it, such as 5 and x = 5. So these ground truths are compared only with what the text states as
+        # its answer.
         self.must_be_stated = _is_text(self.plain) or "=" in self.plain or _IN_BASE.fullmatch(self.plain) is not None
 
     @cached_property
@@ -202,7 +203,8 @@ def _is_text(plain: str) -> bool:
 
 
 def _refused(gold: str, answer: str) -> bool:
-    """Whether only identical text could be right, so that an answer of other text is wrong. Both are normalized.
+    """Whether only identical text can be right, so that an answer with different text is wrong. Both texts are
+    normalized.
 
     math-verify must not decide these cases: it reads a word as the product of its letters and a time of day as a quotient,
     and it ignores bases.
@@ -238,7 +240,9 @@ def _differ(gold: Any, answer: Any) -> bool:
 
 
 def _same_equation(first: Any, second: Any) -> bool:
-    """Whether two equations are the same up to moving terms and a factor of -1; without unknowns, side by side."""
+    """Whether two equations are the same up to moved terms and a factor of -1. Without unknowns, each side must be
+    equal.
+    """
     if first == second:
         return True
     if not (first.free_symbols or second.free_symbols):
@@ -287,7 +291,7 @@ def _exactly(answer: Decimal, truth: Decimal) -> bool:
 
 
 def _rounded(answer: Decimal, truth: Decimal) -> bool:
-    """Whether two numbers agree to six decimals and six significant digits, as 0.333333 and 1/3."""
+    """Whether two numbers agree to six decimals and six significant digits, such as 0.333333 and 1/3."""
     return abs(answer - truth) <= min(_DECIMALS, _SIGNIFICANT * abs(truth))
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 PRECISION = 60  # significant digits carried in a comparison
 _LONGEST = 1000  # characters; longer numbers are not read
-_LONGEST_EXPONENT = 5  # characters; likewise
+_LONGEST_EXPONENT = 5  # characters; longer exponents are not read
 
 # Thousands separators. `_DIGITS` reads a plain comma; a comma followed by a space separates the members of a list.
 _SEPARATOR = r"\{\s?,\s?\}|,?\\!|\\[,:; ]|[\u00a0\u2009\u202f]"

@@ -149,7 +149,7 @@ class WorkerScorer(Scorer):
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # after Ctrl-C, stop scoring samples that nobody waits for
+            future.cancel()  # after Ctrl-C, stop scoring, because nobody waits for the samples
             raise
 
     def submit(self, samples: Sequence[Sample]) -> Future[list[Outcome]]:

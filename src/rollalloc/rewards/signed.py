@@ -14,7 +14,7 @@ from rollalloc.rewards.scorers import WorkerScorer
 
 
 def compute_score(**sample: Any) -> dict[str, float]:
-    """The reward, and as `acc` the success rate that selection uses.
+    """Return the reward and, as `acc`, the success rate that selection uses.
 
     The reward is signed so that DAPO's overlong penalty of at most 1 does not outweigh a right answer. An answer without a
     box, or in a box that a truncated completion left open, is wrong.

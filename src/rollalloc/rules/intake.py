@@ -24,8 +24,8 @@ class Fill(IntakeRule):
 class KeepInFlight(IntakeRule):
     """Keep `groups` groups running in the first stage, unless the groups in later stages already fill the batch.
 
-    Opens groups - running[0] if (held + running in later stages) < need + extra. `extra` is one batch if the rule
-    looks ahead, otherwise 0. At most need + extra + groups groups are held at any time.
+    It opens `groups - running[0]` groups if (held + running in later stages) < need + extra. `extra` is one batch if
+    the rule looks ahead, otherwise 0. At most need + extra + groups groups are held at any time.
 
     Attributes:
         groups: at least 1.
@@ -76,8 +76,8 @@ class KeepInFlight(IntakeRule):
 class Ahead(IntakeRule):
     """Open as many groups as another rule would open if a batch had `groups` more groups.
 
-    Without staleness, this is the other rule unchanged. For trainers that take a batch while rollouts are running: with
-    `Fill`, a batch then consists of the groups that end first, and the others belong to the next batch.
+    Without staleness, this is the other rule unchanged. It is meant for trainers that take a batch while rollouts are
+    running. With `Fill`, a batch then consists of the groups that end first, and the others belong to the next batch.
 
     Attributes:
         of: the other rule.

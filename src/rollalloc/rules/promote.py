@@ -14,7 +14,7 @@ from rollalloc.core.rule import PromoteRule, PromoteTraits, View
 
 
 class _ByAge(PromoteRule):
-    """Groups in the order of their rollouts' age; `sign` is 1 where the oldest go first, -1 where the newest do."""
+    """Groups in the order of their rollouts' age; `sign` is 1 if the oldest go first, and -1 if the newest go first."""
 
     __slots__ = ()
     sign: ClassVar[int]
@@ -34,14 +34,14 @@ class _ByAge(PromoteRule):
 
 @dataclass(frozen=True, slots=True)
 class Oldest(_ByAge):
-    """Groups with the oldest rollouts first; among equals, those drawn first."""
+    """Groups with the oldest rollouts first; of equally old groups, those drawn first."""
 
     sign: ClassVar[int] = 1
 
 
 @dataclass(frozen=True, slots=True)
 class MostRecent(_ByAge):
-    """Groups with the newest rollouts first; among equals, those drawn last."""
+    """Groups with the newest rollouts first; of equally old groups, those drawn last."""
 
     sign: ClassVar[int] = -1
 
@@ -61,7 +61,7 @@ class RandomOrder(PromoteRule):
 
 @dataclass(frozen=True, slots=True)
 class TopVariance(PromoteRule):
-    """Groups whose metrics have the highest variance first; among equals, those drawn last.
+    """Groups whose metrics have the highest variance first; if variances are equal, those drawn last.
 
     This differs from Pilot-Commit's published order in two ways. Groups that would be too old after the next update go
     first; otherwise they could wait until the rollouts paid for them are too old to train on. And the rule waits while
@@ -69,7 +69,8 @@ class TopVariance(PromoteRule):
     because intake rules open no new groups while enough are waiting.
 
     Attributes:
-        always: True: use the rule even if rollouts stream, and accept the wait. None: `Oldest` replaces it if they do.
+        always: True: use the rule even if rollouts stream, and accept the wait. None: if rollouts stream, `Oldest`
+            replaces it.
     """
 
     always: bool | None = None

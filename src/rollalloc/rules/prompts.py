@@ -16,7 +16,9 @@ from rollalloc.core.table import PromptTable
 
 @dataclass(frozen=True, slots=True)
 class Shuffled(PromptRule):
-    """Draw each prompt once an epoch, in random order. Other rules add to it what they remember of the prompts."""
+    """Draw each prompt once an epoch, in random order. Other prompt rules derive from it and add a record of the
+    prompts.
+    """
 
     def init(self, table: PromptTable) -> Memory:
         # The order is shuffled again when the cursor is at its end.

@@ -137,7 +137,7 @@ class MaxVariance(_Some):
 
 @dataclass(frozen=True, slots=True)
 class MaxReward(_Some):
-    """The m rollouts with the highest reward; among equals, those ordered first."""
+    """The m rollouts with the highest reward; if rewards are equal, those ordered first."""
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         return np.sort(np.argsort(-group.rewards_G, kind="stable")[: self.m])

@@ -1,13 +1,13 @@
-"""Cost to target: what a run paid until it reached an accuracy. This is its only definition.
+"""Cost to target: what a run paid until it reached an accuracy. All other modules use this definition.
 
 A run is evaluated on a fixed grid of rollouts paid. At each multiple of `eval_every`, the newest weights that were trained
-on rollouts within that budget are evaluated. The target is reached at the first grid point where two successive
-evaluations, of different weights, are at or above it, since a single one may be luck. The evaluation of the final weights
-is not a grid point, but may be the second of the two. The cost is interpolated linearly between that grid point and the one
+on rollouts within that budget are evaluated. The target is reached at the first evaluation that is at or above it, if
+the next evaluation, of different weights, is too; a single one may be luck. The evaluation of the final weights is not
+a grid point, but it may be the second of the two. The cost is interpolated linearly between that grid point and the one
 before. A run that never reached the target is censored: its cost is more than what it had paid at its last grid point.
 
-Costs are rollouts, generated tokens, seconds without evaluation, and optimizer steps. Rollouts are those of the grid point;
-the other costs are what had been paid when the evaluated weights were made.
+Costs are rollouts, generated tokens, seconds without evaluation, and optimizer steps. The number of rollouts is that of
+the grid point. The other costs are those paid until the evaluated weights were made.
 """
 
 from __future__ import annotations
@@ -110,14 +110,17 @@ def cost_to_target(curve: Curve, target: float) -> Cost | None:
     share = 1.0
     if at:
         before, after = curve.accuracy[at - 1], curve.accuracy[at]
-        # The entry before may be at the target without being confirmed; then the cost is that of the entry before.
+        # The entry before may be at the target without a confirmation by the next one. Then the cost is that of the
+        # entry before.
         share = (target - before) / (after - before) if before < target else 0.0
     paid = {name: _between(getattr(curve, name), last, share) for name in COSTS}
     return Cost(paid, censored=at is None, at=at)
 
 
 def _reached(curve: Curve, target: float) -> int | None:
-    """Index of the first grid point whose weights, and the next different weights evaluated, are at the target."""
+    """Index of the first grid point at the target for which the next evaluation of different weights is at the target
+    too.
+    """
     evaluated = [*zip(curve.version, curve.accuracy, strict=True), *([] if curve.final is None else [curve.final])]
     starts = [0, *(at + 1 for at, (one, next_) in enumerate(pairwise(evaluated)) if one[0] != next_[0])]
     for at, confirmed_at in pairwise(starts):

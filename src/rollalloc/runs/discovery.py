@@ -20,8 +20,8 @@ def run_folders(folder: Path) -> list[Path]:
     """All runs in a folder, sorted by name. The folder itself may be a run.
 
     A run is a folder with our `run.json` or with TRL's `trainer_state.json`, or a log file of verl, which writes the logs of
-    a project into one folder. A run that symbolic links lead to as well is returned once, by its real path if that is in
-    the folder. A folder that does not exist has no runs.
+    a project into one folder. A run that is also reached by symbolic links is returned once, with its real path if that
+    is in the folder. A folder that does not exist has no runs.
 
     Raises:
         NotADirectoryError: the path is not a folder.
@@ -63,7 +63,7 @@ def _folders_in(place: Path) -> Iterator[os.DirEntry[str]]:
             try:
                 if entry.is_dir():
                     yield entry
-            except OSError:  # links in a circle
+            except OSError:  # symbolic links that form a circle
                 continue
 
 

@@ -41,7 +41,8 @@ def _positive(value: Any) -> int:
 _NEEDED = fields_of("every line", needed=True)
 _IN_A_BATCH = fields_of("every line", "batch", "end", "failed")
 _IN_AN_EVALUATION = fields_of("every line", "eval")
-_CURVE = ("accuracy", "optimizer_steps", "version", "standard_error")  # None if an evaluation lacks them
+# Fields that are None if an evaluation lacks them.
+_CURVE = ("accuracy", "optimizer_steps", "version", "standard_error")
 _IN_A_DESCRIPTION: Fields = {
     "label": TEXT,
     "recipe": TEXT,
@@ -74,7 +75,7 @@ class MetricsLine(NamedTuple):
         known: the fields that the views use, checked; wrong ones are left out.
         whole: all fields of the line, unchecked.
         wrong: what is wrong with the first field that was left out; None if none is.
-        rising: the counter that must increase from line to line, by name, if the line has it.
+        rising: name and value of the counter that must increase from line to line, if the line has it.
     """
 
     known: dict[str, Any]
@@ -107,7 +108,8 @@ def description(content: bytes) -> tuple[dict[str, Any], str | None]:
     """Parse and check a `run.json`.
 
     Returns:
-        All fields, those that the views use checked, and what is wrong with the first field that was left out, or None.
+        All fields, of which those that the views use are checked; and what is wrong with the first field that was left
+        out, or None.
 
     Raises:
         ValueError: it is not a JSON object, or is nested too deeply.

@@ -1,6 +1,7 @@
 """Reads the files of a run's folder safely, since anyone may have put them there.
 
-Reading never blocks, as it would on a FIFO, holds a bounded amount of memory, and never follows links out of the folder.
+Reading never blocks, not even on a FIFO. It needs a bounded amount of memory, and never follows links out of the
+folder.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from rollalloc.runs.values import MOST
 
 ROLLOUTS, TOKENS = f"{PREFIX}/rollouts_paid", f"{PREFIX}/tokens_paid"
 _FIGURES = ("selection", "teaching")
-_PLAIN = {  # our metrics that have the same name in a line
+_PLAIN = {  # metrics of ours that have the same name in a line of `metrics.jsonl`
     **dict.fromkeys(("rows", "groups", "replayed", "staleness_max", "evicted", "revived", "quarantined"), int),
     **dict.fromkeys(("staleness_mean", "entropy"), float),
 }
@@ -106,7 +106,7 @@ class LoggedSteps:
             "seconds": before["seconds"] + max(0.0, seconds),
             "accounts": _under(logged, "accounts") or before["accounts"],
         }
-        if again is not None:  # values that the second entry does not have are kept
+        if again is not None:  # keep the values that the second entry does not have
             totals = {name: max(again[name], totals[name]) for name in ("rollouts_paid", "tokens_paid", "seconds")}
             totals["accounts"] = _under(logged, "accounts") or again["accounts"]
         steps = {"version": step, "optimizer_steps": step, "batch": len(self._batches) + 1}
@@ -118,10 +118,10 @@ class LoggedSteps:
             self.lines[next(at for at in range(len(self.lines) - 1, -1, -1) if self.lines[at] is again)] = line
 
     def evaluate(self, step: int, logged: Mapping[str, Any], accuracy: float, breadth: Line) -> None:
-        """Add an evaluation after this many steps. If two follow after the same step, the second one counts."""
+        """Add an evaluation after this many steps. If there are two after the same step, the second one counts."""
         self.go_back_to(step)
         paid = self.paid
-        if not self._batches:  # before the first step, or in a log that begins with a resume
+        if not self._batches:  # an evaluation before the first step, or a log that begins with a resumed run
             paid |= {"version": step, "optimizer_steps": step}
             paid["rollouts_paid"] = int(number(logged.get(ROLLOUTS)) or 0) if self.counts_rollouts else step
         if self.lines and self.lines[-1]["kind"] == "eval" and self.lines[-1]["version"] == paid["version"]:

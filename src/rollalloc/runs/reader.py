@@ -1,6 +1,6 @@
 """Reads a run's `run.json` and `metrics.jsonl`, completely or only the newest lines.
 
-Terminal, page and comparison all use this reader, so that they show the same. Every line is checked.
+The terminal, the page and the comparison all use this reader, so that they show the same values. Every line is checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollalloc.runs.recorded import Line, RecordedRun
 from rollalloc.runs.trl_log import read_trl, state_in
 from rollalloc.runs.verl_run import read_verl_run
 
-MOST_LINES = 1024  # lines to keep of each kind; at twice as many, of two neighbours the later one is kept
+MOST_LINES = 1024  # number of lines to keep of each kind; at twice as many lines, every second one is dropped
 _KINDS = ("batch", "eval", "end", "failed", "resume")  # all other kinds of lines are kept together
 _LONGEST_DESCRIPTION = 8 << 20  # bytes
 _TAIL = 1 << 18  # bytes at the end of the metrics in which `newest_lines` searches
@@ -38,7 +38,7 @@ def read_run(folder: Path) -> RecordedRun:
         else:
             return _read_ours(folder)
         return replace(run, metrics=_thinned(run.metrics))
-    except Exception as error:  # a damaged run must not prevent that others are shown
+    except Exception as error:  # other runs must be shown even if this one is damaged
         return RecordedRun(folder, problem=error_text(error))
 
 
@@ -175,7 +175,7 @@ def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
 
 
 def _thinned(lines: Iterable[Line]) -> list[Line]:
-    """The lines, or no more of each kind than the views can show."""
+    """The lines; of each kind at most as many as the views can show."""
     kept = {kind: _Thinned() for kind in (*_KINDS, "")}
     for at, line in enumerate(lines):
         kept[line["kind"] if line["kind"] in _KINDS else ""].add(at, line)
@@ -187,7 +187,8 @@ def _thinned(lines: Iterable[Line]) -> list[Line]:
 class _Thinned:
     """The lines of one kind, thinned for long runs, in which an entry stands for several successive lines.
 
-    An entry has the values of its last line, which for running totals is right. The first entry is always a single line.
+    An entry has the values of its last line, because that line has the newest running totals. The first entry is always
+    a single line.
     """
 
     entries: list[tuple[int, Line]] = field(default_factory=list[tuple[int, Line]])  # number in the file, line

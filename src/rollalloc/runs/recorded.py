@@ -12,7 +12,7 @@ from rollalloc.runs.cost import Cost, Curve, cost_to_target, curve_of, whole_cur
 from rollalloc.runs.teaching import in_words
 
 Line = dict[str, Any]
-_OF_ONE_RUN = ("seed", "digests")  # fields of `run.json` in which the seeds of a method differ
+_OF_ONE_RUN = ("seed", "digests")  # fields of `run.json` that differ between the seeds of a method
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ class RecordedRun:
 
     @cached_property
     def last(self) -> Line | None:
-        """The newest line of the metrics except evaluations, which may count the rollouts of earlier weights."""
+        """The newest line of the metrics that is not an evaluation: evaluations may have the rollout count of earlier
+        weights.
+        """
         lines = (line for line in reversed(self.metrics) if line["kind"] != "eval")
         return next(lines, self.metrics[-1] if self.metrics else None)
 
@@ -83,7 +85,9 @@ class RecordedRun:
 
     @property
     def reached(self) -> bool:
-        """Whether the run reached its target, by its own last line or by its evaluations, some of which may be missing."""
+        """Whether the run reached its target, according to its last line or to its evaluations, some of which may be
+        missing.
+        """
         by_last_line = self.ended and (self.why or "").startswith("target")
         return by_last_line or (self.cost is not None and not self.cost.censored)
 
@@ -109,12 +113,14 @@ class RecordedRun:
 
     @cached_property
     def grouped(self) -> bool:
-        """Whether rollouts are compared within groups; also True if no batch tells."""
+        """Whether rollouts are compared within groups; also True if there is no batch that shows it."""
         return not self.batches or any(compares(line) for line in self.batches)
 
     @property
     def silence(self) -> str | None:
-        """A sentence if most of the recent rollouts had no effect on training; None if they had, or if it is unknown."""
+        """A warning if most of the recent rollouts had no effect on training; None if most had an effect, or if it is
+        unknown.
+        """
         shares = next((line["teaching"] for line in reversed(self.metrics) if "teaching" in line), {})
         return in_words(shares)
 
@@ -159,7 +165,7 @@ def held_out(run: RecordedRun) -> str:
 
 
 def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
-    """Runs grouped by label, if those of a label differ only in their seed. Otherwise each run is a group of its own."""
+    """Group runs by label if the runs of a label differ only in their seed. Otherwise each run is a group of its own."""
     labels: dict[str, list[RecordedRun]] = {}
     for run in runs:
         labels.setdefault(run.label, []).append(run)

@@ -20,7 +20,7 @@ _CHECKPOINT = "checkpoint-"
 _LONGEST = 256 << 20  # bytes
 _SHOWN = 3  # problems
 _STEPS = "optimizer steps"
-_NAMES = {  # names in a line, each with TRL's key
+_NAMES = {  # names in a line of `metrics.jsonl`, each with TRL's key
     "reward_mean": "reward",
     "loss": "loss",
     "grad_norm": "grad_norm",

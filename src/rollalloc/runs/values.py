@@ -112,7 +112,7 @@ def count(value: Any) -> int:
 
 
 def number(value: Any) -> float:
-    if type(value) not in (int, float) or not -MOST <= value <= MOST:  # NaN is not between any two
+    if type(value) not in (int, float) or not -MOST <= value <= MOST:  # this also refuses NaN
         raise ValueError
     return value
 
@@ -129,7 +129,7 @@ def _amount(value: Any) -> float:
 
 
 def _measured(value: Any) -> float | None:
-    """A number; None if it is NaN or infinite, as the loss of a run that diverged."""
+    """A number; None if it is NaN or infinite, such as the loss of a run that diverged."""
     return number(value) if type(value) is not float or isfinite(value) else None
 
 

@@ -4,7 +4,7 @@ Under our trainer the log has everything under `rollalloc/`: rollouts, accounts,
 not log how many rollouts a step takes, so such a run is drawn over training steps. The log is written after each step.
 
 verl starts a new log when a run is resumed, so a log may begin in the middle of a run. Rollouts and tokens are logged
-as totals of the run, but seconds for each step. Therefore, after a missing step, the total seconds are unknown.
+as totals of the run, but seconds are logged for each step. So the total seconds are unknown after a missing step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rollalloc.runs.values import parsed
 _UNIT, _OUR_UNIT = "training steps", "rollouts paid"
 _FIRST = "first_step"  # key of the description: the first step whose predecessors are missing in the log
 _SECONDS, _SAVING = "timing_s/step", "timing_s/save_checkpoint"  # the second is part of the first; validation is not
-_NAMES = {  # names in a line, each with verl's key
+_NAMES = {  # names in a line of `metrics.jsonl`, each with verl's key
     "reward_mean": "critic/score/mean",
     "loss": "actor/pg_loss",
     "grad_norm": "actor/grad_norm",

@@ -36,7 +36,8 @@ class Auditor:
     live: set[int] = field(default_factory=set[int])
     done: dict[int, Done] = field(default_factory=dict[int, Done])
     failed: set[int] = field(default_factory=set[int])
-    wasted: set[int] = field(default_factory=set[int])  # failed, cancelled, or done after the decision to stop them
+    # Rollouts that failed, were cancelled, or were done after the decision to stop them.
+    wasted: set[int] = field(default_factory=set[int])
     cancelled: set[int] = field(default_factory=set[int])
     released: set[int] = field(default_factory=set[int])
     trained: set[int] = field(default_factory=set[int])
@@ -196,7 +197,8 @@ class Auditor:
         """Compare the allocator's accounts with these records."""
         expect(8, sum(accounts.values()) == len(self.order_of), f"{accounts} do not sum to {len(self.order_of)}")
         told, booked = Counter(accounts), self.causes.copy()
-        # If a group's own late result made it too old, the core counts that result as cancelled, this class as stale.
+        # If a group became too old by its own late result, the core counts this result as cancelled, and this class
+        # counts it as stale.
         for books in (told, booked):
             books["stale or cancelled"] = books.pop("stale", 0) + books.pop("cancelled", 0)
         for cause in told.keys() - {"open"}:

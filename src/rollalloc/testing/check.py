@@ -119,7 +119,9 @@ class _Check:
         return max(paid)
 
     def back_pressure(self) -> None:
-        """Check law 3 where no group is dropped: open groups stay within the size of a few batches and a few intakes."""
+        """Check law 3 in a run in which no group is dropped: the open groups are at most a few batches and a few
+        intakes.
+        """
         run = self._run(self.seeds[0], hard=True)
         intakes = 2 + self.recipe.max_staleness * self.recipe.intake.traits.until_stale
         bound = 3 * self.recipe.groups + intakes * self.first
@@ -153,7 +155,7 @@ class _Check:
         """Check law 10: if a third of the prompts always fail, exactly those that failed often enough are quarantined."""
         recipe = self.recipe
         if isinstance(recipe.prompts, OfferedPromptRule):
-            return  # with so few prompts, the loader soon offers only prompts that are in flight
+            return  # with this few prompts, the loader soon offers only prompts that are in flight
         prompts = 2 * max(self.first, recipe.groups)
         run = self._run(self.seeds[0], hard=True, failing=3, reload=0.1, prompts=prompts)
         for _ in run.synchronous(8 * prompts // recipe.groups):

@@ -77,7 +77,7 @@ class AuditedRun:
                 events.append(self.update())
                 training, batches = False, batches - 1
             elif not training and self.rng.random() < trouble / 4:
-                events.append(self.update())  # an update that did not train on a batch of this run
+                events.append(self.update())  # an update without a batch
             self.tell(events)
 
     def ask(self, capacity: int | None) -> Actions:

@@ -160,7 +160,7 @@ class WatchedJudge(_Called, JudgeRule):
     log: InitVar[dict[int, Verdict]]
 
     def __post_init__(self, log: dict[int, Verdict]) -> None:
-        vars(self)["log"] = log  # not a field, so that recorded verdicts do not make equal recipes unequal
+        vars(self)["log"] = log  # not a field, because recipes must stay equal when verdicts are recorded
 
     def __call__(self, *seen: Any) -> Any:
         made = super().__call__(*seen)
@@ -171,7 +171,7 @@ class WatchedJudge(_Called, JudgeRule):
 
 @dataclass(frozen=True, repr=False)
 class _Shown(_Called):
-    """Wraps a rule that reads which rollouts of a group an earlier decision kept at random."""
+    """Wraps a rule that reads which rollouts of a group were kept at random by an earlier decision."""
 
     draws: ClassVar = True
     kept: InitVar[dict[int, dict[int, float]]]
@@ -277,7 +277,7 @@ def _changed(value: Any, reads: tuple[str, ...]) -> Any:
 
 
 def _plain(made: Any) -> Any:
-    """A decision as plain data, for comparison and for messages."""
+    """A decision as plain data, for comparisons and messages."""
     if isinstance(made, GroupView):
         return f"group {made.group}"
     if isinstance(made, np.ndarray):

@@ -1,4 +1,4 @@
-"""Count the work of a decision: it must not grow with the number of prompts."""
+"""Counts the work of a decision, which must not grow with the number of prompts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def _most_work(run: AuditedRun) -> tuple[int, int]:
 
 
 class Counted(np.ndarray):
-    """An array that counts entries read or written: all of them for most operations, for an index only those selected."""
+    """An array that counts the entries that are read or written. Most operations count all entries; an index counts
+    only those selected.
+    """
 
     entries = 0
 
@@ -76,7 +78,7 @@ class Counted(np.ndarray):
         return super().__array_function__(func, types, args, kwargs)
 
     def __getitem__(self, key: Any) -> Any:
-        if not isinstance(key, slice):  # a slice makes a view and reads no entry
+        if not isinstance(key, slice):  # a slice creates a view and reads no entry
             Counted.entries += np.size(key)
         return super().__getitem__(key)
 

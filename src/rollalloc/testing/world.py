@@ -16,8 +16,8 @@ _STOPPING = 0.01  # probability that a token is the last one of its rollout
 class World:
     """Decides the result of a rollout, as a pure function of (seed, prompt, rollout).
 
-    The reward contains a random part that may put a failure above a success, so it is not just the metric. For every
-    third prompt this part is the metric itself, so that groups with equal rewards occur too.
+    The reward contains a random part, which may make a failure's reward larger than a success's. So it differs from the
+    metric. For every third prompt this part is the metric itself, so that groups with equal rewards occur too.
 
     Attributes:
         seed: seed of the world.

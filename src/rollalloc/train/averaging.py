@@ -1,4 +1,4 @@
-"""Averaged weights: a running mean of the trained weights is sampled from, evaluated and saved."""
+"""Averaged weights: the run samples with, evaluates and saves a running mean of the trained weights."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class WeightAverage:
 
         mean ← d · mean + (1 - d) · weights,  d = min(1 - rows / window, t / (t + 9)),  t = step - 2 window / rows
 
-    Averaging removes the noise of a constant learning rate. Until two windows of rows are trained (t ≤ 0), there is no
-    averaging (d = 0), because a model learns fast in these steps and a mean would lag behind. The window is a number of
-    rows, so the lag and the noise of the mean do not depend on the size of a batch (Hilton et al., arXiv 2110.00641).
+    Averaging removes the noise of a constant learning rate. It begins after two windows of rows (until then t ≤ 0 and d
+    = 0), because a model learns fast in the first steps and a mean would lag behind. The window is a number of rows, so
+    the lag and the noise of the mean do not depend on the size of a batch (Hilton et al., arXiv 2110.00641).
 
     Args:
         mean: the model that samples. Its parameters become the mean; it gets no gradients.
-        window: number of rows, 0 or more. 0: no averaging; the model that is passed is trained itself.
+        window: number of rows, 0 or more. 0: no averaging; then `mean` itself is trained.
 
     Attributes:
         model: the model that is trained. It shares frozen weights with `mean`, so only trained weights need more memory.

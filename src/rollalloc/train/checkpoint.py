@@ -175,7 +175,8 @@ def _read_json(place: Path, name: str) -> dict[str, Any]:
 def _checked_files(place: Path) -> list[str]:
     """Names of the files of a checkpoint, after checking each against the manifest."""
     manifest = _read_json(place, _MANIFEST)
-    if "schema" in manifest and manifest["schema"] != SCHEMA:  # first, since another version may have another manifest
+    # Checked first, because the manifest of another version may have another form.
+    if "schema" in manifest and manifest["schema"] != SCHEMA:
         raise ValueError(
             f"expected a checkpoint of schema {SCHEMA}, got {manifest['schema']} in {place}; "
             "resume with the version of rollalloc that wrote it"
@@ -239,6 +240,6 @@ def _hidden(parent: Path, name: str) -> Path:
 def _unlink(place: Path) -> None:
     for name in sorted(_ours(place) - {_MANIFEST}):
         (place / name).unlink()
-    (place / _MANIFEST).unlink(missing_ok=True)  # last: it lists the files that are ours
+    (place / _MANIFEST).unlink(missing_ok=True)  # removed last, because it lists the files that are ours
     if not any(place.iterdir()):
         place.rmdir()

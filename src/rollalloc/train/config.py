@@ -1,4 +1,4 @@
-"""The configuration of a training run: what the command line fills, `run.json` says and `train` takes."""
+"""The configuration of a training run: the command line fills it, `run.json` stores it, and `train` takes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rollalloc.train.schedule import Schedule
 Engine = Literal["sync", "async"]
 SCHEMA = 4  # schema number of run.json
 MAX_NEW_TOKENS = 1024
-_MOST_WORKERS = 1024  # processes that score: each is a Python of its own
+_MOST_WORKERS = 1024  # maximum number of processes that score; each runs its own Python
 
 # Groups of fields. A resumed run must agree with its checkpoint in every field that is in none of these groups.
 SAVING = ("checkpoint_every", "checkpoint_minutes", "keep_checkpoints", "log_rollouts", "notices", "track")
@@ -71,7 +71,7 @@ class Config:
         label: name of the run in tables and figures; the recipe's name by default.
         task: the built-in task to train on; "" for the user's own model and prompts.
         track: trackers that also get the metrics (see `rollalloc.train.trackers`). They do not affect training.
-        seed: seed of prompts, sampling and mini-batches, in [0, 2**63).
+        seed: seed of the draw of prompts, of sampling and of mini-batches, in [0, 2**63).
         sampling: how rollouts are sampled.
         learning_rate: AdamW's.
         weight_decay: AdamW's.
@@ -245,8 +245,9 @@ class Config:
         if self.engine == "sync":
             may_differ |= {*ASYNC}
         if self.schedule.over_budget:
-            may_differ.remove("max_batches")  # it is a part of the budget that the learning rate falls over
+            may_differ.remove("max_batches")  # it is part of the budget over which the learning rate falls
         if self.engine == "async" and not self.streaming.overlap:
-            may_differ.remove("tokens_per_forward")  # rollouts go on by a token after each forward pass
+            # Each forward pass of an update is followed by one decoding step of the rollouts.
+            may_differ.remove("tokens_per_forward")
         compared = [each.name for each in fields(self) if each.name not in may_differ]
         return {name: describe(getattr(self, name)) for name in compared}

@@ -24,7 +24,7 @@ from rollalloc.rewards.function import Outcome, Scored
 
 EXACT_K = 8  # attempts of pass@k if success rates are exact
 _RIGHT = 1 - 1e-6  # an answer with at least this metric counts as right
-_POLITE_S = 0.1  # seconds between two checks whether the run was asked to stop
+_POLITE_S = 0.1  # while waiting, check this often, in seconds, whether the run was asked to stop
 _T = TypeVar("_T")
 Score = Callable[[EncodedPrompts, Sequence[tuple[int, Generation]]], list[Outcome]]
 
@@ -34,10 +34,10 @@ class Interrupted(Exception):
 
 
 def wait_unless_stopped(future: Future[_T], stop: StopRequest) -> _T:
-    """Wait for the result of a future, such as scores, but not if the run is asked to stop.
+    """Wait for the result of a future, such as scores, and give up as soon as the run is asked to stop.
 
     Raises:
-        Interrupted: the run was asked to stop before it came.
+        Interrupted: the run was asked to stop before the result came.
     """
     while not future.done():
         if stop.by is not None:
@@ -68,7 +68,7 @@ class Breadth:
         k: attempts per prompt: `EXACT_K` if success rates are exact, else the number of samples.
         pass_at_k: mean over prompts of the best metric of k attempts. For metrics of 0 and 1, the probability that one
             of k is right.
-        full_marks: share of attempts with full marks, mean over prompts. It equals the accuracy unless metrics are
+        full_marks: share of attempts with a metric of 1, mean over prompts. It equals the accuracy unless metrics are
             graded. Only if answers are sampled.
         distinct_right: number of different right answers among k attempts, mean over prompts. Only if answers are sampled.
         right_pairs_differ: the probability that two right answers to a prompt differ, mean over prompts with at least

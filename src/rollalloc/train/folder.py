@@ -1,4 +1,4 @@
-"""The folder of a run: create it, resume in it or refuse it. Only one trainer at a time may use it."""
+"""The folder of a run: create it, resume the run in it, or refuse to use it. Only one trainer at a time may use it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class RunFolder:
             FileExistsError: it has a run that must not be overwritten, or files that rollalloc did not write.
             PermissionError: the folder cannot be created.
         """
-        if not self._checked:  # checked before a tracker writes there
+        if not self._checked:  # only the first time, because trackers write files there later
             self._claims.refuse_taken(_NEW_FOLDER)
             self._checked = True
         if self.path.exists():
@@ -160,7 +160,8 @@ class RunFolder:
                 raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
         files = [file.relative_to(partial).as_posix() for file in partial.rglob("*") if file.is_file()]
         before = {name for name in self._claims.names() if name.startswith(f"{MODEL}/")}
-        names = {f"{MODEL}/{path.relative_to(partial).as_posix()}" for path in partial.rglob("*")}  # folders in it, too
+        # Includes files in subfolders.
+        names = {f"{MODEL}/{path.relative_to(partial).as_posix()}" for path in partial.rglob("*")}
         self._claims.add(names)
         self._claims.remove(before - names)
         for file in files:

@@ -1,4 +1,6 @@
-"""The grid of evaluations: held-out accuracy after fixed numbers of rollouts, the same numbers for every recipe."""
+"""The grid of evaluations: after which numbers of rollouts the held-out accuracy is measured, the same for every
+recipe.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,11 @@ class Grid:
         self._evaluation = Evaluation(None, None)
 
     def is_due(self, rollouts: int) -> bool:
-        """Whether a grid point up to this number of rollouts was not evaluated yet."""
+        """Whether some grid point, at most this number of rollouts, was not evaluated yet."""
         return self.prompts > 0 and self._counters.next_at <= rollouts
 
     def add(self, version: int, evaluation: Evaluation) -> None:
-        """Store the evaluation of a version of the weights.
+        """Store an evaluation of these weights.
 
         Raises:
             FloatingPointError: the accuracy is not finite.

@@ -88,7 +88,7 @@ def try_reward(config: Config) -> None:
     """Check that the reward can be imported and that rollouts fit into the model's context. No model is loaded.
 
     Raises:
-        ValueError, TypeError, OSError, ImportError, AttributeError: one of these does not hold; the message says which.
+        ValueError, TypeError, OSError, ImportError, AttributeError: one of the two fails; the message says which.
     """
     loaded_reward(config.reward)
     context = context_of(config.model)

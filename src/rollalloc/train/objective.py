@@ -11,7 +11,8 @@ Aggregation = Literal["token_mean", "sequence_mean", "dr_grpo"]
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Limits of the importance ratios: of a token's ratio before its gradient stops, and of a stale row's weight.
+    """Limits of the importance ratios: beyond which ratio a token has no gradient, and the largest weight of a stale
+    row.
 
     Attributes:
         low: ratios below 1 - low are clipped; in (0, 1].

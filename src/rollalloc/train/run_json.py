@@ -80,12 +80,12 @@ def refuse_another_run(config: Config, folder: Path) -> None:
 
 
 def folder_of(config: Config, folder: Path) -> Path:
-    """The folder of a run among the folders of others."""
+    """The path of a run's folder inside a folder of many runs."""
     return folder / config.task.replace("/", "-") / f"{config.name}-{config.seed}"
 
 
 def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The description in a folder, and the digests of the run's files; empty if there is no description."""
+    """The description that a folder's `run.json` has, and the digests of the run's files; empty if there is none."""
     path = folder / DESCRIPTION
     if not path.exists():
         return {}, {}

@@ -123,7 +123,7 @@ class Checkpoints:
 
 
 def synced_sizes(folder: Path) -> dict[str, int]:
-    """Sync the metrics and the log of rollouts, which a resumed run continues, to disk; returns their sizes in bytes."""
+    """Sync the files that a resumed run continues, metrics and rollout log, to disk. Returns their sizes in bytes."""
     there = [name for name in _GROWING if (folder / name).exists()]
     for name in there:
         sync(folder / name)

@@ -77,7 +77,7 @@ class ChangedData:
         return "; ".join([*of_prompts, *(f"run.{name}: {_OTHER_DATA[name]}" for name in self.others)])
 
 
-# Entries of the identity that describe the data, besides the prompts.
+# The entries of the identity, besides the prompts, that describe the data.
 _OTHER_DATA = {
     "heldout": "the held-out prompts differ, so that accuracies before and after cannot be compared",
     "template": "the chat template or its arguments differ, so that the same prompts have other tokens",
@@ -150,7 +150,7 @@ class RunState:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What tells this run from others."""
+        """The values by which this run is recognised."""
         return self._identity()
 
     def packed(self, written: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:

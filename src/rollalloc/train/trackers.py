@@ -51,7 +51,7 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a line of the metrics by name: all of them under `rollalloc/`, and the mean reward as `reward`.
 
     Nested numbers are named by their path. Counts of rollouts without a score are summed over the reasons, which are free
-    text. Of an evaluation, only fields that no other line has are included.
+    text. From a line of an evaluation, only fields that other lines do not have are included.
     """
     own = {name: value for name, value in line.items() if name not in ("kind", "unscored", "lengths")}
     if line["kind"] == "eval":
@@ -92,7 +92,7 @@ def _tensorboard(folder: Path, described: Mapping[str, Any]) -> Iterator[Listene
 
 @contextmanager
 def _wandb(folder: Path, described: Mapping[str, Any]) -> Iterator[Listener]:
-    """A run of Weights & Biases, named and grouped by its folder; a resumed run is another one of that group."""
+    """A run of Weights & Biases, named and grouped by its folder; after a resume, a new run of the same group is begun."""
     try:
         import wandb  # pyright: ignore[reportMissingImports]
     except ImportError as error:

@@ -132,7 +132,7 @@ class Loop(ABC):
         model: the model to save at the end.
         heldout: number of held-out prompts. 0: no evaluation.
         report: returns figures about scoring, as plain data.
-        config: everything else.
+        config: all other settings.
         features: features of the prompts, with their cost; saved with the run.
         place: the run's folder; None: nothing is written.
         listener: called with each line of the metrics, for progress.
@@ -195,13 +195,13 @@ class Loop(ABC):
             KeyboardInterrupt: Ctrl-C came after one of these; nothing was saved.
             NoScores: no rollout got a score, or recent ones no longer do.
             MetricError: a metric is outside [0, 1], and a rule of the recipe reads it as a success rate.
-            BackendDied: the generator died or stopped responding; a checkpoint was written.
+            BackendDied: the generating process died or stopped responding; a checkpoint was written.
             OSError: a checkpoint could not be written; the one before it is still there.
         """
         try:
             if self.place is None:
                 return self._train()
-            with self.place:  # its lock is released whatever is raised
+            with self.place:  # releases the lock even if an error is raised
                 if self.checkpoints.newest is None:
                     self.place.begin(overwrite=overwrite)
                     if (description := self.description()) is not None:
@@ -224,7 +224,8 @@ class Loop(ABC):
         if why is None:
             self._begin_rollouts()
         while why is None:
-            batch = self.allocator.batch  # exists already if the run was stopped during the evaluation before this
+            # There is already one if the run was stopped during the evaluation just before it would train.
+            batch = self.allocator.batch
             if batch is None or not self.engine.can_update:
                 why = self._generate()
                 continue
@@ -414,7 +415,7 @@ class Loop(ABC):
             raise
 
     def _give_up(self, why: str) -> NoReturn:
-        """End a run whose rewards fail, without a new checkpoint, so that the last one can be resumed after a repair."""
+        """End a run whose rewards fail. It writes no checkpoint, so that the last one can be resumed after a repair."""
         if self.folder is not None:
             self._report()
         self._write_last("failed", why)

@@ -31,7 +31,7 @@ from rollalloc.train.loss import divergences, shares, token_losses
 
 log = logging.getLogger(__name__)
 
-MEASURED = 16  # rows with which the change of the policy is measured
+MEASURED = 16  # number of rows on which the change of the policy is measured
 
 
 @dataclass(slots=True, eq=False)

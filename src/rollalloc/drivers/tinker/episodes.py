@@ -145,7 +145,7 @@ class Rewarded:
         return ended
 
     def _ended(self, rollout: int, start: Piece, sample: SampledSequence | str) -> EndedRollout:
-        """A rollout whose score is pending, or that has none because its sample cannot be used."""
+        """A rollout whose score is pending, or one without a score because its sample cannot be used."""
         if isinstance(sample, str):
             return EndedRollout(Trajectory(rollout, (start,), False), Unscored(sample))
         trajectory = Trajectory(rollout, (start.then(sample.tokens, sample.logprobs),), sample.truncated)
@@ -192,8 +192,9 @@ class Environments:
     """Environments with tinker-cookbook's interface: `EnvGroupBuilder.make_envs`, `Env.initial_observation`, `Env.step`.
 
     Each prompt is a builder. `make_envs` is called until there is an environment for each rollout of the order.
-    `compute_group_rewards`, if the builder has it, gets the rollouts of one order. A rollout's reward is the sum of its
-    turns' rewards and its group reward. Observations must consist of tokens; other kinds cannot be trained on.
+    If the builder has `compute_group_rewards`, it is called with the rollouts of one order. A rollout's reward is the
+    sum of its turns' rewards and its group reward. Observations must consist of tokens; other kinds cannot be trained
+    on.
 
     Args:
         builders: one for each prompt.
@@ -250,7 +251,7 @@ class Environments:
             if cleanup is not None:
                 with suppress(
                     Exception
-                ):  # the rollouts are paid for and usable, whatever the environment fails to free
+                ):  # the rollouts are paid for, and usable even if the environment fails to free something
                     await wave.service.answered(cleanup())
 
     async def _envs(self, builder: Any, count: int, wave: Wave) -> list[Any]:
@@ -291,7 +292,9 @@ class Environments:
     async def _turn(
         self, env: Any, turns: _Turns, pieces: list[Piece], stop: Any, wave: Wave
     ) -> tuple[bool, bool, Any]:
-        """Sample one action and take it; returns (episode over, action truncated, stop condition of the next action)."""
+        """Sample one action and take it. Returns whether the episode is over, whether the action was truncated, and the
+        stop condition of the next action.
+        """
         observed = _ints(turns.final_ob)
         before = pieces[-1].tokens
         if observed[: len(before)] == before:
@@ -359,7 +362,7 @@ class Environments:
             return ""
         try:
             return "\n".join(self.decode(transition.ac.tokens) for transition in turns.transitions)
-        except Exception:  # the text is only for people to read
+        except Exception:  # the text is only for human readers of the log
             return ""
 
 

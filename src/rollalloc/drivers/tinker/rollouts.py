@@ -128,7 +128,9 @@ class RemoteEngine(RolloutEngine):
         self._failures = 0  # consecutive orders without an answer
 
     def capacity(self) -> int | None:
-        """How many rollouts may start now; None: any number. Without a concurrency, 0 until the last wave has ended."""
+        """How many rollouts may start now; None: any number. If no `concurrency` is set, it is 0 until the last wave
+        has ended.
+        """
         in_flight = [order for order, _ in self._in_flight.values()]
         concurrency = self.service.remote.concurrency
         if concurrency is not None:
@@ -143,14 +145,15 @@ class RemoteEngine(RolloutEngine):
     def cancel(self, rollouts: Sequence[int]) -> None:
         in_flight = {rollout for order, _ in self._in_flight.values() for rollout in order.rollouts}
         self._stopped.update(in_flight.intersection(rollouts))
-        # The others were stopped before the run was saved: not generated again, and their tokens are unknown.
+        # The others were stopped before the run was saved. They are not generated again, and their tokens are unknown.
         self._ended += [stopped(rollout, self._version) for rollout in rollouts if rollout not in in_flight]
 
     def poll(self, *, wait: bool = True) -> list[RolloutResult]:
         """Wait for rollouts in flight and return them.
 
-        With a concurrency, or if a stage in flight has a stop rule, this waits for one order to end, so that the allocator
-        can react to it. Otherwise it waits for the whole wave and returns its orders in the order in which they started.
+        If `concurrency` is set, or if a stage in flight has a stop rule, this waits for one order to end, so that the
+        allocator can react to it. Otherwise it waits for the whole wave and returns its orders in the order in which
+        they started.
         """
         results, self._ended = self._ended, []
         wanted = [future for future, (order, _) in self._in_flight.items() if self._is_wanted(order)]
@@ -160,7 +163,8 @@ class RemoteEngine(RolloutEngine):
             )
             self.thread.wait(wanted, one=one_at_a_time)
         elif wait and self._in_flight and not results and not self.capacity():
-            # Only stopped rollouts are running and they hold every slot: wait for one, do not ask again at once.
+            # Only stopped rollouts are running, and they hold every slot. Wait for one of them instead of asking again
+            # at once.
             self.thread.wait(self._in_flight, one=True)
         return results + self._take_in()
 
@@ -182,7 +186,7 @@ class RemoteEngine(RolloutEngine):
         return not self._stopped.issuperset(order.rollouts)
 
     def _take_in(self) -> list[RolloutResult]:
-        # Taken once: an order that ends in the thread meanwhile waits for the next call.
+        # Read once: if an order ends in the thread meanwhile, the next call returns it.
         ended = [future for future in self._in_flight if future.done()]
         for future in ended:
             self._count_failures(future.result())
@@ -194,7 +198,9 @@ class RemoteEngine(RolloutEngine):
         return results
 
     def _count_failures(self, played: Sequence[EndedRollout]) -> None:
-        """Fail the run if the service has stopped answering, before its silence is blamed on the prompts."""
+        """Fail the run if the service has stopped answering. Otherwise it would look as if the prompts could not be
+        scored.
+        """
         if any(rollout.answered for rollout in played):
             self._failures = 0
             return

@@ -122,7 +122,7 @@ class Service:
         self._has_warned = False
         self.client = client if client is not None else self._guarded("creating a client", self._sdk.ServiceClient)
         self._seed = seed
-        self._training_client: Any = None  # created at the first use, because a resumed run loads another
+        self._training_client: Any = None  # created at the first use, because a resumed run loads a different one
         self._sampling_client: Any = None  # None after a step: the service has not published the new weights yet
 
     @property
@@ -301,7 +301,9 @@ class Service:
         return self._guarded("saving the weights", lambda: _path(saved))
 
     def _of_model(self, action: str, call: Callable[[Any], Any]) -> Any:
-        """The result of a call on the training client. Creating that client first has a time limit of its own."""
+        """The result of a call on the training client. If the client must be created first, that has its own time
+        limit.
+        """
         model = self._training
         return self._wait(action, lambda: call(model))
 

@@ -156,7 +156,7 @@ def _identity(service: Service, train: Episodes, heldout: Episodes | None, confi
 
 
 def _usage(fields: Any) -> Usage:
-    """Usage from a line of the metrics; a field that is no count, because somebody edited the file, is 0."""
+    """Usage from a line of the metrics. A field that is not a count, because somebody edited the file, counts as 0."""
     counts = {name: fields.get(name) for name in asdict(Usage())} if isinstance(fields, dict) else {}
     return Usage(**{name: count for name, count in counts.items() if type(count) is int and count >= 0})
 

@@ -76,7 +76,7 @@ def pack(trajectories: Sequence[Trajectory]) -> tuple[list[list[int]], dict[str,
 
 
 def unpack(described: Sequence[Sequence[int]], tensors: Mapping[str, Tensor]) -> list[Trajectory]:
-    """The inverse of `pack`, for trajectories that have a piece, as all that were scored."""
+    """The inverse of `pack`, for trajectories with at least one piece. Every scored trajectory has one."""
     pieces: dict[int, list[Piece]] = {}
     truncated: dict[int, bool] = {}
     for packed in unpack_generations(described, tensors):

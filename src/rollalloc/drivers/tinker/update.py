@@ -51,7 +51,7 @@ class RemoteUpdater:
         self.steps = 0
 
     def save(self, batches: int) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-        """As `Updates.save`: the service keeps the weights, and the checkpoint has their path."""
+        """As `Updates.save`, but the service keeps the weights, and the checkpoint contains only their path."""
         path = self.service.keep(f"batch-{batches}-{token_hex(4)}")
         return {"tinker": {"path": path, "cost": asdict(self.service.usage)}}, {}
 

@@ -51,7 +51,8 @@ class Allocation:
         features: the prompts' features by block, or a function that computes them; it is called before the first batch.
 
     Attributes:
-        made: the features that such a function returned, which are saved with the run. None before, or without one.
+        made: the features that such a function returned, which are saved with the run. None before it is called, or
+            without one.
         movement: measures how far each batch moves the weights. None if the recipe does not use it.
         rollouts: the rollouts that the core has not released, by id.
         finished: why the recipe ended; None while it runs.
@@ -188,7 +189,7 @@ class Allocation:
             while running := running - len(ended):
                 self._take([scored(ended)])
                 ended = stream.send(self._ask(capacity=0).cancel)
-            self._take([scored(ended)])  # after the last rollout, `next_batch` asks
+            self._take([scored(ended)])  # no `_ask` after the last rollout, because `next_batch` does it
         else:
             self._take(by_all(lambda: scored(generate(requests))))
 

@@ -53,14 +53,16 @@ class AveragedWeights(TrainerCallback):
                 "bf16=True compute in half precision"
             )
         self.window, self._trainer = window, trainer
-        # Listed once, when training begins, because unwrapping and searching the model is slow.
+        # The parameters are listed once, when training begins, because unwrapping and searching the model is slow.
         self._parameters: list[torch.nn.Parameter] = []
         self._other: list[Tensor] = []  # the average while the model has the trained weights, and vice versa
         self._has_mean = False  # whether the model has the average
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """A context in which the model has the averaged weights. Afterwards it has those it had before, even on an error."""
+        """A context in which the model has the averaged weights. Afterwards it has its previous weights again, even
+        after an error.
+        """
         had_mean = self._has_mean
         try:
             self._give(mean=True)

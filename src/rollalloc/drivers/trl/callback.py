@@ -30,7 +30,8 @@ from rollalloc.train import checkpoint
 log = logging.getLogger(__name__)
 
 _FOLDER = "rollalloc"  # the folder inside each of the trainer's checkpoints
-_SAVED = ("prompt", "prompt_tokens", "texts", "own", "scores_F", "logged")  # of each rollout, beside its generation
+# What is saved of each rollout, besides its generation.
+_SAVED = ("prompt", "prompt_tokens", "texts", "own", "scores_F", "logged")
 # Features computed from the model are saved, since computing them again from later weights would give other values.
 _FEATURES = "features"
 _CORE = "allocator"  # the core's state as JSON; compressed, since most records of a long data set are still empty
@@ -85,7 +86,7 @@ class AllocationCallback(TrainerCallback):
         self.averaged.begin(saved.tensors.get(checkpoint.TRAINED))
 
     def resume(self, given: str | bool | None, output_dir: Any) -> str | bool | None:
-        """Find the checkpoint to resume from, and remember it for `on_train_begin`.
+        """Find the checkpoint to resume from, and store it for `on_train_begin`.
 
         Args:
             given: `resume_from_checkpoint`, as given to `train`. True: the newest complete checkpoint, or none if the run
@@ -93,7 +94,7 @@ class AllocationCallback(TrainerCallback):
             output_dir: the trainer's.
 
         Returns:
-            What TRL's `train` is to be given.
+            The value to pass to TRL's `train`.
 
         Raises:
             FileNotFoundError: the checkpoint is incomplete or has no state of rollalloc.
@@ -116,7 +117,7 @@ class AllocationCallback(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         self._began = True
         if self.allocation.finished:
-            # There is no batch. Without gradients the optimizer leaves the weights and its moments alone.
+            # There is no batch. Without gradients, the optimizer does not change the weights or its moments.
             model.zero_grad(set_to_none=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -137,7 +138,7 @@ class AllocationCallback(TrainerCallback):
         both files is complete, and a run that is killed while it saves still has the checkpoint before, if there was one.
         """
         place = checkpoint_of(args, state)
-        if args.should_save:  # what an earlier run left there would look like a part of this checkpoint
+        if args.should_save:  # files that an earlier run left there would look like part of this checkpoint
             (place / TRAINER_STATE_NAME).unlink(missing_ok=True)
             if (place / _FOLDER).is_dir():
                 checkpoint.remove_all(place / _FOLDER)
@@ -174,7 +175,7 @@ def newest_whole(places: Sequence[Path]) -> Path | None:
 def killed_within(place: Path) -> bool:
     """Whether the run was killed while it saved this checkpoint.
 
-    This is so if our folder exists, but `trainer_state.json`, which is written last, is missing or incomplete.
+    It was killed if our folder exists, but `trainer_state.json`, which is written last, is missing or incomplete.
     """
     if not (place / _FOLDER).is_dir():
         return False
@@ -341,11 +342,11 @@ def _prepare(allocation: Allocation, saved: Mapping[str, torch.Tensor] | None, *
 
 
 def _plain(logged: Any) -> Any:
-    """Values that reward functions logged or got, for JSON: NumPy scalars as numbers, other objects as text."""
+    """Convert values that reward functions logged or received to JSON: NumPy scalars to numbers, other objects to text."""
     return json.loads(json.dumps(logged, default=lambda value: value.item() if hasattr(value, "item") else str(value)))
 
 
 def _step(place: Path) -> int:
-    """The number in a checkpoint's name; -1 if the name ends otherwise, as that of a copy the user made."""
+    """The number in a checkpoint's name; -1 if the name does not end in a number, such as that of a user's copy."""
     number = place.name.rpartition("-")[2]
     return int(number) if number.isdecimal() else -1

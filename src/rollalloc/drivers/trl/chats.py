@@ -46,7 +46,9 @@ def encode(trainer: Any, prompts: Sequence[Any], names: Sequence[str] | None = N
 
 
 def eos_ids(trainer: Any) -> tuple[int, ...]:
-    """Ids of the tokens that end a completion. Newer TRL takes all that the model names, older TRL the tokenizer's EOS."""
+    """Ids of the tokens that end a completion. Newer versions of TRL use all end tokens that the model names; older
+    ones use the tokenizer's EOS.
+    """
     return tuple(getattr(trainer, "eos_token_ids", None) or [trainer.processing_class.eos_token_id])
 
 

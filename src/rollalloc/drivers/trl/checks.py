@@ -79,7 +79,7 @@ def rows_per_group(recipe: Recipe) -> int | None:
 
 
 def in_shape_of(args: Any, recipe: Recipe | str) -> Recipe:
-    """Give a recipe that was created without sizes the size of TRL's generation batch. A recipe with sizes is unchanged.
+    """Give a recipe that was created without sizes those of TRL's generation batch. A recipe with sizes is unchanged.
 
         groups × rows per group = per_device_train_batch_size × processes × steps_per_generation
 
@@ -98,7 +98,7 @@ def in_shape_of(args: Any, recipe: Recipe | str) -> Recipe:
 
 
 def _warn_of_own_n(recipe: Recipe | str, made: Recipe) -> None:
-    """Warn where a recipe that is meant for one rollout of each prompt got its n from `num_generations`."""
+    """Warn if a recipe that is meant for one rollout per prompt got its n from `num_generations`."""
     if isinstance(recipe, str):
         parameters = signature_of(recipe)
     else:
@@ -141,8 +141,8 @@ def check_sizes(args: Any, recipe: Recipe) -> None:
 def _check_counted(args: Any, recipe: Recipe) -> None:
     """Check `num_generations` for a recipe that trains on one row per prompt.
 
-    The right value would be 1, but TRL accepts no less than 2. So the smallest number that divides the batch stands for it;
-    any other is refused, since a user could take it for the number of rollouts per prompt.
+    The right value would be 1, but TRL accepts no value below 2. The smallest number that divides the batch is used
+    instead. Other values raise an error, because a user could take them for the number of rollouts per prompt.
     """
     if recipe.groups < 2:
         raise ValueError("the recipe trains on one row per batch, but TRL needs at least 2; give it more groups")
@@ -296,7 +296,7 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
             f"a row of the training data needs a column `prompt`, got {', '.join(first)}; rename the column that holds it, "
             f"dataset.rename_column({next(iter(first), '...')!r}, 'prompt')"
         )
-    if "environment_factory" not in turns:  # one may make up the prompt
+    if "environment_factory" not in turns:  # an environment may create the prompt
         check_prompt_forms(dataset, "train_dataset")
     talk = is_conversational({"prompt": first["prompt"]})
     if turns and not talk:
@@ -311,10 +311,10 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
 
 
 def check_prompt_forms(dataset: Any, where: str) -> None:
-    """Refuse a prompt that is neither text nor a list of messages.
+    """Raise an error for a prompt that is neither text nor a list of messages.
 
     Args:
-        dataset: of any kind; one that cannot be indexed, or has no column `prompt`, is not looked at.
+        dataset: any data set. It is not checked if it cannot be indexed or has no column `prompt`.
         where: names the data set in the error.
 
     Raises:
@@ -372,7 +372,7 @@ def check_turns(trainer: Any) -> None:
 
 def check_processes(args: Any) -> None:
     """Warn if `accelerate launch` started this run without a GPU: it starts one process and ignores `--num_processes`."""
-    launched = "ACCELERATE_USE_CPU" in os.environ  # set by `accelerate launch` where it starts a single process
+    launched = "ACCELERATE_USE_CPU" in os.environ  # set by `accelerate launch` when it starts a single process
     if launched and args.world_size == 1 and args.device.type == "cpu":
         log.warning(
             "this is the only process: without GPUs `accelerate launch` starts only one, whatever --num_processes is; for "

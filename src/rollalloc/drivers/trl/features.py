@@ -36,7 +36,7 @@ def features_for(
         recipe: the recipe.
         given: "model": computed with the model when training begins. "auto": "model" if the recipe predicts, otherwise
             None. None: no features. Otherwise the path of a file that `rollalloc features` or `write_features` wrote.
-        key: column of the prompts' keys, by which a file is looked up. None: the prompts are the keys.
+        key: column of the prompts' keys, by which features are found in a file. None: the prompts are the keys.
 
     Raises:
         FileNotFoundError: the file does not exist.

@@ -42,7 +42,8 @@ def generated_figures(allocation: Allocation) -> Figures:
     own = [slice(None) if rollout.own is None else np.array(rollout.own) for rollout in everything]
     logprobs_T = np.concatenate([rollout.made.logprobs[at] for rollout, at in zip(everything, own, strict=True)])
     if logprobs_T.size and not np.isnan(logprobs_T).any():
-        found["rollalloc/entropy"] = -float(logprobs_T.mean())  # over all rollouts, not only trained rows as TRL's
+        # Over all rollouts, whereas TRL's entropy is over trained rows only.
+        found["rollalloc/entropy"] = -float(logprobs_T.mean())
     return found | counts
 
 
@@ -69,7 +70,7 @@ def evaluated_figures(
         each: number of completions per prompt.
     """
     if rewards.is_weighted_sum:
-        return {}  # 1 does not mean right
+        return {}  # a score of 1 does not mean a right answer
     metrics = [np.nan if (metric := rewards.selected_by(scores_F)) is None else metric for scores_F in scores_BF]
     if not metrics or len(metrics) % each:
         return {}
@@ -92,7 +93,9 @@ def running_totals(allocation: Allocation) -> Figures:
 
 
 def tokens_generated(made: Sequence[Rollout]) -> int:
-    """Tokens of prompts and completions, as TRL counts `num_tokens`. Rollouts stopped before they began count 0."""
+    """Tokens of prompts and completions, counted as TRL's `num_tokens`. A rollout that was stopped before it began
+    counts 0.
+    """
     return sum(len(rollout.prompt_tokens) + rollout.length for rollout in made if rollout.made.tokens)
 
 

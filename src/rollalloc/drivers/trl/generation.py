@@ -1,4 +1,6 @@
-"""Generates rollouts with the model of a TRL trainer: with rollalloc's sampler if it can, else with TRL's own back-end."""
+"""Generates rollouts with the model of a TRL trainer: with rollalloc's sampler if it supports the model, else with
+TRL's own back-end.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ class Generator:
 
     Args:
         trainer: TRL's trainer.
-        use_sampler: generate with rollalloc's sampler. None: if it supports the model and the settings.
+        use_sampler: whether to generate with rollalloc's sampler. None: if it supports the model and the settings.
         keep_logprobs: whether the recipe needs the log-probability of each token under the weights that sampled it.
         tools: TRL's `tools`.
         environment_factory: TRL's `environment_factory`.
@@ -40,7 +42,8 @@ class Generator:
         turns: generates rollouts of several turns; None if there are neither tools nor environments.
         samples: whether rollalloc's sampler generates.
         knows_logprobs: whether generations have log-probabilities; otherwise they are NaN.
-        gives_the_policys: whether these equal a forward pass of the same weights, which half precision rules out.
+        gives_the_policys: whether these equal those of a forward pass with the same weights. In half precision they do
+            not.
 
     Raises:
         ValueError: `use_sampler` is True, but the sampler does not support the model or a setting.
@@ -75,7 +78,8 @@ class Generator:
         self._model: Any = None
 
     def begin(self) -> None:
-        """Prepare for `train`, which may follow an interrupted one: start at a new batch and send vLLM the current weights.
+        """Prepare for `train`, possibly after an interrupted call of it: begin with a new batch, and send vLLM the
+        weights.
 
         TRL resets its count of optimizer steps itself, but not `_step`, the count of micro-batches by which it decides when
         to ask for a new batch.
@@ -98,7 +102,7 @@ class Generator:
 
     @property
     def can_stop(self) -> bool:
-        """Whether rollouts can be stopped: only by our sampler, and only if no other process must be told."""
+        """Whether rollouts can be stopped. Only our sampler can do it, and only if this is the only process."""
         return self.samples and self.trainer.accelerator.num_processes == 1
 
     def stream(self, requests: Sequence[Request]) -> abc.Generator[list[Generation], Iterable[int] | None]:
@@ -119,7 +123,9 @@ class Generator:
     def filled(
         self, pairs: Sequence[tuple[Tokens, Tokens]], logprobs: list[NDArray[np.float32]] | None
     ) -> list[NDArray[np.float32]]:
-        """The back-end's log-probabilities; without them, those of a forward pass or, if they are not needed, NaN."""
+        """The back-end's log-probabilities. If it gave none, those of a forward pass or, if the recipe does not need
+        them, NaN.
+        """
         if logprobs is not None:
             return logprobs
         return self.logprobs(pairs) if self.knows_logprobs else [_unknown(tokens) for _, tokens in pairs]
@@ -154,7 +160,9 @@ class Generator:
 
     @property
     def _unwrapped(self) -> Any:
-        """The model without what accelerate wraps it in. It is looked up once a training: that searches all its modules."""
+        """The model without accelerate's wrappers. It is looked up once per training run, because that searches all
+        modules.
+        """
         if self._model is None:
             self._model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
         return self._model
@@ -186,7 +194,7 @@ class Generator:
                 self._by_vllm([], most)
 
     def _sync(self) -> None:
-        """Send vLLM the weights, once a step."""
+        """Send the weights to vLLM, at most once per step."""
         if self._synced_at != self.trainer.state.global_step:
             self.trainer.vllm_generation.sync_weights()
             self._synced_at = self.trainer.state.global_step
@@ -211,7 +219,7 @@ def logprobs_of(trainer: Any, model: Any, pairs: Sequence[tuple[Tokens, Tokens]]
     """Log-probabilities of the completions' tokens under a model in eval mode, one micro-batch at a time.
 
     Args:
-        trainer: its temperature, padding and micro-batch size apply.
+        trainer: TRL's trainer, whose temperature, padding and micro-batch size are used.
         model: the model.
         pairs: token ids of (prompt, completion).
 

@@ -18,7 +18,7 @@ _AGAIN = "\x1c"  # a separator that text does not contain
 
 
 def rows_of(dataset: Any, wanted: Iterable[int]) -> list[Any]:
-    """The rows with these numbers. `datasets` reads many at once in the time that a few take one by one."""
+    """The rows with these numbers. `datasets` reads many rows in one call as fast as a few rows one by one."""
     numbers, several = list(wanted), getattr(dataset, "__getitems__", None)
     return several(numbers) if several else [dataset[number] for number in numbers]
 
@@ -81,7 +81,9 @@ def _texts(dataset: Any, column: str) -> list[Any]:
 
 
 def _without_null(value: Any) -> Any:
-    """A value without null fields: `datasets` gives each dictionary of a column the fields of all the others, as null."""
+    """A value without null fields. `datasets` adds the fields of all other dictionaries in a column to each one, as
+    null.
+    """
     if isinstance(value, dict):
         return {name: _without_null(field) for name, field in value.items() if field is not None}
     return [_without_null(item) for item in value] if isinstance(value, list) else value

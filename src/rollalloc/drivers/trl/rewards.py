@@ -79,7 +79,8 @@ class RewardFunctions:
     tokenizers: Sequence[Any]
     metric: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    _said: list[str] = field(default_factory=list[str], init=False, repr=False)  # of a completion without a score, once
+    # The warning about a completion without a score, which is given once.
+    _said: list[str] = field(default_factory=list[str], init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.metric is not None and self.metric not in self.names:
@@ -272,7 +273,7 @@ def how_to_name_a_metric(names: Sequence[str]) -> str:
 def _without_any_score(
     examples: Sequence[dict[str, Any]], completions: Sequence[Any], scores_BF: Sequence[Sequence[Score]]
 ) -> str | None:
-    """What to say, in TRL's words, of the first completion for which no function had a score; None where each has one."""
+    """A warning in TRL's words about the first completion without a score from any function; None if all have one."""
     for example, completion, scores_F in zip(examples, completions, scores_BF, strict=True):
         if all(score is None for score in scores_F):
             return (

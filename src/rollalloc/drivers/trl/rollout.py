@@ -44,7 +44,7 @@ class Rollout:
 
 
 def idle_rollout(eos_ids: Tokens) -> Rollout:
-    """A placeholder of one token, for a forward pass where there is nothing to train on."""
+    """A placeholder of one token, for a forward pass without anything to train on."""
     end = eos_ids[:1]
     made = Generation(-1, end, np.zeros(1, np.float32), truncated=False)
     return Rollout(prompt=0, prompt_tokens=end, made=made)

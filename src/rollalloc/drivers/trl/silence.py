@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class SilenceCallback(TrainerCallback):
-    """Warns once when most recent groups have equal rewards, so that their loss is zero; again only if it gets much worse.
+    """Warns when most recent groups have equal rewards, so that their loss is zero. It warns again only if this gets
+    much worse.
 
         GRPOTrainer(..., callbacks=[SilenceCallback()])
 
@@ -52,7 +53,8 @@ class SilenceCallback(TrainerCallback):
         if (share := logs.get("frac_reward_zero_std")) is None or step <= self._step:
             return False
         rows = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
-        rollouts = (step - self._step) * max(1, rows // args.num_iterations)  # TRL trains so often on each rollout
+        # TRL trains `num_iterations` times on each rollout.
+        rollouts = (step - self._step) * max(1, rows // args.num_iterations)
         self._step = step
         equal = round(share * rollouts)
         self._teaching.add({"all_alike": equal, "mixed": rollouts - equal})

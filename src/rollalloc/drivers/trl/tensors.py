@@ -47,7 +47,7 @@ def training_inputs(
         rollouts: the rollouts of its rows, in order.
 
     Returns:
-        Tensors by the names that TRL's loss uses; B rows, prompts padded to P tokens and completions to T.
+        Tensors by the names that TRL's loss uses: B rows, with prompts padded to P tokens and completions to T tokens.
     """
     batch = batch or Batch((), 0)
     accelerator, processes = trainer.accelerator, trainer.accelerator.num_processes
@@ -86,7 +86,9 @@ def training_inputs(
 
 
 def needs_every_row(trainer: Any) -> bool:
-    """Whether rows with advantage 0 change the loss: through a KL term, entropy, a router's loss, or an unknown average."""
+    """Whether rows with advantage 0 change the loss: by a KL term, an entropy term, a router's loss, or an unknown
+    average.
+    """
     return (
         trainer.loss_type not in (*_MEANS_OVER_ROWS, *_DIVIDE_BY_TOKENS)
         or trainer.beta != 0.0
@@ -110,7 +112,8 @@ def _corrections(
     advantages_B: Tensor,
     mask_BT: Tensor,
 ) -> dict[str, Tensor]:
-    """Tensors that correct for rollouts sampled from other weights, or by another engine, than the trained policy's.
+    """Tensors that correct for rollouts that were sampled from other weights than the trained policy's, or by another
+    engine.
 
     The keys are the same on every process, even if only some of them have such rows.
     """

@@ -39,10 +39,10 @@ from rollalloc.named import signature_of
 class AllocatedGRPOTrainer(GRPOTrainer):
     """TRL's `GRPOTrainer` with a recipe.
 
-    The recipe draws the prompts (random numbers depend on `args.seed`), decides how many rollouts each prompt gets and which
-    of them are trained on, and computes their advantages. The recipe's state is saved in the folder `rollalloc` of each
-    checkpoint, and `train(resume_from_checkpoint=...)` continues from it. Evaluation is TRL's own; this class also logs
-    pass@k and related figures under `rollalloc/breadth/`.
+    The recipe draws the prompts (with random numbers from `args.seed`), decides how many rollouts each prompt gets and
+    which of them are trained on, and computes their advantages. The recipe's state is saved in the folder `rollalloc`
+    of each checkpoint, and `train(resume_from_checkpoint=...)` continues from it. Evaluation is TRL's own; this class
+    also logs pass@k and related figures under `rollalloc/breadth/`.
 
     The class depends on TRL's private interface. It overrides `_generate_and_score_completions`, `_generate_single_turn`,
     `_tokenize_prompts`, `_save_checkpoint`, `_load_best_model` and `_calculate_rewards`, and writes to `_metrics` and
@@ -65,9 +65,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         accept_recipe: resume even if the checkpoint was saved under another recipe.
         accept_data: resume even if prompts of the checkpoint are missing from the data set.
         notices: log a warning when most of the recent rollouts had no effect on training.
-        averaging: generate, evaluate and save with an average of the weights over at most this many recent rows, once
-            twice as many are trained; 0 turns it off. rollalloc's own trainer uses 640. Every process needs the whole model
-            in float32, and memory for a second copy of the trained weights.
+        averaging: generate, evaluate and save with an average of the weights over at most this many recent rows; 0
+            turns it off. Averaging begins when twice as many rows are trained. rollalloc's own trainer uses 640. Every
+            process needs the whole model in float32, and memory for a second copy of the trained weights.
 
     Raises:
         FileNotFoundError: the file of features does not exist.
@@ -236,7 +236,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         ).items():
             metrics[name].append(value)
         for name, value in running_totals(self.allocation).items():
-            metrics[name] = [value]  # TRL logs the mean of a list; for a running total only the last value is right
+            metrics[name] = [value]  # TRL logs the mean of a list; of a running total, only the last value must remain
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
 
     def _show(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:

@@ -100,7 +100,7 @@ class _Environments:
         self._trainer = trainer
         self._named = isinstance(factory, Mapping)
         self._factories: Mapping[Any, Any] = factory if isinstance(factory, Mapping) else {None: factory}
-        # TRL has created some to read their tools; take those over.
+        # TRL has already created some instances to read their tools. Use these first.
         made = getattr(trainer, "_environment_pool", None)
         self._pool: dict[Any, list[Any]] = {None: list(trainer.environments)} if made is None else made
 
@@ -144,7 +144,9 @@ class _Environments:
 
 
 def _with(message: Mapping[str, Any], said: Any) -> dict[str, Any]:
-    """A message with `said` appended. Each may be text or a list of parts; if either is a list, so is the result."""
+    """A message with `said` appended. Both may be text or a list of parts. If one of them is a list, the result is a
+    list.
+    """
     content: Any = message["content"]
     if isinstance(content, str) and isinstance(said, str):
         return {**message, "content": content + said}
@@ -179,7 +181,9 @@ def _methods(instance: Any) -> list[Any]:
 
 @contextmanager
 def _given(trainer: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
-    """Set attributes of the trainer. Older TRL never resets them, so there they are restored at the end."""
+    """Set attributes of the trainer. Older versions of TRL never reset them, so with these they are restored at the
+    end.
+    """
     before = {name: getattr(trainer, name, None) for name in attributes}
     for name, value in attributes.items():
         setattr(trainer, name, value)

@@ -52,8 +52,8 @@ class CheckedStep:
     Attributes:
         recipe: the rules of the recipe.
         prompts: number of groups in a batch.
-        stages: name of each stage of the recipe, groups that enter it in a step of one round, and rollouts of each, on
-            average; None: the recipe decides how many.
+        stages: for each stage of the recipe its name, the number of groups that enter it in a step of one round, and
+            the average number of rollouts of each group; None: the recipe decides how many.
         rows: number of rows per group in a batch; None: it varies.
         optimizer_steps: optimizer steps per batch; with a recipe at most `train_batch_size // ppo_mini_batch_size`.
         mode: verl's name for how generation and training overlap.
@@ -106,14 +106,25 @@ def _without_program(arguments: Sequence[str]) -> list[str]:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="python -m rollalloc.drivers.verl.check", allow_abbrev=False)
-    parser.add_argument(
-        "--config-path", "-cp", "--config-dir", help="folder of the configuration (default: verl's own)"
+    parser = ArgumentParser(
+        prog="python -m rollalloc.drivers.verl.check",
+        usage="%(prog)s [options] [key=value ...]",
+        description="Check a configuration of verl with rollalloc before a cluster runs it: whether both accept it, which "
+        "files are missing, and how large a step is. Give the arguments that verl.trainer.main_ppo would get.",
+        allow_abbrev=False,
     )
     parser.add_argument(
-        "--config-name", "-cn", default="ppo_trainer", help="name of the configuration (default: ppo_trainer)"
+        "--config-path", "-cp", "--config-dir", help="folder of the YAML configuration (default: verl's own)"
     )
-    parser.add_argument(_NO_FILES, action="store_true", help="do not check the files of the data and the reward")
+    parser.add_argument(
+        "--config-name",
+        "-cn",
+        default="ppo_trainer",
+        help="name of the YAML file, without its ending (default: ppo_trainer)",
+    )
+    parser.add_argument(
+        _NO_FILES, action="store_true", help="do not check that the files of the data and the reward exist"
+    )
     return parser
 
 
@@ -130,7 +141,7 @@ def checked(config: Any) -> CheckedStep:
     from rollalloc.drivers.verl.configure import configure, refuse_limits_of_vllm
 
     settings = configure(config) if str(config.trainer.v1.trainer_mode) in MODES else None
-    refuse_limits_of_vllm(config.actor_rollout_ref.rollout)  # for stock verl's command, too
+    refuse_limits_of_vllm(config.actor_rollout_ref.rollout)  # also for a command of stock verl
     validated, unchecked = _for_validation(config)
     # verl's validation prints a success message, and warns if the critic is off.
     with redirect_stdout(io.StringIO()), catch_warnings():
@@ -140,7 +151,7 @@ def checked(config: Any) -> CheckedStep:
 
 
 def _for_validation(config: Any) -> tuple[Any, str]:
-    """What verl's validation gets, and what it leaves out.
+    """The configuration to pass to verl's validation, and a sentence about what cannot be validated here.
 
     verl asks vLLM which ranks of LoRA adapters it supports, so without vLLM its validation would refuse every rank.
     """

@@ -26,7 +26,7 @@ class SessionStopped(BaseException):
 
 @dataclass
 class Live:
-    """A running session: the model's turns, and the agent loop's work between them.
+    """A running session, which consists of the model's turns and the agent loop's work between them.
 
     Attributes:
         patience: seconds that the agent loop may spend between two turns, for example in a tool; None: no limit.
@@ -74,7 +74,9 @@ class Live:
                 self.between_turns()
 
     def over(self) -> None:
-        """The trajectory is complete: from now on the session is scored, which has its own time limit and is not stopped."""
+        """The trajectory is complete. From now on the session is scored; scoring has its own time limit and cannot be
+        stopped.
+        """
         self._over = True
         self._set(None)
 
@@ -139,7 +141,7 @@ class Client(LLMServerClient):
         """The engine's id of a request. verl calls this for every engine, not only for vLLM."""
         engine_id = super()._vllm_request_id(request_id)
         if (live := LIVE.get()) is not None:
-            if live.stopped:  # it was stopped while it waited for a server, so nothing needs to be sent
+            if live.stopped:  # stopped while it waited for a server, so no request is needed
                 raise SessionStopped
             call = _CALL.get()
             call.request = engine_id
@@ -163,7 +165,7 @@ class ResumingClient(FullyAsyncLLMServerClient, Client):
 
 
 def _abort(server: Any, request: str) -> bool:
-    """Runs in the server: abort a request, which then returns its tokens so far. False: the engine does not know it."""
+    """Abort a request, which then returns its tokens so far. False: the engine does not know it. Runs in the server."""
     if (sglang := getattr(server, "tokenizer_manager", None)) is not None:
         if known := request in sglang.rid_to_state:
             sglang.abort_request(request)
@@ -178,7 +180,7 @@ _ABORTS: set[asyncio.Task[None]] = set()  # the event loop itself holds only wea
 
 
 def requests_left(server: Any) -> int:
-    """Runs in the server: the number of requests in its engine."""
+    """The number of requests in the server's engine. Runs in the server."""
     if (sglang := getattr(server, "tokenizer_manager", None)) is not None:
         return len(sglang.rid_to_state)
     return len(server.engine.output_processor.request_states)

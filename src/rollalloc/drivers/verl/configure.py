@@ -60,7 +60,7 @@ def configure(config: Any) -> VerlSettings:
 
 
 def refuse_limits_of_vllm(rollout: Any) -> None:
-    """Refuse limits with which vLLM would end when it starts, after Ray and the model are up.
+    """Refuse limits with which vLLM would fail at its start, when Ray and the model are already loaded.
 
     Args:
         rollout: verl's `actor_rollout_ref.rollout`; its `engine_kwargs.vllm` override its own keys, as in verl.
@@ -75,8 +75,9 @@ def refuse_limits_of_vllm(rollout: Any) -> None:
     tokens, sequences, longest, chunked = (given.get(key, rollout.get(key)) for key in keys)
     if tokens is None or sequences is None:  # vLLM chooses
         return
-    if not rollout.enable_chunked_prefill and not given.get(keys[0]):  # verl raises them to the longest sequence
-        tokens = max(tokens, rollout.max_model_len or sequences)  # unset, it is the model's number of positions
+    # Verl then raises the tokens to the longest sequence.
+    if not rollout.enable_chunked_prefill and not given.get(keys[0]):
+        tokens = max(tokens, rollout.max_model_len or sequences)  # if unset, vLLM uses the model's number of positions
     name = "actor_rollout_ref.rollout"
     if tokens < sequences:
         raise ValueError(
@@ -145,7 +146,7 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]
 
 
 def overlap_of(config: Any) -> Overlap | None:
-    """How the configured mode overlaps rollouts with updates; None: it does not.
+    """How the configured mode overlaps rollouts with updates; None: they do not overlap.
 
     Raises:
         ValueError: the mode is not one of ours.

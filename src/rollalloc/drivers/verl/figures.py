@@ -45,7 +45,8 @@ class Step:
     held: AbstractSet[int] = frozenset()
     rounds: int = 0
     _entered: _Stages = field(default_factory=lambda: defaultdict(dict))
-    _undecided: _Stages = field(default_factory=lambda: defaultdict(dict))  # entered in an earlier step, still running
+    # Groups that entered in an earlier step and still run.
+    _undecided: _Stages = field(default_factory=lambda: defaultdict(dict))
     _rollouts: Counter[int] = field(default_factory=Counter)
     _scored: dict[tuple[int, int], list[StageResult]] = field(default_factory=lambda: defaultdict(list))
 
@@ -57,7 +58,7 @@ class Step:
             self._rollouts[order.stage] += len(order.rollouts)
 
     def see(self, at: int, group: int, rollout: StageResult) -> None:
-        """A rollout that a stage of a group ordered has its score."""
+        """Record that a rollout, which this stage of the group ordered, has its score."""
         self._scored[at, group].append(rollout)
 
     def following(self, held: AbstractSet[int], running: AbstractSet[int]) -> Step:
@@ -95,7 +96,8 @@ class Step:
 
         Args:
             stages: the recipe's stages.
-            statistics: the allocator's statistics; the last visit of each of these prompts must be that of its group here.
+            statistics: the allocator's statistics; for each of these prompts, the last visit must be the one of its
+                group in this step.
             trained: groups in the batch.
             held: groups that wait for a later batch.
             running: groups with rollouts that continue during the update; a later step counts how they end.
@@ -124,7 +126,9 @@ class Step:
         return {"rounds": self.rounds, "held": held_counts, "stage": by_stage, "groups_table": groups}
 
     def _became(self, index: int, group: int, fate: str, trained: AbstractSet[int], held: AbstractSet[int]) -> str:
-        """What became of a group that left a stage: "trained", "held", "next stage", or the reason why it was dropped."""
+        """What happened to a group that left a stage: "trained", "held", "next stage", or the reason why it was
+        dropped.
+        """
         if group in self._entered[index + 1]:
             return _NEXT
         if group in trained:
@@ -142,7 +146,7 @@ class Step:
         return (stage, prompt, len(scored), *figures, became)
 
     def _of_stage(self, index: int, became: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-        """A stage's figures, from what became of the groups that left it and from their rows."""
+        """A stage's figures, from the groups that left it (`became` says where they went) and from their rows."""
         passed = sum(each in _PASSED for each in became.values())
         figures: dict[str, Any] = {
             "groups": len(self._entered[index]),

@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 def after_import(name: str, run: Callable[[ModuleType], None]) -> None:
-    """Call `run` with the module of that name: now if it is imported already, otherwise when it is.
+    """Call `run` with the module of that name: now if it is imported already, otherwise as soon as it is imported.
 
     verl loads plug-ins in each of its processes. Most of them never need the trainer, and importing it takes seconds.
     """

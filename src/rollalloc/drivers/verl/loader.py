@@ -38,7 +38,7 @@ class Prompts:
     def __init__(self, config: Any, dataset: Any) -> None:
         refuse_columns_of(dataset, "data.train_files")
         self._dataset, self._prompt_key = dataset, config.get("prompt_key", "prompt")
-        # It has the same batches as verl's own loader, of indices instead of rows. verl saves and restores its position.
+        # Like verl's own loader, but its batches contain indices instead of rows. verl saves and restores its position.
         self.index_loader = StatefulDataLoader(
             dataset=range(len(dataset)),  # pyright: ignore[reportArgumentType]
             batch_size=config.train_batch_size,
@@ -103,14 +103,14 @@ def refuse_columns_of(dataset: Any, files: str, allowed: frozenset[str] = frozen
 
 
 def fill_samples(dataset: Any, n: int) -> None:
-    """Give every validation prompt a number of answers to sample, where only some files say one.
+    """Give every validation prompt a number of answers to sample, if only some of the files contain one.
 
-    verl concatenates its files, so that the column of those that have it is null in the rows of the others, and verl fails
-    on null.
+    verl concatenates its files. If only some files have the column, it is null in the rows of the others, and verl
+    fails on null.
 
     Args:
-        dataset: verl's validation set; another one, without a `dataframe`, is left alone.
-        n: verl's `val_kwargs.n`, which holds for files without the column.
+        dataset: verl's validation set. A data set without a `dataframe`, such as one of a custom class, is not changed.
+        n: verl's `val_kwargs.n`, which is used for files without the column.
     """
     frame = getattr(dataset, "dataframe", None)
     if frame is not None and SAMPLES in frame.column_names and None in frame[SAMPLES]:

@@ -36,7 +36,8 @@ def spread(padding_B: Sequence[bool], ranks: int, steps: int) -> list[int]:
     """
     share = len(padding_B) // ranks
     order: list[int] = []
-    turn = 0  # not reset at each rank, or the first mini-batches would get one more padding row from every rank
+    # Continues over all ranks; otherwise the first mini-batches would get one more padding row from every rank.
+    turn = 0
     for rank in range(ranks):
         rows = range(rank * share, (rank + 1) * share)
         parts: list[list[int]] = [[] for _ in range(steps)]

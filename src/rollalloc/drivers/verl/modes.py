@@ -67,8 +67,8 @@ class Overlap:
 
             patience = max_staleness - ceil(batches ahead)
 
-        When a group of this age is waited for, at most the groups of those batches are left that are as old. The oldest are
-        trained on first, so each is trained on before it is older than `max_staleness`.
+        While the update waits for a group of this age, only the groups of the batches ahead can be as old. The oldest
+        are trained on first, so each is trained on before it is older than `max_staleness`.
 
         Args:
             recipe: what `of` returned.

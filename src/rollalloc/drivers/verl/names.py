@@ -39,7 +39,7 @@ READ_IN_VALIDATION = frozenset(["__rollout_n__"])  # verl reads it from validati
 
 
 def refuse_columns(row: Iterable[str], extra_info: Any, files: str, allowed: frozenset[str] = frozenset()) -> None:
-    """Refuse a data set whose columns verl or the driver would overwrite, or that would overwrite theirs.
+    """Refuse a data set with columns that verl or the driver would overwrite, or that would overwrite theirs.
 
     Args:
         row: names of the columns.

@@ -138,7 +138,7 @@ def _check_reward(path: str, name: Any) -> None:
 
 
 def _file_of_module(name: str) -> Path:
-    """The file of a module that verl would import, which is not imported here; its packages are."""
+    """The file of a module that verl would import. The module is not imported here, but its packages are."""
     try:
         spec = find_spec(name.replace("/", "."))
     except ImportError:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 def _register_trainer(_: ModuleType) -> None:
     try:
         import_module("rollalloc.drivers.verl.trainer")
-    except Exception:  # with another version of verl, verl's own trainers must still work
+    except Exception:  # even with an unsupported version of verl, verl's own trainers must work
         log.exception("rollalloc's trainer modes are not available; they need verl 0.9")
 
 

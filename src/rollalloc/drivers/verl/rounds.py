@@ -143,8 +143,9 @@ class TrainingRows:
         """The factor by which the row of each key is multiplied.
 
         Args:
-            own: the core computes the advantages. The factor is advantage · weight then, and applies to the response mask;
-                otherwise it is the weight, and applies to the advantage of verl's estimator.
+            own: the core computes the advantages. Then the factor is advantage · weight, and it is applied to the
+                response mask. Otherwise the factor is the weight, and it is applied to the advantage from verl's
+                estimator.
             within_group: verl's estimator compares the rollouts of a group. A rollout that is alone in its group gets the
                 factor 0, because verl would use its plain reward as the advantage.
         """
@@ -193,7 +194,8 @@ class Rounds:
         self._failing: Counter[str] = Counter()  # why rollouts failed since the last batch
         self._step = Step()
         self._figures: dict[str, Any] = {}  # metrics of the last step
-        self._broken_off: tuple[Order, ...] = ()  # orders that were running when the state was saved; to be repeated
+        # Orders that were running when the state was saved, which must be repeated.
+        self._broken_off: tuple[Order, ...] = ()
         self._running: dict[Session, int] = {}  # session -> rollout
         self._begun: dict[int, int] = {}  # group that is running or held -> version of the weights at its first order
         self._stopped: set[int] = set()  # running rollouts that were told to stop
@@ -271,7 +273,7 @@ class Rounds:
     def _order_beside(self, last: bool) -> None:
         """Start and stop rollouts as the core wants while the batch is trained."""
         if self.overlaps:
-            only_stops = last or self._gave_up  # after giving up on the loader, read it again only after the update
+            only_stops = last or self._gave_up  # once the loader was given up, it is read again only after the update
             self._carry_out(self.allocator.ask(capacity=0) if only_stops else self._ask())
             self._release()
 
@@ -298,7 +300,7 @@ class Rounds:
 
     def _ask(self) -> Actions:
         """Ask the core for actions, and offer it prompts while it wants them."""
-        if self._gave_up:  # the update may have made prompts available again: allow the loader another whole pass
+        if self._gave_up:  # the update may have made prompts available again, so the loader gets another whole pass
             self._reading_since = None
             self._offer()
         while True:
@@ -309,7 +311,7 @@ class Rounds:
             except NoProgress:
                 if self.loader is None or not self.allocator.wanted():
                     raise
-                if self._passed_over():  # no prompt can become available for this batch: let the core do without
+                if self._passed_over():  # no prompt can become available for this batch, so the core gets no more
                     self.allocator.tell([Offered((), self.allocator.epoch)])
                     self._gave_up = True
                 continue
@@ -326,7 +328,8 @@ class Rounds:
             self._reading_since = epoch
 
     def _passed_over(self) -> bool:
-        """Whether the loader was read for a whole epoch, in which some prompt was due, without one that may be drawn.
+        """Whether the loader was read for a whole epoch without offering a prompt that may be drawn, although one was
+        due.
 
         The epoch must be complete, since a loader may leave out some prompts of an epoch.
         """
@@ -371,7 +374,7 @@ class Rounds:
     def _tell(self, outcomes: Sequence[SessionOutcome]) -> None:
         for outcome in outcomes:
             rollout = self._running.pop((outcome.uid, outcome.session), None)
-            if rollout is None:  # a late outcome: its worker was declared dead, and the rollout has its outcome already
+            if rollout is None:  # a late outcome of a worker that was declared dead: the rollout already has an outcome
                 self._unneeded += outcome.keys
                 continue
             self._stopped.discard(rollout)

@@ -1,4 +1,4 @@
-"""Reads the result of verl's reward loop by the same rules as rollalloc's own commands read a reward."""
+"""Reads the result of verl's reward loop by the same rules by which rollalloc's own commands read a reward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from rollalloc.rewards.function import Scored, Unscored, to_outcome
 
-ACC = "acc"  # the metric of reward functions by verl's convention, which need not return one
+ACC = "acc"  # by verl's convention, the field of the metric; a reward function need not return it
 
 
 def read_score(score: Any, extra: Mapping[str, Any], metric: str = ACC) -> Scored | Unscored:
@@ -17,7 +17,8 @@ def read_score(score: Any, extra: Mapping[str, Any], metric: str = ACC) -> Score
         score: the reward for training; a number, or a tensor with one number.
         extra: the other values that the reward function returned: the metric for selection, and, if there is no score,
             `unscored` and its `reason`, as `rewards.frameworks.Reward` returns them to verl.
-        metric: name of the metric. If it is `acc` and missing, the score is the metric; another one must be there.
+        metric: name of the metric. If it is `acc` and missing, the score is the metric. Any other metric must be
+            present.
     """
     if extra.get("unscored"):
         return Unscored(str(extra.get("reason") or "reward function gave no reason"))

@@ -37,7 +37,8 @@ class VerlSettings:
         rollout_correction: if rows may be older than the weights, turn on verl's truncated importance weights, unless verl
             configures its correction itself.
         features: file of the prompts' features (`rollalloc features`), for a recipe that predicts success; None: none.
-        metric: field of what the reward function returns that selects prompts; "acc": that, or the score if there is none.
+        metric: the field, of what the reward function returns, that the recipe selects by; "acc": that field, or the
+            score if it is missing.
         notices: log a warning when most of the recent rollouts had no effect on training.
 
     Raises:
@@ -85,7 +86,8 @@ class VerlSettings:
     def own_advantages(self) -> bool:
         """Whether the core computes the advantages. verl's estimator computes them for plain GRPO without replay.
 
-        With replay it cannot: a replayed row keeps the advantage of its own batch, but its group is not in the later one.
+        With replay, verl's estimator cannot compute them: a replayed row keeps the advantage of its first batch, but
+        its group is not in the later batch.
         """
         recipe = self.recipe
         plain = recipe.advantage == grpo(1, 1).advantage and recipe.over_batch is None

@@ -208,7 +208,9 @@ class RecipeTrainer(PPOTrainer):
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
-        """Write rollouts to disk as verl does, without padding and replayed rows; the latter were written before."""
+        """Write rollouts to disk as verl does, without padding rows and without replayed rows, which were written
+        before.
+        """
         assert self._trained is not None
         fresh = {key for key, row in zip(self._trained.keys, self._trained.rows, strict=True) if not row.replays}
         indices = [index for index, key in enumerate(batch.keys) if key in fresh]

@@ -108,7 +108,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         return ended
 
     async def ping(self) -> bool:
-        """True. The manager calls it to find out whether the worker is alive."""
+        """Return True. The manager calls this to find out whether the worker is alive."""
         return True
 
     async def cancel(self, sessions: Sequence[Session]) -> None:
@@ -168,7 +168,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
             self._scored[session] = self._outcome(session, outputs)
 
     def _check(self, output: Any) -> None:
-        """Check an agent loop's row before it is stored. A malformed row would end the run at the update."""
+        """Check an agent loop's row before it is stored. A malformed row would crash the run at the update."""
         tokens, mask, logprobs = output.response_ids, output.response_mask, output.response_logprobs
         if not tokens or len(mask) != len(tokens) or not {0, 1}.issuperset(mask):
             raise ValueError(
@@ -237,8 +237,8 @@ class Manager(AgentLoopManagerTQ):
         self.agent_loop_workers_class = ray.remote(max_restarts=_RESTARTS)(Worker)
         self._open: dict[Session, Any] = {}  # -> its worker
         self._lost: list[SessionOutcome] = []
-        self._starting: dict[Any, Any] = {}  # call that starts prompts -> its worker
-        self._listening: dict[Any, Any] = {}  # call for the next outcomes -> its worker
+        self._starting: dict[Any, Any] = {}  # call that starts prompts -> worker that runs it
+        self._listening: dict[Any, Any] = {}  # call for the next outcomes -> worker that runs it
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Start prompts on the workers, divided among them as verl does."""
@@ -252,7 +252,7 @@ class Manager(AgentLoopManagerTQ):
             self._starting[worker.generate_sequences.remote(chunk)] = worker
 
     def cancel(self, sessions: Sequence[Session]) -> None:
-        """Ask the workers to stop those of these sessions that still generate, without waiting for it."""
+        """Ask the workers to stop these sessions if they still generate. Do not wait for the answer."""
         by_worker: dict[Any, list[Session]] = {}
         for session in sessions:
             if session in self._open:  # the worker may have died
@@ -261,12 +261,15 @@ class Manager(AgentLoopManagerTQ):
             worker.cancel.remote(its_sessions)
 
     def outcomes(self, wait: bool = True) -> list[SessionOutcome]:
-        """The sessions that ended since the last call; with `wait` at least one, otherwise perhaps none."""
+        """The sessions that ended since the last call. With `wait`, there is at least one; without it, there may be
+        none.
+        """
         while not self._lost:
             for worker in self.agent_loop_workers:
                 if worker not in self._listening.values():
                     self._listening[worker.outcomes.remote()] = worker
-            calls = [*self._listening, *self._starting]  # outcomes first: those of a worker that died since still count
+            # Outcomes come first, because those of a worker that has died since then still count.
+            calls = [*self._listening, *self._starting]
             if not ray.wait(calls, timeout=_PATIENCE if wait else 0)[0]:
                 if not wait:
                     return []
@@ -298,7 +301,7 @@ class Manager(AgentLoopManagerTQ):
         for session in lost:
             del self._open[session]
             self._lost.append(SessionOutcome(*session, reason="its agent loop worker died"))
-        for calls in (self._starting, self._listening):  # else these calls would fail after the restart
+        for calls in (self._starting, self._listening):  # otherwise these calls would fail after the restart
             for call in [call for call, callee in calls.items() if callee == worker]:
                 del calls[call]
         if not _restarted(worker):

@@ -1,1 +1,1 @@
-"""Rollouts that stream: rows join and leave while others run, and a batch is trained while the next one is generated."""
+"""Rollouts that stream: each starts and ends while others run, and a batch is trained while the next one is generated."""

@@ -46,8 +46,9 @@ class AsyncEngine(LocalEngine):
         self._begin, self._streaming = begin, streaming
         self._backend: Backend | None = None
         self._loaded = _InFlight()  # rollouts from a checkpoint, until there is a back-end
-        self._ended_before: list[Generation] = []  # those of them that had ended and were not processed yet
-        self._died: BackendDied | None = None  # raised while a batch was trained, which is finished first
+        # Rollouts from a checkpoint that had ended and were not processed yet.
+        self._ended_before: list[Generation] = []
+        self._died: BackendDied | None = None  # an error that arrived while a batch was trained; raised after the batch
         self._running: set[int] = set()  # rollouts in flight that the back-end has; the others are being scored
         self._scoring: list[Scoring] = []
         self._room = 0  # the last result of `capacity`

@@ -35,7 +35,8 @@ class RunningRow:
         rollout: its id; running rows have different ids.
         prompt: index of its prompt. Keyed random draws depend on it and on the rollout's id.
         tokens: the prompt's token ids, at least one.
-        sampled: what it sampled before it was paused, with the versions of the weights. It continues after that.
+        sampled: the tokens that it sampled before it was paused, with the versions of the weights. It continues after
+            that.
     """
 
     rollout: int
@@ -82,7 +83,7 @@ class Decoding:
         return min(sampling.max_rows, sampling.kv_tokens // tokens)
 
     def refuse_unfit(self, rows: Sequence[RunningRow], running: Iterable[int]) -> None:
-        """Raise a ValueError, which names the first, if some of these rows cannot run beside the present ones."""
+        """Raise a ValueError if some of these rows cannot run beside the present ones. It names the first of them."""
         there = set(running)
         for row in rows:
             if row.rollout in there:

@@ -88,7 +88,7 @@ class Blueprint:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by all of their names."""
+    """Parameters and buffers by name; a tied tensor occurs under each of its names."""
     parameters = model.named_parameters(remove_duplicate=False)
     return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
 

@@ -1,7 +1,8 @@
 """A back-end in its own process, so that generation and training do not wait for each other.
 
-It is a process and not a thread, because a tiny model spends its time in Python, which threads would share. It has its
-own model. Weights reach it through shared memory, everything else through a pipe. It ends when the pipe is closed.
+It is a process and not a thread, because a tiny model spends most of its time in Python code, which only one thread can
+run at a time. It has its own model. Weights reach it through shared memory, everything else through a pipe. It ends
+when the pipe is closed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ProcessBackend:
 
     Args:
         model: the process builds the same model, with the same weights, on the same device.
-        decoding: how.
+        decoding: settings of decoding.
         version: version of the weights that the model has.
         limit_s: the process is given up after this many seconds without a sign of life; at its start the limit is longer.
 
@@ -76,7 +77,7 @@ class ProcessBackend:
         self._threads = max(1, torch.get_num_threads() // 2)
         self._version = version
         self._rows: dict[int, RunningRow] = {}  # started and not returned
-        self._cancelled: set[int] = set()  # those of them
+        self._cancelled: set[int] = set()  # rollouts in `_rows` that were cancelled
         self._paces: list[tuple[int, float]] = []
         self._restarts = 0
         self._ended_since = True  # whether a rollout has ended since the process was last replaced
@@ -104,7 +105,7 @@ class ProcessBackend:
         while self._rows and not ended:
             try:
                 said = self._heard.inbox.get(timeout=min(LOOK_S, max(0.0, until - monotonic())))
-                while True:  # and other things
+                while True:  # handle everything that is in the queue
                     ended += self._take(said)
                     said = self._heard.inbox.get_nowait()
             except Empty:
@@ -114,7 +115,7 @@ class ProcessBackend:
         return ended
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        while not self._heard.wait_until_copied(LOOK_S):  # the last weights that were sent
+        while not self._heard.wait_until_copied(LOOK_S):  # wait until the last weights that were sent are copied
             self._look(f"the weights of version {version}")
         self._weights.put(weights)
         self._version = version
@@ -236,8 +237,7 @@ class _Heard:
         self._thread.start()
 
     def wait_until_copied(self, wait_s: float) -> bool:
-        """Wait up to this many seconds until the weights are copied, or can no longer be copied. Returns whether that
-        is so."""
+        """Wait up to this many seconds. Returns whether the weights are copied, or can no longer be copied."""
         with self._changed:
             return self._changed.wait_for(lambda: self.copied or self._gone, wait_s)
 

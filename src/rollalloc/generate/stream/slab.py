@@ -51,7 +51,7 @@ class Slab:
         """Make sure that there is a next column, and drop columns that no row attends to. Call it before each forward
         pass."""
         spare = int(self.start_R[: self.live].min(initial=self.filled))
-        if 4 * spare > self.filled:  # so that at most four times as much is copied as was written
+        if 4 * spare > self.filled:  # limits the tokens copied to four times the tokens written
             self._shift(-spare)
         if self.filled == self._mask_RC.shape[1]:
             self._grow(len(self.start_R), self.filled + ROOM)

@@ -1,1 +1,1 @@
-"""Advice on a recipe and rollouts per prompt: a profile of a model on its prompts, and the verdict that follows."""
+"""Advice on a recipe and on rollouts per prompt: profiles a model on its prompts, and derives a verdict."""

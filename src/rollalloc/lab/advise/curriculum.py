@@ -88,14 +88,14 @@ def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Flo
     """The probability of drawing each prompt, shape (P,), sum 1.
 
         variance: w ∝ E[p(1 − p)];  gaussian:μ,σ: w ∝ E[exp(−(p − μ)² / 2σ²)], both over the posterior of p;
-        uniform: ten bins of E[p]; each bin with prompts is drawn equally often;
+        uniform: each of ten bins of E[p] that has prompts is drawn equally often;
         foresight: as `foresight.Foresight` draws by E[p], ∝ .9 p(1 − p)³ + .1 uniform
 
     Args:
         mix: one of these.
         rates: the mixture fitted to the counts.
-        hits_P: right rollouts of each prompt, in [0, count].
-        count_P: rollouts of each.
+        hits_P: number of right rollouts of each prompt, in [0, count].
+        count_P: number of rollouts of each prompt.
 
     Raises:
         ValueError: an unknown mix, invalid numbers in it, or a mix under which no prompt would be drawn.
@@ -110,7 +110,7 @@ def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Flo
     elif name == "variance":
         weight_P = rates.expected(rate_K * (1 - rate_K), hits_P, count_P)
     else:
-        with np.errstate(over="ignore"):  # so far from the mean that the weight is 0
+        with np.errstate(over="ignore"):  # rates far from the mean overflow, and their weight is 0
             density_K = np.exp(-(((rate_K - mean) / deviation) ** 2) / 2)
         weight_P = rates.expected(density_K, hits_P, count_P)
     if not weight_P.sum() > 0:
@@ -119,16 +119,16 @@ def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Flo
 
 
 def check_export(path: Path, mix: str, log: Path | None) -> None:
-    """Refuse an invalid mix, or a place where a curriculum cannot be written; changes nothing.
+    """Refuse an invalid mix, or a path at which a curriculum cannot be written. Nothing is changed.
 
     Args:
         path: path of the file.
         mix: as for `weights_of`.
-        log: from which it is computed; a Parquet file in the log's folder would be mistaken for TRL's log. None: not known
-            yet.
+        log: the log from which the curriculum is computed. In its folder, a Parquet file would be mistaken for TRL's
+            log. None: the log is not known yet.
 
     Raises:
-        ValueError: another suffix than .parquet, a place among the logs, or no such mix.
+        ValueError: the suffix is not .parquet, the path is in the log's folder, or there is no such mix.
         FileExistsError: a file that is not one of our curricula is there.
     """
     _mixed(mix)
@@ -148,8 +148,8 @@ def write_curriculum(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
     Raises:
         FileExistsError: another file is there.
-        ValueError: prompts that Parquet cannot hold.
-        OSError: it cannot be written there.
+        ValueError: Parquet cannot store the prompts.
+        OSError: the file cannot be written.
     """
     claim_files([path])
     # Parquet cannot hold a column of empty dictionaries.

@@ -14,12 +14,12 @@ from rollalloc.lab.waste.finding import drifted, unusable
 from rollalloc.lab.waste.groups import Groups, Log
 from rollalloc.lab.waste.shares import LEAST_PROMPTS
 
-_WIDE = 0.25  # an interval wider than this is too uncertain
+_WIDE = 0.25  # a wider interval is too uncertain
 _SURE, _SURE_OF_SOME = 4.0, 3.0  # standard errors needed to say that all, or some, groups without variance are missing
 
 
 def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool = True) -> str:
-    """Why more rollouts are needed before a decision on this log; empty if there are enough.
+    """Why this log has too few rollouts for a verdict; empty if it has enough.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
@@ -51,9 +51,10 @@ def is_filtered(judged: Groups, rates: RateMixture) -> bool:
     Only rollouts that were ordered before any result was known are used, since later orders depend on results. There are
     two tests:
 
-    1. The log has fewer such groups than any distribution of success rates would give. This detects that all are missing.
-    2. A prompt's visits have fewer such groups than if its rollouts were dealt to the visits at random. This also detects
-    that some are missing, but needs prompts with several visits.
+    1. The log has fewer such groups than any distribution of success rates would give. This test detects that all such
+       groups are missing.
+    2. A prompt's visits have fewer such groups than if its rollouts were dealt to the visits at random. This test also
+       detects that some are missing, but it needs prompts with several visits.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
@@ -76,7 +77,8 @@ def is_filtered(judged: Groups, rates: RateMixture) -> bool:
 
 
 def _missing(first: Groups) -> NDArray[np.float64]:
-    """For each prompt, visits without variance: the number expected if its rollouts were dealt at random, less those seen.
+    """For each prompt, how many visits without variance are missing: the number expected if its rollouts were dealt to
+    the visits at random, minus the number seen.
 
     A visit of m of the prompt's n rollouts, s of them right, has no variance with probability C(s, m) / C(n, m) + C(n − s,
     m) / C(n, m).
@@ -93,10 +95,10 @@ def notes_of(log: Log, judged: Groups, reward: RewardReading, unpredicted: str) 
     """Notes for the reader of a profile, in order of importance.
 
     Args:
-        log: that was profiled.
+        log: the profiled log.
         judged: its groups, with rewards 0, 1 or NaN.
-        reward: what its rewards are like.
-        unpredicted: why success could not be predicted; empty: it was.
+        reward: a description of its rewards.
+        unpredicted: why success could not be predicted; empty if it could.
     """
     notes = [*reward.rules_out]
     if moved := drifted(judged.take(judged.size_V > 1)) if (judged.size_V > 1).any() else "":

@@ -1,4 +1,4 @@
-"""Rollout lengths: their quantiles, and how they go with success."""
+"""Rollout lengths: their quantiles, and their correlation with success."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollalloc.core.seeds import rng
 from rollalloc.lab.waste.groups import NOT_SAID, Groups
 from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share, share_of
 
-_MOST = 2048  # prompts used, at most
+_MOST = 2048  # maximum number of prompts to use
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class LengthProfile:
         p95: 95th percentile.
         longest: maximum in the log.
         truncated: share that hit the limit; None: not logged.
-        correlation: rank correlation of length and success; None: one of them does not vary.
+        correlation: rank correlation of length and success; None if one of the two does not vary.
     """
 
     unit: Literal["tokens", "characters"]
@@ -37,7 +37,7 @@ class LengthProfile:
 
 
 def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> LengthProfile | None:
-    """Quantiles of rollout length and the correlation with success, from at most 2,048 prompts, by a bootstrap over them.
+    """Quantiles of rollout length, and the correlation with success, each with a bootstrap over at most 2,048 prompts.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.

@@ -14,9 +14,9 @@ from rollalloc.named import make_recipe
 from rollalloc.train.config import Config
 
 _STOCK = "grpo"  # the recipe that TRL and verl have built in
-_MOST_ROWS = 8  # rows per micro-batch, at most
-_LEAST_ROWS = 2  # rows per TRL batch, at least
-_AVERAGING = 640  # rows; the quoted figures were measured with this
+_MOST_ROWS = 8  # maximum rows per micro-batch
+_LEAST_ROWS = 2  # minimum rows per batch of TRL
+_AVERAGING = 640  # window in rows; the quoted figures were measured with this window
 _VERL = "python -m verl.trainer.main_ppo ..."
 _FEATURES = "features.safetensors"
 _RATES = "with one rollout per prompt it was 0.5 to 3.3 times that of GRPO, in the median 1.7 times"
@@ -29,7 +29,8 @@ def pasted(choice: Choice, framework: str, config: Config = _PLACES, task: str =
     Args:
         choice: the recipe and its batch shape.
         framework: a key of `FRAMEWORKS`.
-        config: its model, prompts and reward are named; by default placeholders.
+        config: the configuration whose model, prompts and reward are named in the settings. By default, placeholders
+            are named.
         task: the built-in task, if any.
 
     Raises:
@@ -50,7 +51,9 @@ def check_framework(framework: str | None) -> None:
 
 
 def parameters_of(choice: Choice) -> dict[str, Any]:
-    """The recipe's parameters for `rollalloc.named.make_recipe`: those it was measured with, in this batch shape."""
+    """The recipe's parameters for `rollalloc.named.make_recipe`: those with which it was measured, for this batch
+    shape.
+    """
     return {"groups": choice.groups, "n": choice.n}
 
 

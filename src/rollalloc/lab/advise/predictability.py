@@ -18,7 +18,7 @@ LEAST_PROMPTS = 20  # with fewer prompts, folds are too small to learn from
 _FOLDS = 5
 _RIDGE = 16.0  # prior standard deviation of a logit is 1
 _NO_TEXT, _ALONE = "the prompts' texts are not in the log", "prompts with one rollout have no record"
-_MOST = 2048  # prompts used, at most; more would hardly narrow the intervals
+_MOST = 2048  # maximum number of prompts to use; more would hardly narrow the intervals
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Predictability:
-    """Predictions by source of information; None: not possible.
+    """Quality of the predictions from each source of information; None: no prediction is possible from it.
 
     Attributes:
         features: from features of the prompt's text.
         record: from the success rate of the prompt's other rollouts.
         both: from both.
         blind: log-loss of predicting the mean rate, in nats per rollout.
-        prompts: number used.
-        note: what could not be predicted, and why; empty: nothing.
+        prompts: number of prompts used.
+        note: what could not be predicted, and why; empty if everything could be predicted.
     """
 
     features: Predicted | None
@@ -141,9 +141,9 @@ def predicted_rates(hits_P: Ints, count_P: Ints, features_PD: NDArray[np.float32
     """Success rate of each prompt, predicted from its features by ridge logistic regression on the other folds, (P,).
 
     Args:
-        hits_P: right rollouts of each, in [0, count].
-        count_P: rollouts of each with a score.
-        features_PD: finite features of each.
+        hits_P: number of right rollouts of each prompt, in [0, count].
+        count_P: number of scored rollouts of each prompt.
+        features_PD: finite features of each prompt.
         seed: seed of the folds, at least 0.
     """
     fold_P = rng(seed, "advise predicted rates").permutation(len(hits_P)) % _FOLDS
@@ -164,7 +164,7 @@ def _record(events: _Events) -> Floats:
 
 
 def _said(events: _Events, rows_ED: NDArray[np.floating]) -> Floats:
-    """Rate of each row, predicted by a regression on the other folds."""
+    """The rate of each row, predicted by a regression that is fitted to the other folds."""
     said_E, fold_E = np.empty(len(rows_ED)), np.tile(events.fold_P, 2)
     hits_E, count_E = events.hits_E, events.count_E
     spread_D = rows_ED.std(0)
@@ -183,8 +183,8 @@ def _said(events: _Events, rows_ED: NDArray[np.floating]) -> Floats:
 def _judge(events: _Events, said_E: Floats, times_BP: Ints) -> Predicted:
     """AUC and log-loss with their intervals.
 
-    The AUC compares only rollouts of the same fold. A fold with few successes is predicted from the others, which have
-    more, so across folds even useless predictions would score below 1/2.
+    The AUC compares only rollouts of the same fold. A fold with few successes is predicted from the other folds, which
+    have more. So across folds, even useless predictions would have an AUC below 1/2.
     """
     fold_E = np.tile(events.fold_P, 2)
 

@@ -32,21 +32,21 @@ class Profile:
 
     Attributes:
         prompts: number of distinct prompts.
-        rollouts: logged.
+        rollouts: number of logged rollouts.
         n: usual group size.
         rates: distribution of success rates over prompts.
-        zero_variance: group size → share of groups without variance. For graded rewards, sizes above those logged show the
-            share of groups all right or all wrong, which is at least as large.
+        zero_variance: group size → share of groups without variance. For graded rewards, sizes above those logged show
+            the share of groups all right or all wrong, which is at least as large.
         hopeless: share of prompts that are hardly ever solved.
         solved: share of prompts that are nearly always solved.
         mean: success rate.
         predictability: predictability of a rollout's success; None: unknown.
         lengths: lengths of rollouts; None: not logged.
-        reward: what rewards are like.
+        reward: a description of the rewards.
         right_pairs_differ: probability that two right completions of a prompt differ; None: not logged.
-        notes: for the reader, in order of importance.
-        too_few: what the log has too little of; empty: enough.
-        groups: usual number per step; 0: unknown, or there is only one step.
+        notes: notes for the reader, in order of importance.
+        too_few: what the log has too little of; empty if it has enough.
+        groups: usual number of groups per step; 0 if it is unknown, or if there is only one step.
     """
 
     prompts: int
@@ -89,16 +89,16 @@ def profile_of(
     """Compute the profile of a log.
 
     Args:
-        log: to profile.
-        threshold: rewards of at least this finite number are right; None: those nearer to the highest reward than to the
-            lowest.
+        log: the log to profile.
+        threshold: a reward of at least this finite number is right. None: a reward is right if it is nearer to the
+            highest than to the lowest.
         from_step: ignore groups logged before this step; at least 0.
         features_PD: features of each prompt, in the order of the log's keys; by default computed from the logged texts.
         seed: seed of everything random, at least 0.
         resamples: number of resamples of bootstraps over prompts.
 
     Raises:
-        ValueError: a log with only sums, without any score, or without a group at or after `from_step`.
+        ValueError: the log has only sums, no score, or no group at or after `from_step`.
     """
     groups, _ = chosen(log, from_step)
     if groups is None:

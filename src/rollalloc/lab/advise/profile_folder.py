@@ -20,9 +20,9 @@ from rollalloc.files.stamps import GrowingStamp, Stamp, why_changed
 _MADE = (PROFILE, ROLLOUTS, PROMPTS, FEATURES, REWARDS)
 _NAMES = (*_MADE, ANSWERS)
 _KIND = "profile"
-_GROWS = "prompts"  # key of the description that may grow: more prompts can be added
-_FOUND = "of"  # key: how many prompts there were to draw from
-_STAMP = "log"  # key: the log's checksum, renewed after each wave
+_GROWS = "prompts"  # key of the description whose value may grow, because more prompts can be added
+_FOUND = "of"  # key of the number of prompts from which these were drawn
+_STAMP = "log"  # key of the log's checksum, which is renewed after each wave
 _NOTHING: Stamp = {"bytes": 0, "sha256": sha256().hexdigest()}
 
 
@@ -51,17 +51,17 @@ class ProfileFolder:
             self._lock.withdraw()
 
     def check(self, described: Mapping[str, Any], *, overwrite: bool = False) -> None:
-        """Refuse a folder in which this profile can neither start nor continue; changes nothing.
+        """Refuse a folder in which this profile can neither start nor continue. Nothing is changed.
 
         Args:
             described: the profile, as plain data.
-            overwrite: files of an earlier profile there may be removed.
+            overwrite: whether files of an earlier profile in the folder may be removed.
 
         Raises:
-            InUse: another process samples into it.
+            InUse: another process is sampling into it.
             FileExistsError: it holds files that are not ours.
             PermissionError: it cannot be created there.
-            ValueError: it holds a profile with other settings, which are named, or one that was modified.
+            ValueError: it holds a profile with other settings, which the message names, or one that was modified.
         """
         self._claims.refuse_taken("give a new or empty folder (--out)")
         if self.path.exists():
@@ -90,9 +90,9 @@ class ProfileFolder:
         return self.rollouts() == n * saved[_GROWS]
 
     def begin(self, *, overwrite: bool = False) -> int:
-        """Claim the folder after `check`; returns the number of prompts of the profile already there, 0 for a new one.
+        """Claim the folder after `check`. Returns how many prompts its profile already has; 0 for a new profile.
 
-        A server's answers stay even if the rest is removed: they were paid for.
+        A server's answers are kept even if the rest is removed, because they were paid for.
         """
         self._lock.take()
         if overwrite:
@@ -103,12 +103,12 @@ class ProfileFolder:
         return 0 if saved is None else int(saved[_GROWS])
 
     def describe(self, described: Mapping[str, Any]) -> None:
-        """Write the description; everything but the rollouts must exist by then."""
+        """Write the description. Everything except the rollouts must already exist."""
         saved = _described(self.path)
         self._write(dict(described) | {_STAMP: _NOTHING if saved is None else saved[_STAMP]})
 
     def stamp(self) -> None:
-        """Record the log's checksum; the log must end with a complete wave."""
+        """Record the log's checksum. The log must end with a complete wave."""
         saved = _described(self.path)
         assert saved is not None  # `describe` is called before the first wave
         self._write(saved | {_STAMP: self._log.renewed()})
@@ -120,18 +120,22 @@ class ProfileFolder:
         """The rollouts of all complete waves in the log.
 
         Raises:
-            ValueError: a rollout is not the one that belongs there.
+            ValueError: a line has another rollout than the one expected there.
         """
         return len(self._ends()) - 1
 
     def cut(self, rollouts: int) -> None:
-        """Remove what follows the first `rollouts` rollouts of the log: a wave that a kill left unfinished."""
+        """Remove everything after the first `rollouts` rollouts of the log, which is a wave that a kill left
+        unfinished.
+        """
         if (self.path / ROLLOUTS).exists():
             os.truncate(self.path / ROLLOUTS, self._ends()[rollouts])
-        self._log = GrowingStamp(self.path / ROLLOUTS)  # the old one may cover what was cut
+        self._log = GrowingStamp(self.path / ROLLOUTS)  # the old stamp may cover bytes that were cut
 
     def _ends(self) -> list[int]:
-        """Byte offset of each line's end in the log, starting with 0; ignores what a kill left after the last wave."""
+        """Byte offset of each line's end in the log, starting with 0. Lines that a kill left after the last wave are
+        ignored.
+        """
         ends, path = [0], self.path / ROLLOUTS
         saved = _described(self.path)
         if saved is None or not path.exists():
@@ -172,7 +176,7 @@ def refuse_unfinished(log: Path) -> None:
         log: the profile's log, or its folder.
 
     Raises:
-        ValueError: it does; says what to do.
+        ValueError: it holds more. The message says what to do.
     """
     folder = log if log.is_dir() else log.parent
     saved = _described(folder)

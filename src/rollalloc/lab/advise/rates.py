@@ -1,4 +1,4 @@
-"""The distribution of success rates over prompts, as a mixture: raw means of few rollouts would spread too far."""
+"""The distribution of success rates over prompts, as a mixture. The raw means of a few rollouts would vary too much."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share
 
 HOPELESS = 0.02  # prompts with at most this rate are hopeless; those with at least 1 - HOPELESS are solved
 _POINTS = 129
-_STEPS = 400  # EM steps; whatever the counts determine has converged by then
+_STEPS = 400  # number of EM steps, after which everything that the counts determine has converged
 _PSEUDO = 0.05  # pseudo-count of the uniform distribution, so that no rate gets weight 0
-# Dirichlet parameters of the resamples' starting points: in all between 0 and 1, and at 0 and 1 each.
+# Dirichlet parameters of the resamples' starting points: their sum over the rates between 0 and 1; the one of 0 and of 1.
 _LUMPS, _ENDS = 3.0, 1.0
 _LEAST = 1e-300  # replaces a rate of 0 in logarithms
 
@@ -80,8 +80,8 @@ class RateMixture:
         """Posterior mean rate of prompts with these counts, E[p | s of n], shape (P,).
 
         Args:
-            hits_P: right rollouts of each, in [0, count].
-            count_P: rollouts of each; 0 gives the mean over all prompts.
+            hits_P: number of right rollouts of each prompt, in [0, count].
+            count_P: number of rollouts of each prompt; 0 gives the mean over all prompts.
         """
         return self.expected(self.rate_K, hits_P, count_P)
 
@@ -116,14 +116,15 @@ class RateMixture:
 def fit_rates(
     hits_V: Ints, count_V: Ints, prompt_V: Ints | None = None, *, seed: int = 0, resamples: int = 200
 ) -> RateMixture:
-    """Maximum-likelihood mixture of binomials for the counts, by EM over a grid of rates.
+    """Fit a mixture of binomials to the counts by maximum likelihood, with EM over a grid of rates.
 
         w ← (Σ_v w L_v / (w · L_v) + c b) / (V + c),   L_vk = p_k^s (1 - p_k)^(n - s)
 
-    EM starts at b: uniform, with pseudo-count c = .05. For each resample, b is drawn at random, between uniform and a few
-    lumps, and c ~ Exp(1), whose 97.5% quantile matches what V prompts may have failed to show. EM moves the weights only as
-    far as the counts determine them; the rest, such as the variance of groups of 32 from 4 rollouts each, stays where it
-    started. So the intervals cover both kinds of uncertainty.
+    EM starts at b: uniform, with pseudo-count c = .05. For each resample, b is drawn at random, between uniform and a
+    few lumps, and c ~ Exp(1). The 97.5% quantile of c is 3.7; if 3.7 prompts of a kind are expected, there is none
+    among V prompts with probability 2.5%. EM moves the weights only as far as the counts determine them; the rest, such
+    as the variance of groups of 32 from 4 rollouts each, stays where it started. So the intervals cover both kinds of
+    uncertainty.
 
     Args:
         hits_V: right rollouts of each visit, in [0, count].

@@ -1,4 +1,4 @@
-"""What a log's rewards are like, and which recipes that rules out."""
+"""Describes a log's rewards, and says which recipes they rule out."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import numpy as np
 from rollalloc.lab.waste.groups import SAME, Groups
 from rollalloc.lab.waste.shares import Share, share_of
 
-_RIGHT = 0.5  # if all rewards are equal, they are right from this value on
+_RIGHT = 0.5  # if all rewards are equal, they count as right if they are at least this
 _CONSTANT = 0.98  # rewards are nearly constant if one value has at least this share
 _MANY = 0.05  # warn if at least this share has no score
 
 
 @dataclass(frozen=True, slots=True)
 class RewardReading:
-    """What rewards are like.
+    """A description of the rewards of a log.
 
     Attributes:
-        low: the lowest.
-        high: the highest.
-        values: number of distinct values.
+        low: the lowest reward.
+        high: the highest reward.
+        values: number of distinct rewards.
         threshold: rewards of at least this count as right.
         told: whether the user set the threshold.
         unscored: share of rollouts without a score.
         usual: share of scored rollouts that have the most frequent value.
-        rules_out: what these rewards rule out, in sentences.
+        rules_out: sentences on the recipes that these rewards rule out.
     """
 
     low: float
@@ -53,8 +53,9 @@ def read_rewards(groups: Groups, threshold: float | None) -> RewardReading:
     """Describe the rewards of a log.
 
     Args:
-        groups: as logged.
-        threshold: rewards of at least this are right; None: those nearer to the highest than to the lowest.
+        groups: the logged groups.
+        threshold: a reward of at least this is right. None: a reward is right if it is nearer to the highest than to
+            the lowest.
 
     Raises:
         ValueError: no rollout has a score.

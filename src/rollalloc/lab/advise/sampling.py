@@ -36,9 +36,9 @@ from rollalloc.train.loading import encoded, scorer_of, try_reward
 from rollalloc.train.run_json import digests_of
 
 PROMPTS_DRAWN, ROLLOUTS_EACH = 256, 4
-_WAVE = 32  # prompts per wave; the first waves are smaller, for an early estimate of the time left
+_WAVE = 32  # number of prompts per wave; the first waves are smaller, so that the time left can be estimated early
 _PATIENCE = 64  # stop after this many rollouts if none has a score
-_HOW_FAST = ("max_rows", "kv_tokens")  # sampling settings that affect speed but no draw
+_HOW_FAST = ("max_rows", "kv_tokens")  # sampling settings that affect the speed but not the results
 
 
 def sample_profile(
@@ -53,13 +53,14 @@ def sample_profile(
 ) -> Path:
     """Roll out some prompts of a run's training set with its initial model, and score the rollouts.
 
-    Prompts are drawn uniformly without replacement; all of them if there are no more. Rollouts that are already in the
-    folder are kept: the same call continues after a kill, and a call with more prompts adds to the profile.
+    Prompts are drawn uniformly without replacement. If there are not more than `prompts`, all are taken. Rollouts that
+    are already in the folder are kept: the same call continues after a kill, and a call with more prompts adds to the
+    profile.
 
     Args:
-        run: only its data, reward and sampling are used, not its recipe or how it trains.
+        run: the configuration, of which only the data, the reward and the sampling settings are used.
         folder: folder of the profile; created, continued or refused.
-        prompts: number to draw, at least 1.
+        prompts: number of prompts to draw, at least 1.
         n: rollouts per prompt, at least 1.
         seed: seed of the draw and of sampling, at least 0.
         overwrite: remove the files of another profile there first, and nothing else.
@@ -70,8 +71,8 @@ def sample_profile(
 
     Raises:
         InUse, FileExistsError: as `ProfileFolder.check`.
-        ValueError: a number out of its range; the folder holds a profile with other settings, which are named; a model,
-            prompts or a reward that cannot be used.
+        ValueError: a number is out of its range; the folder holds a profile with other settings, which the message
+            names; or the model, the prompts or the reward cannot be used.
         NoScores: no rollout has a score.
         OSError, ImportError: a file or package is missing.
     """
@@ -115,10 +116,10 @@ class Waves(Protocol):
 
 
 def roll_out(waves: Waves, orders: Sequence[Order], begun: int, place: ProfileFolder, progress: Shown) -> None:
-    """Roll out all but the first `begun` orders, wave by wave; each wave is logged when it is complete.
+    """Generate and score all orders except the first `begun`, wave by wave. Each wave is logged when it is complete.
 
     Raises:
-        NoScores: none of the rollouts made here has a score, and they are many, or all there are.
+        NoScores: no rollout of this call has a score, and they are many, or all that were asked for.
     """
     n = len(orders[0].rollouts)
     progress("rollouts", begun * n, len(orders) * n)
@@ -137,7 +138,7 @@ def roll_out(waves: Waves, orders: Sequence[Order], begun: int, place: ProfileFo
 
 
 class _Sampler(SyncEngine):
-    """Rolls out orders that come from no allocator, and logs them."""
+    """Generates and scores rollouts of orders that do not come from an allocator, and logs them."""
 
     def wave(self, orders: Sequence[Order], done: Callable[[int], None]) -> list[Outcome]:
         """As `Waves.wave`."""
@@ -206,7 +207,7 @@ def write_rows(folder: Path, prompt_set: PromptSet, drawn: Sequence[int]) -> Non
 
 
 def drawn_of(seed: int, prompts: int, of: int) -> list[int]:
-    """The prompts of a profile: some of `of`, uniformly without replacement."""
+    """The prompts of a profile: a number of those in `of`, drawn uniformly without replacement."""
     return rng(seed, "profile").permutation(of)[:prompts].tolist()
 
 
@@ -216,7 +217,7 @@ def orders_of(drawn: Sequence[int], n: int) -> list[Order]:
 
 
 def kept(place: ProfileFolder, before: int, n: int) -> int:
-    """Number of prompts whose rollouts are kept: all if the profile was complete, else those of complete waves."""
+    """Number of prompts whose rollouts are kept: all if the profile was complete, otherwise those of complete waves."""
     groups = place.rollouts() // n
     complete = groups if groups == before else _boundary(groups)
     place.cut(complete * n)

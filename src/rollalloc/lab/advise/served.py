@@ -1,7 +1,8 @@
 """Sample a profile from a served model: the folder of `sampling.sample_profile`, with rollouts that a server generated.
 
-Each answer is written to `answers.jsonl` when it arrives, under a digest of its request. The same call reads these answers
-and requests only the others: after a kill, with another reward (`overwrite`), and with more prompts or rollouts.
+Each answer is written to `answers.jsonl` when it arrives, under a digest of its request. The same call reads these
+answers and requests only the others. This holds after a kill, with another reward (`overwrite`), and with more prompts
+or rollouts.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ from rollalloc.train.loading import scorer_of
 log = logging.getLogger(__name__)
 
 _FEW = 16  # answers after which the cost of all is estimated
-_SHORT = 4  # tokens: shorter answers may well be equal
-_MOST_PROMPTS = 8  # at least so many groups of equal answers are no chance
+_SHORT = 4  # number of tokens; shorter answers may be equal by chance
+_MOST_PROMPTS = 8  # this many groups of equal answers are not due to chance
 
 
 def sample_served(
@@ -65,7 +66,7 @@ def sample_served(
 ) -> Path:
     """Roll out some prompts of a run's training set at a server, and score the rollouts here.
 
-    Arguments and errors are those of `sample_profile`, and:
+    Arguments and errors are those of `sample_profile`, with these additions:
 
     Args:
         run: its model is the name under which the server serves it.
@@ -103,7 +104,7 @@ def sample_served(
                 answers.request(served)
                 waves = _Waves(given, scorer, answers, folder / ROLLOUTS, cost)
                 roll_out(waves, orders, kept(place, before, n), place, progress)
-        except (ServerFailed, OSError) as error:  # a full disk, too
+        except (ServerFailed, OSError) as error:  # also raised for a full disk
             if not (count := len(answers.of)):
                 raise
             raise (ServerFailed if isinstance(error, ServerFailed) else OSError)(
@@ -151,11 +152,11 @@ class _Waves:
 
 
 class _Answers:
-    """The answers to a profile's requests, by rollout: those in its folder, and those that the server still gives.
+    """The answers to a profile's requests, by rollout: those in its folder, and those that the server has yet to give.
 
     Attributes:
-        of: answers so far.
-        missing: rollouts that had no answer in the folder, in their order.
+        of: the answers so far.
+        missing: the rollouts without an answer in the folder, in their order.
     """
 
     def __init__(self, path: Path, ask: Ask, given: PromptSet, orders: Sequence[Order]) -> None:
@@ -176,12 +177,12 @@ class _Answers:
         """Wait for the answer of a rollout.
 
         Raises:
-            ServerFailed, OSError: it, or an earlier one, could not be got or kept.
+            ServerFailed, OSError: this answer, or an earlier one, could not be requested or saved.
         """
         return self._coming[rollout].result() if rollout in self._coming else self.of[rollout]
 
     def request(self, served: ServedModel) -> None:
-        """Request the missing answers, after removing what a kill left of a line."""
+        """Request the missing answers, after removing an incomplete line that a kill left."""
         if self._path.exists():
             text = self._path.read_bytes()
             os.truncate(self._path, text.rfind(b"\n") + 1)
@@ -206,7 +207,9 @@ class _Answers:
 
 
 def _saved(path: Path) -> list[tuple[tuple[str, int], Answer]]:
-    """Answers in a file, each with the digest of what was asked and its number among those; half a line is left out."""
+    """Answers in a file, each with the digest of its request and its number among the answers to equal requests. An
+    incomplete line is left out.
+    """
     if not path.exists():
         return []
     saved: list[tuple[tuple[str, int], Answer]] = []
@@ -226,7 +229,8 @@ def _saved(path: Path) -> list[tuple[tuple[str, int], Answer]]:
 
 
 class _Cost:
-    """Shows what a profile costs: the most before it begins, an estimate after the first answers, and the sum at the end.
+    """Shows what a profile costs: the maximum before it begins, an estimate after the first answers, and the sum at the
+    end.
 
     Args:
         answers: the profile's answers.
@@ -239,7 +243,7 @@ class _Cost:
         self._before, self._began, self._estimated = len(answers.of), time.monotonic(), False
 
     def _price(self, prompts: float, answers: float) -> str:
-        """Cost of so many tokens, in words; empty without prices."""
+        """Cost of these numbers of tokens, in words; empty without prices."""
         if self._prices is None:
             return ""
         return f", {(prompts * self._prices[0] + answers * self._prices[1]) / 1e6:,.2f} in your currency"
@@ -281,7 +285,7 @@ class _Cost:
 
 
 def _doubt(answers: _Answers, orders: Sequence[Order], longest: int) -> None:
-    """Warn of answers that no training would sample: all equal, or cut off before the limit."""
+    """Warn of answers that differ from those in training: all are equal, or they are cut off before the limit."""
     groups = [[answers.of[rollout] for rollout in order.rollouts] for order in orders]
     long = [group for group in groups if len(group) > 1 and min(len(answer.text) for answer in group) > _SHORT]
     if len(long) >= _MOST_PROMPTS and all(len({answer.text for answer in group}) == 1 for group in long):

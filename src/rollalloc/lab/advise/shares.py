@@ -1,4 +1,4 @@
-"""Shares that are computed from pairs: groups of n that are alike, right answers that differ."""
+"""Shares that are computed from pairs or small groups: groups of n with equal rewards, and right answers that differ."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def alike(groups: Groups, n: int) -> Share | None:
         Σ_r C(c_r, n) / C(m, n)   for a group of m scored rollouts, c_r of them with reward r
 
     Args:
-        groups: with rewards of any kind.
-        n: at least 1.
+        groups: groups with rewards of any kind.
+        n: size of a group, at least 1.
 
     Returns:
         None if no group has n scored rollouts.
@@ -51,7 +51,7 @@ def pairs_differ(judged: Groups) -> Share | None:
 
 
 def tallied(of_R: NDArray[Any], value_R: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Count the distinct pairs (of, value); returns, for each pair, its `of` and how often the pair occurs."""
+    """Count the distinct pairs (of, value). Returns for each pair its `of`, and how often the pair occurs."""
     order_R = np.lexsort((value_R, of_R))
     of_R, value_R = of_R[order_R], value_R[order_R]
     begins_R = np.ones(len(of_R), np.bool_)
@@ -63,7 +63,7 @@ def tallied(of_R: NDArray[Any], value_R: NDArray[Any]) -> tuple[NDArray[np.int64
 def all_drawn(
     some_V: NDArray[np.int64], all_V: NDArray[np.int64], size_V: NDArray[np.int64] | int
 ) -> NDArray[np.float64]:
-    """The probability that `size` items drawn without replacement from `all` are all among `some` of them.
+    """The probability that `size` items, drawn without replacement from `all` items, all belong to `some` given ones.
 
     C(some, size) / C(all, size)
     """

@@ -1,7 +1,7 @@
 """The verdict: which recipe to start with, by a rule that a reader can check (the table in docs/advise.md).
 
 Each branch rests on measured figures, which are quoted with their task and model size. No saving is predicted for the
-reader's own task, since a profile before training was not shown to predict it.
+reader's own task, because no experiment has shown that a profile before training predicts it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Literal
 
 from rollalloc.lab.advise.profile import Profile
 
-# Rollouts that a profile needs; missing ones are rounded up to a multiple of the second number.
+# Number of rollouts that a profile needs. The number still missing is rounded up to a multiple of the second number.
 ENOUGH, _ROUND = 1024, 100
 BATCH = 64  # rollouts per batch if only the group size is known
 USUAL_N = 8  # TRL's default `num_generations`, assumed if the present setting is unknown
 _EVEN = 8  # a batch of fewer prompts than rows is a multiple of it, so that it can be split
-LARGE_GROUP, BARREN = 16, 0.95  # with this share of such groups without variance, no recipe can learn much
+# If at least this share of groups of that size has no variance, no recipe can learn much.
+LARGE_GROUP, BARREN = 16, 0.95
 MANY_ANSWERS = 0.5  # if two right answers of a prompt differ with at least this probability, less is saved
 PREDICTABLE, FEW_MIXED = 0.9, 0.7  # thresholds for foresight: AUC, and share of groups of 4 without variance
 
@@ -100,7 +101,7 @@ class Advice:
         present: the present setting.
         because: the branch of the rule that applies, with the profile's figures, and what was measured for it.
         notes: further sentences for the reader.
-        more: rollouts to sample before a verdict is possible; 0: none.
+        more: number of rollouts to sample before a verdict is possible; 0 if there are enough.
     """
 
     kind: Literal["switch", "keep", "too few", "barren"]
@@ -117,7 +118,7 @@ def present_of(profile: Profile, *, sampled: bool) -> tuple[Choice, str]:
 
     Args:
         profile: profile of the log.
-        sampled: the log is a profile sampled by `rollalloc advise`, so it tells nothing about the user's training.
+        sampled: whether the log is a profile that `rollalloc advise` sampled, which does not show how the user trains.
     """
     if sampled:
         present = Choice("grpo", BATCH // USUAL_N, USUAL_N)

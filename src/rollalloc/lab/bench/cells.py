@@ -25,9 +25,9 @@ class Cell:
         label: label of the method.
         paid: what it paid and how good its policy was, with ratios to the baseline; None until its first run has ended.
         plain: the best plain estimator's cost over this method's, paired by seed, by `COSTS`.
-        runs: finished runs, of the plan's seeds.
-        diverged: how many of them diverged; they are censored at what they had paid.
-        command: repeats its runs up to the target.
+        runs: number of finished runs.
+        diverged: how many of them diverged; these are censored at what they had paid.
+        command: a command that repeats its runs up to the target.
     """
 
     label: str
@@ -39,7 +39,7 @@ class Cell:
 
     @property
     def budget(self) -> Mapping[str, Interval | None]:
-        """Results of its last evaluations, at equal budget; empty if a run diverged."""
+        """Results of the last evaluations, at the same budget for all methods; empty if a run diverged."""
         return {} if self.paid is None or self.diverged else self.paid.last
 
 
@@ -47,8 +47,8 @@ class Cell:
 class TaskPart:
     """The results on a task; cells are in the plan's order.
 
-    `plain` is the label of the estimator in `PLAIN` that reached the target with the fewest rollouts; there is none if none
-    was run or none reached it.
+    `plain` is the label of the estimator in `PLAIN` that reached the target with the fewest rollouts; it is missing if
+    no such estimator was run, or none reached the target.
     """
 
     task: TaskPlan
@@ -126,7 +126,7 @@ def _ended(place: Path, task: TaskPlan, contestant: Contestant, seed: int, diver
 
 
 def _best_plain(summaries: Sequence[RecipeSummary]) -> str | None:
-    """The plain estimator that reached the target on most seeds; among equals, the one with the fewest rollouts."""
+    """The plain estimator that reached the target on most seeds; in a tie, the one with the fewest rollouts."""
     plain = [
         (summary, cost)
         for summary in summaries

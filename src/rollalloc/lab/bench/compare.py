@@ -22,7 +22,8 @@ from rollalloc.train.run_json import folder_of, is_described_in, is_run_in
 
 RESULTS = "results.json"
 _REMEDY = "give another folder (--out), or move it away"
-Watcher = Callable[[Sequence[tuple[Config, RecordedRun]]], None]  # each run with the state read from its folder
+# Called with each run and the state read from its folder.
+Watcher = Callable[[Sequence[tuple[Config, RecordedRun]]], None]
 
 
 def compare(
@@ -39,21 +40,21 @@ def compare(
     same. An unfinished one continues from its checkpoint.
 
     Args:
-        runs: each with a distinct combination of task, name and seed.
-        folder: gets a folder for each run and `results.json`.
-        processes: runs at a time, at least 1; by default one per core.
+        runs: the runs, each with a distinct combination of task, name and seed.
+        folder: gets a folder for each run, and `results.json`.
+        processes: number of runs at a time, at least 1; by default one per core.
         watcher: called about twice a second.
-        overwrite: delete other runs' files, as listed in their manifests, from the folders of these.
+        overwrite: delete files that other runs wrote into these folders, as listed in their manifests.
 
     Returns:
         The contents of `results.json`: a result for each run, in order.
 
     Raises:
-        ValueError: two runs of the same task, name and seed, or no process.
+        ValueError: two runs have the same task, name and seed, or `processes` is below 1.
         FileExistsError: the folder holds other runs that are not to be overwritten, or files that are not ours.
         InUse: another comparison is at work in the folder.
         Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came; active runs were saved, and the same call continues them.
-        Failed: a run failed, or its process died; the others were finished first, and their results are written.
+        Failed: a run failed, or its process died. The other runs were finished first, and their results are written.
     """
     at_once = processes_at_once(processes)
     Claims(folder, "comparison").refuse_taken(beside="run")
@@ -90,18 +91,19 @@ def compare(
 
 
 def check_places(runs: Sequence[Config], folder: Path) -> None:
-    """Refuse a folder with files that are not ours where runs would write; changes nothing.
+    """Refuse a folder if files that are not ours are in the way of a run. Nothing is changed.
 
     Raises:
         FileExistsError: names the file.
-        InUse: another process writes there now.
+        InUse: another process is writing there.
     """
     claims = Claims(folder, "comparison")
     claims.refuse_taken(beside="run")
     refuse(folder, claims.foreign([RESULTS]), _REMEDY)
     for run in runs:
         with RunFolder(folder_of(run, folder)) as place:
-            place.check(overwrite=True)  # our own runs are compared later, once these runs' data is known
+            # Whether our own runs are the same is checked later, when the data of these runs is known.
+            place.check(overwrite=True)
 
 
 def check_runs(runs: Sequence[Config], folder: Path) -> None:
@@ -127,7 +129,7 @@ def _carry_out(
 ) -> list[Failure]:
     """Carry out the runs until all are done or a stop is requested; returns the failures."""
     failures: list[Failure] = []
-    over: list[Job] = []  # since the last look
+    over: list[Job] = []  # runs that ended since the last check
     known = {} if watcher is None else {place: standing(run, place, whole=True) for place, run in places.items()}
 
     def ended(job: Job, failure: Failure | None) -> None:
@@ -146,7 +148,7 @@ def _carry_out(
 
 
 def result_of(run: Config, metrics: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Costs and final accuracy of a finished run, from its metrics; the accounts sum to `rollouts_paid`."""
+    """Costs and final accuracy of a finished run, from its metrics. The accounts sum to `rollouts_paid`."""
     curve, end = whole_curve_of(metrics), metrics[-1]
     target = run.target
     cost = None if target is None else cost_to_target(curve_of(metrics), target)
@@ -179,10 +181,10 @@ def is_finished(run: Config, folder: Path) -> bool:
 
 
 def standing(run: Config, folder: Path, *, whole: bool = False) -> RecordedRun:
-    """A run's state; files that another run left in its folder do not count.
+    """The state of a run. Files that another run left in its folder are ignored.
 
     Args:
-        whole: read all of its metrics instead of the newest lines, for the evaluations before them.
+        whole: read all metrics instead of the newest lines, to get the earlier evaluations too.
     """
     if not is_described_in(run, folder):
         lines = list[dict[str, Any]]()

@@ -20,9 +20,9 @@ class Contestant:
     """A method of the leaderboard.
 
     Attributes:
-        recipe: its name, for `rollalloc.named.make_recipe`.
+        recipe: name of the recipe, for `rollalloc.named.make_recipe`.
         label: its name in tables and folders.
-        parameters: of the recipe, as plain data.
+        parameters: parameters of the recipe, as plain data.
     """
 
     recipe: str
@@ -31,12 +31,12 @@ class Contestant:
 
 
 def contestants(names: Sequence[str], tier: Tier) -> tuple[Contestant, ...]:
-    """The methods of a leaderboard: those in `names`; empty: the tier's.
+    """The methods of a leaderboard: those in `names` or, if `names` is empty, those of the tier.
 
     A recipe has its default parameters. If the tier defines its own methods, `names` are their labels.
 
     Raises:
-        ValueError: an unknown recipe; a name given twice; no baseline among them.
+        ValueError: a recipe is unknown, a name occurs twice, or the baseline is missing.
     """
     for name in names:
         if ":" in name:

@@ -1,4 +1,4 @@
-"""Carry out a leaderboard; resumes wherever it stopped."""
+"""Carry out a leaderboard. It can be resumed at any point."""
 
 from __future__ import annotations
 
@@ -59,26 +59,26 @@ def run_leaderboard(
     Args:
         plan: frozen in the folder before the first run; see `rollalloc.lab.bench.plan.freeze`.
         folder: gets a folder for each run and the plan.
-        tasks: where built-in tasks are created and kept.
-        processes: at a time, at least 1; by default one per core.
+        tasks: folder where built-in tasks are created and kept.
+        processes: number of runs at a time, at least 1; by default one per core.
         watcher: called about twice a second.
         base_of: (a task of the plan, `tasks`) → a run on it, whose recipe, seed and learning rate are replaced; None:
             that of a built-in task.
         stop: request to stop, which the caller may also make.
 
     Raises:
-        ValueError: no process; the folder has another plan.
+        ValueError: `processes` is below 1, or the folder has another plan.
         FileExistsError: files that are not ours are in the way.
         InUse: another leaderboard is at work in the folder.
         Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came; active runs were saved, and the same call continues them.
-        Failed: a run failed, other than by diverging, which counts as a result; the others were finished first.
+        Failed: a run failed. The others were finished first. A run that diverges has not failed; it counts as a result.
     """
     at_once = processes_at_once(processes)
     stop = stop or StopRequest()
     Claims(folder, KIND).refuse_taken()
     with Lock(folder, KIND):
         freeze(plan, folder)
-        work = _Work(plan, folder, tasks, base_of or _base)  # may create tasks, which Ctrl-C interrupts at once
+        work = _Work(plan, folder, tasks, base_of or _base)  # may create tasks, which Ctrl-C interrupts immediately
         with stop.heard():
             carry_out(
                 work.waiting, at_once, stop, work.ended, lambda at_work: watcher and watcher(work.progress(at_work))
@@ -104,7 +104,7 @@ def diverged_in(folder: Path) -> dict[str, str]:
         return {}
     try:
         reasons = json.loads(read_text(path))
-    except (ValueError, RecursionError):  # also raised for bad UTF-8 and JSON
+    except (ValueError, RecursionError):  # raised for invalid UTF-8 or JSON
         reasons = None
     if not isinstance(reasons, dict):
         raise ValueError(f"{path} does not say which runs diverged; it is damaged, or another program wrote it")
@@ -158,7 +158,7 @@ class _Work:
         return Progress(self.over, self.plan.runs, paid, self._seconds, min(1.0, self._share + begun), now)
 
     def _count(self, job: Job) -> None:
-        """Record that a run is over, and delete its weights: thousands of models would fill a disk."""
+        """Record that a run is over, and delete its weights, because thousands of models would fill a disk."""
         with RunFolder(job.place) as place:
             place.slim()
         self.over += 1
@@ -176,7 +176,7 @@ class _Work:
 
 
 def _run(base: Config, contestant: Contestant, rate: float, seed: int) -> Config:
-    """A method's run on a task. It does not stop at the target, but when its budget is spent."""
+    """A method's run on a task. It does not stop at the target; it spends its whole budget."""
     return replace(
         base,
         recipe=contestant.recipe,

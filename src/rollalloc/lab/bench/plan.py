@@ -32,8 +32,8 @@ _SCHEMA = 5
 class TaskPlan:
     """A task of the plan: target, budget in rollouts and evaluation grid, all fixed before the runs.
 
-    `eval_samples` is per held-out prompt, where accuracy is sampled. `rate` is the learning rate; None: the plan's.
-    `seeds` is how many of the plan's seeds it uses; None: all.
+    `eval_samples` is the number of samples per held-out prompt if accuracy is sampled. `rate` is the learning rate;
+    None: the plan's. `seeds` is how many of the plan's seeds the task uses; None: all.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Plan:
         contestants: the methods.
         rate: learning rate of every method on a task that has none of its own.
         seeds: seeds of the runs.
-        made_with: versions of everything that can change the figures, and the processor.
+        made_with: the versions of everything that can change the figures, and the processor's name.
     """
 
     tier: str
@@ -134,7 +134,7 @@ def plan_of_rung(rung: LadderRung, *, recipes: Sequence[str] = ()) -> Plan:
 
     Args:
         rung: as `rollalloc.lab.bench.rungs.read_rung` returns it.
-        recipes: some of the ladder's methods; empty: all.
+        recipes: some of the ladder's methods; empty: all of them.
 
     Raises:
         ValueError: an unknown method, or no baseline.
@@ -183,7 +183,7 @@ def made_with() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """The processor's name: another kind gives other figures for the same seeds."""
+    """The processor's name. Another kind of processor gives other figures for the same seeds."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -217,7 +217,7 @@ def place_of(task: TaskPlan, label: str, seed: int) -> str:
 
 
 def refuse_another(plan: Plan, folder: Path) -> None:
-    """Refuse a folder that has another plan; a folder without a plan is free.
+    """Refuse a folder that has another plan. A folder without a plan is accepted.
 
     Raises:
         ValueError: names the differences.

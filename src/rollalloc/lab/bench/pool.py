@@ -74,7 +74,7 @@ class _Notice:
 
 
 class _Notices:
-    """Logs the warnings of all runs in this process, where they cannot disturb a live table.
+    """Logs the warnings of all runs in this process, because a process of its own would write into a live table.
 
     A warning that differs only in its numbers from an earlier one of the same recipe and task is not repeated.
     """
@@ -94,7 +94,7 @@ def processes_at_once(processes: int | None) -> int:
     """Number of parallel processes; by default one per core.
 
     Raises:
-        ValueError: less than one.
+        ValueError: the number is below 1.
     """
     if processes is not None and processes < 1:
         raise ValueError(f"processes must be at least 1, or None for one a core, got {processes}")
@@ -116,9 +116,9 @@ def carry_out(
 
     Args:
         jobs: the runs.
-        processes: at a time, at least 1.
-        stop: once requested, active runs are saved and no more are started.
-        ended: called when a run has ended, with what went wrong with it, if anything.
+        processes: number of runs at a time, at least 1.
+        stop: once it is requested, active runs are saved and no more are started.
+        ended: called when a run has ended, with its failure if it failed.
         watch: called about twice a second with the active runs.
         overwrite: remove the files of other runs from the runs' folders.
     """
@@ -161,30 +161,32 @@ class _Worker:
 
     def _start(self) -> None:
         self.spawned = Spawned(_work, self.overwrite, name="rollalloc run")
-        self._signed, self._said = time.monotonic(), False  # last sign of life; whether silence was warned of
+        # Time of the last sign of life; whether a warning about silence was given.
+        self._signed, self._said = time.monotonic(), False
 
     def give(self, job: Job) -> None:
-        """Start a run on it."""
+        """Start a run in this process."""
         self.job, self._signed = job, time.monotonic()
         try:
             self.spawned.connection.send((job.run, job.place))
-        except OSError:  # it died between two runs, so no run is lost
+        except OSError:  # the process died between two runs, so no run is lost
             self._start()
             self.spawned.connection.send((job.run, job.place))
 
     def ask_to_stop(self) -> None:
-        """Ask it to finish its batch, save and leave the run."""
+        """Ask the process to finish its batch, save the run and leave it."""
         self.spawned.process.terminate()
 
     def hear(self, *, replace: bool = True) -> tuple[Job, Failure | None] | None:
-        """The run that just ended and what went wrong with it, if anything; None while it runs.
+        """The run that just ended, and its failure if it failed; None while it runs.
 
         Args:
             replace: start another process if this one died.
         """
         if self.job is None:
             return None
-        alive = self.spawned.process.is_alive()  # check this first: then everything it sent before dying is in the pipe
+        # Check this first; if it is dead, everything that it sent is in the pipe by then.
+        alive = self.spawned.process.is_alive()
         try:
             while self.spawned.connection.poll():
                 message = self.spawned.connection.recv()
@@ -196,7 +198,7 @@ class _Worker:
             if alive:
                 self._warn_of_silence()
                 return None
-        except (EOFError, OSError):  # the other end may be reset instead of closed
+        except (EOFError, OSError):  # a pipe whose other end died may be reset instead of closed
             pass
         error = ("", f"its process died with exit code {self.spawned.end(_GRACE_S)}")
         if replace:
@@ -209,7 +211,7 @@ class _Worker:
         return job, None if error is None else Failure(job, *error)
 
     def _warn_of_silence(self) -> None:
-        """Warn of a process that was suspended (SIGSTOP) or is starved of CPU time; nothing else would report it."""
+        """Warn of a process that was suspended (SIGSTOP) or gets no CPU time. Nothing else would report it."""
         silent_s = time.monotonic() - self._signed
         if self.job is not None and silent_s > _SILENT_S and not self._said:
             self._said = True
@@ -232,7 +234,7 @@ def _work(connection: Connection, overwrite: bool) -> None:
     while True:
         try:
             run, place = connection.recv()
-        except EOFError:  # the parent is done
+        except EOFError:  # the parent has no more runs
             return
         error = None
         try:
@@ -268,7 +270,7 @@ def _give_signs(connection: Connection, sending: threading.Lock) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process with its parent: a leftover run would write into the folders of the next comparison."""
+    """End this process when its parent ends. Otherwise it would write into the folders of the next comparison."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

@@ -3,9 +3,9 @@
 The settings are in `tuned/TASK.json`. A search by successive halving found them (dev/LOG.md, 2026-11-22 and 23). For every
 recipe, GRPO included, it tried the same number of learning rates and batch shapes, on the same tuning seeds, which no
 comparison uses.
-`settings_tried` says how much of its grid a recipe got. `budget`, if present, says that its search runs were censored
-earlier than the others'. A task that was not swept borrows another task's settings; a recipe that was not swept on a task
-uses its settings for skills/late.
+`settings_tried` is the number of settings of a recipe's grid that were tried. `budget`, if present, means that the
+recipe's search runs were censored earlier than the others. A task that was not searched uses another task's settings; a
+recipe that was not searched on a task uses its settings for skills/late.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def preset_of_rung(rung: LadderRung) -> Preset:
     return Preset(run.target, run.max_rollouts, run.eval_every, run.eval_samples, **how)
 
 
-POOLED = ("skills", "walks")  # tasks with several pools of prompts; without a pool, "late" is meant
+POOLED = ("skills", "walks")  # tasks with several pools of prompts; if none is named, the pool is "late"
 PRESETS = {
     "skills/balanced": Preset(0.80, 40_000, 1000),
     "skills/mixed": Preset(0.80, 60_000, 1000),
@@ -87,7 +87,7 @@ PRESETS = {
     "rg/letter_counting": Preset(0.79, 20_000, 250),
     "rg/spell_backward": Preset(0.60, 20_000, 250),
     "rg/count_bits": Preset(0.59, 20_000, 250),
-    "rg/simple_equations": Preset(0.64, 20_000, 250),  # target half-way from the initial accuracy to pass@8
+    "rg/simple_equations": Preset(0.64, 20_000, 250),  # the target is half-way between the initial accuracy and pass@8
     **{rung.task: preset_of_rung(rung) for rung in RUNGS.values()},
 }
 _SWEPT_FOR_ALL = "skills/late"  # the only task on which every recipe was tuned
@@ -107,7 +107,7 @@ def preset_of(task: str) -> tuple[str, Preset]:
 
 @lru_cache
 def tuned_of(task: str) -> Mapping[str, Tuned]:
-    """The tuned settings of each recipe on a swept task: its own, or else those for `skills/late`."""
+    """The tuned settings of each recipe on a task: those found for the task, or else those for `skills/late`."""
     recipes: dict[str, Any] = {}
     for name in dict.fromkeys((_SWEPT_FOR_ALL, task)):
         file = files("rollalloc.lab.bench") / "tuned" / f"{name.replace('/', '-')}.json"
@@ -153,7 +153,7 @@ def task_run(task: str, recipe: str, seed: int, folder: Path, *, tuned: Tuned | 
     Args:
         task: "skills", "walks", "sort", "skills/POOL", "walks/POOL", "ladder/RUNG" or a name of `PRESETS`.
         folder: where tasks are kept.
-        tuned: used instead of the preset's settings.
+        tuned: settings to use instead of the preset's.
         changes: trainer settings to change.
 
     Raises:
@@ -163,15 +163,15 @@ def task_run(task: str, recipe: str, seed: int, folder: Path, *, tuned: Tuned | 
 
 
 def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None, **changes: Any) -> Config:
-    """As `task_run`, but nothing is created yet: `with_task_files` adds the model and prompts to the run.
+    """Like `task_run`, but nothing is created yet. `with_task_files` adds the model and the prompts to the run.
 
     Raises:
-        ValueError: an unknown task, or a recipe without tuned settings for it when none are given.
+        ValueError: the task is unknown, or no settings are given and the recipe has no tuned ones for it.
         ImportError: a package that the task needs is not installed.
     """
     name, preset = preset_of(task)
     if name.startswith(gym.PREFIX):
-        gym.installed()  # before anything is created
+        gym.installed()  # check this before anything is created
     known = tuned_of(preset.tuned_on)
     chosen = tuned or known.get(recipe)
     if chosen is None:
@@ -197,10 +197,11 @@ def planned_run(task: str, recipe: str, seed: int, *, tuned: Tuned | None = None
 
 
 def with_task_files(run: Config, folder: Path, shown: Shown = unseen) -> Config:
-    """A planned run with its task's files, created in the folder if missing; runs on other data are returned unchanged.
+    """Add the files of its task to a planned run, and create them if they are missing. A run on other data is returned
+    unchanged.
 
     Raises:
-        ValueError: a folder that is no task, or one created with other settings.
+        ValueError: a folder is not that of a task, or was created with other settings.
     """
     if run.model:
         return run

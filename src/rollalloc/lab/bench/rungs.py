@@ -23,10 +23,10 @@ from rollalloc.models.pretrained import MODELS
 
 __all__ = ["PREFIX", "RUNGS", "Budgeted", "LadderRung", "Model", "Questions", "WarmedUp", "read_rung"]
 
-PREFIX = "ladder/"  # of the tasks' names
+PREFIX = "ladder/"  # prefix of the tasks' names
 _NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9._-]{0,59}")
 _MOST_SEEDS = 1000
-_SHOWN = 1000  # characters of an error message
+_SHOWN = 1000  # maximum number of characters of an error message
 
 
 def _check_precision(where: str, precision: str) -> None:
@@ -46,7 +46,7 @@ class Model:
         hidden: width of a new Llama, a multiple of 32; see `rollalloc.lab.bench.tasks.tiny.Shape`.
         layers: number of layers of the new Llama.
         pretrained: a key of `rollalloc.models.pretrained.MODELS`.
-        hub: a name that `from_pretrained` takes.
+        hub: a name on the hub, for `from_pretrained`.
     """
 
     hidden: int | None = None
@@ -72,8 +72,8 @@ class Questions:
     """Questions other than the ladder's mixture.
 
     Attributes:
-        train: file from `rollalloc data prepare`, by name without suffix, or a path.
-        heldout: likewise.
+        train: file from `rollalloc data prepare`, by its name without suffix, or a path.
+        heldout: the held-out questions, in the same form.
         sets: arguments for `rollalloc data prepare`, quoted in the error if files are missing.
         reward: `package.module:function`.
         single_answer: each question has exactly one right answer string.
@@ -91,9 +91,9 @@ class WarmedUp:
     """Supervised training that stops when the share of right answers on training prompts is in [low, high].
 
     Attributes:
-        steps: maximum number.
+        steps: maximum number of steps.
         batch: examples per step.
-        learning_rate: peak; see `rollalloc.lab.bench.tasks.tiny.WarmUp`.
+        learning_rate: peak learning rate; see `rollalloc.lab.bench.tasks.tiny.WarmUp`.
         check_every: steps between two checks.
         low: minimum share of sampled answers that are right.
         high: maximum share.
@@ -126,10 +126,10 @@ class Budgeted:
 
     Attributes:
         target: held-out accuracy, fixed before the runs.
-        max_rollouts: per run.
+        max_rollouts: rollouts of each run.
         learning_rate: learning rate of every method.
         eval_every: rollouts between two points of the evaluation grid.
-        max_new_tokens: per rollout.
+        max_new_tokens: maximum tokens per rollout.
         seeds: number of seeds.
         eval_samples: samples per held-out prompt, if accuracy is sampled.
         rollouts_per_second: rollouts per second of one core or device, for `--plan`; None: not measured.
@@ -168,10 +168,10 @@ class LadderRung:
     Attributes:
         name: name of the rung; the task is "ladder/NAME".
         parameters: approximate number of the model's parameters.
-        about: one sentence.
-        model: where it comes from.
+        about: one sentence about the rung.
+        model: where the model comes from.
         run: budget and evaluation.
-        warm_up: None: use the model as it is.
+        warm_up: how the model is warmed up; None: it is used as it is.
         questions: None: the six families of questions of `rollalloc data ladder`.
     """
 
@@ -218,7 +218,7 @@ def _rung(place: str, text: Callable[[], str]) -> LadderRung:
     try:
         fields: dict[str, Any] = tomllib.loads(text())
         return LadderRung(**{name: _TABLES[name](**of) if name in _TABLES else of for name, of in fields.items()})
-    except (ValueError, TypeError, RecursionError) as error:  # also raised for bad UTF-8 and TOML
+    except (ValueError, TypeError, RecursionError) as error:  # raised for invalid UTF-8 or TOML
         raise ValueError(f"{place} describes no rung of the ladder: {one_line(str(error), _SHOWN)}") from None
 
 

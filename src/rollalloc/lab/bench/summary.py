@@ -1,8 +1,8 @@
-"""Summarize a comparison from the `run.json` and `metrics.jsonl` of its runs.
+"""Summarizes a comparison from the `run.json` and `metrics.jsonl` of its runs.
 
 Point estimates are interquartile means: the mean after cutting off a quarter of the values, rounded down, at each end.
-Intervals are bootstrapped over seeds. A censored run counts with what it had paid, a lower bound of its cost. The point is
-then a bound too, is marked as one, and has no interval.
+Intervals are bootstrapped over seeds. A censored run counts with what it had paid, which is a lower bound of its cost.
+The point estimate is then a bound too; it is marked as one and has no interval.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rollalloc.runs.recorded import compares
 from rollalloc.train.config import NAMES, OF_DATA_AND_REWARD, Config
 from rollalloc.train.run_json import read_config
 
-FEWEST = 5  # values needed for an interval
+FEWEST = 5  # minimum number of values for an interval
 RESAMPLES = 10_000
-_ALIKE = 1e-6  # a metric within this distance of 1 is full marks
+_ALIKE = 1e-6  # a metric within this distance of 1 counts as 1
 # Results of a run's last evaluation; all but the first are fields of `rollalloc.train.evaluation.Breadth`.
 LAST = {
     "accuracy": "accuracy",
@@ -52,8 +52,8 @@ class Interval:
     Attributes:
         point: the interquartile mean.
         low: lower end; None for fewer than five values, or if a run is censored.
-        high: upper end, likewise.
-        values: one per seed, in order; a censored run's value is a bound.
+        high: upper end; None in the same cases.
+        values: one value per seed, in order; that of a censored run is a bound.
         bound: ">" if the point is a lower bound, "<" if an upper bound, "" if neither.
     """
 
@@ -65,7 +65,7 @@ class Interval:
 
 
 def in_words(interval: Interval | None, form: str, *, point_only: bool = False) -> str:
-    """An interval as text: its point and ends, or its single values where it has no ends; "" for None.
+    """An interval as text: its point and ends, or its single values if it has no ends; "" for None.
 
     Args:
         interval: what to show.
@@ -90,16 +90,17 @@ class RecipeSummary:
         parameters: parameters of the recipe.
         seeds: seeds of the runs that have ended, in order.
         reached: number of runs that reached the target; the others are censored.
-        costs: until the target, by `COSTS`; None if nothing was evaluated or there is no target.
-        ratios: the baseline's cost over this recipe's, paired by seed, by `COSTS`; above 1 this one is cheaper. None if no
-            seed has both, or the bounds point both ways.
-        standard_error: the largest of its evaluations; 0 if all are exact, None if one is unknown.
+        costs: costs until the target, by `COSTS`; None if nothing was evaluated or there is no target.
+        ratios: the baseline's cost divided by this recipe's, paired by seed, by `COSTS`; above 1 this recipe is
+            cheaper. None if no seed has both costs, or if some bounds are upper and others are lower bounds.
+        standard_error: the largest standard error of its evaluations; 0 if all are exact, None if one is unknown.
         last: results of each run's last evaluation, by `LAST`; None if a run lacks the value.
         k: number of attempts in `pass_at_k`; None if unknown, or not the same in all runs.
-        accounts: cause → rollouts of all runs; they sum to `rollouts_paid`.
+        accounts: number of rollouts in all runs, by cause; they sum to `rollouts_paid`.
         folders: folders of the runs, in the order of the seeds.
         grouped: whether its rollouts are compared within groups.
-        at_target: like `last`, but when the target was reached, over the runs that reached it; None if one lacks the value.
+        at_target: like `last`, but for the evaluation that reached the target, over the runs that reached it; None if a
+            run lacks the value.
     """
 
     label: str
@@ -123,7 +124,7 @@ class RecipeSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A comparison on one task ("" if the runs name none). Runs in `unfinished` enter no figure.
+    """A comparison on one task ("" if the runs name none). Runs in `unfinished` are not part of any figure.
 
     Ratios are to the `baseline`, the first of the recipes: "grpo" if present.
     """
@@ -136,19 +137,19 @@ class Summary:
 
     @property
     def measure(self) -> str:
-        """What the target is measured in, in words."""
+        """The name of the quantity that has the target."""
         return measure_of(self.recipes)
 
     @property
     def last(self) -> dict[str, str]:
-        """Columns of the last evaluations' table that any recipe has: a name of `LAST` → its heading."""
+        """The columns of the table of last evaluations for which a recipe has values: name in `LAST` → heading."""
         attempts = {recipe.k for recipe in self.recipes}
         k = attempts.pop() if len(attempts) == 1 else None
         return {
             name: words.format(k=k or "k")
             for name, words in (LAST if self.measure == LAST["accuracy"] else LAST | OF_GRADED).items()
             if any(recipe.last[name] is not None for recipe in self.recipes)
-            and (name, self.measure) != ("full_marks", "accuracy")  # then accuracy is the same number
+            and (name, self.measure) != ("full_marks", "accuracy")  # otherwise it equals the accuracy
         }
 
 
@@ -156,7 +157,7 @@ class Summary:
 class EndedRun:
     """A finished run: its evaluations on the grid, the values of each and of the last one by `LAST`, and its last line.
 
-    `target` is the accuracy it is judged by; `grouped`, whether its rollouts are compared within groups.
+    `target` is the accuracy by which it is judged; `grouped` says whether its rollouts are compared within groups.
     """
 
     run: Config
@@ -185,7 +186,7 @@ def summaries(folder: Path) -> list[Summary]:
     """Summaries of the comparison in a folder, task by task.
 
     Raises:
-        ValueError: runs of a task have different targets, or runs of a label differ in more than their seed.
+        ValueError: the runs of a task have different targets, or the runs of a label differ in more than their seed.
         FileNotFoundError: no run at all.
     """
     places = sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/run.json"))
@@ -219,7 +220,7 @@ def summaries_to(baseline: str, over: Sequence[EndedRun]) -> tuple[RecipeSummary
     """What each method paid on one task, with ratios to `baseline`, which comes first.
 
     Raises:
-        ValueError: runs of a label that differ in more than their seed.
+        ValueError: the runs of a label differ in more than their seed.
     """
     by_label: dict[str, list[EndedRun]] = {}
     for ended_run in over:
@@ -241,10 +242,10 @@ def ended(run: Config, place: Path, *, target: float | None = None, diverged: bo
     """The finished run in a folder; None if it has not ended. Only the curve is kept, since metrics may be large.
 
     Args:
-        run: the run that the folder holds.
+        run: the run in the folder.
         place: the folder.
-        target: to judge it by, instead of its own.
-        diverged: its weights diverged, so its metrics stop there.
+        target: the target by which to judge it, instead of its own.
+        diverged: whether its weights diverged, so that its metrics end there.
     """
     if not (place / METRICS).exists():
         return None
@@ -280,7 +281,7 @@ def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_mixed(label: str, over: Sequence[EndedRun]) -> None:
-    """Refuse runs left over from other settings: they must not count as further seeds."""
+    """Refuse runs that are left over from other settings, because they must not count as further seeds."""
     first, *others = (_setup(ended_run.run) for ended_run in over)
     for ended_run, expected in zip(over[1:], others, strict=True):
         if differing := list(differences(first, expected, label)):
@@ -363,11 +364,12 @@ def _largest(errors: Iterator[float | None]) -> float | None:
 
 
 def interval(values: Sequence[float], bound: Bound = "") -> Interval:
-    """The interquartile mean of some values; with its bootstrapped 95% interval if there are five values and no bound.
+    """The interquartile mean of some values, with its bootstrapped 95% interval if there are at least five values and
+    no bound.
 
-    The interval's ends are percentiles of the bootstrap distribution, expanded for few values: instead of 2.5% and 97.5%,
-    which cover far less than 95% with five seeds, those of N(0, 1) at ±√(n/(n−1))·t, where t is the 97.5% quantile of
-    Student's t with n − 1 degrees of freedom (Hesterberg, The American Statistician 69, 2015).
+    The interval's ends are percentiles of the bootstrap distribution. The percentiles 2.5% and 97.5% would cover far
+    less than 95% with five seeds. So they are replaced by those of N(0, 1) at ±√(n/(n−1))·t, where t is the 97.5%
+    quantile of Student's t with n − 1 degrees of freedom (Hesterberg, The American Statistician 69, 2015).
     """
     point = float(interquartile_mean(values))
     if len(values) < FEWEST or bound:

@@ -20,11 +20,11 @@ class Tier:
     """One size of the leaderboard.
 
     Attributes:
-        tasks: name → rollouts that each run pays; results at that point are compared at equal budget.
-        recipes: to compare.
+        tasks: for each task, the rollouts that each run pays; results are also compared at this point.
+        recipes: the recipes to compare.
         methods: used instead of `recipes`: label → recipe and parameters.
         seeds: seeds of the runs.
-        seeds_of: task → number of seeds, if not all.
+        seeds_of: number of seeds of a task, if it does not use all seeds.
         eval_every: rollouts between two points of the evaluation grid; None: the task's.
         hours: number of hours that it should take on two idle cores.
     """
@@ -42,8 +42,8 @@ def _seeds(count: int, first: int = _FIRST_SEED) -> tuple[int, ...]:
     return tuple(range(first, first + count))
 
 
-# The ladder's: label → recipe and parameters. Those of groups have 64 rollouts in a batch, as `reinforce_replay`; what they
-# do not say is their default.
+# The methods of the ladder: label → recipe and parameters. Methods with groups, and `reinforce_replay`, have 64
+# rollouts in a batch. All other parameters have their defaults.
 LADDER_METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "grpo": ("grpo", {"groups": 4, "n": 16}),  # the usual shape in practice
     "grpo_4": ("grpo", DEFAULT_SHAPE),
@@ -91,7 +91,7 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
             seeds=_seeds(8),
             hours=15,
         ),
-        # Do findings on tiny models hold for larger ones? One mixture of questions, several model sizes.
+        # Shows whether findings on tiny models hold for larger ones: one mixture of questions, several model sizes.
         "ladder": Tier(
             tasks={rung.task: rung.run.max_rollouts for rung in RUNGS.values()},
             seeds=_seeds(max(rung.run.seeds for rung in RUNGS.values()), _FIRST_OF_LADDER),
@@ -101,9 +101,9 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
         ),
     }
 )
-# Rollouts a second of one process on a core of an Intel Xeon at 2.5 GHz (Cascade Lake), evaluations on the grid included,
-# between those of plain estimators and of groups, of runs that shared the machine. What was not measured is slow; the
-# ladder's rungs say their own.
+# Rollouts per second of one process on a core of an Intel Xeon at 2.5 GHz (Cascade Lake), including evaluations on the
+# grid. The values lie between those of plain estimators and of methods with groups, in runs that shared the machine.
+# Tasks that were not measured get a low value; the rungs of the ladder have their own.
 RATES: Mapping[str, float] = MappingProxyType(
     {
         "skills/balanced": 480.0,
@@ -117,7 +117,7 @@ RATES: Mapping[str, float] = MappingProxyType(
     }
 )
 _UNMEASURED = min(rate for task, rate in RATES.items() if not task.startswith(PREFIX))
-_START_S = 2.0  # overhead of a run: loading model and prompts, the last checkpoint
+_START_S = 2.0  # overhead of a run, in seconds: loading the model and the prompts, and the last checkpoint
 
 
 def seconds_of(task: str, rollouts: int, runs: int = 1) -> float:

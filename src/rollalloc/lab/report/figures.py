@@ -22,10 +22,10 @@ from rollalloc.lab.report.style import GROUND, INK, METHODS, MUTED, RULE, Kind, 
 from rollalloc.runs.recorded import RecordedRun
 
 Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one per seed; the first label is the baseline
-_WIDTH = 4.5  # inches; small, so that the text stays readable on a phone
-_NARROW = 0.085  # parts of a bar narrower than this share get no number
+_WIDTH = 4.5  # inches; so small that the text stays readable on a phone
+_NARROW = 0.085  # parts of a bar that are narrower than this share get no number
 _POINTS = 60  # draw a run's evaluations as points up to this number
-_LINES = ("-", "--", ":")  # when there are more methods than colours
+_LINES = ("-", "--", ":")  # line styles, for more methods than there are colours
 _LOOK = {
     "font.size": 10,
     "font.family": "sans-serif",
@@ -73,7 +73,7 @@ def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None
 
     Args:
         cost: "rollouts" or "tokens".
-        target: drawn as a line; None: no line.
+        target: the accuracy at which a line is drawn; None: no line.
 
     Returns:
         None if no run was evaluated.
@@ -120,7 +120,7 @@ def _unit(methods: Methods) -> str:
 
 
 def training(methods: Methods) -> Figure | None:
-    """Reward, entropy, gradient norm and loss over the run, one panel each, a line for each method."""
+    """Reward, entropy, gradient norm and loss over the run: one panel for each, with one line per method."""
     over_time: dict[str, dict[str, series.OverTime]] = {}
     for label, runs in methods.items():
         for over in (series.training_over_time(runs), series.entropy_over_time(runs)):
@@ -150,7 +150,9 @@ def training(methods: Methods) -> Figure | None:
 
 
 def where_rollouts_went(methods: Methods) -> Figure | None:
-    """One bar per method: its length is the rollouts paid, its parts are the causes; mean over seeds."""
+    """One bar per method. Its length is the number of rollouts paid, its parts are the causes; both are means over
+    seeds.
+    """
     paid = {label: series.paid_by_cause(runs) for label, runs in methods.items()}
     paid = {label: accounts for label, accounts in paid.items() if sum(accounts.values())}
     if not paid or (len(paid) == 1 and len(by_cause(*paid.values())) < 2):  # one bar of one colour shows nothing
@@ -232,9 +234,9 @@ def _rows(
     """A row of axes for each method.
 
     Args:
-        draw: draws a method's runs, and returns the causes that it drew; empty: nothing was recorded.
+        draw: draws a method's runs, and returns the causes that it drew; empty if nothing was recorded.
         quantity: what the vertical axes show.
-        shares: whether it is shares of causes, which get a legend.
+        shares: whether these are shares of causes, which get a legend.
     """
     with look():
         tall = Figure(figsize=(_WIDTH, 1.1 + 1.15 * len(methods)), layout="constrained")
@@ -269,7 +271,7 @@ def _rollouts_below(axes: Axes, label: str) -> None:
 
 
 def _short(value: float) -> str:
-    """12,000 as 12k, since a phone has no room for more."""
+    """A short form of a number, such as 12k for 12,000, because phones have little room."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{suffix}"

@@ -14,7 +14,7 @@ from rollalloc.lab.bench.contestants import BASELINE, PLAIN
 from rollalloc.lab.bench.plan import KIND, TABLE
 from rollalloc.lab.bench.summary import FEWEST, OF_GRADED, Interval, in_words, measure_of
 
-_LONGEST = 2000  # characters in a line of Markdown, at most
+_LONGEST = 2000  # maximum number of characters in a line of Markdown
 _EXTRA = {"accuracy": "accuracy", "pass_at_k": "pass@{k}", "right_pairs_differ": "differ", "entropy": "entropy"}
 _COSTS = {"rollouts": ",.0f", "tokens": ",.0f", "steps": ",.0f", "seconds": ",.1f"}
 
@@ -32,8 +32,8 @@ def write_leaderboard(folder: Path) -> Board:
     """Write the tables of the leaderboard in a folder, finished or not.
 
     Raises:
-        FileExistsError: a file of that name that is not ours; nothing is written.
-        ValueError: its plan is damaged, or a run in it does not belong to the plan.
+        FileExistsError: there is a file of that name that is not ours. Nothing is written.
+        ValueError: the plan is damaged, or a run in the folder does not belong to the plan.
     """
     board = board_of(folder)
     Claims(folder, KIND).add([TABLE])
@@ -75,7 +75,7 @@ def tables_of(part: TaskPart) -> list[Table]:
 def _columns(
     title: str, headings: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], columns: Sequence[int]
 ) -> Table:
-    """A table of the given columns, without those in which nothing is known."""
+    """A table of the given columns, without those in which all values are unknown."""
     known = [at for at in columns if any(row[at] for _, row in rows)]
     return Table(title, [headings[at] for at in known], [(label, [row[at] for at in known]) for label, row in rows])
 
@@ -93,7 +93,7 @@ def _row(cell: Cell, part: TaskPart) -> list[str]:
 
 
 def _figure(interval: Interval | None, form: str) -> str:
-    """As `in_words`; the values of a bound are left out."""
+    """Like `in_words`, but without the single values if it is a bound."""
     return in_words(interval, form, point_only=interval is not None and bool(interval.bound))
 
 
@@ -166,6 +166,6 @@ def _lines(table: Table) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Other people's text, escaped so that Markdown shows it literally."""
+    """Escape a text from elsewhere, so that Markdown shows it literally."""
     text = one_line(text, _LONGEST).replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{letter}" if letter in "|`*[\\" else letter for letter in text)

@@ -29,7 +29,7 @@ from rollalloc.runs.recorded import RecordedRun, by_label
 MADE_BY = "rollalloc report"  # the generator that the page names in its head
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
 
-_MOST_DRAWN = 48  # methods in one figure, at most
+_MOST_DRAWN = 48  # maximum number of methods in one figure
 _SAID_ELSEWHERE = ("schema", "digests", "recipe", "parameters", "seed", "label", "task")  # fields of `run.json`
 
 
@@ -59,7 +59,7 @@ class MethodSentence:
 
 @dataclass(frozen=True)
 class Section:
-    """A comparison on one task, or a run by itself, which has no summary. `problems` also appear among the caveats."""
+    """A comparison on one task, or a single run without a summary. `problems` also appear among the caveats."""
 
     name: str
     task: str
@@ -122,7 +122,7 @@ def sections(runs_in: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> lis
         return [_section(folder.name, [runs[folder]])]
     try:
         summaries = _compared(runs)
-    except Exception as error:  # runs that cannot be compared, e.g. from another version, are still shown
+    except Exception as error:  # runs that cannot be compared, for example of another version, are still shown
         why = f"No costs are given, for the runs cannot be compared: {error_text(error)}"
         shown = [of_unit for of_one in runs_in.values() for of_unit in _by_unit(of_one)]
         names = _file_names([_place(of_unit).name for of_unit in shown])
@@ -164,7 +164,7 @@ def _folders(summary: Summary) -> list[Path]:
 
 
 def _file_names(names: Sequence[str]) -> list[str]:
-    """A distinct prefix for the figure files of each section; no prefix if there is only one section."""
+    """A distinct prefix for the figure files of each section. If there is only one section, there is no prefix."""
     if len(names) == 1:
         return [""]
     plain = [re.sub(r"[^\w.+-]+", "-", name)[:60].lstrip(".") for name in names]
@@ -205,7 +205,7 @@ def _environment() -> Environment:
 
 
 def _fit_to_be_shown(value: Any) -> Any:
-    """Make any value safe to show. Every template goes through this; only this package's own Markup is exempt."""
+    """Make any value safe to show. Every template value goes through this; only this package's own Markup is exempt."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -220,7 +220,7 @@ def _section(
     """A section on some runs.
 
     Args:
-        why: reason for a missing summary.
+        why: why there is no summary.
         prefix: prefix of the file names of its figures.
     """
     methods = by_label(runs)
@@ -229,7 +229,8 @@ def _section(
     unread = [f"{name_of(run)}: {visible(wrong)}" for run in runs if (wrong := kept[run.folder].problem)]
     colours = dict(zip(methods, style.METHODS * len(methods), strict=False))
     sentences = {} if summary is None else findings(summary)
-    if not sentences.keys() <= methods.keys():  # an unfinished run has other settings than the finished ones
+    # The labels differ, because an unfinished run has other settings than the finished ones.
+    if not sentences.keys() <= methods.keys():
         sentences = {}
     sentences = sentences or {label: story(of_label, label) for label, of_label in methods.items()}
     return Section(
@@ -249,7 +250,7 @@ def _section(
         runs=runs,
         examples={
             label: shown
-            for label, of_label in methods.items()  # from the first run that kept samples
+            for label, of_label in methods.items()  # samples are from the first run that kept some
             if (shown := next(filter(None, (kept[run.folder].examples for run in of_label)), None))
         },
         problems=[*damage(runs), *unread],

@@ -13,15 +13,15 @@ from rollalloc.files.text import shortened, visible
 from rollalloc.runs.fields import rollout
 from rollalloc.runs.files import open_regular, why
 
-_PART_BYTES = 4 << 20  # bytes read from the file's end; it may be larger than memory
+_PART_BYTES = 4 << 20  # number of bytes to read at the file's end, because the file may be larger than the memory
 _EACH = 2  # examples per outcome
-_FATES = 12  # outcomes shown, at most: a reward function may report any number of reasons for no score
+_FATES = 12  # maximum number of outcomes to show, because a reward function may give many reasons for missing scores
 STOPPED = "stopped"  # the reason for no score when the recipe stopped the rollout
 
 
 @dataclass(frozen=True, slots=True)
 class ShownRollout:
-    """A rollout to show: its outcome in plain words, and its text, shortened and with control characters made visible."""
+    """A rollout to show: its outcome in words, and its text, which is shortened and has visible control characters."""
 
     fate: str
     key: str
@@ -39,7 +39,9 @@ class Samples:
 
 
 def samples(folder: Path) -> Samples:
-    """The newest rollouts of each outcome, and what could not be read; skips a line that a killed run left half written."""
+    """The newest rollouts of each outcome, and what could not be read. An incomplete line that a killed run left is
+    skipped.
+    """
     wrong: list[str] = []
     try:
         lines = list(_newest(folder / "rollouts.jsonl", wrong))
@@ -89,7 +91,7 @@ def _fate(line: Mapping[str, Any], rewards: Sequence[float], grouped: bool) -> s
 
 
 def _newest(path: Path, wrong: list[str]) -> Iterator[Mapping[str, Any]]:
-    """Rollouts from the end of the file, oldest first; whole lines that are not rollouts are reported in `wrong`."""
+    """Rollouts from the end of the file, oldest first. Complete lines that are not rollouts are reported in `wrong`."""
     with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         begin = file.seek(max(0, size - _PART_BYTES))

@@ -37,8 +37,8 @@ class Middle:
 def accuracy_over_seeds(runs: Sequence[RecordedRun], cost: str) -> Middle | None:
     """Interquartile mean of held-out accuracy over seeds, with its interval.
 
-    A run that reached its target keeps its last accuracy from then on. If a run ended or stands below its target, nothing
-    is known of later accuracies, so the line ends where the first such run ends.
+    A run that reached its target keeps its last accuracy from then on. If a run is below its target and has no more
+    evaluations, its later accuracies are unknown. So the line ends where the first such run ends.
 
     Args:
         cost: a field of `Curve`: "rollouts", "tokens" or "seconds".
@@ -62,11 +62,11 @@ def accuracy_over_seeds(runs: Sequence[RecordedRun], cost: str) -> Middle | None
 
 
 def causes_over_time(runs: Sequence[RecordedRun], windows: int = 24) -> OverTime | None:
-    """Share of each cause among the rollouts paid in each window; x is the window's end."""
+    """Share of each cause among the rollouts paid in each window. The x value is the window's end."""
     total = _over_time(runs, lambda line: line.get("accounts"), windows + 1, from_nothing=True)
     if total is None:
         return None
-    # "open" shrinks when open rollouts are booked under a cause; they were paid in an earlier window.
+    # "open" falls when open rollouts get their cause; these rollouts were paid in an earlier window.
     spent = {cause: np.maximum(0, np.diff(total_X)) for cause, total_X in total.values.items()}
     return OverTime(total.x_X[1:], _shares(spent))
 

@@ -21,7 +21,8 @@ GROUND = Colour("ground", "#ffffff", "#14171b")
 INK = Colour("ink", "#1b1f24", "#e8eaed")
 MUTED = Colour("muted", "#5b636d", "#a3abb5")
 RULE = Colour("rule", "#d9dde2", "#353b43")
-# Okabe and Ito's hues, distinct for colour-blind readers and in grey; lighter on dark pages.
+# Okabe and Ito's hues, which colour-blind readers and readers of grey prints can distinguish. They are lighter on dark
+# pages.
 GREEN = Colour("green", "#009e73", "#1cc195")
 ORANGE = Colour("orange", "#e69f00", "#e8a61a")
 BLUE = Colour("blue", "#0072b2", "#4a9fe0")
@@ -33,7 +34,7 @@ GREY = Colour("grey", "#a9b0b8", "#6d757f")
 DIM = Colour("dim", "#dfe3e7", "#3a414a")
 
 COLOURS = (GROUND, INK, MUTED, RULE, GREEN, ORANGE, BLUE, RED, PURPLE, SKY, YELLOW, GREY, DIM)
-METHODS = (INK, BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)  # the baseline is drawn in ink
+METHODS = (INK, BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)  # the baseline is drawn in the colour `INK`
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ CAUSES: Mapping[str, Kind] = {
 
 
 def cause(name: str) -> Kind:
-    """The kind of a cause; also for causes that only a newer version knows."""
+    """The kind of a cause, also for a cause that only a newer version knows."""
     return CAUSES.get(name) or Kind(one_line(name.replace("_", " "), 24), "", GREY)
 
 

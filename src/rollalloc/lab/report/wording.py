@@ -43,7 +43,7 @@ def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | Non
 
 
 def _more(times: float) -> str:
-    """How much more: 1.05 is "5% more"; 2 and above are multiples."""
+    """A ratio in words: 1.05 is "5% more"; from 2 on it is "N times as many"."""
     percent = round(100 * (times - 1))
     if times >= 2:
         return f"{times:.1f} times as many"
@@ -70,7 +70,7 @@ def _between(cost: Interval) -> str:
     return "" if cost.low is None or cost.high is None else f" (95% interval {cost.low:,.0f} to {cost.high:,.0f})"
 
 
-_ALONE = {  # what recipes without groups compare a rollout's reward with
+_ALONE = {  # the value with which a recipe without groups compares a reward
     "foresight": "the pass rate that was predicted for its prompt",
     "spo": "the tracked pass rate of its prompt",
     "raft": "0, so that right answers only are trained on",
@@ -189,5 +189,5 @@ def silences(methods: Mapping[str, Sequence[RecordedRun]]) -> list[str]:
 
 
 def name_of(run: RecordedRun) -> str:
-    """A run's name: its label, or else its folder, since runs trained separately may share a recipe."""
+    """A run's name: its label, or else its folder, because separate runs may have the same recipe."""
     return one_line(run.name) + ("" if run.seed is None else f", seed {run.seed}")

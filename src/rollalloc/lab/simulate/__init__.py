@@ -1,1 +1,1 @@
-"""A simulated cluster driven by the real allocator: estimates a recipe's cost in seconds before GPUs are rented."""
+"""Simulates a cluster under the real allocator, to estimate a recipe's cost in seconds before GPUs are rented."""

@@ -14,8 +14,8 @@ from rollalloc.lab.simulate.hardware import Hardware
 from rollalloc.lab.simulate.workload import Fitted, Workload
 from rollalloc.recipes.streaming import streamed
 
-_MOST = 1_000_000  # GPUs, and slots per replica: a slip of the finger must not fill the memory
-_MOST_TOKENS = 1_000_000_000_000  # tokens that a replica holds
+_MOST = 1_000_000  # maximum number of GPUs, and of slots per replica; a mistyped number must not fill the memory
+_MOST_TOKENS = 1_000_000_000_000  # maximum number of tokens that a replica holds
 
 Schedule = Literal["sync", "async"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
@@ -28,30 +28,34 @@ class Cluster:
     Attributes:
         gpus: at least 1, and at least 2 under "async".
         gpus_per_replica: GPUs that hold one copy of the model together.
-        slots: rollouts that a replica decodes at once, at most.
+        slots: maximum number of rollouts that a replica decodes at once.
         schedule: "sync": all GPUs generate, then all train. "async": some GPUs always generate and the others always train;
             at least one batch is generated while another is trained.
         trainer_share: share of the GPUs that train under "async", in (0, 1).
-        ahead: batches generated while one is trained, at least; None: the recipe's number.
+        ahead: minimum number of batches generated while one is trained; None: the recipe's number.
         overlap: compute log-probabilities of finished rollouts while others still run, even of rollouts that will not be
-            trained on. Under "sync" this happens on decoding GPUs, and the simulation charges decoding nothing for it.
+            trained on. Under "sync" this happens on the decoding GPUs, and the simulation does not slow decoding down
+            for it.
 
     Raises:
-        ValueError: a number out of its range, too few GPUs for a replica and a trainer, or `ahead` under "sync".
+        ValueError: a number is out of its range, there are too few GPUs for a replica and a trainer, or `ahead` is set
+            under "sync".
     """
 
     gpus: int
     gpus_per_replica: int = option(1, "GPUs that share the model of one replica.")
-    slots: int = option(256, "Rollouts that a replica decodes at once, at most.")
+    slots: int = option(256, "Maximum number of rollouts that a replica decodes at once.")
     schedule: Schedule = field(
         default="sync",
         metadata={"says": "sync: all GPUs generate, then all train; async: some generate, the others train."},
     )
-    trainer_share: float = option(0.5, "async: share of the GPUs that train.")
+    trainer_share: float = option(0.5, "async: share of the GPUs that train, in (0, 1).")
     ahead: int | None = option(
         None, "async: generate at least this many batches while one trains (default: the recipe's)."
     )
-    overlap: bool = option(False, "Compute log-probabilities of finished rollouts while others still run.")
+    overlap: bool = option(
+        False, "Compute log-probabilities of finished rollouts while others still run, instead of after the last."
+    )
 
     def __post_init__(self) -> None:
         at_least("gpus_per_replica", self.gpus_per_replica, 1)
@@ -89,7 +93,7 @@ class Cluster:
 
     @cached_property
     def unused(self) -> int:
-        """GPUs left over because they are too few for another replica; they idle while others generate."""
+        """The remaining GPUs, which are too few for another replica. They are idle while the others generate."""
         apart = self.trainers if self.schedule == "async" else 0
         return self.gpus - apart - self.replicas * self.gpus_per_replica
 
@@ -103,16 +107,16 @@ class Scenario:
         hardware: the model and GPU type, from which missing costs are estimated.
         costs: costs of everything but decoding; None: estimated.
         latency: latency of decoding; None: estimated.
-        kv_tokens: tokens of context that a replica can hold; None: estimated, or unlimited if `latency` is given, since the
-            model that it was measured on is unknown.
+        kv_tokens: tokens of context that a replica can hold. None: estimated; but unlimited if `latency` is given,
+            because the model on which it was measured is unknown.
         workload: lengths and successes.
         prompt_tokens: tokens per prompt.
-        batches: to train and measure, at least 1.
-        warmup: batches before these that are not measured, while pipelines fill and recipes collect lengths.
+        batches: number of batches to train and measure, at least 1.
+        warmup: number of earlier batches that are not measured, while pipelines fill and recipes collect lengths.
 
     Raises:
-        ValueError: a number out of its range, more slots than the latency curve covers, or too little memory for one
-            rollout.
+        ValueError: a number is out of its range, there are more slots than the latency curve covers, or the memory is
+            too small for one rollout.
     """
 
     cluster: Cluster
@@ -182,12 +186,12 @@ class Scenario:
         """The recipe, adapted to this cluster's schedule.
 
         Args:
-            recipe: any that draws its own prompts.
-            max_staleness: instead of the recipe's own; None: the recipe's own, but under "async" at least 1 and at least
-                the cluster's `ahead`.
+            recipe: any recipe that draws its own prompts.
+            max_staleness: a value instead of the recipe's own. None: the recipe's own, but under "async" at least 1 and
+                at least the cluster's `ahead`.
 
         Raises:
-            ValueError: a recipe whose prompts a data loader draws, or a staleness that is negative or below `ahead`.
+            ValueError: a data loader draws the recipe's prompts, or the staleness is negative or below `ahead`.
         """
         if isinstance(recipe.prompts, OfferedPromptRule):
             raise ValueError(

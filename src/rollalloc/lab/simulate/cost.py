@@ -25,7 +25,7 @@ def option(default: Any, says: str) -> Any:
 
 
 def positive(name: str, value: Any, *, zero: bool = False) -> None:
-    """Refuse anything but a finite number above 0, or from 0 if `zero`.
+    """Refuse anything but a finite number above 0, or of at least 0 if `zero`.
 
     Raises:
         ValueError: says what was expected and what came.
@@ -52,18 +52,18 @@ class Latency:
 
         t(c, K) = t(c) + per_held · K   for c rollouts that hold K tokens of context together
 
-    t(c) is linear between the points, and constant below the first. Beyond the last point nothing was measured, so asking
-    for it is an error.
+    t(c) is linear between the points, and constant below the first. Beyond the last point nothing was measured, so a
+    larger concurrency is an error.
 
     Attributes:
         concurrency: rollouts decoded at once, increasing whole numbers from 1.
         seconds_per_token: seconds per token of a decoding step at each concurrency, above 0.
         source: where the curve comes from, for the result.
-        per_held: further seconds for each token of context held, at least 0; 0 for measured curves, whose points include
-            the context at which they were measured.
+        per_held: additional seconds for each token of context held, at least 0. It is 0 for measured curves, whose
+            points include the context at which they were measured.
 
     Raises:
-        ValueError: wrong numbers, or lists of different lengths.
+        ValueError: a number is out of its range, or the lists have different lengths.
     """
 
     concurrency: tuple[int, ...]
@@ -115,7 +115,7 @@ class Pace:
 
     Attributes:
         seconds_N: seconds per token for 0 to `slots` rollouts, without context.
-        per_held: further seconds for each token held.
+        per_held: additional seconds for each token held.
         room: tokens of context that a replica can hold.
         prefill: seconds to recompute one token of context.
     """
@@ -170,14 +170,14 @@ class Costs:
     """Costs of everything but decoding. `Hardware.costs` estimates those of forward and backward passes.
 
     Attributes:
-        prefill: GPU-seconds per prompt token, during which the replica does not decode. Paid once for all rollouts of an
-            order that start on a replica together, and again for the context of a preempted rollout.
+        prefill: GPU-seconds per prompt token, during which the replica does not decode. It is paid once for all
+            rollouts of an order that start together on a replica, and again for the context of a preempted rollout.
         logprob: GPU-seconds per token, prompts included, of the forward pass that computes log-probabilities.
         train: GPU-seconds per trained token, prompts included, of forward and backward pass.
         abort: seconds from the decision to stop a rollout until its slot is free; it keeps decoding meanwhile.
-        weight_sync: seconds in which new weights reach the replicas, which do not decode meanwhile.
-        train_row: further GPU-seconds per trained row.
-        update: seconds of the optimizer step, whatever the number of GPUs.
+        weight_sync: seconds that it takes to send new weights to the replicas, which do not decode meanwhile.
+        train_row: additional GPU-seconds per trained row.
+        update: seconds that an optimizer step takes on any number of GPUs.
 
     Raises:
         ValueError: a number below 0, or not finite.
@@ -187,9 +187,9 @@ class Costs:
     logprob: float = option(MISSING, f"GPU-seconds of the forward pass for a token's log-probability{_ARITHMETIC}")
     train: float = option(MISSING, f"GPU-seconds of forward and backward for a token{_ARITHMETIC}")
     abort: float = option(0.02, "Seconds from stopping a rollout until its slot is free.")
-    weight_sync: float = option(2.0, "Seconds in which new weights reach the replicas.")
-    train_row: float = option(0.0, "GPU-seconds more for each row trained on.")
-    update: float = option(1.0, "Seconds of the optimizer's step.")
+    weight_sync: float = option(2.0, "Seconds that it takes to send new weights to the replicas.")
+    train_row: float = option(0.0, "Additional GPU-seconds for each rollout trained on.")
+    update: float = option(1.0, "Seconds that an optimizer step takes.")
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -1,9 +1,10 @@
 """Decoding replicas. Each has a clock in tokens, by which all of its rollouts advance together.
 
-A token's time depends on how many rollouts decode and how much context they hold, but is the same for all of them. So each
-replica counts the tokens that a rollout decoding from the very beginning would have; this count is its *reading*. A rollout
-that starts at reading v with n tokens to go ends at reading v + n, whatever else starts or stops. The smallest of these
-sums is the next end. Between two ends, starts, stops and the moment when the memory is full, nothing happens.
+A token's time depends on how many rollouts decode and how much context they hold, but it is the same for all of them.
+So each replica counts the tokens that a rollout would have if it had decoded from the beginning; this count is its
+*reading*. A rollout that starts at reading v with n tokens to generate ends at reading v + n, even if other rollouts
+start or stop. The smallest of these sums is the next end. So only four kinds of events must be simulated: ends, starts,
+stops, and the memory becoming full.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Placed:
         prompt: tokens of its prompt.
         tokens: completion tokens when it ends.
         since: the replica's reading when it started, or was last resumed.
-        made: completion tokens at that time; while it is preempted, those it has now.
+        made: completion tokens at that time; while it is preempted, its present number of tokens.
     """
 
     at: int
@@ -51,7 +52,8 @@ class Replica:
         held: tokens of context of the decoding rollouts.
         ends: heap of (reading at the end, rollout); entries of stopped or preempted rollouts stay until they reach the top.
         stamp: stamp of its newest entry in the fleet's list of events; older entries are stale.
-        decoding, paused, empty: seconds so far spent decoding, without progress, and with nothing to do.
+        decoding, paused, empty: seconds so far in which it decoded, in which its rollouts made no progress, and in
+            which it had none.
     """
 
     __slots__ = (
@@ -72,7 +74,7 @@ class Replica:
         return len(self.running) + len(self.preempted)
 
     def advance(self, now: float, pace: Pace) -> None:
-        """Bring it up to the given time."""
+        """Advance the replica to this time."""
         passed = now - self.at
         if passed <= 0:
             return
@@ -94,7 +96,7 @@ class Replica:
         self.held += tokens * len(self.running)
 
     def fits(self, context: float, room: float) -> bool:
-        """Whether a context fits, with one more token for each rollout; an empty replica takes any admitted rollout."""
+        """Whether a context fits, with one more token for each rollout. An empty replica has room for any rollout."""
         return not self.running or self.held + context + len(self.running) + 1 <= room
 
 
@@ -132,12 +134,12 @@ class Fleet:
         return len(self.place)
 
     def pass_to(self, now: float) -> None:
-        """Let time pass; nothing may end before then."""
+        """Let time pass until this moment. Nothing may end before it."""
         self.slot_seconds += (now - self.now) * len(self.place)
         self.now = now
 
     def least_loaded(self) -> int:
-        """The replica with the fewest rollouts; the first of equals."""
+        """The replica with the fewest rollouts; in a tie, the first."""
         while True:
             load, at = self._loads[0]
             if self.replicas[at].rollouts == load:
@@ -160,14 +162,14 @@ class Fleet:
         self._count(at)
 
     def pause(self, at: int, seconds: float) -> None:
-        """Make a replica do something else for this many seconds, after anything else it already has to do."""
+        """Let a replica stop decoding for this many seconds, after the pauses that it already has."""
         replica = self.replicas[at]
         replica.advance(self.now, self.pace)
         replica.resume = max(replica.resume, self.now) + seconds
         self._changed.add(at)
 
     def stop(self, rollout: int) -> int:
-        """Remove a rollout from its replica; returns the whole tokens that it has."""
+        """Remove a rollout from its replica. Returns its number of complete tokens."""
         at = self.place[rollout].at
         self.replicas[at].advance(self.now, self.pace)
         made = self._remove(rollout)
@@ -185,7 +187,7 @@ class Fleet:
         return moments[0][0] if moments else inf
 
     def end(self) -> list[int]:
-        """The rollouts that end at the current moment on one replica; empty if a preemption happens instead."""
+        """The rollouts that end at the current moment on one replica; none if a preemption happens instead."""
         _, at, _ = heappop(self._moments)
         replica = self.replicas[at]
         replica.advance(self.now, self.pace)
@@ -205,7 +207,7 @@ class Fleet:
         return ended
 
     def lend(self, until: float) -> None:
-        """Use all replicas, which must be idle, for other work until the given time; that work is accounted elsewhere."""
+        """Use all replicas for other work until this time. They must be idle. The caller accounts for the work."""
         for replica in self.replicas:
             replica.advance(self.now, self.pace)
             replica.at = replica.resume = until
@@ -227,7 +229,7 @@ class Fleet:
         self._changed.add(placed.at)
 
     def _pull(self, rollout: int, replica: Replica) -> float:
-        """Take a rollout out of those that decode; returns the tokens that it has."""
+        """Remove a rollout from those that decode. Returns the tokens that it has."""
         placed = self.place[rollout]
         del replica.running[rollout]
         placed.made += replica.reading - placed.since
@@ -235,7 +237,7 @@ class Fleet:
         return placed.made
 
     def _remove(self, rollout: int) -> float:
-        """Remove a rollout for good; returns the tokens that it has."""
+        """Remove a rollout permanently. Returns the tokens that it has."""
         placed = self.place[rollout]
         replica = self.replicas[placed.at]
         if rollout in replica.running:
@@ -248,7 +250,7 @@ class Fleet:
         return placed.made
 
     def _preempt(self, replica: Replica) -> None:
-        """Preempt the rollout that started last; it resumes after those preempted later."""
+        """Preempt the rollout that started last. Rollouts that are preempted after it resume before it."""
         rollout = next(reversed(replica.running))
         self._pull(rollout, replica)
         replica.preempted[rollout] = None

@@ -1,4 +1,4 @@
-"""Estimates of a model's costs on a GPU: a roofline from published sizes and data sheets; nothing is measured."""
+"""Estimates a model's costs on a GPU by a roofline model, from published sizes and data sheets. Nothing is measured."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rollalloc.lab.simulate.cost import Costs, Latency, at_most, option, positiv
 _BYTES = 2  # per number in bf16
 
 # Share of the data sheet's figures that programs reach. None was measured on the simulated machine.
-BANDWIDTH_SHARE = 0.7  # of memory bandwidth while decoding: a guess
-DECODING_SHARE = 0.5  # of FLOP/s in prefill and decoding: a guess
+BANDWIDTH_SHARE = 0.7  # share of the memory bandwidth while decoding: a guess
+DECODING_SHARE = 0.5  # share of the FLOP/s in prefill and decoding: a guess
 TRAINING_SHARE = 0.4  # of FLOP/s in training: The Llama 3 Herd of Models, arXiv 2407.21783, table 4: 38 to 43% on H100s
-_ALL_REDUCE = 10e-6  # seconds, two a layer where a replica is several GPUs: a guess
+_ALL_REDUCE = 10e-6  # seconds; two all-reduces per layer if a replica consists of several GPUs: a guess
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +22,9 @@ class ModelSize:
     """A dense model's published sizes.
 
     Attributes:
-        parameters: total number, above 0.
-        layers, kv_heads, head_dim: of its attention.
-        source: where they are published.
+        parameters: total number of parameters, above 0.
+        layers, kv_heads, head_dim: sizes of its attention.
+        source: where these numbers are published.
     """
 
     parameters: float
@@ -49,9 +49,10 @@ class GPU:
     """A GPU's data sheet.
 
     Attributes:
-        memory: bytes.
-        bandwidth: bytes of memory per second.
-        flops: dense bf16 FLOP per second. Data sheets of the H100 and the H200 give twice that, with sparsity.
+        memory: bytes of memory.
+        bandwidth: bytes per second from memory.
+        flops: dense bf16 FLOP per second. The data sheets of the H100 and the H200 give twice this number, with
+            sparsity.
         source: the data sheet.
     """
 
@@ -119,7 +120,7 @@ class Hardware:
         larger one, so it is at most twice a strict roofline. Kernel launches and scheduling are ignored.
 
         Args:
-            gpus: that share the model, at least 1.
+            gpus: number of GPUs that share the model, at least 1.
             slots: concurrency of the curve's last point.
         """
         model, gpu = MODELS[self.model], GPUS[self.gpu]
@@ -135,7 +136,7 @@ class Hardware:
         The multiplications inside attention are left out; at 8,192 tokens they add a few percent.
 
         Args:
-            given: costs by name that replace the estimates.
+            given: costs, by name, to use instead of the estimates.
         """
         model, gpu = MODELS[self.model], GPUS[self.gpu]
         forward = 2 * model.parameters / gpu.flops

@@ -17,7 +17,8 @@ from rollalloc.lab.simulate.result import Books, Result
 from rollalloc.lab.simulate.workload import SimulatedOutcome
 from rollalloc.rewards.function import Scored
 
-TAIL = 0.1  # the tail: less than this share of a batch's peak number of rollouts runs, and none waits
+# The tail is the time in which less than this share of a batch's peak number of rollouts runs, and none waits.
+TAIL = 0.1
 
 TOGETHER = 1e-9  # seconds; events this close differ only by rounding
 
@@ -33,15 +34,16 @@ def simulate(
     """Simulate training under a recipe.
 
     Args:
-        recipe: whose cost is estimated.
+        recipe: the recipe whose cost is estimated.
         scenario: everything else.
-        seed: seed of the allocator, the prompts and the rollouts' outcomes. An outcome depends on the seed and the
-            rollout's id alone, so a recipe meets the same rollouts on every cluster where it orders them alike.
+        seed: seed of the allocator, the prompts and the rollouts' outcomes. An outcome depends only on the seed, the
+            prompt and the rollout's id. So a recipe gets the same rollouts on all clusters on which it orders the same
+            ones.
         max_staleness: as for `Scenario.fitting`.
         allocator: the class that decides.
 
     Raises:
-        ValueError: a scenario or recipe that cannot be simulated.
+        ValueError: the scenario or the recipe cannot be simulated.
         RuntimeError: the run ended before the first measured batch.
     """
     return Simulation(recipe, scenario, seed, max_staleness=max_staleness, allocator=allocator).run()
@@ -61,18 +63,18 @@ class Simulation:
         self.trainer = SimulatedTrainer(scenario)
         self.queue: deque[tuple[int, Order]] = deque()  # rollouts waiting for a slot
         self.queued: set[int] = set()
-        # Outcome and version at the first token; kept until released.
+        # Outcome of each rollout and version at its first token, until the core releases the rollout.
         self.made: dict[int, tuple[SimulatedOutcome, int]] = {}
-        # When the slot of a stopped rollout becomes free; in order, since all waits are equally long.
+        # When the slots of stopped rollouts become free. The times are in order, because all waits are equally long.
         self.stopping: deque[tuple[float, int]] = deque()
-        self.peak = 0  # most rollouts at once since the last update
+        self.peak = 0  # maximum number of rollouts that ran at once since the last update
         self.tail = self.unused = 0.0
         self.stopped = self.rows = self.row_tokens = 0
         self.books = [self._books()]
         self.why: str | None = None
 
     def run(self) -> Result:
-        """Run it to the end."""
+        """Run the simulation to its end."""
         step = self._asynchronously if self.cluster.schedule == "async" else self._synchronously
         warmup = self.scenario.warmup
         while len(self.books) <= warmup + self.scenario.batches and self.why is None:
@@ -90,8 +92,8 @@ class Simulation:
     def _synchronously(self) -> None:
         """One wave, as in our own trainer: all ordered rollouts end before the next ask, and before a batch is trained.
 
-        If a stage has a stop rule, the allocator hears of each end at once and is asked what to stop. Otherwise it hears of
-        all ends together, in the order of their ids.
+        If a stage has a stop rule, each end is told to the allocator immediately, and the allocator is asked what to
+        stop. Otherwise all ends are told together, in the order of their ids.
         """
         actions = self.allocator.ask()
         self._take(actions)
@@ -103,7 +105,7 @@ class Simulation:
                 self._take(self.allocator.ask(capacity=0))
             else:
                 held += self._next() or ()
-            self._fill()  # after the stops of this moment, which may include waiting rollouts
+            self._fill()  # after the stops of this moment, because waiting rollouts may be among the stopped ones
         held.sort(key=_rollout)
         self.allocator.tell(held)
         if (batch := self.allocator.batch) is not None:
@@ -116,7 +118,7 @@ class Simulation:
         """Ask once with the free slots, then process the next event."""
         actions = self.allocator.ask(capacity=max(0, self.fleet.free - len(self.queued)))
         self._take(actions)
-        self._fill()  # rollouts for which there was no memory when they were ordered
+        self._fill()  # start rollouts for which there was no memory when they were ordered
         if actions.batch is not None:
             self.trainer.begin(actions.batch, self.made, self.fleet.now)
         elif self.why is None:
@@ -187,7 +189,7 @@ class Simulation:
         self._pass_to(moment)
         if moment == ends:
             events: list[Event] = []
-            while self.fleet.next_end() <= moment + TOGETHER:  # on any replica
+            while self.fleet.next_end() <= moment + TOGETHER:  # all ends of this moment, on any replica
                 events += map(self._done, self.fleet.end())
         elif moment == stops:
             events = self._stop()
@@ -199,7 +201,8 @@ class Simulation:
         passed = moment - self.fleet.now
         running = len(self.fleet.place)
         self.peak = max(self.peak, running)
-        if 0 < running < TAIL * self.peak:  # if some wait, all slots are taken
+        # This implies that none waits, because rollouts wait only while all slots are taken.
+        if 0 < running < TAIL * self.peak:
             self.tail += passed
         self.unused += passed * self.cluster.unused
         self.fleet.pass_to(moment)
@@ -221,7 +224,9 @@ class Simulation:
         )
 
     def _stop(self) -> list[Event]:
-        """Cancellations of rollouts whose slots become free now; a rollout that ended meanwhile was reported as done."""
+        """Cancellations of rollouts whose slots become free now. If a rollout ended meanwhile, it was already reported
+        as done.
+        """
         events: list[Event] = []
         while self.stopping and self.stopping[0][0] <= self.fleet.now:
             rollout = self.stopping.popleft()[1]
@@ -245,7 +250,7 @@ class Simulation:
         fleet, trainer, cluster = self.fleet, self.trainer, self.cluster
         fleet.advance()
         share = cluster.gpus_per_replica
-        # Under "sync", synchronizing weights takes all GPUs' time, and none waits for the trainer.
+        # Under "sync", sending the weights takes the time of all GPUs, and no GPU waits for the trainer.
         together = cluster.schedule == "sync"
         syncing = self.costs.weight_sync * self.allocator.version * cluster.gpus if together else 0.0
         waiting = 0.0 if together else trainer.idle * cluster.trainers
@@ -301,7 +306,8 @@ class SimulatedTrainer:
         left = max(0.0, self._ahead - now)
         seconds = left if cluster.overlap else self._forward(tokens)
         seconds += (tokens * costs.train + len(batch.rows) * costs.train_row) / cluster.trainers + costs.update
-        if cluster.schedule == "async":  # under "sync" the same GPUs were decoding, which is counted there
+        # Under "sync", the same GPUs were decoding, and their time is counted as decoding.
+        if cluster.schedule == "async":
             looked = self._looked - left
             self.busy += looked
             self.idle += now - self._free_since - looked

@@ -18,8 +18,9 @@ from rollalloc.runs.values import COUNT, NUMBER, TEXT, Field, expect, take
 
 _BLOCK = 4096  # rollouts whose random numbers are drawn together
 _BLOCKS = 8  # blocks kept in memory
-_WIDEST = 10  # standard deviation of a logarithm; then a tenth of the lengths exceed 300,000 times the median
-_LONGEST, _PROMPTS = 100_000_000, 10_000_000  # tokens of a rollout, prompts
+# Maximum standard deviation of a logarithm; with it, a tenth of the lengths exceed 300,000 times the median.
+_WIDEST = 10
+_LONGEST, _PROMPTS = 100_000_000, 10_000_000  # maximum tokens of a rollout, and maximum number of prompts
 _RIGHT = 0.5  # a logged rollout with at least this metric counts as right
 
 
@@ -32,7 +33,7 @@ class SimulatedOutcome(NamedTuple):
 
 
 class SimulatedWorld(Protocol):
-    """One random draw of all prompts; a rollout's outcome is a function of (prompt, rollout)."""
+    """One random draw of all prompts. A rollout's outcome is a function of (prompt, rollout)."""
 
     prompts: int
 
@@ -40,7 +41,7 @@ class SimulatedWorld(Protocol):
 
 
 class Workload(Protocol):
-    """A distribution from which worlds are drawn; no rollout is longer than `longest` tokens."""
+    """A distribution from which worlds are drawn. No rollout is longer than `longest` tokens."""
 
     @property
     def longest(self) -> int: ...
@@ -57,7 +58,7 @@ class Lengths:
         tokens = median · exp(between · z_prompt + within · z_rollout), at most `limit`; `limit` with probability `runaway`
 
     Attributes:
-        median: tokens, above 0.
+        median: median over prompts of the median length, in tokens, above 0.
         between: standard deviation of the logarithm of the prompts' medians, in [0, 10].
         within: standard deviation of the logarithm of a prompt's lengths, in [0, 10].
         runaway: share of rollouts that never end by themselves, in [0, 1].
@@ -100,8 +101,10 @@ class Success:
 
     hopeless: float = option(0.25, "Share of prompts that are never solved.")
     solved: float = option(0.25, "Share of prompts that are always solved.")
-    alpha: float = option(1.0, "Other prompts' success rates follow Beta(alpha, beta).")
-    beta: float = option(1.0, "See --alpha.")
+    alpha: float = option(
+        1.0, "First parameter, above 0, of Beta(alpha, beta), which the other prompts' success rates follow."
+    )
+    beta: float = option(1.0, "Second parameter of that distribution, above 0.")
 
     def __post_init__(self) -> None:
         share("hopeless", self.hopeless)
@@ -124,7 +127,7 @@ def share(name: str, value: Any) -> None:
 
 
 class _Draws:
-    """Random numbers for each rollout, a function of its id: one normal and three uniform."""
+    """Random numbers for each rollout, one normal and three uniform, as a function of its id."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -147,7 +150,7 @@ class Fitted:
     """Independent lengths and success rates, from distributions.
 
     Attributes:
-        prompts: number in the data set, at least 1.
+        prompts: number of prompts in the data set, at least 1.
         lengths: lengths of rollouts.
         success: success of prompts.
     """
@@ -200,9 +203,9 @@ class Logged:
     """Rollouts drawn with replacement from those logged for the same prompt.
 
     Attributes:
-        rollouts: by prompt, at least one each.
+        rollouts: the logged rollouts by prompt, at least one for each prompt.
         source: where they come from, for the result.
-        stopped: logged rollouts that were stopped or have no score, and are left out.
+        stopped: number of logged rollouts that were left out, because they were stopped or have no score.
     """
 
     rollouts: Sequence[Sequence[SimulatedOutcome]]
@@ -243,15 +246,15 @@ class _LoggedWorld:
 def read_rollouts(path: Path) -> Logged:
     """Read lengths and successes from a run's `rollouts.jsonl` (docs/metrics.md); a metric of at least 0.5 is a success.
 
-    Rollouts that were stopped or have no score have no known outcome; they are left out and counted. If many were stopped,
-    lengths therefore come out too short.
+    Rollouts that were stopped or have no score have no known outcome; they are left out and counted. So if many were
+    stopped, the simulated lengths are too short.
 
     Args:
         path: path of the file.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line that is not a rollout, by number and field; or no rollout with a score.
+        ValueError: a line is not a rollout (the message names the line and the field), or no rollout has a score.
     """
     by_prompt: dict[Any, list[SimulatedOutcome]] = {}
     left_out = 0

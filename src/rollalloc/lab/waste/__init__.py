@@ -1,1 +1,1 @@
-"""Analyze training logs: which rollouts taught something, and which did not."""
+"""Analyzes training logs: which rollouts gave a learning signal, and which did not."""

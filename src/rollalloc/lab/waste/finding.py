@@ -1,4 +1,4 @@
-"""Summarize a log: shares of rollouts by cause, with notes for the reader."""
+"""Summarizes a log: shares of rollouts by cause, with notes for the reader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALONE = (
     "{:,} rollouts are alone in their group and are not counted: GRPO has nothing to compare them with, and a method that "
     "compares each with a prediction or a running mean learns from them"
 )
-_GRADES = 2  # rewards with more than this many values are graded
+_GRADES = 2  # rewards with more than this number of values are graded
 
 
 @dataclass(slots=True)
@@ -24,11 +24,11 @@ class Finding:
 
     Attributes:
         format: format of the log.
-        rollouts: logged.
+        rollouts: number of logged rollouts.
         shares: shares of rollouts by cause, from groups of 2 rollouts or more; None if there are none.
         booked: the trainer's own accounts, rollouts by cause; empty if the log has none.
         notes: in order of importance.
-        alone: rollouts that are the only one of their group.
+        alone: number of rollouts that are the only one of their group.
     """
 
     format: str
@@ -54,12 +54,13 @@ def find(log: Log, *, threshold: float | None = None, from_step: int | None = No
     """Count the rollouts of a log by what they taught.
 
     Args:
-        log: to count.
-        threshold: rewards of at least this finite number are right, others wrong; None: use rewards as they are.
+        log: the log.
+        threshold: rewards of at least this finite number are right, others are wrong; None: use rewards as they are.
         from_step: ignore groups logged before this step, or without a step; at least 0.
 
     Raises:
-        ValueError: an argument out of its range, no group at or after `from_step`, or no rollouts at all.
+        ValueError: an argument is out of its range, there is no group at or after `from_step`, or there are no rollouts
+            at all.
     """
     check_asked(threshold=threshold, from_step=from_step)
     groups, stepless = chosen(log, from_step)
@@ -88,10 +89,10 @@ def find(log: Log, *, threshold: float | None = None, from_step: int | None = No
 
 
 def chosen(log: Log, from_step: int | None) -> tuple[Groups | None, int]:
-    """The groups from `from_step` on (None if the log has only sums), and how many groups have no step.
+    """The groups at or after `from_step` (None if the log has only sums), and the number of groups without a step.
 
     Raises:
-        ValueError: none was logged at or after `from_step`.
+        ValueError: no group was logged at or after `from_step`.
     """
     if not log.groups and from_step is None:
         return None, 0
@@ -110,7 +111,7 @@ def check_asked(*, threshold: float | None, from_step: int | None) -> None:
     """Refuse invalid arguments of `find` before anything is read.
 
     Raises:
-        ValueError: an argument out of its range.
+        ValueError: an argument is out of its range.
     """
     if threshold is not None and not math.isfinite(threshold):
         raise ValueError(f"--threshold: expected a finite number, got {threshold}; rewards of at least it are right")
@@ -163,7 +164,9 @@ def _warnings(groups: Groups, threshold: float | None) -> list[str]:
 
 
 def drifted(groups: Groups) -> str:
-    """A sentence if the wasted share changed beyond chance from the first to the last third of the steps, else empty."""
+    """A sentence if the wasted share changed, beyond chance, from the first to the last third of the steps; otherwise
+    empty.
+    """
     thirds = drift(groups)
     if thirds is None or not thirds[0].interval or not thirds[1].interval:
         return ""

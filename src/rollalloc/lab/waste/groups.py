@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from rollalloc.lab.waste.texts import NOTHING, WIDTH, answer_hash, features_of
 
-NO_STEP = -(1 << 62)  # in the column of steps: not logged
-NOT_SAID = -1  # in other columns: not logged
+NO_STEP = -(1 << 62)  # a step that was not logged
+NOT_SAID = -1  # a value of another column that was not logged
 SAME = 1e-9  # rewards that differ by no more count as equal
 _OF_VISITS = ("prompt_V", "step_V", "begin_V", "first_V", "truncated_V")
 _OF_ROLLOUTS = ("rewards_R", "tokens_R", "characters_R", "answer_R")
@@ -23,7 +23,7 @@ _OF_ROLLOUTS = ("rewards_R", "tokens_R", "characters_R", "answer_R")
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """V visits of P prompts with R rollouts in all, in columns; a group is one visit of one prompt.
+    """V visits of P prompts with R rollouts in all, in columns. A group is one visit of one prompt.
 
     Attributes:
         keys: distinct prompt keys, length P.
@@ -63,7 +63,7 @@ class Groups:
         return self._part(rows, taken_R, begin_V=begin_V)
 
     def first(self) -> Groups:
-        """Only the rollouts ordered before any result was known; visits without any are left out."""
+        """Only the rollouts that were ordered before any result was known. Visits without such rollouts are left out."""
         size_V = np.minimum(self.first_V, self.size_V)
         place_R = np.arange(len(self.rewards_R)) - np.repeat(self.begin_V, self.size_V)
         kept_R, kept_V = place_R < np.repeat(size_V, self.size_V), size_V > 0
@@ -82,7 +82,7 @@ class Groups:
         return replace(self, **{**of_visits, **of_rollouts, **changes})
 
     def judged(self, threshold: float | None) -> Groups:
-        """With rewards of at least `threshold` replaced by 1 and others by 0; unchanged if it is None."""
+        """The groups with rewards of at least `threshold` replaced by 1 and others by 0; unchanged if it is None."""
         if threshold is None:
             return self
         right_R = (self.rewards_R >= threshold).astype(np.float64)
@@ -125,10 +125,10 @@ class Log:
 
     Attributes:
         format: format of the files.
-        groups: in the order of their first rollout; None if the log has only sums.
+        groups: the groups, in the order of their first rollout; None if the log has only sums.
         accounts: the trainer's own count of rollouts by cause; None if not logged.
         complete: False if groups without variance may have been left out before the log was written.
-        notes: for readers of the result.
+        notes: notes for readers of the result.
         bad: number of lines or rows that could not be used.
         first_bad: place and problem of the first of them.
         odd: number of invalid fields, which are treated as missing.
@@ -146,18 +146,18 @@ class Log:
     first_odd: str = ""
 
     def reject(self, where: str, why: str) -> None:
-        """Count an unusable line; the first is remembered."""
+        """Count an unusable line, and store the first one."""
         self.bad += 1
         self.first_bad = self.first_bad or f"{where}: {why}"
 
     def doubt(self, where: str, why: str, fields: int = 1) -> None:
-        """Count invalid fields, which are treated as missing; the first is remembered."""
+        """Count invalid fields, which are treated as missing, and store the first one."""
         self.odd += fields
         self.first_odd = self.first_odd or f"{where}: {why}"
 
 
 class Gathering:
-    """Collects rollouts into groups while a log is read. It keeps numbers, keys and hashes, no texts."""
+    """Collects rollouts into groups while a log is read. It keeps numbers, keys and hashes, but no texts."""
 
     def __init__(self) -> None:
         self._open: dict[Hashable, int] = {}
@@ -202,13 +202,13 @@ class Gathering:
         return number
 
     def close(self) -> None:
-        """Forget the names of the groups: no further rollout of them will come."""
+        """Forget the names of the groups. Call it when no further rollout of them can come."""
         self._open.clear()
 
     def groups(self) -> Groups:
         """All groups so far."""
         visit_R, late_R = np.array(self._visit_R, np.int64), np.array(self._late_R, np.bool_)
-        # Sort by stage, since a stage may start while the one before still runs.
+        # Sort by stage, because a stage may start while the previous one is still running.
         order_R = np.lexsort((late_R, visit_R))
         visits = len(self._prompt_V)
         begin_V = np.searchsorted(visit_R[order_R], np.arange(visits))

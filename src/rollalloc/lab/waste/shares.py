@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from rollalloc.lab.waste.groups import NO_STEP, SAME, Groups
 
 CAUSES = ("taught", "all_right", "all_wrong", "all_truncated", "all_alike", "single", "unscored")
-LEAST_PROMPTS = 10  # fewer prompts say too little about others for an interval
+LEAST_PROMPTS = 10  # minimum number of prompts for an interval
 _Z = 1.959964
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share with its 95% interval; the interval is None if there are too few prompts."""
+    """A share with its 95% interval. The interval is None if there are too few prompts."""
 
     value: float
     interval: tuple[float, float] | None
@@ -28,9 +28,9 @@ class Shares:
     """Rollouts of a log by cause.
 
     Attributes:
-        rollouts: for each of `CAUSES`; they sum to the rollouts logged.
-        shares: the same as shares; they sum to 1.
-        wasted: the share that taught nothing.
+        rollouts: number of rollouts for each of `CAUSES`; they sum to the rollouts logged.
+        shares: the same as shares, which sum to 1.
+        wasted: the share of rollouts without a learning signal.
         prompts: number of distinct prompts.
         groups: number of visits.
     """
@@ -47,12 +47,13 @@ def share_of(part_V: NDArray[Any], whole_V: NDArray[Any], prompt_V: NDArray[Any]
 
         r ± 1.96 √(P / (P − 1) Σ_p (part_p − r whole_p)²) / Σ whole
 
-    For a share of 0 or 1, the open end is the exact one-sided 97.5% limit over prompts, 1 − .025^(1/P).
+    For a share of 0 or 1, the other end of the interval is the exact one-sided 97.5% limit over prompts: 1 −
+    .025^(1/P), or .025^(1/P).
 
     Args:
-        part_V: of each visit, in [0, whole].
-        whole_V: of each visit, at least 0.
-        prompt_V: the prompt of each.
+        part_V: the part of each visit, in [0, whole].
+        whole_V: the whole of each visit, at least 0.
+        prompt_V: the prompt of each visit.
 
     Returns:
         None if the whole is 0.
@@ -65,7 +66,7 @@ def share_of(part_V: NDArray[Any], whole_V: NDArray[Any], prompt_V: NDArray[Any]
     value = float(part_P.sum()) / whole
     if prompts < LEAST_PROMPTS:
         return Share(value, None)
-    # Multiplied out, since sums of whole numbers do not depend on the order of the prompts.
+    # The square is multiplied out, because sums of whole numbers do not depend on the order of the prompts.
     spread = float(part_P @ part_P - 2 * value * (part_P @ whole_P) + value**2 * (whole_P @ whole_P))
     half = _Z * (prompts / (prompts - 1) * max(0.0, spread)) ** 0.5 / whole
     open_end = 1 - 0.025 ** (1 / prompts)
@@ -75,7 +76,8 @@ def share_of(part_V: NDArray[Any], whole_V: NDArray[Any], prompt_V: NDArray[Any]
 
 
 def shares_of(groups: Groups) -> Shares:
-    """Count the rollouts of groups by what they taught: those with equal rewards taught nothing, for one of several causes.
+    """Count the rollouts of groups by cause. Groups with equal rewards gave no learning signal, for one of several
+    causes.
 
     Args:
         groups: at least one, with at least one rollout each.
@@ -105,7 +107,7 @@ def shares_of(groups: Groups) -> Shares:
 
 
 def _cause(groups: Groups) -> NDArray[np.int64]:
-    """The cause of each visit's scored rollouts, as an index into `CAUSES`; the first that applies."""
+    """The cause of each visit's scored rollouts, as an index into `CAUSES`. If several apply, it is the first."""
     lowest, highest = _range(groups)
     all_truncated_V = (groups.truncated_V >= groups.scored_V) & (groups.scored_V > 0)
     holds = {
@@ -119,7 +121,7 @@ def _cause(groups: Groups) -> NDArray[np.int64]:
 
 
 def _range(groups: Groups) -> tuple[float, float]:
-    """The lowest and highest reward of a log; a single value counts as right if it is above 0."""
+    """The lowest and highest reward of a log. If all rewards are equal, they count as right if they are above 0."""
     if not groups.scored_V.any():
         return 0.0, 1.0
     low, high = float(np.nanmin(groups.low_V)), float(np.nanmax(groups.high_V))

@@ -1,4 +1,4 @@
-"""What is kept of texts in a log: a few features of a prompt, a hash of an answer."""
+"""Summaries of the texts in a log: a few features of a prompt, and a hash of an answer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from rollalloc.rewards.extract import final
 
-_GRAMS = 32  # columns into which pairs and triples of bytes are hashed
+_GRAMS = 32  # number of columns into which pairs and triples of bytes are hashed
 _COUNTED = (b"0123456789", b" \n\t", b"+-*/=^<>()[]{}\\$", b"?.,:;!", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 WIDTH = 2 + len(_COUNTED) + _GRAMS
 NOTHING = array("f", [float("nan")]) * WIDTH
-_MOST = 1 << 13  # bytes read at a prompt's end; what precedes is often shared by all prompts
-_LAST = 200  # characters of an unmarked answer, at most
+_MOST = 1 << 13  # number of bytes to read at a prompt's end, because the beginning is often the same for all prompts
+_LAST = 200  # maximum number of characters of an answer that is not marked
 
 _KIND_OF = np.full(256, len(_COUNTED))
 for _number, _characters in enumerate(_COUNTED):
@@ -27,7 +27,7 @@ def features_of(text: str) -> array[float]:
     pairs and triples of bytes.
 
     Args:
-        text: text of the prompt; shares are of its last 8,192 bytes.
+        text: text of the prompt. The shares are computed from its last 8,192 bytes.
     """
     encoded = text.encode("utf-8", "replace")
     code_T = np.frombuffer(encoded[-_MOST:], np.uint8)
@@ -44,7 +44,8 @@ def features_of(text: str) -> array[float]:
 def answer_hash(text: str) -> int:
     r"""A 64-bit hash of a completion's answer, never 0, comparable within this process.
 
-    The answer is the content of the last `\boxed{...}`, or what follows the last `####`, or the end of the last line.
+    The answer is the content of the last `\boxed{...}`; without a box, the text after the last `####`; without either,
+    the end of the last line.
 
     Args:
         text: the completion.

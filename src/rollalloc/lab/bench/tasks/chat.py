@@ -1,7 +1,7 @@
 """Tasks for a small pretrained chat model: questions of reasoning-gym, and word problems from templates.
 
-Each is a folder with two Parquet files in verl's schema, whose prompts are messages: an instruction, a solved example, then
-the question. Without the example, a model of this size talks instead of answering. With these settings
+Each task is a folder with two Parquet files in verl's schema. A prompt consists of messages: an instruction, a solved
+example, then the question. Without the example, a model of this size talks instead of answering. With these settings
 SmolLM2-135M-Instruct is right some of the time (dev/LOG.md), so that there is something to learn.
 """
 
@@ -28,14 +28,14 @@ _STORIES = "stories"
 
 @dataclass(frozen=True)
 class ChatTask:
-    """A task in chat form; no prompt is in both `train` and `heldout`.
+    """A task in chat form. No prompt is in both `train` and `heldout`.
 
     Attributes:
-        about: what is asked, in words.
-        gym: name in reasoning-gym; None: word problems from templates.
+        about: a description of the questions.
+        gym: the task's name in reasoning-gym; None: word problems from templates.
         settings: settings of its generator, where they differ from the generator's defaults.
-        number: the answer is a number, and the last number of a completion counts. Otherwise the whole completion is the
-            answer.
+        number: the answer is a number, and the last number of a completion counts. Otherwise the whole completion is
+            the answer.
         system: the message before the question.
         max_new_tokens: tokens that a rollout needs.
     """
@@ -92,7 +92,7 @@ class ChatFiles:
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any]) -> float:
-    """1.0 for a right answer, else 0.0; `extra_info` has `number`."""
+    """1.0 for a right answer, else 0.0. `extra_info["number"]` says whether the answer is a number."""
     if extra_info["number"]:
         return numeric(
             data_source=data_source, solution_str=solution_str, ground_truth=ground_truth, extra_info=dict(extra_info)
@@ -104,7 +104,8 @@ def prepare(folder: Path, task: ChatTask) -> ChatFiles:
     """Create the task's files in its own folder, unless they exist.
 
     Raises:
-        ValueError: too few different questions, or a folder that is no task or was created with another configuration.
+        ValueError: there are too few different questions, or the folder is not that of a task or was created with
+            another configuration.
         ImportError: reasoning-gym is not installed.
     """
 
@@ -115,7 +116,7 @@ def prepare(folder: Path, task: ChatTask) -> ChatFiles:
         (example,) = draw(np.random.default_rng([task.seed, 0]), 1, taken)
 
         def rest(rng: np.random.Generator, count: int, taken_too: set[str]) -> Sequence[Problem]:
-            taken_too |= taken  # the solved example of the prompts is never asked
+            taken_too |= taken  # the solved example in the prompts is never asked as a question
             return draw(rng, count, taken_too)
 
         chat = partial(_messages, task.system, example)
@@ -139,7 +140,7 @@ def _drawer(task: ChatTask) -> Callable[[np.random.Generator, int, set[str]], Se
 def _gym_problems(
     config: gym.GymConfig, number: bool, rng: np.random.Generator, count: int, taken: set[str]
 ) -> list[Problem]:
-    """Different questions, at most a quarter of them with the same answer.
+    """Draw different questions, of which at most a quarter have the same answer.
 
     Without this bound, 70% of `letters` and 78% of `gcd` have the answer 1, and a policy learns only to say that.
     """

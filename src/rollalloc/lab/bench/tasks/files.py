@@ -39,7 +39,7 @@ def unseen(what: str, done: int, of: int, right: float | None = None, /) -> None
 
 @dataclass(frozen=True)
 class TaskFiles:
-    """A task in the form in which a user would supply one.
+    """A task as files, in the form in which a user would supply it.
 
     Attributes:
         model: folder with a model and its tokenizer, for `from_pretrained`.
@@ -48,8 +48,8 @@ class TaskFiles:
         reward: `package.module:function` with the signature of verl's `compute_score`.
         max_new_tokens: tokens of the longest right answer, EOS included.
         single_answer: each prompt has exactly one right answer, so that `exact_answers` applies.
-        can_hang: the reward may never return, so it needs a process of its own.
-        device: to train on; None: a GPU if there is one.
+        can_hang: the reward may never return, so it needs its own process.
+        device: the device to train on; None: a GPU if there is one.
     """
 
     model: Path
@@ -72,7 +72,7 @@ class Problem:
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    """1.0 if the answer's tokens are exactly the right ones, else 0.0; white space does not count."""
+    """1.0 if the answer's tokens are exactly the right ones, else 0.0. White space is ignored."""
     return float(solution_str.split() == ground_truth.split())
 
 
@@ -94,12 +94,13 @@ def write_splits(
     seed: int,
     chat: Callable[[str], list[dict[str, str]]] | None = None,
 ) -> None:
-    """Write `<split>.parquet` for each split, in verl's schema; no prompt occurs twice, within a split or across splits.
+    """Write `<split>.parquet` for each split, in verl's schema. No prompt occurs twice, within a split or across
+    splits.
 
     Args:
-        sizes: split → number of prompts.
-        draw: (random generator, number of problems, prompts already taken) → that many new problems; it adds their prompts
-            to those taken.
+        sizes: number of prompts of each split.
+        draw: called with a random generator, a number of problems and the prompts already taken; returns that many new
+            problems, and adds their prompts to those taken.
         data_source: e.g. "skills/late"; the part before the first slash is the ability.
         seed: each split draws from its own generator under this seed.
         chat: prompt → its messages; None: prompts are text.
@@ -122,7 +123,7 @@ def write_splits(
 def prompt_files(
     folder: Path, config: Any, draw: Callable[[np.random.Generator, int, set[str]], Sequence[Problem]], data_source: str
 ) -> Path:
-    """The folder of a task's prompts, created unless it exists; `config` has the numbers of prompts and the seed."""
+    """The folder of a task's prompts. It is created unless it exists; `config` has the numbers of prompts and the seed."""
     sizes = {"train": config.train, "heldout": config.heldout}
     return make_once(
         folder, config, lambda to: write_splits(to, sizes, draw, data_source=data_source, seed=config.seed)
@@ -130,10 +131,10 @@ def prompt_files(
 
 
 def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path:
-    """The folder `target`, created by `make` unless it exists; complete or not at all.
+    """The folder `target`. Unless it exists, `make` creates it, completely or not at all.
 
-    `make` fills a folder beside the target, which is moved into place when complete, so a killed process leaves no half
-    folder. If several processes call this, one creates the folder and the others wait.
+    `make` fills a folder beside the target, which is moved into place when it is complete. So a killed process leaves
+    no incomplete target. If several processes call this, one creates the folder and the others wait.
 
     Args:
         settings: a dataclass of everything that decides the contents; saved in the folder.
@@ -145,12 +146,12 @@ def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path
     wanted = json.dumps(asdict(settings), indent=2)
     if not os.path.lexists(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        # A lock dies with its process, so if we hold it, files in `partial` are from a killed process.
+        # A lock is freed when its process dies. So while we hold it, files in `partial` are from a killed process.
         with opened(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not os.path.lexists(target):
                 partial = _emptied(target.with_name(f".{target.name}.partial"))
-                (partial / SETTINGS).write_text(wanted)  # first, since it marks the folder as ours
+                (partial / SETTINGS).write_text(wanted)  # written first, because it marks the folder as ours
                 try:
                     make(partial)
                 except BaseException:  # also on Ctrl-C
@@ -166,7 +167,7 @@ def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path
 
 
 def _emptied(partial: Path) -> Path:
-    """An empty folder to create a target in; removes what a killed call left there.
+    """An empty folder in which to create a target. Files that a killed call left there are removed.
 
     Raises:
         FileExistsError: a folder of that name is not ours.

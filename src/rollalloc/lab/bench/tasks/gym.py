@@ -1,7 +1,7 @@
 """Tasks of reasoning-gym for a model of some hundred thousand parameters.
 
-A task's questions and answers are written to prompt files once. Each question has exactly one right answer string, so that
-no verifier is called and accuracy is exact.
+A task's questions and answers are written to prompt files once. Each question has exactly one right answer string. So
+no verifier is needed, and accuracy is exact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PREFIX = "rg/"
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _QUOTED = re.compile(r"'([^']*)'")  # an item of a list as Python prints it
 WARM_UP_POOL = 16_384  # questions
-_DRAWS = 50  # draws per wanted prompt before the task counts as too small
+_DRAWS = 50  # number of draws per prompt after which the task counts as too small
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class GymConfig:
     seed: int = 13
 
     def draw(self, rng: np.random.Generator, prompts: list[str], answers: list[str], count: int) -> Examples:
-        """Warm-up examples from these questions and answers."""
+        """Draw warm-up examples from these questions and answers."""
         asked, other = rng.integers(len(prompts), size=(2, count))
         answered = np.where(rng.random(count) < self.wrong, other, asked)
         return [prompts[index] for index in asked], [answers[index] for index in answered]
@@ -60,10 +60,10 @@ class GymConfig:
 
 @dataclass(frozen=True)
 class Misled(GymConfig):
-    """Lists to be filtered; the warm-up shows one mistake, answering with the items that should be left out.
+    """Lists to be filtered. The warm-up shows one kind of mistake: an answer with the items that should be left out.
 
-    Each condition has its own rate of mistakes, uniform in [0, most]. Where the rate is above 1/2, the initial greedy
-    answer is wrong, so a target above the initial greedy accuracy needs answers that only sampling finds.
+    Each condition has its own rate of mistakes, uniform in [0, most]. If the rate is above 1/2, the initial greedy
+    answer is wrong. So a target above the initial greedy accuracy needs answers that only sampling finds.
 
     Attributes:
         most: maximum rate of mistakes, in [0, 1].
@@ -140,10 +140,10 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
 
 
 def prepare(folder: Path, task: str, config: GymConfig | None = None, *, progress: Shown = unseen) -> TaskFiles:
-    """Create the task's files unless they exist; `config` replaces the task's own, for tests.
+    """Create the task's files unless they exist. For tests, `config` replaces the task's own configuration.
 
     Raises:
-        ValueError: too few different questions, or a folder that was created with another configuration.
+        ValueError: there are too few different questions, or the folder was created with another configuration.
         ImportError: reasoning-gym is not installed.
     """
     config = config or LADDER[task]
@@ -175,7 +175,7 @@ def prepare(folder: Path, task: str, config: GymConfig | None = None, *, progres
 
 
 def problems(config: GymConfig, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
-    """Different questions that are not in `taken`; adds them to it."""
+    """Draw different questions that are not in `taken`, and add them to it."""
     found: list[Problem] = []
     for entry in _dataset(config.name, _DRAWS * count, int(rng.integers(2**31)), **config.settings):
         if entry["question"] in taken:

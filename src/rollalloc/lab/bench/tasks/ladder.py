@@ -1,10 +1,10 @@
 """The ladder's mixture: six families of questions, worded the same for models of any size.
 
-An answer is a list of symbols. In `add`, `multiply` and `next`, each symbol is the image of one in the question; in
-`reverse`, `sort` and `keep`, a procedure is applied to all of them. Longer questions are harder. The warm-up shows
-mistakes: each fact, and each condition of a procedure, has its own mistake and rate. Success therefore ranges from never to
-always within each family, and models of every size know more than they sample. Each question has one right answer, so
-accuracy is exact by teacher forcing.
+An answer is a list of symbols. In `add`, `multiply` and `next`, each symbol is computed from one part of the question;
+in `reverse`, `sort` and `keep`, a procedure is applied to all symbols of the question. Longer questions are harder. The
+warm-up shows mistakes: each fact, and each condition of a procedure, has its own mistake and rate. Success therefore
+ranges from never to always within each family, and models of every size know more than they sample. Each question has
+one right answer, so accuracy is exact by teacher forcing.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from rollalloc.train.evaluation import EXACT_K
 __all__ = ["FAMILIES", "LEVELS", "LONGEST", "Mixture", "Part", "Question", "compute_score", "prepare"]
 
 LEVELS = 4
-LONGEST = 15  # characters of an answer, at most; including EOS, at most 16 tokens with any tokenizer
+LONGEST = 15  # maximum number of characters of an answer; with EOS, these are at most 16 tokens with any tokenizer
 _LETTERS, _DIGITS = "abcdefghijklmnopqrstuvwxyz", "0123456789"
 _CONTEXT = 48  # tokens of a question and its answer, if a symbol with its leading space is one token
 _CHECKED = 256  # training prompts on which a warm-up is checked
 _SAMPLE = 256  # examples that enter a warm-up's digest
-_DRAWS = 200  # draws per wanted prompt before the mixture counts as too small
+_DRAWS = 200  # number of draws per prompt after which the mixture counts as too small
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Question:
 
     @property
     def answer(self) -> str:
-        """The right answer; starts with a space, so that every symbol has one before it."""
+        """The right answer. It starts with a space, so that there is a space before every symbol."""
         return _spaced(part.right for part in self.parts)
 
 
@@ -98,7 +98,7 @@ def _symbols(rng: np.random.Generator, alphabet: str, count: int) -> list[str]:
 
 
 def _image(fact: str, alphabet: str, at: int) -> Part:
-    """A symbol of the alphabet by position, and the symbols it may be mistaken for."""
+    """A part of an answer: the symbol at this position of the alphabet. Its mistakes are the next three symbols."""
     return Part(fact, alphabet[at % len(alphabet)], tuple(alphabet[(at + by) % len(alphabet)] for by in (1, 2, 3)))
 
 
@@ -121,7 +121,7 @@ def _next(rng: np.random.Generator, level: int) -> Drawn:
 
 
 def _procedure(family: str, level: int, asked: str, right: Sequence[str], *wrong: Sequence[str]) -> Drawn:
-    """The whole answer of a procedure; its mistake depends on family, level and first symbol."""
+    """The whole answer of a procedure. Its mistake depends on family, level and first symbol."""
     first = asked.partition(": ")[2][0]
     others = tuple(" ".join(each) for each in wrong if each and each != right)
     return asked, (Part(f"{family} {level} {first}", " ".join(right), others, whole=True),)
@@ -157,7 +157,7 @@ _WORDS = (*(f" {each}" for each in _LETTERS + _DIGITS), *FAMILIES, " above", " b
 
 @dataclass(frozen=True)
 class Mixture:
-    """Sizes and seed of the mixture; the defaults are the task itself, other values are for tests.
+    """Sizes and seed of the mixture. The defaults define the task; other values are for tests.
 
     Attributes:
         facts: parameters a, b of the Beta distribution of a fact's rate of right answers in the warm-up.
@@ -172,7 +172,7 @@ class Mixture:
     seed: int = 17
 
     def drawn(self, rng: np.random.Generator) -> Question:
-        """A random question: family, then level, uniformly."""
+        """Draw a question: the family and then the level, each uniformly."""
         families = list(FAMILIES)
         while True:
             family, level = families[int(rng.integers(len(families)))], int(rng.integers(1, LEVELS + 1))
@@ -181,11 +181,11 @@ class Mixture:
                 return Question(family, level, f"{asked} =", parts)
 
     def rate(self, part: Part) -> float:
-        """How often the warm-up shows a part right."""
+        """The rate at which the warm-up shows this part right."""
         return self._shown(part)[0]
 
     def problems(self, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
-        """Questions that are not in `taken`; adds them to it.
+        """Draw questions that are not in `taken`, and add them to it.
 
         Returns:
             The problems. `extra` holds family, level and `shown`, how often the warm-up shows the whole answer right, for
@@ -209,7 +209,9 @@ class Mixture:
         return found
 
     def examples(self, rng: np.random.Generator, count: int, heldout: frozenset[str]) -> Examples:
-        """Warm-up data: questions that are not held out; each part of an answer is right at the rate of its fact."""
+        """Draw warm-up data: questions that are not held out, in whose answers each part is right at the rate of its
+        fact.
+        """
         prompts: list[str] = []
         answers: list[str] = []
         while len(prompts) < count:
@@ -241,12 +243,12 @@ def _shown(seed: int, right: tuple[float, float], fact: str) -> tuple[float, int
 def prepare(folder: Path, rung: LadderRung, mixture: Mixture = Mixture(), *, progress: Shown = unseen) -> TaskFiles:
     """Create a rung's files unless they exist: the questions that all rungs share, and a folder for each warmed-up model.
 
-    The model's folder is named by the rung and a digest of model, warm-up and questions, so that a change of any of them
-    gets a new folder.
+    The name of the model's folder consists of the rung and a digest of model, warm-up and questions. So if one of them
+    changes, there is a new folder.
 
     Raises:
-        FileNotFoundError: the model or the questions are missing; names the command that creates them.
-        ValueError: the warm-up ended outside its band, or a folder is no task.
+        FileNotFoundError: the model or the questions are missing. The message names the command that creates them.
+        ValueError: the warm-up ended outside its band, or a folder is not that of a task.
     """
     if rung.questions is not None:
         return _on_others(folder, rung, rung.questions)
@@ -264,7 +266,7 @@ def prepare(folder: Path, rung: LadderRung, mixture: Mixture = Mixture(), *, pro
 
 
 def questions(folder: Path, mixture: Mixture = Mixture()) -> Path:
-    """The folder with the mixture's training and held-out prompts, created unless it exists."""
+    """The folder with the mixture's training and held-out prompts. It is created unless it exists."""
     return prompt_files(folder, mixture, mixture.problems, "ladder")
 
 
@@ -308,7 +310,7 @@ def _base(folder: Path, rung: LadderRung) -> str:
 
 
 def _warm(folder: Path, rung: LadderRung, made: Path, mixture: Mixture, progress: Shown) -> Path:
-    """The folder of a rung's warmed-up model, created unless it exists."""
+    """The folder of a rung's warmed-up model. It is created unless it exists."""
     assert rung.warm_up is not None
     decides = {
         "model": asdict(rung.model),
@@ -366,7 +368,7 @@ def _begun(
 
 
 class _Band:
-    """Checks on training prompts whether a model is in its rung's band, and records each check."""
+    """Checks on training prompts whether a model is in its rung's band (`WarmedUp`), and records each check."""
 
     def __init__(
         self,
@@ -417,7 +419,7 @@ class _Band:
         return self.looks
 
     def outside(self, change: str) -> str:
-        """A message: where it is, and what to change."""
+        """A message that says where the model is, and what to change."""
         last, wanted = self.looks[-1], self.wanted
         return (
             f"the warm-up of {self.rung.task} is outside its band after {last['step']:.0f} steps: "

@@ -1,8 +1,9 @@
-"""Skills: a prompt names one to eight skills; the one right answer is their images, in order.
+"""Skills: a prompt names one to eight skills. Each skill has an image, a symbol; the only right answer is the images in
+order.
 
 The warm-up data get each skill wrong at that skill's own rate, so a prompt's initial success rate is known: the product of
-its skills' rates. Since there is one right answer per prompt, later success rates are exact by teacher forcing. In the pool
-"graded", each right image earns marks, so that the rewards of a group are rarely equal.
+its skills' rates. Because each prompt has one right answer, later success rates are computed exactly, by teacher
+forcing. In the pool "graded", each right image earns marks, so that the rewards of a group are rarely equal.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = ["POOLS", "Pool", "Skills", "SkillsConfig", "compute_score", "graded_s
 
 LONGEST = 8
 GRADED = "graded"  # the pool with partial marks
-_GRADED_SHARE = 4  # use one in this many held-out prompts, since each is sampled several times
+_GRADED_SHARE = 4  # use one of this many held-out prompts, because each is sampled several times
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,14 @@ class Pool:
 
     Attributes:
         edges: ascending values of p that cut [0, 1] into bands; a band includes its lower edge.
-        shares: share of prompts in each band, from low p to high; one more than edges, sum 1.
+        shares: share of prompts in each band, from low p to high; one more than there are edges, with sum 1.
     """
 
     edges: tuple[float, ...]
     shares: tuple[float, ...]
 
     def counts(self, prompts: int) -> NDArray[np.int64]:
-        """Number of prompts in each band; they sum to `prompts`."""
+        """Number of prompts in each band. The sum is `prompts`."""
         return np.diff(np.rint(np.cumsum([0.0, *self.shares]) * prompts)).astype(np.int64)
 
 
@@ -62,7 +63,7 @@ POOLS = {
 
 @dataclass(frozen=True)
 class SkillsConfig:
-    """Sizes and seeds of the task; the defaults are the task itself, other values are for tests.
+    """Sizes and seeds of the task. The defaults define the task; other values are for tests.
 
     `images` is the number of answer symbols, at least 2; numbers of prompts are per pool.
     """
@@ -88,25 +89,27 @@ class Skills:
         self.words = [*spell("k", np.arange(config.skills)).split(), *spell("a", np.arange(config.images)).split()]
 
     def draw(self, rng: np.random.Generator, prompts: int) -> list[NDArray[np.int64]]:
-        """The skills of each prompt: a uniform number of them, each drawn by its frequency."""
+        """Draw the skills of each prompt: their number uniformly, and each skill by its frequency."""
         lengths_N = rng.integers(1, LONGEST + 1, size=prompts)
         skills_S = rng.choice(len(self.frequency_K), size=lengths_N.sum(), p=self.frequency_K)
         return np.split(skills_S, np.cumsum(lengths_N)[:-1])
 
     def noisy_examples(self, rng: np.random.Generator, examples: int) -> Examples:
-        """Warm-up data: skill k's image is the right one with probability rate_K[k], else its wrong one."""
+        """Draw warm-up data: the image of skill k is the right one with probability rate_K[k], and otherwise the
+        skill's wrong one.
+        """
         drawn = self.draw(rng, examples)
         answers = [np.where(rng.random(len(s)) < self.rate_K[s], self.right_K[s], self.wrong_K[s]) for s in drawn]
         return [_prompt(skills_L) for skills_L in drawn], [spell("a", images_L) for images_L in answers]
 
     def problems(self, pool: Pool, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
-        """Draw prompts until every band of the pool is full; adds them to `taken`.
+        """Draw prompts until every band of the pool is full, and add them to `taken`.
 
         Returns:
             The problems in random order; `extra` holds `initial_p`, the product of the prompt's rates.
 
         Raises:
-            ValueError: the skills have too few such prompts.
+            ValueError: the skills give too few such prompts.
         """
         wanting = pool.counts(count)
         found: list[Problem] = []
@@ -134,7 +137,7 @@ def prepare(
     The graded pool has a quarter of the others' held-out prompts.
 
     Raises:
-        ValueError: an unknown pool, or a folder that was created with another configuration.
+        ValueError: the pool is unknown, or a folder was created with another configuration.
     """
     if pool not in POOLS:
         raise ValueError(f"expected one of the pools {', '.join(POOLS)}, got {pool!r}")

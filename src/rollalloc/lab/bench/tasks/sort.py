@@ -21,7 +21,7 @@ SHORTEST, LONGEST = 2, 14
 
 @dataclass(frozen=True)
 class SortConfig:
-    """Sizes and seeds of the task; the defaults are the task itself, other values are for tests."""
+    """Sizes and seeds of the task. The defaults define the task; other values are for tests."""
 
     symbols: int = 32
     train: int = 8192
@@ -34,7 +34,7 @@ def prepare(folder: Path, config: SortConfig = SortConfig(), *, progress: Shown 
     """Create the task's files unless they exist.
 
     Raises:
-        ValueError: a folder that was created with another configuration.
+        ValueError: the folder was created with another configuration.
     """
 
     def make_model(to: Path) -> None:
@@ -57,7 +57,7 @@ def prepare(folder: Path, config: SortConfig = SortConfig(), *, progress: Shown 
 
 
 def _problems(symbols: int, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
-    """Problems whose prompts are not in `taken`; adds them to it."""
+    """Draw problems whose prompts are not in `taken`, and add these prompts to it."""
     found: list[Problem] = []
     while len(found) < count:
         for prompt, answer in zip(*_examples(symbols, rng, count), strict=True):
@@ -68,7 +68,7 @@ def _problems(symbols: int, rng: np.random.Generator, count: int, taken: set[str
 
 
 def _examples(symbols: int, rng: np.random.Generator, examples: int) -> Examples:
-    """Prompts of uniform length and their answers."""
+    """Draw prompts, of uniformly distributed length, and their answers."""
     drawn = [rng.integers(symbols, size=length) for length in rng.integers(SHORTEST, LONGEST + 1, size=examples)]
     prompts = [f"{spell('s', symbols_L)} {SEPARATOR}" for symbols_L in drawn]
     return prompts, [spell("s", np.sort(symbols_L)) for symbols_L in drawn]

@@ -1,4 +1,4 @@
-"""Word problems in the style of GSM8K, from templates: who has how much of what, what happens, how much is left."""
+"""Word problems in the style of GSM8K, from templates such as "Anna has 5 apples and gets 3 more"."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _THINGS = (
     *("marbles", "oranges", "pens", "pencils", "shells", "stamps", "stickers"),
 )
 _BOXES = ("bags", "baskets", "boxes", "jars")
-_DRAWS = 50  # draws per wanted problem before the templates count as used up
+_DRAWS = 50  # number of draws per problem after which the templates count as used up
 
 Draw = Callable[[int, int], int]  # draws a whole number, ends included
 Story = Callable[[Draw, str, str, str, str], tuple[str, int]]
@@ -71,7 +71,7 @@ STORIES: tuple[Story, ...] = (_gets, _gives, _packs, _shares, _pays, _loses)
 
 
 def problems(rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
-    """Different problems that are not in `taken`, uniformly over templates; adds them to it.
+    """Draw different problems that are not in `taken`, uniformly over templates, and add them to it.
 
     Raises:
         ValueError: too few are found.

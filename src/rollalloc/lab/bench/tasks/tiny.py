@@ -37,7 +37,8 @@ Examples = tuple[list[str], list[str]]  # prompts and their answers
 class WarmUp:
     """Supervised training that gives a task its initial policy.
 
-    `learning_rate` is AdamW's peak: it rises linearly over `rise` steps, at least 1, then falls as a cosine to a twentieth.
+    `learning_rate` is the peak of AdamW's learning rate, which rises linearly over `rise` steps, at least 1, and then
+    falls as a cosine to a twentieth.
     """
 
     steps: int
@@ -70,8 +71,8 @@ def character_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Tokenizer with one token per character, white space included, and one for each word that most prompts contain.
 
-    A task's fixed phrases are therefore short, the rest is spelled, and decoding returns the exact text. Prompts and
-    answers must contain every character in use; `words` replaces the words that most prompts contain.
+    So a task's fixed phrases take few tokens, everything else is spelled, and decoding returns the exact text. Prompts
+    and answers must contain every character in use; `words` replaces the words that most prompts contain.
     """
     if words is None:
         counts = Counter(word for prompt in prompts for word in set(re.findall(" ?[A-Za-z]+", prompt)))
@@ -97,7 +98,7 @@ def _fast(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of a tiny Llama; the defaults give about 150,000 parameters with a vocabulary of some hundred tokens.
+    """Shape of a tiny Llama. The defaults give about 150,000 parameters with a vocabulary of some hundred tokens.
 
     `hidden` is a multiple of 32; `context` is the maximum number of tokens of a prompt and its completion.
     """
@@ -110,7 +111,8 @@ class Shape:
 def tiny_model(tokenizer: PreTrainedTokenizerFast, shape: Shape = Shape()) -> LlamaForCausalLM:
     """A Llama with tied embeddings and no dropout, in float32.
 
-    Llama, because for some families (Qwen2 among them) `AutoTokenizer` ignores the tokenizer class saved with a model.
+    It is a Llama because for some other families, such as Qwen2, `AutoTokenizer` ignores the tokenizer class that was
+    saved.
     """
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -121,7 +123,7 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, shape: Shape = Shape()) -> Ll
         num_key_value_heads=4,
         max_position_embeddings=shape.context,
         tie_word_embeddings=True,
-        # About 1/√hidden: with the usual 0.02, such narrow tied embeddings need three times as many steps.
+        # The value is about 1/√hidden. With the usual 0.02, such narrow tied embeddings need three times as many steps.
         initializer_range=0.8 / math.sqrt(shape.hidden),
         bos_token_id=None,
         eos_token_id=EOS_ID,
@@ -142,12 +144,14 @@ def save_warm_model(
 ) -> None:
     """Train a tiny model on drawn examples and save it with its tokenizer.
 
-    The same arguments give the same weights: the warm-up has its own seed, and one thread keeps the order of sums.
+    The same arguments give the same weights, because the warm-up has its own seed and one thread keeps the order of
+    sums.
 
     Args:
-        draw: number of examples → prompts and answers as text, without EOS.
-        longest: maximum tokens of an answer to train on, EOS included; None: all.
-        parts: number of parts into which a step's examples are split by length; more are faster if lengths vary a lot.
+        draw: called with a number of examples; returns prompts and answers as text, without EOS.
+        longest: maximum tokens of an answer to train on, EOS included; None: no limit.
+        parts: number of parts into which a step's examples are split by length; more parts are faster if lengths vary
+            much.
     """
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(warm_up.seed)
@@ -207,7 +211,9 @@ def ids_of(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread within torch's operations: fastest for so small a model, and the same sums on any machine."""
+    """Use one thread within PyTorch's operations. This is the fastest for such a small model, and gives the same sums
+    on any machine.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

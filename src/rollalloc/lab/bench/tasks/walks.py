@@ -1,9 +1,9 @@
 """Walks: a prompt names two cells of a maze, and any walk along open passages from one to the other is right.
 
-A prompt therefore has many right answers of very different lengths; only this task shows what a method does to the
-diversity of answers. The warm-up data are walks of a lost walker, who heads for some goals more often than for others,
-mistakes each wall for a passage at that wall's own rate, and sometimes gives up. Walks have a long tail, some take detours,
-and the walker's success rate is known for every prompt by counting.
+So a prompt has many right answers of very different lengths, and only this task shows what a method does to the
+diversity of answers. The warm-up data are walks of a lost walker. The walker heads for some goals more often than for
+others, mistakes each wall for a passage at that wall's own rate, and sometimes gives up. Some walks are very long or
+take detours. The walker's success rate is computed exactly for every prompt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from rollalloc.lab.bench.tasks.tiny import SEPARATOR, Examples, Shape, WarmUp, s
 
 LIMIT = 24  # maximum tokens of a walk, EOS included
 PROMPT = 3  # tokens of a prompt
-# Limit of pools with the full tail: half of the lost walker's walks end within 12, one in twenty exceeds 128.
+# Limit of the pools with long walks: half of the lost walker's walks end within 12 tokens, and one in twenty exceeds
+# 128.
 LONG = 128
 VERBOSE = 0.6  # share of aimless walks in the pool "brief", where right answers are short
 
@@ -38,10 +39,10 @@ POOLS = {
 
 @dataclass(frozen=True)
 class WalksConfig:
-    """Sizes and seeds of the task; the defaults are the task itself, other values are for tests.
+    """Sizes and seeds of the task. The defaults define the task; other values are for tests.
 
-    A share `walls` of the passages between neighbours is closed, but every cell can be reached from every other. Half of
-    the warm-up uses walks that cross no wall, half the lost walker's.
+    A share `walls` of the passages between neighbours is closed, but every cell can be reached from every other. Half
+    of the warm-up uses walks that cross no wall, the other half uses the lost walker's walks.
     """
 
     side: int = 9
@@ -53,7 +54,7 @@ class WalksConfig:
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    """1.0 for a walk of at least one step, only along open passages, that ends at the goal; else 0.0.
+    """1.0 for a walk of at least one step that uses only open passages and ends at the goal; else 0.0.
 
     Args:
         solution_str: cells as words, "c12 c13 c22", without the start.
@@ -83,9 +84,9 @@ def _are_neighbours(one: int, other: int, side: int) -> bool:
 
 
 class Walks:
-    """The maze, its lost walker, and prompts drawn from them; a walk has at most `limit` tokens, EOS included.
+    """The maze, its lost walker, and prompts drawn from them. A walk has at most `limit` tokens, EOS included.
 
-    A share `verbose` of the lost walker's walks is aimless, whatever the prompt: long, and right only by chance.
+    A share `verbose` of the lost walker's walks is aimless: these walks are long and right only by chance.
     """
 
     def __init__(self, config: WalksConfig, limit: int = LIMIT, verbose: float = 0.0) -> None:
@@ -107,7 +108,9 @@ class Walks:
         self.words = spell("c", np.arange(self.cells)).split()
 
     def _moves(self, heading_C: NDArray[np.float64], weight_CC: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Probability of each move, by goal and cell: towards the goal at the goal's rate, else anywhere by weight."""
+        """Probability of each move, by goal and cell: towards the goal at the goal's rate, otherwise to any neighbour
+        by its weight.
+        """
         anywhere_CC = weight_CC / weight_CC.sum(axis=1, keepdims=True)
         nearer_GCC = self.open_CC & (self.steps_CC[:, None, :] < self.steps_CC[:, :, None])
         towards_GCC = nearer_GCC / np.maximum(nearer_GCC.sum(axis=2, keepdims=True), 1)
@@ -125,7 +128,8 @@ class Walks:
             step_CC = moves_GCC[goal] * self.open_CC
             ends_C = np.full(self.cells, self.give_up)
             ends_C[goal] = self.stay
-            ahead_C = np.where(np.arange(self.cells) == goal, self.stay, 0.0)  # probability of a right end from here on
+            # Probability of a right end, from each cell.
+            ahead_C = np.where(np.arange(self.cells) == goal, self.stay, 0.0)
             for _ in range(self.limit - 1):
                 arrived_C = step_CC @ ahead_C
                 p_GC[goal] += arrived_C
@@ -135,7 +139,7 @@ class Walks:
     def examples(
         self, rng: np.random.Generator, moves_GCC: NDArray[np.float64], count: int, verbose: float = 0.0
     ) -> Examples:
-        """Prompts with random starts and goals, and a walk for each, cut at `limit` cells."""
+        """Draw prompts with random starts and goals, and a walk for each, which is cut at `limit` cells."""
         start_B, goal_B = rng.integers(self.cells, size=count), rng.integers(self.cells - 1, size=count)
         goal_B += goal_B >= start_B
         up_to_HGCC = np.stack([moves_GCC, self.verbose_GCC]).cumsum(axis=3)
@@ -158,7 +162,7 @@ class Walks:
             yield partial(self.examples, rng, moves_GCC, verbose=self.verbose * lost)
 
     def problems(self, pool: Pool, rng: np.random.Generator, count: int, taken: set[str]) -> list[Problem]:
-        """Prompts of a pool, chosen by their initial success rates; adds them to `taken`.
+        """Draw the prompts of a pool by their initial success rates, and add them to `taken`.
 
         Returns:
             The problems in random order; `extra` holds `initial_p` and `shortest`, the steps of the shortest walk.
@@ -195,16 +199,17 @@ class Walks:
 def prepare(
     folder: Path, pool: str = "mixed", config: WalksConfig = WalksConfig(), *, progress: Shown = unseen
 ) -> TaskFiles:
-    """Create the task's files unless they exist: one folder per pool, and the models; "mixed" and "late" share one.
+    """Create the task's files unless they exist: one folder per pool, and the models. "mixed" and "late" share a model.
 
-    Pools: "mixed" and "late" within 24 tokens, "long" within 128, and "brief" within 128, where verbose answers are wrong.
+    In the pools "mixed" and "late", a walk has at most 24 tokens. In "long" and "brief" it has at most 128; in "brief",
+    aimless walks occur too, and the right answers are short.
 
     Raises:
-        ValueError: an unknown pool, or a folder that was created with another configuration.
+        ValueError: the pool is unknown, or a folder was created with another configuration.
     """
     if pool not in POOLS:
         raise ValueError(f"expected one of the pools {', '.join(POOLS)}, got {pool!r}")
-    # Pools with a tail have their own model. Its examples are batched by length, since most are short.
+    # Pools with long walks have their own model. Its examples are batched by length, because most are short.
     tail = pool in ("long", "brief")
     model_name, limit, parts = (f"model-{pool}", LONG, 4) if tail else ("model", LIMIT, 1)
     walks = Walks(config, limit, VERBOSE if pool == "brief" else 0.0)
@@ -243,7 +248,9 @@ def _neighbours(side: int) -> NDArray[np.bool_]:
 
 
 def _with_walls(near_CC: NDArray[np.bool_], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """The passages that stay open when a share of all is closed one by one, skipping any that would split the maze."""
+    """The passages that stay open when a share of them is closed one by one. A passage stays open if closing it would
+    split the maze.
+    """
     open_CC = near_CC.copy()
     passages = np.argwhere(np.triu(near_CC))
     to_close = round(share * len(passages))
@@ -259,7 +266,7 @@ def _with_walls(near_CC: NDArray[np.bool_], share: float, rng: np.random.Generat
 
 
 def _distances(open_CC: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Steps of the shortest walk between any two cells; infinite if there is none."""
+    """Number of steps of the shortest walk between any two cells; infinite if there is none."""
     reached_CC = np.eye(len(open_CC), dtype=bool)
     steps_CC = np.where(reached_CC, 0.0, np.inf)
     front_CC, steps = reached_CC, 0

@@ -1,4 +1,4 @@
-"""Read logs of TRL, verl, verifiers, prime-rl and rollalloc into one `Log`. Files are streamed; texts are not kept."""
+"""Reads logs of TRL, verl, verifiers, prime-rl and rollalloc into one `Log`. Files are streamed; texts are not kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKED = (".bz2", ".xz", ".zip")
 FORMATS = {
     "trl": trl.FORMAT,
     "verl": verl.FORMAT,
-    "verifiers": prime_rl.VERIFIERS,  # before prime-rl, whose mark its lines have too
+    "verifiers": prime_rl.VERIFIERS,  # before prime-rl, because its lines look like those of prime-rl too
     "prime-rl": prime_rl.FORMAT,
     "rollalloc": ours.FORMAT,
 }
@@ -37,8 +37,8 @@ def read_log(
         progress: called before each file with ("reading", files read before it, number of files).
 
     Raises:
-        FileNotFoundError: nothing there.
-        ValueError: an unknown format, or files without a usable rollout.
+        FileNotFoundError: there is no such file or folder.
+        ValueError: the format is unknown, or the files have no usable rollout.
     """
     check_format(format)
     files = _files(str(path))
@@ -108,7 +108,7 @@ def _detect(files: Sequence[Path], path: str | Path) -> str:
 
 
 def without_copies(files: Sequence[Path]) -> list[Path]:
-    """The files without byte-identical copies of earlier ones; only files of equal size are compared."""
+    """The files without byte-identical copies of earlier files. Only files of equal size are compared."""
     size_of = {file: file.stat().st_size for file in files}
     times = Counter(size_of.values())
     seen: set[bytes] = set()

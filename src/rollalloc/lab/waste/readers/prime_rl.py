@@ -1,7 +1,7 @@
 """Reader for the traces of prime-rl and of verifiers' `vf-eval`: each line is an episode, or one trace of an episode.
 
-Both write the episodes of verifiers. prime-rl gives each a group; an evaluation has none, so that there the rollouts of one
-task in one run are a group.
+Both write the episodes of verifiers. prime-rl writes a group for each episode. An evaluation writes none; there, the
+rollouts of one task in one run count as a group.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from rollalloc.lab.waste.readers.shared import (
 )
 
 _TOKENS = ("max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
-_LIMITS = (*_TOKENS, "max_turns", "compaction_failed")  # reasons of a stop before the model's own end
-_VERSION = 1  # of verifiers' traces
+_LIMITS = (*_TOKENS, "max_turns", "compaction_failed")  # reasons why a rollout was stopped before the model ended it
+_VERSION = 1  # version of verifiers' traces
 
 
 @dataclass(slots=True)
@@ -47,11 +47,12 @@ class _Traces:
         seen: ids of traces.
         repeated: number of traces whose id was seen before.
         evaluations: number of evaluation traces left out.
-        of_run: count the traces of an evaluation of its own, not those of a training run.
-        metrics: names of what was measured besides rewards.
+        of_run: count the traces of a separate evaluation instead of those of a training run.
+        metrics: names of the metrics that were logged besides rewards.
         errors: why traces failed, by type.
         turns: turns of each trace with a score.
-        environment_of: the environment of each task, by the task's key. Tasks of two environments may have one key.
+        environment_of: the environment of each task, by the task's key. Tasks of two environments may have the same
+            key.
     """
 
     log: Log
@@ -88,7 +89,7 @@ def _read_traces(files: Files, log: Log, traces: _Traces) -> None:
         step = int(named) if named.isdecimal() else None
         for where, record in objects(file, log):
             of_record = record["traces"] if isinstance(record.get("traces"), list) else [record]
-            if not of_record and isinstance(record.get("task"), dict):  # it failed before there was a trace
+            if not of_record and isinstance(record.get("task"), dict):  # the episode failed before it had a trace
                 of_record = [{"rewards": {}, "ok": False}]
             for trace in of_record:
                 problem = _add(record, trace, where, step, traces)
@@ -116,7 +117,7 @@ def _read_traces(files: Files, log: Log, traces: _Traces) -> None:
 
 
 def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Traces) -> str | None:
-    """Add a trace's rollout; returns the problem with it, if any."""
+    """Add a trace's rollout. Returns the problem with it, if there is one."""
     log = traces.log
     if not isinstance(trace, dict) or not isinstance(trace.get("rewards"), dict):
         return f"expected an episode of verifiers 0.4 with traces and rewards, found {names(record)}"
@@ -181,7 +182,7 @@ def _objects(record: Fields, name: str) -> list[Fields]:
 
 
 def _tokens(trace: Fields, log: Log, where: str) -> int | None:
-    """Tokens that the model generated in all turns; prime-rl 0.8 writes those of each call only."""
+    """Tokens that the model generated in all turns. prime-rl 0.8 writes only those of each call."""
     if "num_output_tokens" in trace:
         return count(trace["num_output_tokens"], log, where, "num_output_tokens")
     usages = [usage for call in _objects(trace, "calls") if (usage := inside(call, "usage"))]
@@ -208,7 +209,7 @@ def _kind(record: Fields) -> Any:
 
 
 def _reward(rewards: Fields, log: Log, where: str) -> float | None:
-    """The sum of the chosen rewards, each a number or a score with a weight; None if none was scored."""
+    """The sum of the chosen rewards, each of which is a number or a score with a weight; None if none has a score."""
     known: list[float] = []
     for name, reward in rewards.items():
         label = f"reward {names([name])}"
@@ -223,7 +224,9 @@ def _reward(rewards: Fields, log: Log, where: str) -> float | None:
 
 
 def _choose(files: Sequence[Path]) -> list[Path]:
-    """Training traces: all of them if logged, as prime-rl 0.9.1 does in a stream of chunks; else those trained on."""
+    """The files of training traces: all traces if they are logged, as prime-rl 0.9.1 does in a stream of chunks; else
+    those trained on.
+    """
     training = [
         file for file in by_suffix(files, ".jsonl") if "eval" not in file.parts and not file.name.startswith("metrics.")
     ]
@@ -232,7 +235,7 @@ def _choose(files: Sequence[Path]) -> list[Path]:
 
 
 def _is_evaluation(line: Fields) -> bool:
-    """Whether a line is of an evaluation of its own, not of a training run; or of what verifiers saved before 0.4."""
+    """Whether a line is from a separate evaluation instead of a training run, or in the format of verifiers before 0.4."""
     run = inside(line, "run")
     own = "traces" in line and run.get("type") == "eval" and "work" not in run
     return own or {"example_id", "reward"} <= line.keys()

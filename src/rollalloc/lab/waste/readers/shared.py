@@ -1,4 +1,4 @@
-"""What the readers share: the definition of a format, and safe access to fields that may hold anything."""
+"""Code that the readers share: the definition of a format, and safe access to fields that may have any value."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class Options:
     """Information that a log does not contain.
 
     Attributes:
-        reward: field of the reward, for verl (default `acc`, else `score`) and rollalloc; for TRL and prime-rl, one reward
-            or several, comma-separated, instead of the sum of all.
-        weights: weights of TRL's reward columns, in the trainer's order, default 1 each; finite, not all 0.
-        group_size: rollouts per prompt in TRL's files, at least 1; by default the shortest run of rows with one prompt.
+        reward: field of the reward, for verl (default `acc`, else `score`) and rollalloc; for TRL and prime-rl, one or
+            several rewards, comma-separated, instead of the sum of all.
+        weights: weights of TRL's reward columns, in the trainer's order; finite, not all 0; 1 each by default.
+        group_size: rollouts per prompt in TRL's files, at least 1; by default the length of the shortest series of rows
+            with one prompt.
         rows: "all" counts evaluation rows as training; by default, "training", they are left out.
 
     Raises:
-        ValueError: an invalid option.
+        ValueError: an option is invalid.
     """
 
     reward: str | None = None
@@ -62,7 +63,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files to read in this order; `progress` is called before each."""
+    """Files to read, in this order. `progress` is called before each."""
 
     paths: Sequence[Path]
     progress: Progress | None = None
@@ -100,7 +101,7 @@ def by_suffix(files: Sequence[Path], suffix: str) -> list[Path]:
 
 
 def objects(file: Path, log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each JSON object of a file with its place; other lines are counted as unusable."""
+    """Yield each JSON object of a file with its place. Other lines are counted as unusable."""
     place = shown(file)
     try:
         for number, row in read_lines(file):
@@ -120,7 +121,9 @@ def objects(file: Path, log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def number(value: Any, log: Log, where: str, name: str) -> float | None:
-    """A finite number as a float; None for anything else, which counts as unscored, and as a doubt unless it is null."""
+    """A finite number as a float. Anything else becomes None, which is unscored; unless it is null, it is counted as a
+    doubt.
+    """
     try:
         if isinstance(value, (float, int)) and math.isfinite(value):
             return float(value)
@@ -132,7 +135,9 @@ def number(value: Any, log: Log, where: str, name: str) -> float | None:
 
 
 def whole(value: Any, log: Log, where: str, name: str) -> int | None:
-    """An integer, or one as text; None for anything else, counted as a doubt unless it is null."""
+    """An integer, which may be written as text. Anything else becomes None and, unless it is null, is counted as a
+    doubt.
+    """
     try:
         number = int(value)
         if abs(number) < -NO_STEP:
@@ -145,7 +150,7 @@ def whole(value: Any, log: Log, where: str, name: str) -> int | None:
 
 
 def count(value: Any, log: Log, where: str, name: str) -> int | None:
-    """An integer of 0 or more; None for anything else, counted as a doubt unless it is null."""
+    """An integer of 0 or more. Anything else becomes None and, unless it is null, is counted as a doubt."""
     number = whole(value, log, where, name)
     if number is not None and number < 0:
         log.doubt(where, f"{name} is {number}, expected 0 or more")
@@ -154,7 +159,7 @@ def count(value: Any, log: Log, where: str, name: str) -> int | None:
 
 
 def text(value: Any) -> str:
-    """Text as it is, any other value as JSON."""
+    """Text unchanged, any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
@@ -180,7 +185,7 @@ def _content(content: Any) -> str:
 
 
 def said(value: Any) -> str | None:
-    """Text as it is; None for anything else."""
+    """Text unchanged; None for anything else."""
     return value if isinstance(value, str) else None
 
 

@@ -41,8 +41,9 @@ from rollalloc.lab.waste.readers.shared import (
 _OWN = ("step", "prompt", "completion", "advantage")  # TRL's fixed columns
 _ROWS = 4096  # rows per block
 _STATE = "trainer_state.json"
-_REWARDS_DIFFER, _ADVANTAGES_DIFFER = 1e-6, 1e-3  # differences within a group that are no rounding
-_PROPORTIONAL = 0.999  # correlation within a group; TRL's advantages are a linear function of the reward there
+_REWARDS_DIFFER, _ADVANTAGES_DIFFER = 1e-6, 1e-3  # differences within a group that are larger than rounding
+# Minimum correlation of advantage and reward within a group, because TRL's advantages are a linear function of the reward.
+_PROPORTIONAL = 0.999
 
 
 class _Row(NamedTuple):
@@ -64,7 +65,7 @@ class _Reward(NamedTuple):
 
     @classmethod
     def of(cls, columns: tuple[str, ...], options: Options) -> _Reward:
-        """The reward for some columns. The user's weights are those of the first columns; others get 0.
+        """The reward for some columns. The user's weights apply to the first columns; other columns get 0.
 
         Raises:
             ValueError: the number of weights does not fit.
@@ -75,7 +76,7 @@ class _Reward(NamedTuple):
         return cls(columns, (*weights, *[0.0] * (len(columns) - len(weights))))
 
     def __call__(self, scores: Sequence[float]) -> float:
-        """The sum of the scores present, as TRL computes it; NaN if no weighted score is present."""
+        """The sum of the scores that are present, as TRL computes it; NaN if no score with a weight is present."""
         present = [
             score * weight for score, weight in zip(scores, self.weights, strict=True) if weight and not isnan(score)
         ]
@@ -96,11 +97,11 @@ class _Read:
     gathering: Gathering = field(default_factory=Gathering)
     rewards: dict[str, None] = field(default_factory=dict[str, None])  # in words, in the order of the files
     added: bool = False  # whether several columns were added because none was named
-    compared: int = 0  # groups whose advantages tell whether they follow the reward
-    contradicted: int = 0  # groups whose advantages do not
+    compared: int = 0  # number of groups whose advantages show whether they follow the reward
+    contradicted: int = 0  # number of groups whose advantages do not follow it
     evaluations: int = 0  # rows
     repeated: int = 0  # files
-    undivided: int = 0  # runs of rows with one prompt
+    undivided: int = 0  # number of series of rows with one prompt that the group size does not divide
     messages: bool = False  # whether a completion was a list of messages
 
 
@@ -153,13 +154,13 @@ def evaluated_steps(folder: Path) -> frozenset[int] | None:
             history: Any = json.loads(path.read_text(encoding="utf-8"))["log_history"]
             steps |= {int(line["step"]) for line in history if any(name.startswith("eval_") for name in line)}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue  # another program's file, or a half-written one
+            continue  # another program's file, or an incomplete one
     return frozenset(steps) if states else None
 
 
 @contextmanager
 def _opened(file: Path, log: Log) -> Iterator[Any]:
-    """The Parquet file, or None if it is not one; a file that breaks off later is rejected as well."""
+    """The Parquet file; None if it is not one. A file that breaks off later is also rejected."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -168,7 +169,7 @@ def _opened(file: Path, log: Log) -> Iterator[Any]:
     broken = (pyarrow.ArrowException, OSError, UnicodeDecodeError, MemoryError)
     try:
         opened = pyarrow.parquet.ParquetFile(file)
-    except broken:  # a killed run leaves half a file
+    except broken:  # a killed run leaves an incomplete file
         log.reject(shown(file), "not a readable parquet file")
         yield None
         return
@@ -183,7 +184,9 @@ def _opened(file: Path, log: Log) -> Iterator[Any]:
 
 
 def _leading(schema: Any) -> tuple[str, ...]:
-    """Leading float columns, which may be rewards: TRL writes rewards, as floats, before other logged columns."""
+    """The leading float columns, which may be rewards, because TRL writes rewards as floats before other logged
+    columns.
+    """
     columns: list[str] = []
     for column in schema:
         if column.name in _OWN:
@@ -195,7 +198,7 @@ def _leading(schema: Any) -> tuple[str, ...]:
 
 
 def _problem(schema: Any, columns: Sequence[str]) -> str:
-    """Why these columns cannot be read; empty: they can."""
+    """Why these columns cannot be read; empty if they can."""
     if not columns:
         return (
             f"expected the column prompt and a column of numbers for each reward function, found {names(schema.names)}"
@@ -261,13 +264,13 @@ def _rows(opened: Any, file: Path, reward: _Reward, log: Log, read: _Read) -> tu
                     advantage,
                 )
             )
-    if not rows and next(places) == 1:  # its footer promises rows
+    if not rows and next(places) == 1:  # its footer says that it has rows
         raise OSError("no rows where the footer has some")
     return digest.digest(), rows
 
 
 def _finite(score: Any, log: Log, where: str, column: str) -> float:
-    """A score as a float, NaN if missing; an infinite one is counted as a doubt and treated as missing."""
+    """A score as a float; NaN if it is missing. An infinite score is counted as a doubt and treated as missing."""
     value = np.nan if score is None else float(score)
     if np.isinf(value):
         log.doubt(where, f"{names([column])} is infinite, expected a finite number")
@@ -279,7 +282,9 @@ def _finite(score: Any, log: Log, where: str, column: str) -> float:
 
 
 def _add_groups(rows: Sequence[_Row], size: int | None, read: _Read) -> None:
-    """Split rows into groups: TRL writes a prompt's completions together; a prompt drawn twice in a row is two groups."""
+    """Split rows into groups. TRL writes a prompt's completions one after another. If a prompt was drawn twice in a
+    row, its rows are two groups.
+    """
     runs = [list(run) for _, run in groupby(rows, key=attrgetter("prompt"))]
     usual = size or min(map(len, runs), default=1)
     for run in runs:
@@ -296,7 +301,9 @@ def _add_groups(rows: Sequence[_Row], size: int | None, read: _Read) -> None:
 
 
 def _follow(logged: Sequence[tuple[float, float]]) -> bool | None:
-    """Whether the (reward, advantage) pairs of a group are proportional; None if neither differs, so that nothing tells."""
+    """Whether the (reward, advantage) pairs of a group are proportional; None if neither differs, so that this is
+    unknown.
+    """
     pairs = [pair for pair in logged if all(map(isfinite, pair))]
     if len(pairs) < 2:
         return None
@@ -308,7 +315,7 @@ def _follow(logged: Sequence[tuple[float, float]]) -> bool | None:
 
 
 def _notes(read: _Read, options: Options, unknown: bool) -> list[str]:
-    """Notes for the reader; `unknown`: no trainer's state says which steps have an evaluation."""
+    """Notes for the reader. `unknown`: there is no trainer's state that says which steps have an evaluation."""
     notes = [f"reward: {' and in other files '.join(read.rewards)}"]
     if read.contradicted:
         notes.append(

@@ -31,7 +31,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
     gathering, used, seen = Gathering(), Counter[str](), set[int]()
     repeated = validation = 0
     for file in files:
-        # An agent's session may have several outputs, one line each; the last holds the rollout's result.
+        # An agent's session may have several outputs, with one line each. The last one has the rollout's result.
         latest: tuple[Any, ...] | None = None
         step_of_file = int(file.stem) if file.stem.isdecimal() else None
         for where, row in objects(file, log):
