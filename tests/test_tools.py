@@ -110,7 +110,7 @@ def test_a_mutant_dies_lives_or_is_none(tmp_path, capsys):
         )
     )
     mutants = tool("mutants")
-    assert mutants.main(root=tmp_path) == 1
+    assert mutants.main(root=tmp_path, imports=()) == 1
     said = capsys.readouterr().out
     assert [each for each in expected.values() if each not in said] == []
     assert said.endswith("1 of 5 mutants died\n")

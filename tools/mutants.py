@@ -5,22 +5,29 @@ python tools/mutants.py [WORD]   all of them, or those whose file, killer or mea
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from shutil import copytree, ignore_patterns
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any, Self
 
 ROOT = Path(__file__).parents[1]
 FAILED = 1  # pytest's exit status: tests ran, and some failed
 LIMIT_S = 120  # for a killer alone; all of them together have this for each
+# Imported once, before any killer runs: for many killers this takes longer than the test.
+SLOW_IMPORTS = ("hypothesis", "numpy", "torch", "transformers.modeling_utils", "trl.trainer.grpo_trainer")
+_SERVE = "--serve"
 
 
 @dataclass(frozen=True)
@@ -65,26 +72,110 @@ def applied(mutant: Mutant, package: Path) -> Iterator[None]:
         file.write_text(source, "utf-8")
 
 
-def status(tests: Sequence[str], sources: Path, root: Path, jobs: int = 1) -> tuple[int, str]:
-    """Pytest's exit status and output for some tests of these sources; those that hang have failed."""
+def environment(sources: Path) -> dict[str, str]:
+    """The environment in which tests run these sources."""
     # A file may change twice within a second and to the same length, by which Python's caches would not know it.
-    environment = os.environ | {"PYTHONPATH": str(sources), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    return os.environ | {"PYTHONPATH": str(sources), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def all_pass(tests: Sequence[str], sources: Path, root: Path, jobs: int) -> tuple[int, str]:
+    """Pytest's exit status and output for all killers at once, of sources without a mutant."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-n", str(jobs if jobs > 1 else 0)]
-    limit_s = LIMIT_S * len(tests)
     try:
         done = subprocess.run(
-            [*command, *tests], cwd=root, env=environment, capture_output=True, text=True, timeout=limit_s
+            [*command, *tests],
+            cwd=root,
+            env=environment(sources),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S * len(tests),
         )
     except subprocess.TimeoutExpired:
         return FAILED, "hangs"
     return done.returncode, done.stdout + done.stderr
 
 
-def fault(mutant: Mutant, sources: Path, root: Path) -> str | None:
+class Server:
+    """A process that runs one test at a time, each in a fork of itself, so that slow packages are imported once.
+
+    Args:
+        sources: the folder with the package that the tests import; the process itself never imports it.
+        root: the folder in which pytest runs.
+        imports: packages to import beforehand.
+    """
+
+    def __init__(self, sources: Path, root: Path, imports: Sequence[str]) -> None:
+        self.sources = sources
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, _SERVE, *imports],
+            cwd=root,
+            env=environment(sources),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.communicate()  # closes its input, so it ends
+
+    def status(self, test: str) -> tuple[int, str]:
+        """Pytest's exit status and output for a test; one that hangs has failed."""
+        assert self._process.stdin
+        assert self._process.stdout
+        print(test, file=self._process.stdin, flush=True)
+        code, output = json.loads(self._process.stdout.readline())
+        return code, output
+
+
+def serve(imports: Sequence[str]) -> None:
+    """Run each test that is named on standard input; write a line of JSON for each, its status and its output."""
+    for name in imports:
+        with suppress(ImportError):  # then only the tests that need it fail
+            __import__(name)
+    for line in sys.stdin:
+        with TemporaryFile("w+") as output:
+            child = os.fork()
+            if child == 0:
+                _run(line.strip(), output)
+            code = _ended(child)
+            output.seek(0)
+            print(json.dumps((code, output.read())), flush=True)
+
+
+def _run(test: str, output: Any) -> None:
+    """Run a test in this forked process, and end it."""
+    import pytest
+
+    try:
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(output.fileno(), stream.fileno())
+        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-n", "0", test]))
+    finally:
+        os._exit(1)
+
+
+def _ended(child: int) -> int:
+    """The exit status of a child, once it has ended. One that hangs is killed with what it started."""
+    until = time.monotonic() + LIMIT_S
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > until:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return FAILED
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+def fault(mutant: Mutant, server: Server) -> str | None:
     """What is wrong with a mutant or its killer; None where it dies."""
     try:
-        with applied(mutant, sources / "rollalloc"):
-            code, output = status([mutant.killer], sources, root)
+        with applied(mutant, server.sources / "rollalloc"):
+            code, output = server.status(mutant.killer)
     except ValueError as error:
         return str(error)
     if code == 0:
@@ -92,30 +183,36 @@ def fault(mutant: Mutant, sources: Path, root: Path) -> str | None:
     return None if code == FAILED else f"its killer did not run (pytest's exit status {code}):\n{output[-2000:]}"
 
 
-def main(word: str = "", root: Path = ROOT, jobs: int = int(os.environ.get("JOBS", "2"))) -> int:
+def main(
+    word: str = "",
+    root: Path = ROOT,
+    jobs: int = int(os.environ.get("JOBS", "2")),
+    imports: Sequence[str] = SLOW_IMPORTS,
+) -> int:
     """Put each mutant to the test, as many at a time as there are jobs; 0 where all die."""
     mutants = load(root / "tests" / "mutants.toml")
     mutants = [each for each in mutants if word in f"{each.file} {each.killer} {each.breaks}"]
     if not mutants:
         print(f"no mutant has {word!r} in its file, killer or meaning")
         return 1
-    with TemporaryDirectory() as folder:
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for job in range(jobs):
-            sources = Path(folder) / str(job)
+    with TemporaryDirectory() as folder, ExitStack() as stack:
+        copies = [Path(folder) / str(job) for job in range(jobs)]
+        for sources in copies:
             copytree(root / "src" / "rollalloc", sources / "rollalloc", ignore=ignore_patterns("__pycache__"))
-            copies.put(sources)
-        code, output = status(sorted({each.killer for each in mutants}), sources, root, jobs)
+        code, output = all_pass(sorted({each.killer for each in mutants}), copies[0], root, jobs)
         if code:
             print(f"without a mutant the killers do not pass (pytest's exit status {code}):\n{output[-4000:]}")
             return 1
+        servers: SimpleQueue[Server] = SimpleQueue()
+        for sources in copies:
+            servers.put(stack.enter_context(Server(sources, root, imports)))
 
         def tried(mutant: Mutant) -> str | None:
-            sources = copies.get()
+            server = servers.get()
             try:
-                return fault(mutant, sources, root)
+                return fault(mutant, server)
             finally:
-                copies.put(sources)
+                servers.put(server)
 
         wrong, pool = 0, ThreadPoolExecutor(jobs)
         for mutant, what in zip(mutants, pool.map(tried, mutants), strict=True):
@@ -128,4 +225,7 @@ def main(word: str = "", root: Path = ROOT, jobs: int = int(os.environ.get("JOBS
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2]))
+    if sys.argv[1:2] == [_SERVE]:
+        serve(sys.argv[2:])
+    else:
+        sys.exit(main("".join(sys.argv[1:2])))
