@@ -12,6 +12,7 @@ import pytest
 import tiny_trl
 import torch
 from datasets import Dataset
+from peft import LoraConfig, PeftModel, get_peft_model
 
 from rollalloc import recipes
 from rollalloc.drivers.trl import AllocatedGRPOTrainer
@@ -177,6 +178,15 @@ def test_without_shuffling_the_prompts_come_in_the_data_sets_order(tmp_path):
     trainer = tiny_trl.trainer(tmp_path, "grpo", reward=reward, shuffle_dataset=False, max_steps=12)
     trainer.train()
     assert seen == [*range(40), *range(8)]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_an_adapter_that_was_loaded_without_training_it_is_refused(beta, tmp_path):
+    """TRL's own trainer runs to its end with such an adapter if beta is above 0, and changes nothing (its issue 6700)."""
+    get_peft_model(tiny_trl.tiny_model(), LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path)
+    model = PeftModel.from_pretrained(tiny_trl.tiny_model(), tmp_path)
+    with pytest.raises(ValueError, match="is_trainable=True"):
+        tiny_trl.trainer(tmp_path / "run", "grpo", model=model, beta=beta).train()
 
 
 def test_a_data_set_that_streams_is_refused(tmp_path):

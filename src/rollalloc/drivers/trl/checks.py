@@ -262,6 +262,15 @@ def check_model(model: Any, args: Any, peft_config: Any) -> None:
         )
 
 
+def check_trainable(model: Any) -> None:
+    """Raise an error if no weight of the model is trained, for which TRL runs to the end and changes nothing."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(
+            "no weight of the model requires a gradient, so training would change nothing; load a saved adapter with "
+            "PeftModel.from_pretrained(..., is_trainable=True), or call model.requires_grad_(True)"
+        )
+
+
 def check_indexed(dataset: Any) -> None:
     """Raise a TypeError if the data set has no length or cannot be indexed by row number."""
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):

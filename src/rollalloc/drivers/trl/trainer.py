@@ -142,6 +142,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **other: Any) -> Any:
         """Train as TRL does. A resumed run also restores the recipe's state, with the rollouts it had not yet used."""
+        checks.check_trainable(self.model)
         resume = self._allocation_callback.resume(resume_from_checkpoint, self.args.output_dir)
         if not self._prompts_checked:
             check_prompts(self)
