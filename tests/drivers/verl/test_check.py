@@ -37,6 +37,16 @@ def test_optimizer_steps_are_those_that_are_trained(capsys):
     assert "4 rows each, 2 optimizer steps per batch" in capsys.readouterr().out
 
 
+def test_an_attention_that_is_not_installed_is_said(monkeypatch, capsys):
+    """verl loads models with FlashAttention 2 if nothing else is chosen, and fails without it when training starts."""
+    monkeypatch.setattr("rollalloc.drivers.verl.check.find_spec", lambda name: None if name == "flash_attn" else True)
+    assert main(OURS) == 0
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    keys = note.partition(" add ")[2].split()
+    assert main([*OURS, *keys]) == 0
+    assert "note: " not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("wrong", "code", "says"),
     [
@@ -47,6 +57,8 @@ def test_optimizer_steps_are_those_that_are_trained(capsys):
         (["trainer.v1=3"], 1, "refused: AttributeError: 'int' object has no"),
         (["trainer.v1.rollalloc=7"], 1, "trainer.v1.rollalloc must be a section"),
         (["actor_rollout_ref.actor.ppo_mini_batch_size=0"], 1, "ppo_mini_batch_size must be a whole number of at"),
+        (["trainer.nnodes=null"], 1, "trainer.nnodes must be a whole number of at least 1, got None"),
+        (["trainer.n_gpus_per_node=0"], 1, "trainer.n_gpus_per_node must be a whole number of at least 1, got 0"),
         (["+trainer.v1.rollalloc.n_comit=4"], 1, "n_comit"),
         (["algorithm.filter_groups.enable=True"], 1, "filter_groups"),
         (

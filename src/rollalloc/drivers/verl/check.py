@@ -43,6 +43,7 @@ _REFUSED, _NO_COMMAND, _NOT_INSTALLED = 1, 2, 3
 _PROGRAM = "verl.trainer.main_ppo"
 _NO_FILES = "--no-files"
 _NEEDED = ("verl", "hydra", "omegaconf")
+_ATTENTION = "flash_attention_2"  # verl's default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +219,22 @@ def described(step: CheckedStep) -> str:
     )
 
 
+def lacking_attention(config: Any) -> str:
+    """A line that says that this environment lacks the attention with which verl loads the model; "" if it does not."""
+    chosen = config.actor_rollout_ref.model.get("override_config") or {}
+    if (
+        chosen.get("attn_implementation", _ATTENTION) != _ATTENTION
+        or config.trainer.device == "npu"
+        or find_spec("flash_attn")
+    ):
+        return ""
+    return (
+        f"note: verl loads the model with {_ATTENTION}, and flash_attn is not installed here; where you train, install it, "
+        "or add +actor_rollout_ref.model.override_config.attn_implementation=sdpa "
+        "actor_rollout_ref.model.use_remove_padding=False\n"
+    )
+
+
 def main(arguments: Sequence[str]) -> int:
     """Check a command, print the result, and return the exit code."""
     if not arguments:
@@ -240,7 +257,7 @@ def main(arguments: Sequence[str]) -> int:
         reason = str(error) if isinstance(error, ValueError) else error_text(error)
         sys.stderr.write(visible(f"refused: {reason}\n"))
         return _REFUSED
-    sys.stdout.write(accepted + "\n")
+    sys.stdout.write(accepted + "\n" + lacking_attention(config))
     wrong: list[str] = []
     if _NO_FILES not in arguments:
         from rollalloc.drivers.verl.paths import missing_or_wrong

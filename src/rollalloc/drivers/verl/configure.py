@@ -37,6 +37,8 @@ def configure(config: Any) -> VerlSettings:
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     refuse_reward_arguments((config.reward.get("custom_reward_function") or {}).get("reward_kwargs") or ())
     at_least("actor_rollout_ref.actor.ppo_mini_batch_size", actor.ppo_mini_batch_size, 1)
+    at_least("trainer.nnodes", config.trainer.nnodes, 1)
+    at_least("trainer.n_gpus_per_node", config.trainer.n_gpus_per_node, 1)
     refuse_limits_of_vllm(rollout)
     mode = verls_mode(config.trainer.v1.trainer_mode)
     overlap = overlap_of(config)
