@@ -9,7 +9,8 @@ a batch are trained on, in one optimizer step at 1e-3, which was tuned for none 
 (4 + 4) 8 prompts x 8, DAPO and Pilot-Commit with up to 16 prompts at once, REINFORCE 64 x 1; 12 batches; seeds 0 and 1 of
 the data's order, of vLLM's sampling and of the recipe; then, added after seed 0 of the first three arms and before any
 figure of seed 1, seed 2. Held out: 256 questions, one sample each at temperature 1, before training and after every batch
-(standard error up to .03). Reported: the accuracy after the last batch at which no more than 768 rollouts were paid, which
+(standard error up to .03). Until 26 November 2026, 63 of them were among the training prompts; the runs since then, by the
+same plan, have none of them. Reported: the accuracy after the last batch at which no more than 768 rollouts were paid, which
 is what verl's GRPO and REINFORCE pay in all, and at the end, with what was paid. Three seeds are too few for an interval:
 every value is shown.
 """
