@@ -126,7 +126,7 @@ def _messages(place: str, asked: Any, system: str | None) -> list[dict[str, Any]
     if isinstance(asked, str) and asked.strip():
         asked = [{"role": "user", "content": asked}]
     if not isinstance(asked, list) or not asked or not all(isinstance(message, Mapping) for message in asked):
-        raise ValueError(f"{place} must be text or messages [{{role, content}}], got {short(asked)}; mend the row")
+        raise ValueError(f"{place} must be text or messages [{{role, content}}], got {short(asked)}; fix the row")
     messages = [{name: value for name, value in message.items() if value is not None} for message in asked]
     if system is None:
         return messages

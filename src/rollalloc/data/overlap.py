@@ -62,7 +62,7 @@ def warn_of_shared(train: Any, held: Any, name: str, column: str = "prompt") -> 
     if shared:
         at, seen = next(iter(shared.items()))
         log.warning(
-            "%d of %d prompts of %s (%.0f%%) are in the training set too, the first its row %d as row %d: what is measured "
-            "on it is partly the accuracy on prompts trained on", len(shared), len(held), name,
+            "%d of %d prompts of %s (%.0f%%) are in the training set too, the first its row %d as row %d: so its accuracy "
+            "is partly that of trained prompts", len(shared), len(held), name,
             100 * len(shared) / len(held), at, seen,
         )  # fmt: skip

@@ -105,8 +105,8 @@ def _check_repeated(train: PromptSet) -> None:
     differ = sum(truths[at] != truths[first] for at, first in again.items())
     at, first = next(iter(again.items()))
     log.warning(
-        "%d of %d training prompts have the text of another one but for case, layout and system messages (%r that of %r); "
-        "%d of these have another ground truth", len(again), len(train), keys[at], keys[first], differ,
+        "%d of %d training prompts have the text of another one, except for case, layout and system messages (such as %r "
+        "and %r); %d of these have a different ground truth", len(again), len(train), keys[at], keys[first], differ,
     )  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def _check_overlap(train: PromptSet, held: PromptSet, *, accepted: bool) -> None
     at, seen = next(iter(shared.items()))
     problem = (
         f"{len(shared)} of {len(held)} held-out prompts ({len(shared) / len(held):.0%}) are in the training set too, the "
-        f"first {held.keys[at]!r} as {train.keys[seen]!r}, so that the accuracy is partly that of prompts trained on"
+        f"first {held.keys[at]!r} as {train.keys[seen]!r}, so the accuracy is partly that of trained prompts"
     )
     if len(shared) > MOST_SHARED * len(held) and not accepted:
         raise ValueError(
@@ -221,6 +221,6 @@ def held_out_of(config: Config, policy: Policy, heldout: PromptSet) -> HeldOut:
     )
     longest, limit = max(map(len, answers)), config.sampling.max_new_tokens
     if longest > limit:
-        what = f"a held-out answer has {longest} tokens, end of sequence included, a rollout at most {limit}"
-        raise ValueError(f"{what}, so that it can never be right; raise max_new_tokens")
+        what = f"a held-out answer has {longest} tokens with its end of sequence, but a rollout has at most {limit}"
+        raise ValueError(f"{what}, so no rollout can be right; raise max_new_tokens")
     return HeldOut(prompts, answers)

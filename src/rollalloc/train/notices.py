@@ -160,8 +160,8 @@ def _of_constant(metric: float, samples: int) -> str:
 
 def _of_cut_off(which: str, most: int) -> str:
     return (
-        f"{which} were cut off at {most:,} tokens, end of sequence included, and may not have come to their answer: a "
-        "higher --max-new-tokens would tell"
+        f"{which} were cut off at {most:,} tokens, end of sequence included, and may not have reached their "
+        "answer: try a higher --max-new-tokens"
     )
 
 

@@ -131,5 +131,5 @@ def test_padding_reaches_transformers_generate(tmp_path):
 def test_completions_that_continuous_batching_lost_are_said(tmp_path):
     trainer = tiny_trl.trainer(tmp_path, "grpo")
     lost = patch.object(GRPOTrainer, "_generate_single_turn", lambda self, prompts, *_: ([[9, 1]] * 3, None))
-    with lost, pytest.raises(RuntimeError, match="was to give 4 completions, got 3"):
+    with lost, pytest.raises(RuntimeError, match="expected 4 completions from TRL, got 3"):
         trainer._generator.complete([(3, 2)] * 4)

@@ -44,7 +44,7 @@ def test_prompts_that_repeat_are_numbered_and_counted(caplog):
     rows = Dataset.from_dict({"prompt": ["a", "b", "a", "a"], "id": [7, 8, 9, 10]})
     with caplog.at_level(logging.INFO):
         assert len(set(keyed(rows, None).keys)) == 4
-    assert "2 of 4 rows have the prompt of a row before" in caplog.text
+    assert "2 of 4 rows have the same prompt as an earlier row" in caplog.text
     assert found(rows.select([0, 1, 2]), rows) == [0, 1, 2]
     assert found(rows.select([3, 2, 1, 0]), rows, "id") == [3, 2, 1, 0]
 

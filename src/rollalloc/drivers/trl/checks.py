@@ -40,7 +40,7 @@ def warn_if_newer(installed: str | None = None) -> None:
     if Version(installed).release[:2] > TESTED.release[:2]:
         log.warning(
             "TRL %s is newer than %s, the newest release that rollalloc's trainer was tested with; it overrides private "
-            "methods of TRL, and may ignore new settings. If training fails or behaves otherwise, pip install 'trl==%s.*'",
+            "methods of TRL, and may ignore new settings. If training fails or behaves differently, pip install 'trl==%s.*'",
             installed,
             TESTED,
             TESTED,
@@ -337,7 +337,7 @@ def check_prompt_forms(dataset: Any, where: str) -> None:
         if not isinstance(prompt, Sequence) or not prompt or not all(isinstance(part, Mapping) for part in prompt):
             raise ValueError(
                 f"row {row} of {where} has the prompt {short(prompt)}; expected text or messages [{{role, content}}], at "
-                f"least one. Mend the row, or leave it out by {where}.filter(...)"
+                f"least one. Fix the row, or remove it with {where}.filter(...)"
             )
 
 
@@ -414,6 +414,6 @@ def check_saving(args: Any, state: Any) -> None:
         wrong["max_steps"] = state.max_steps
     for setting, value in wrong.items():
         raise ValueError(
-            f"a batch takes {each} optimizer steps, and only between two batches can a run be saved, but {setting}={value}; "
+            f"a run can be saved only between two batches, and a batch takes {each} optimizer steps, but {setting}={value}; "
             f"make it a multiple of {each}"
         )

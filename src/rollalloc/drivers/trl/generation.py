@@ -153,8 +153,8 @@ class Generator:
                 found += turn(self.trainer, asked, None, {}, *several)[0]
         if len(found) != len(prompts):
             raise RuntimeError(
-                f"TRL was to give {len(prompts)} completions, got {len(found)}; with continuous batching its own log says "
-                "why the others failed"
+                f"expected {len(prompts)} completions from TRL, got {len(found)}; with continuous batching, TRL's own log "
+                "says why the others failed"
             )
         return [self._up_to_the_end(list(tokens)) for tokens in found]
 

@@ -55,8 +55,8 @@ def keyed(dataset: Any, column: str | None) -> PromptTable:
                 texts[row], again = f"{text}{_AGAIN}{count}", again + 1
     if again:
         log.info(
-            "%d of %d rows have the prompt of a row before; they are told apart by their order. Where they differ in "
-            "another column, name one of unique keys, key=..., before the data set is re-ordered",
+            "%d of %d rows have the same prompt as an earlier row; such rows are distinguished by their order. Before you "
+            "reorder the data set, name a column of unique keys (key=...), if there is one",
             again,
             len(texts),
         )

@@ -26,7 +26,7 @@ class StageResult:
 
 
 COLUMNS = ("stage", "prompt", "rollouts", "mean", "deviation", "tokens", "truncated", "became")
-"""Of the table of groups: a row for each that left a stage, over its rollouts of that stage."""
+"""Columns of the table of groups, which has a row for each stage that a group left, over its rollouts of that stage."""
 
 
 _TRAINED, _NEXT, _HELD, _SURPLUS = "trained", "next stage", "held", "surplus"

@@ -93,8 +93,8 @@ class Overlap:
         versions = self.max_versions
         if type(versions) is not int or versions < 2:
             raise ValueError(
-                f"{_THRESHOLD} must be a whole number of at least 2 where the recipe has no max_staleness of its own and "
-                f"rollouts go on over an update, got {versions!r}; or use trainer_mode=rollalloc"
+                f"{_THRESHOLD} must be a whole number of at least 2 if the recipe has no max_staleness of its own and "
+                f"rollouts continue during an update, got {versions!r}; or use trainer_mode=rollalloc"
             )
         return versions - 1
 

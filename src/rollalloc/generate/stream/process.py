@@ -181,7 +181,7 @@ class ProcessBackend:
         self._heard.end(self._spawned.connection)
         how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with exit code {code}"
         if not self._ended_since:
-            why = 'it may lack memory (--max-rows, --kv-tokens), or your program `if __name__ == "__main__":`'
+            why = 'it may lack memory (lower --max-rows or --kv-tokens), or your program lacks `if __name__ == "__main__":`'
             what = (
                 f"the process that generates ended {how}, and so did the one before it, and no rollout ended in between"
             )

@@ -31,12 +31,12 @@ def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool 
         return f"{prompts} prompt{'s' if prompts > 1 else ''} cannot speak for others"
     again_P = np.bincount(judged.prompt_V, judged.scored_V)
     if (again_P[again_P > 0] < 2).mean() > 0.5:
-        return "most prompts have one scored rollout, which does not tell hard ones from luck; 4 of each would"
+        return "most prompts have one scored rollout, which does not distinguish hard prompts from bad luck; 4 of each would"
     nothing_alike = not complete and bool(judged.mixed_V.all())
     if nothing_alike or is_filtered(judged, rates):
         return (
-            "groups whose rewards are all the same are missing, beyond chance: the log was filtered before it was written; "
-            "what is sampled has to be logged, not what is trained on"
+            "there are fewer groups with equal rewards than chance allows: the log was filtered before it was written; log "
+            "all sampled rollouts, not only those that are trained on"
         )
     low, high = rates.zero_variance(4).interval or (0.0, 1.0)
     if high - low > _WIDE:

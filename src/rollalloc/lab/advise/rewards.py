@@ -85,12 +85,12 @@ def _rules_out(reading: RewardReading) -> list[str]:
     if reading.graded:
         reasons.append(
             f"rewards take {reading.values:,} values, and {reading.threshold:g} or more counts as right here: RAFT and "
-            "foresight need to know what is right; --threshold says it, --reward names a field that does"
+            "foresight need to know what is right; set --threshold, or name a field of 0 and 1 with --reward"
         )
     if reading.usual.value >= _CONSTANT:
         reasons.append(
             f"{reading.usual.value:.1%} of the rewards are the same: no recipe learns much from them; other prompts, a "
-            "stronger model or a reward that tells more apart would help"
+            "stronger model or a reward with more distinct values would help"
         )
     if reading.unscored.value > _MANY:
         reasons.append(

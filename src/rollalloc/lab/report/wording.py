@@ -125,8 +125,8 @@ def graded(summary: Summary | None) -> list[str]:
     """A note for tasks whose scores can lie between wrong and right."""
     if summary is None or summary.measure == "accuracy":
         return []
-    meant = "what figures call accuracy is a mean score, best of k the mean of the best score of k attempts"
-    return [f"Scores are graded: {meant}; a group whose scores differ at all counts as one that taught."]
+    meant = "the accuracy in the figures is the mean score, and best of k is the mean of the best score of k attempts"
+    return [f"Scores are graded: {meant}; a group whose scores differ at all counts as one with a learning signal."]
 
 
 def odd_targets(runs: Sequence[RecordedRun]) -> list[str]:
@@ -142,7 +142,7 @@ def odd_targets(runs: Sequence[RecordedRun]) -> list[str]:
         elif run.cost.censored and max(run.curve.accuracy) >= run.target:
             sentences.append(
                 f"{name_of(run)} was at the target {run.target:g} in some evaluation, but not in two in a row, which is "
-                "what counts as reached. A longer run, or a finer grid (--eval-every), would tell."
+                "what counts as reached. A longer run, or more frequent evaluations (--eval-every), would show more."
             )
     return sentences
 

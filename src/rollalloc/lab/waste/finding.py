@@ -157,7 +157,7 @@ def _warnings(groups: Groups, threshold: float | None) -> list[str]:
     if threshold is None and len(grades) > _GRADES:
         warnings.append(
             f"rewards take {len(grades):,} values from {grades[0]:g} to {grades[-1]:g}, and a group whose rewards differ at "
-            "all counts as one that taught; --threshold tells right from wrong instead"
+            "all counts as one with a learning signal; --threshold says from which reward on a rollout is right"
         )
     moved = drifted(groups)
     return [*warnings, moved] if moved else warnings
@@ -174,6 +174,6 @@ def drifted(groups: Groups) -> str:
     if max(low) <= min(high):
         return ""
     return (
-        f"the waste moved from {early.value:.1%} in the first third of the steps to {late.value:.1%} in the last; "
-        "what comes next is nearer to the last, --from-step looks at it alone"
+        f"the waste changed from {early.value:.1%} in the first third of the steps to {late.value:.1%} in the last third; "
+        "the last third is closer to what comes next, and --from-step selects it"
     )

@@ -23,11 +23,12 @@ SETTINGS = "settings.json"  # file in a task's folder with the settings it was c
 class Shown(Protocol):
     """Shows the progress of a stage.
 
-    Args:
-        what: the stage.
-        done: number of its parts that are done.
-        of: number of its parts.
-        right: expected share of right tokens, if the stage trains a model; None otherwise.
+    Its arguments:
+
+    - `what`: the stage.
+    - `done`: number of its parts that are done.
+    - `of`: number of its parts.
+    - `right`: expected share of right tokens, if the stage trains a model; None otherwise.
     """
 
     def __call__(self, what: str, done: int, of: int, right: float | None = None, /) -> None: ...
