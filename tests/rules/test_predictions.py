@@ -290,7 +290,7 @@ def test_foresight_takes_a_group_that_another_rule_drew(predicted):
     "wrong", [{"floor": -0.1}, {"floor": 1.1}, {"floor": float("nan")}, {"exponent": -1.0}, {"exponent": float("inf")}]
 )
 def test_foresight_refuses_numbers_out_of_range(wrong):
-    with pytest.raises(ValueError, match=r"expected a floor in \[0, 1\] and an exponent of 0 or more, or None"):
+    with pytest.raises(ValueError, match=r"floor must be in \[0, 1\], got .*; and exponent must be None"):
         Foresight(**wrong)
     with pytest.raises(ValueError, match="warm must be a whole number of at least 0"):
         Foresight(warm=-1)

@@ -138,7 +138,9 @@ def _choice(text: str) -> Choice:
 
 
 def _pastes(verdict: Advice, framework: str, sampled: Mapping[str, Any]) -> list[str]:
-    """Settings to paste, with the files of a sampled profile, and what they change; empty if nothing changes."""
+    """The settings to paste, and what each of them changes; empty if the advice equals the present settings. For a
+    sampled profile, the settings name its task, or its model, prompts and reward.
+    """
     from rollalloc.lab.advise.pasting import changes, pasted
     from rollalloc.train.config import Config
 

@@ -299,7 +299,8 @@ def with_numbers_checked(command: Callable[..., None]) -> Callable[..., None]:
         for name, value in options.items():
             if isinstance(value, (int, float)) and isfinite(value) and value and not _LEAST <= abs(value) < _MOST:
                 raise typer.BadParameter(
-                    f"expected 0, or a number from {_LEAST:g} to {_MOST:.3g} or its negative, got {value!r:.40}",
+                    f"expected 0, or a number whose absolute value is at least {_LEAST:g} and below {_MOST:.3g}, "
+                    f"got {value!r:.40}",
                     param_hint=f"'--{name.replace('_', '-')}'",
                 )
         command(**options)

@@ -81,7 +81,8 @@ def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: f
     """A table of what each of verl's runs in a folder paid.
 
     Raises:
-        ValueError: options contradict each other or are out of range; or there is no log with these keys.
+        ValueError: options contradict each other or are out of range, or the folder has no verl log with the named
+            metrics.
     """
     from rollalloc.files.text import visible
     from rollalloc.runs.cost import cost_to_target

@@ -83,7 +83,9 @@ class Asked(Reading, SamplingOptions):
         if self.endpoint is None and (options := changed_options(self, _OF_SERVER)):
             raise ValueError(f"{options}: applies only with --endpoint; take it out, or give it")
         if self.endpoint is not None and (options := changed_options(self, _NOT_SERVED)):
-            raise ValueError(f"{options}: does not apply to a model that a server samples; take it out")
+            raise ValueError(
+                f"{options}: cannot be used with --endpoint, because the server generates the rollouts; leave it out"
+            )
         if self.endpoint is not None and not (self.served_model or "").strip():
             raise ValueError("--endpoint also needs --served-model, the name under which the server serves the model")
         if options := changed_options(self, _OF_LOGS):

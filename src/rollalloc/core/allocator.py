@@ -224,7 +224,7 @@ class Allocator:
         """The first epoch in which some prompt may be drawn; None if every prompt is in flight, waits for new weights, or
         may never be drawn again.
 
-        If a framework's data loader is already in a later epoch, it has skipped such a prompt.
+        If a framework's data loader is already in a later epoch, the loader has skipped a prompt that was due.
         """
         return self._run.pool.due_epoch()
 

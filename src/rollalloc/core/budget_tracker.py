@@ -84,7 +84,7 @@ class BudgetTracker:
     _FIELDS = ("paid", "owed", "tokens", "batch_opened")
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts. The budget itself is part of the recipe."""
+        """The counts that a saved state contains. The budget itself is part of the recipe."""
         return {name: getattr(self, name) for name in self._FIELDS}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -141,7 +141,8 @@ class PromptStatistics:
                 the same.
 
         Raises:
-            ValueError: keys, arrays or fates are not those of prompt statistics. The message names them.
+            ValueError: the state is not one of prompt statistics: a key is missing or unexpected, or an array or a
+                prompt's outcome (`fates`) is invalid. The message names it.
         """
         exact_keys(state, ("fates", "recent_2N", *self._ARRAYS), "statistics")
         self.fates = [str(fate) for fate in state["fates"]]

@@ -136,7 +136,8 @@ class PromptTable:
             if saved["features"] != self._feature_digests:
                 raise ValueError(
                     f"the state was saved with the features {saved['features']}, got {self._feature_digests}; use the "
-                    "same features, or a remap: then rules assume that features of equal name and width mean the same"
+                    "same features. Or load with a remap; rules then assume that features of the same name and width mean "
+                    "the same as in the saved run"
                 )
             return None
         if isinstance(remap, str):

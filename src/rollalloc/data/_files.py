@@ -97,7 +97,7 @@ _SEPARATORS = ",;\t|"
 
 
 def _read_separated(path: Path, separator: str) -> Iterator[tuple[int, Any]]:
-    """Rows below a line of column names. Values are text; an empty value is None."""
+    """The rows of a file of separated values (CSV), without its header line. Values are text; an empty value is None."""
     csv.field_size_limit(LONGEST)
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=separator, strict=True)

@@ -196,7 +196,9 @@ def _rows(keys_N: NDArray[np.uint64], wanted_M: NDArray[np.uint64]) -> NDArray[n
 
 
 def _select(block_ND: NDArray[np.float32], rows_M: NDArray[np.int64]) -> NDArray[np.float32]:
-    """These rows of a block. All rows in order are the block itself, since a copy may be large."""
+    """The given rows of a block. If these are all rows in order, the block itself is returned, because a copy may be
+    large.
+    """
     return block_ND if np.array_equal(rows_M, np.arange(len(block_ND))) else block_ND[rows_M]
 
 

@@ -74,7 +74,7 @@ class Features:
 
 
 def check_width(width: int) -> None:
-    """Check a number of columns.
+    """Check that a width (number of columns) is in its range.
 
     Raises:
         ValueError: it is not in [1, 4096].

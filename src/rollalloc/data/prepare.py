@@ -221,8 +221,8 @@ def _files_of_split(folder: Path, part: PublicSplit) -> list[Path]:
     """The files of a split in a folder, by the `configs:` of its README.md or by the names of files, as on the hub.
 
     Raises:
-        ValueError: there is no such split or configuration. Then all files are never taken instead, since that would put
-            held-out questions into training.
+        ValueError: there is no such split or configuration. This function never falls back to all files, because that
+            would put held-out questions into training.
         ImportError: `datasets` is missing.
     """
     try:

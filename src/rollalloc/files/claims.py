@@ -187,7 +187,7 @@ def refuse(folder: Path, foreign: Iterable[str], remedy: str) -> None:
         remedy: what to do.
 
     Raises:
-        FileExistsError: names them.
+        FileExistsError: there are such files; the message names them.
     """
     names = sorted(foreign)
     if names:

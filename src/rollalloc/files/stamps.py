@@ -52,7 +52,7 @@ def why_changed(path: Path, expected: Stamp) -> str | None:
 
 
 class GrowingStamp:
-    """The stamp of a file that only grows. Each renewal reads only what was appended since the last.
+    """The stamp of a file that only grows. Each call of `renewed` reads only what was appended since the last call.
 
     Args:
         path: path of the file.
@@ -63,7 +63,7 @@ class GrowingStamp:
         self._digest, self._bytes = sha256(), 0
 
     def renewed(self, upto: int | None = None) -> Stamp:
-        """The stamp of the whole file, or of its first `upto` bytes, which may not be fewer than at the last renewal.
+        """The stamp of the whole file, or of its first `upto` bytes, which may not be fewer than at the last call.
 
         Raises:
             OSError: it does not exist, is not a regular file, or cannot be read.
@@ -76,7 +76,9 @@ class GrowingStamp:
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
     def why_changed(self, expected: Stamp) -> str | None:
-        """Like the function `why_changed`. If nothing changed, the next renewal continues after the checked bytes."""
+        """Like the function `why_changed`. If the file is unchanged, the next call of `renewed` reads only the bytes
+        after the checked ones.
+        """
         if not self.path.exists():
             return f"{self.path} is gone"
         size = self.path.stat().st_size

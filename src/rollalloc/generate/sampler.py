@@ -170,7 +170,7 @@ def _waves(
     pad_id: int,
     seed: int,
 ) -> Generator[list[Generation], Iterable[int] | None]:
-    """As `stream`; `mode` makes the context in which the model computes."""
+    """Like `stream`; `mode()` returns the context manager in which the model runs, such as inference mode."""
     # Prompts of similar length share a wave, so that the prefill contains little padding.
     by_length = sorted(requests, key=lambda request: len(request.tokens))
     request_R = np.repeat(np.arange(len(requests)), [len(request.rollouts) for request in by_length])

@@ -1,7 +1,7 @@
 """Attention on CPUs by plain matrix products, in the two cases in which PyTorch's fused kernel is slower.
 
-The two cases are decoding one token at a time on several threads, and bfloat16, where the fused backward pass takes half of
-the update's time.
+Fused attention is slower when decoding one token at a time on several threads, and in bfloat16, where its backward pass
+takes half of the time of an update.
 """
 
 from __future__ import annotations

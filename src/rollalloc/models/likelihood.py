@@ -242,7 +242,7 @@ def ready_mask(model: PreTrainedModel, mask_BS: Tensor, queries: int, appends: b
     """Expand a mask of keys to the mask that attention takes, shape (B, 1, queries, S).
 
     Models do the same, but they first test whether the whole mask is True. For this test, the host waits for the GPU at
-    every pass. If the model might expand the mask in another way, it is returned unchanged.
+    every pass. `mask_BS` is returned unchanged if the model might expand it in another way.
 
     Args:
         model: the model.

@@ -89,7 +89,7 @@ class Predictor:
         if not (self.ridges and all(_LEAST_RIDGE <= strength < math.inf for strength in self.ridges)):
             raise ValueError(f"ridges must be finite, {_LEAST_RIDGE} or more, and at least one, got {self.ridges}")
         if list(self.first_fits) != sorted({*self.first_fits} - {0}) or min(self.first_fits, default=1) < 0:
-            raise ValueError(f"first_fits must ascend from 1 or more, got {self.first_fits}")
+            raise ValueError(f"first_fits must be 1 or more, each larger than the one before, got {self.first_fits}")
         if not 0 <= self.drift_rate < math.inf:
             raise ValueError(f"drift_rate must be 0 or more and finite, got {self.drift_rate!r}")
 

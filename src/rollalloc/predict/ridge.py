@@ -123,11 +123,11 @@ def fit(
 
 
 def spread(precision_RFF: Floats) -> tuple[Rows, Rows]:
-    """Q and c such that the variance of φθ_r is about Σ_i c_ri (φQ)_i², for several ridges r with one product φQ.
+    """Q and c such that the variance of φθ_r is about Σ_i c_ri (φQ)_i². One product φQ then serves every ridge r.
 
     Q has the eigenvectors of the middle precision, and c the diagonals of Qᵀ P_r⁻¹ Q. This is exact for the middle
-    ridge. For the others it is exact if their precisions have the same eigenvectors; the resulting rates differ
-    little.
+    ridge. For the others it is exact if their precisions have the same eigenvectors; otherwise it is an approximation
+    that hardly changes the predicted rates.
 
     Args:
         precision_RFF: P_r from `fit`, shape (R, F, F).

@@ -29,7 +29,7 @@ class Stopped(RuntimeError):
 
 
 class StopRequest:
-    """Records whether a signal requested a stop within `heard`.
+    """Records whether a signal requested a stop while the context `heard` was open.
 
     Attributes:
         by: the first signal; None: there was none.

@@ -94,14 +94,14 @@ def darts(
         deviation: as for `grpo`.
         latency: decoding speed, as points (rollouts decoded at once, seconds per token): (1, 0.002), (64, 0.004), ...
             Seconds must not decrease. The total number of rollouts is then chosen so that generation takes the least
-            time, see `Priced`. None: the average ratio of `max_redundancy` applies.
+            time, see `Priced`. None: groups have (1 + max_redundancy) / 2 · (K + L) rollouts on average.
         solved: success rate in (0, 1] from which a prompt is treated as solved. With tail="sampled", a solved prompt
             keeps no late rollouts in most of its visits; in the share `share` of its visits it keeps them, with weights
             that make up for the others. The rate comes from the prompt's earlier visits or, before the first visit,
             from the prediction of the method that this one is mixed with. None: no prompt is treated as solved.
         share: share of the visits of solved prompts that keep late rollouts, in (0, 1].
-        least: minimum number of rollouts of each group, in [K + L, (1 + max_redundancy) / 2 · (K + L)]. The released
-            code has 10 for 8 rows. None: K + L.
+        least: minimum number of rollouts of each group, in [K + L, (1 + max_redundancy) / 2 · (K + L)]. In the released
+            code it is 10 rollouts for K + L = 8 rows. None: K + L.
         normalise: True: compare how much lengths vary by (σ - min) / (max - min) over the groups ordered together, as
             the released code does. False: compare σ in tokens.
         longest_by: how many of a prompt's rows are its longest rollouts. "all": L for every prompt. "size": a prompt
@@ -233,7 +233,7 @@ class Redundant(_ByLengths):
     separable and convex. Therefore it is optimal to give rollouts one at a time to the group that gains most, which is
     the one with the largest σ / (M (M + 1)).
 
-    DARTS, arXiv 2605.30859. The released code uses least = 10 for 8 rows, and normalises.
+    DARTS, arXiv 2605.30859. The released code uses least = 10 for groups of 8 rows, and normalises.
 
     Attributes:
         mean_factor: average number of rollouts for each row, in [1, max_factor].
@@ -348,7 +348,8 @@ class Priced(_ByLengths):
     K shortest have ended, L of the others continue, evenly spaced in length, and the rest are stopped.
 
     All totals are tried, each with three floors of a group's size: `least`, the mean, and half way between. Until a
-    prompt has a record, the average ratio of `Redundant` applies, half way between 1 and `max_factor`.
+    prompt has a record, groups have on average as many rollouts for each row as with `Redundant`: half way between 1
+    and `max_factor`.
 
     DARTS, arXiv 2605.30859: T is the paper's sum, and the paper's total is where the derivative of E - λT is 0; λ is
     the price. The paper does not use the objective of `Redundant` as E or make E and T relative; these choices are
@@ -499,10 +500,11 @@ class ShortestAndLongest(RowRule):
 
         E[Σ_kept f_i / q_i] = Σ_late f_i
 
-    A kept rollout that fails or is truncated is left out. It is not replaced and the other weights do not change, so
-    the group has fewer rows; the sum is then over the late rollouts that would neither fail nor be truncated. If no
-    more than L rollouts were running, q is 1 and nothing was stopped. If the rule stopped all running rollouts, only
-    the K shortest remain. If all rollouts ended before the rule was asked, the L longest are taken, with weight 1.
+    A kept rollout that fails or is truncated is left out. It is not replaced, and the other weights stay the same, so
+    the group has fewer rows. The equation then holds with Σ_late over only those late rollouts that would end properly,
+    neither failed nor truncated. If no more than L rollouts were running, q is 1 and nothing was stopped. If the rule
+    stopped all running rollouts, only the K shortest remain. If all rollouts ended before the rule was asked, the L
+    longest are taken, with weight 1.
 
     DARTS, arXiv 2605.30859; its released code takes the rollouts that finish last as the longest. Weights: Horvitz and
     Thompson, Journal of the American Statistical Association 47, 1952.

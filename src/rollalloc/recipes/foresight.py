@@ -108,7 +108,10 @@ class Foresight(PromptRule):
         at_least("pool", self.pool, 1)
         at_least("warm", self.warm, 0)
         if not 0 <= self.floor <= 1 or not (self.exponent is None or 0 <= self.exponent < inf):
-            raise ValueError(f"expected a floor in [0, 1] and an exponent of 0 or more, or None, got {self}")
+            raise ValueError(
+                f"floor must be in [0, 1], got {self.floor}; and exponent must be None, or finite and 0 or more, got "
+                f"{self.exponent}"
+            )
 
     traits = PromptTraits(predicts=True, reads_rate=True, reads_features=True, reads=("rewards_G", "metrics_G"))
 

@@ -44,8 +44,8 @@ def greso(
 
     1. Go through the prompts in random order, once an epoch. Draw each one with the probability above. p starts at
        0.5 and adapts, separately for solved and failed prompts.
-    2. Generate n rollouts of each. The number of prompts at a time is estimated from the share of useful groups, so
-       that they fill the batch with 25% to spare.
+    2. Generate n rollouts of each. The number of prompts that are drawn at a time is estimated from the share of useful
+       groups, such that the useful groups fill the batch with 25% to spare.
     3. Keep groups whose metrics differ, until there are `groups` of them, and train as GRPO does.
 
     Args:

@@ -23,7 +23,7 @@ def streamed(recipe: Recipe, *, staleness: int | None = None, ahead: int | None 
             more: 1 for one batch, 2 · ahead for several. A batch consists of the groups that ended first; with less
             staleness, groups with long rollouts would be too old for their batch and would be dropped.
         ahead: batches that are generated while one is trained, at least 1. If staleness is allowed, most recipes
-            generate 1 and Pilot-Commit 2. None: as many as the recipe itself opens.
+            generate one batch ahead, and Pilot-Commit generates two. None: as many as the recipe itself opens.
 
     Raises:
         ValueError: a number is out of its range, or `ahead` is larger than the staleness.

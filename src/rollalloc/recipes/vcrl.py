@@ -49,7 +49,8 @@ def vcrl(
     max_candidates: int | None = None,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """VCRL: train on groups whose metrics vary enough; their prompts also replace the others. arXiv 2509.19803.
+    """VCRL: train on groups whose metrics vary enough, and draw their prompts again in place of prompts whose groups
+    were dropped. arXiv 2509.19803.
 
         trained on if  G Σ (m_i - mean)² / (⌊G/2⌋ ⌈G/2⌉) ≥ kappa        G rollouts with metrics m_i
 
@@ -100,7 +101,7 @@ class Varied(JudgeRule):
 
         relative_variance ≥ `kappa`, or ≥ `kappa_first` in the first `first` updates of the weights
 
-    In both cases the prompt may be drawn again at once.
+    Whether its group is trained on or dropped, the prompt may be drawn again at once.
 
     Attributes:
         kappa: in (0, 1]. One success in 4 rollouts has a relative variance of 0.75, two in 8 have 0.75, three in 8

@@ -19,7 +19,8 @@ from rollalloc.rewards.tally import Tally
 
 _CHUNK = 64  # samples sent at once; their outcomes must fit into the socket's buffer
 _CHUNK_BYTES = 65_536  # bytes of samples sent at once; a longer sample is sent alone
-# An error is trusted once fresh workers have raised its message, or its type, this many times.
+# An error in a used worker is accepted without a second try in a fresh worker once fresh workers have raised the same
+# message `TRUSTED_MESSAGE` times, or the same type of error `TRUSTED_TYPE` times.
 TRUSTED_MESSAGE, TRUSTED_TYPE = 2, 8
 _MAX_MESSAGES = 1000  # maximum number of error messages that are counted separately
 

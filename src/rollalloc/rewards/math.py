@@ -266,7 +266,7 @@ def _members(container: Any) -> list[Any]:
 def _is_constant(expression: Any) -> bool:
     """Whether an expression is a number that is cheap to evaluate.
 
-    Percentages (`UnevaluatedExpr`) do not count, since 50% may mean 50 or 0.5.
+    Percentages (`UnevaluatedExpr`) are not treated as numbers, since 50% may mean 50 or 0.5.
     """
     return (
         isinstance(expression, sympy.Expr)

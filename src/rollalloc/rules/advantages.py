@@ -324,8 +324,8 @@ def variance_ratio(over_R: NDArray[np.float64], uncertainty_R: NDArray[np.float6
 
     Successes and failures estimate the same gradient, because p · E[∇ log π | right] = -(1 - p) · E[∇ log π | wrong] =
     ∇p. Two estimates of the same quantity are best weighted by the inverses of their variances. With a baseline of p,
-    the ratio of these weights is the ratio of E|∇ log π|² of successes to that of failures, and u is proportional to
-    |∇ log π|².
+    the weight of failures divided by that of successes is E[|∇ log π|² | right] / E[|∇ log π|² | wrong]. The
+    uncertainty u is proportional to |∇ log π|², so it replaces it here.
 
     The result is small if right answers are nearly certain and wrong ones are diverse, and large if right answers
     are diverse. With few rows on one side it is noisy. It assumes a loss that sums over a row's tokens

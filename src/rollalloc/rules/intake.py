@@ -101,7 +101,7 @@ class Ahead(IntakeRule):
         return self.of(self._seen(view), memory)
 
     def _seen(self, view: View) -> View:
-        """The view that the other rule gets."""
+        """The view that the wrapped rule `of` gets."""
         if not view.max_staleness:
             return view
         # Count the groups that are ready beyond this batch: if the trainer is slow, more groups would only become stale.

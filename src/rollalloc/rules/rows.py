@@ -116,7 +116,9 @@ class _Some(RowRule):
         } | (self.best(kept_M, left_L) if left_L.size else {})
 
     def best(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
-        """The promises about the chosen rewards and those left out; not called if none is left out."""
+        """The promises that compare the chosen rewards with those left out. This method is not called if all were
+        chosen.
+        """
         return {}
 
 

@@ -72,8 +72,8 @@ def curve_of(metrics: Iterable[Mapping[str, Any]]) -> Curve:
 def whole_curve_of(metrics: Iterable[Mapping[str, Any]]) -> Curve:
     """The curve of all evaluations of a run, for figures and texts: those on the grid and that of the final weights.
 
-    The final weights are placed at what was paid when they were made. They are left out if the last grid point has the same
-    weights.
+    On the cost axis, the final weights are at the cost that had been paid when they were made. They are left out if the
+    last grid point has the same weights.
     """
     lines = _evaluations(metrics)
     grid = [line for line in lines if line["at"] is not None]

@@ -197,7 +197,7 @@ class Auditor:
         """Compare the allocator's accounts with these records."""
         expect(8, sum(accounts.values()) == len(self.order_of), f"{accounts} do not sum to {len(self.order_of)}")
         told, booked = Counter(accounts), self.causes.copy()
-        # If a group became too old by its own late result, the core counts this result as cancelled, and this class
+        # If a group's own late result makes the group too old, the core counts this result as cancelled, but this class
         # counts it as stale.
         for books in (told, booked):
             books["stale or cancelled"] = books.pop("stale", 0) + books.pop("cancelled", 0)

@@ -119,8 +119,8 @@ class _Check:
         return max(paid)
 
     def back_pressure(self) -> None:
-        """Check law 3 in a run in which no group is dropped: the open groups are at most a few batches and a few
-        intakes.
+        """Check law 3 in a run in which no group is dropped: the number of open groups is at most three batches plus a
+        few times the groups that one `ask` opens.
         """
         run = self._run(self.seeds[0], hard=True)
         intakes = 2 + self.recipe.max_staleness * self.recipe.intake.traits.until_stale

@@ -105,7 +105,9 @@ for _name in (
 
 
 def _count_from_now(value: Any, prompts: int) -> None:
-    """Replace every array of the allocator with one entry per prompt by an array that counts its accesses."""
+    """Find each array of the allocator that has one entry per prompt, and replace it by an array that counts its
+    accesses.
+    """
     seen, todo = set[int](), [value]
     while todo:
         holder: Any = todo.pop()

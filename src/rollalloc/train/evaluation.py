@@ -69,13 +69,14 @@ class Breadth:
         pass_at_k: mean over prompts of the best metric of k attempts. For metrics of 0 and 1, the probability that one
             of k is right.
         full_marks: share of attempts with a metric of 1, mean over prompts. It equals the accuracy unless metrics are
-            graded. Only if answers are sampled.
-        distinct_right: number of different right answers among k attempts, mean over prompts. Only if answers are sampled.
+            graded. None unless answers are sampled.
+        distinct_right: number of different right answers among k attempts, mean over prompts. None unless answers are
+            sampled.
         right_pairs_differ: the probability that two right answers to a prompt differ, mean over prompts with at least
             two. Unlike `distinct_right`, it does not grow with the number of right answers.
         entropy: entropy of the next token, in nats: the mean of −log π over sampled tokens, or, if accuracy is exact,
             the mean along the right answers.
-        tokens: mean length of an attempt. Only if answers are sampled.
+        tokens: mean length of an attempt, in tokens. None unless answers are sampled.
     """
 
     k: int

@@ -55,13 +55,13 @@ class Schedule:
     def share(self, step: int, spent: float | None = None) -> float:
         """Share of the learning rate at an optimizer step.
 
-            rise: step / warmup
+            warmup: step / warmup
             then, with x = min(1, (step - 1 - warmup) / (steps - warmup)), or x = spent:
             constant: 1,   linear: floor + (1 - floor) · (1 - x),   cosine: floor + (1 - floor) · (1 + cos πx) / 2
 
-        As in PyTorch and transformers, the first step after the rise has the full rate and the first step after `steps`
-        has the floor; the rise begins above 0. If the rate falls over the budget, it does so from the first rollout on,
-        also during the rise; the two factors are multiplied.
+        As in PyTorch and transformers, the first step after the warmup has the full rate, and the first step after
+        `steps` has the floor. The first step of the warmup is already above 0. If the rate falls over the budget, it
+        does so from the first rollout on, also during the warmup; the two factors are multiplied.
 
         Args:
             step: number of the step, from 1.

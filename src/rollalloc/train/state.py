@@ -85,7 +85,7 @@ _OTHER_DATA = {
 
 
 class Updates(Protocol):
-    """Trains on batches, and knows where the weights are.
+    """Trains on batches, and saves and loads the weights.
 
     Attributes:
         steps: optimizer steps so far.

@@ -428,7 +428,7 @@ class Loop(ABC):
         return Stopped(f"stopped by {by.name} {where}; a checkpoint is in {self.folder}, resuming goes on from it", by)
 
     def _write_failure(self, error: Exception) -> None:
-        """Write to the metrics that the run failed. Resuming removes this line."""
+        """Add a line to the metrics that says that the run failed. Resuming removes it."""
         with suppress(Exception):  # the first error is the one to raise
             self._write_last("failed", error_text(error))
 

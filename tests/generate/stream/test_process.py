@@ -86,7 +86,7 @@ def test_a_model_that_its_configuration_does_not_make_is_refused_before_the_run(
 
     for spoil, words in (
         (lambda: policy.model.register_buffer("large", torch.zeros(3)), r"large is \(3,\), and would be None"),
-        (lambda: setattr(policy.model, "__class__", Local), "Local is not made by its"),
+        (lambda: setattr(policy.model, "__class__", Local), "Local cannot be built from its"),
     ):
         spoil()
         with pytest.raises(ValueError, match=f"(?s){words}.*--no-overlap.*--engine sync"):

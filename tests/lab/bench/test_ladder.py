@@ -182,7 +182,7 @@ def test_a_rung_is_what_its_file_says(tmp_path):
         (("seeds = 5", 'seeds = "5"'), "run: expected whole numbers of at least 1.*seeds='5'"),
         (("seeds = 5", "seeds = 0"), "run: expected whole numbers of at least 1"),
         (("seeds = 5", "seeds = 5\nbudget = 3"), "unexpected keyword argument 'budget'"),
-        (('hub = "some/model"', "layers = 3"), "model: hidden and layers go together"),
+        (('hub = "some/model"', "layers = 3"), "model: give both hidden and layers, or neither"),
         (('hub = "some/model"', 'hub = "a"\npretrained = "smollm2"'), "model: expected either"),
         (('hub = "some/model"', "hidden = 64\nlayers = 3"), "warm_up: a model from scratch needs one"),
         (('name = "mine"', 'name = "my rung"'), "name: expected at most 60 lower-case"),

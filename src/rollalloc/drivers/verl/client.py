@@ -58,7 +58,9 @@ class Live:
             self.last_version = version
 
     def between_turns(self) -> None:
-        """Start the clock: the agent loop works, and no turn runs."""
+        """Start the clock, because only the agent loop's own work, such as a tool call, is running and no turn of the
+        model.
+        """
         self._set(None if self._over else self.patience)
 
     @contextmanager

@@ -318,7 +318,7 @@ def show_groups(logger: Any, groups: Sequence[tuple[Any, ...]], step: int) -> No
     Args:
         logger: verl's `Tracking`.
         groups: rows with the columns of `figures.COLUMNS`.
-        step: verl's.
+        step: verl's number of the step.
     """
     wandb = logger.logger.get("wandb")
     if wandb is not None and groups:

@@ -38,7 +38,9 @@ _REASON = 200  # maximum length of an exception in the log
 
 @register("tool_agent")
 class ToolLoop(ToolAgentLoop):
-    """verl's agent loop with tools, under its name, changed so that lengths are exact and a tool cannot end the worker."""
+    """verl's agent loop with tools, changed so that lengths are exact and a tool cannot end the worker. It is
+    registered under the name of verl's loop and replaces it.
+    """
 
     async def _handle_generating_state(
         self, agent_data: Any, sampling_params: dict[str, Any], ignore_termination: bool = False

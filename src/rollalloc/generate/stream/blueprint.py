@@ -54,11 +54,15 @@ class Blueprint:
         try:
             there = _tensors(pickle.loads(pickle.dumps(made))._empty())
         except Exception as error:  # its class may raise anything
-            raise ValueError(f"{type(model).__name__} is not made by its configuration, {_ELSE} ({error})") from error
+            raise ValueError(
+                f"{type(model).__name__} cannot be built from its configuration ({error}), {_ELSE}"
+            ) from error
         if others := [name for name in here.keys() | there.keys() if _shape(here, name) != _shape(there, name)]:
             first = min(others)
             what = f"{first} is {_shape(here, first)}, and would be {_shape(there, first)}"
-            raise ValueError(f"{type(model).__name__} has other weights than its configuration makes ({what}), {_ELSE}")
+            raise ValueError(
+                f"{type(model).__name__} has other weights than a model built from its configuration ({what}), {_ELSE}"
+            )
         return made
 
     def first(self, model: PreTrainedModel) -> dict[str, Tensor]:

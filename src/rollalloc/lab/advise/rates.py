@@ -120,11 +120,11 @@ def fit_rates(
 
         w ← (Σ_v w L_v / (w · L_v) + c b) / (V + c),   L_vk = p_k^s (1 - p_k)^(n - s)
 
-    EM starts at b: uniform, with pseudo-count c = .05. For each resample, b is drawn at random, between uniform and a
-    few lumps, and c ~ Exp(1). The 97.5% quantile of c is 3.7; if 3.7 prompts of a kind are expected, there is none
-    among V prompts with probability 2.5%. EM moves the weights only as far as the counts determine them; the rest, such
-    as the variance of groups of 32 from 4 rollouts each, stays where it started. So the intervals cover both kinds of
-    uncertainty.
+    b is uniform, and EM starts at w = b. The pseudo-count c is 0.05. For each resample, b is drawn at random, between
+    uniform and a few lumps, and c ~ Exp(1). The 97.5% quantile of c is 3.7; if 3.7 prompts of a kind are expected,
+    there is none among V prompts with probability 2.5%. EM moves the weights only as far as the counts determine them;
+    the rest, such as the variance of groups of 32 from 4 rollouts each, stays where it started. So the intervals cover
+    both kinds of uncertainty.
 
     Args:
         hits_V: right rollouts of each visit, in [0, count].

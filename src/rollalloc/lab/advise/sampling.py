@@ -179,7 +179,9 @@ def described_profile(run: Config, prompts: int, n: int, seed: int) -> dict[str,
 
 
 def _write_prompts(folder: Path, policy: Policy, train: EncodedPrompts, drawn: Sequence[int], progress: Shown) -> None:
-    """Write each drawn prompt's row, in verl's schema, and its features under the initial model, both by key."""
+    """Write the row of each drawn prompt in verl's schema, and its features under the initial model, both with the
+    prompt's key.
+    """
     prompt_set = train.prompt_set
     write_rows(folder, prompt_set, drawn)
     features = features_of(
@@ -192,7 +194,7 @@ def _write_prompts(folder: Path, policy: Policy, train: EncodedPrompts, drawn: S
 
 
 def write_rows(folder: Path, prompt_set: PromptSet, drawn: Sequence[int]) -> None:
-    """Write each drawn prompt's row, in verl's schema, by key."""
+    """Write the row of each drawn prompt in verl's schema, with the prompt's key."""
     rows = [
         {
             "key": prompt_set.keys[prompt],

@@ -74,7 +74,8 @@ class _Notice:
 
 
 class _Notices:
-    """Logs the warnings of all runs in this process, because a process of its own would write into a live table.
+    """Logs, in this process, the warnings of all runs. A run's own process would write them into the middle of the live
+    table.
 
     A warning that differs only in its numbers from an earlier one of the same recipe and task is not repeated.
     """

@@ -56,7 +56,7 @@ class Model:
 
     def __post_init__(self) -> None:
         if (self.hidden is None) != (self.layers is None):
-            raise ValueError("model: hidden and layers go together")
+            raise ValueError("model: give both hidden and layers, or neither")
         if sum(each is not None for each in (self.hidden, self.pretrained, self.hub)) != 1:
             raise ValueError("model: expected either hidden with layers, or pretrained, or hub")
         if self.hidden is not None and (self.hidden < 32 or self.hidden % 32 or (self.layers or 0) < 1):

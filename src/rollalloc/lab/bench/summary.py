@@ -142,7 +142,9 @@ class Summary:
 
     @property
     def last(self) -> dict[str, str]:
-        """The columns of the table of last evaluations for which a recipe has values: name in `LAST` → heading."""
+        """The columns of the table of last evaluations, as name in `LAST` → heading. Columns without a value are left
+        out.
+        """
         attempts = {recipe.k for recipe in self.recipes}
         k = attempts.pop() if len(attempts) == 1 else None
         return {

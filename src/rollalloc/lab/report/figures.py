@@ -150,8 +150,8 @@ def training(methods: Methods) -> Figure | None:
 
 
 def where_rollouts_went(methods: Methods) -> Figure | None:
-    """One bar per method. Its length is the number of rollouts paid, its parts are the causes; both are means over
-    seeds.
+    """One bar per method. Its length is the number of rollouts paid, and its parts are the numbers of rollouts that
+    were trained on, stale, cancelled and so on. All are means over seeds.
     """
     paid = {label: series.paid_by_cause(runs) for label, runs in methods.items()}
     paid = {label: accounts for label, accounts in paid.items() if sum(accounts.values())}
