@@ -43,7 +43,6 @@ BESIDE = {  # what else must be said for an option to mean something
 }
 WORK = (  # where a command begins what takes time
     "rollalloc.models.policy.Policy.load",
-    "rollalloc.models.policy.load_tokenizer",
     "rollalloc.models.pretrained.make_model",
     "rollalloc.lab.bench.compare.compare",
     "rollalloc.lab.bench.leaderboard.run_leaderboard",

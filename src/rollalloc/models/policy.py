@@ -159,11 +159,6 @@ class Policy:
             )
 
 
-def load_tokenizer(name: str | Path) -> Any:
-    """Load only the tokenizer of a model. Name and errors are those of `Policy.load`."""
-    return _from_hub(_found(name), AutoTokenizer)
-
-
 def context_of(name: str | Path) -> int | None:
     """Maximum number of tokens that a model can attend to, from its configuration; None if the configuration lacks it."""
     try:

@@ -78,11 +78,7 @@ class Plan:
     @property
     def rollouts(self) -> int:
         """Rollouts that the whole plan may pay."""
-        return sum(self.rollouts_of(task) for task in self.tasks)
-
-    def rollouts_of(self, task: TaskPlan) -> int:
-        """Rollouts that the plan may pay on a task."""
-        return self.runs_of(task) * task.budget
+        return sum(self.runs_of(task) * task.budget for task in self.tasks)
 
     @property
     def runs(self) -> int:
@@ -100,7 +96,7 @@ class Plan:
 
     def seconds_of(self, task: TaskPlan) -> float:
         """Estimated process seconds for a task."""
-        return seconds_of(task.name, self.rollouts_of(task), self.runs_of(task))
+        return seconds_of(task.name, self.runs_of(task) * task.budget, self.runs_of(task))
 
 
 def make_plan(tier: str, *, tasks: Sequence[str] = (), recipes: Sequence[str] = ()) -> Plan:

@@ -89,7 +89,7 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
             },
             recipes=tuple(RECIPES),
             seeds=_seeds(8),
-            hours=15,
+            hours=6,
         ),
         # Shows whether findings on tiny models hold for larger ones: one mixture of questions, several model sizes.
         "ladder": Tier(
