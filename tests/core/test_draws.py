@@ -371,7 +371,7 @@ def test_foresight_by_hand(drive):
         (recipes.spo, {"half_way": 0}, "expected half_way and spread above 0"),
         (recipes.spo, {"spread": 0}, "expected half_way and spread above 0"),
         (recipes.foresight, {"exponent": -1}, "exponent must be None"),
-        (recipes.foresight, {"floor": 2}, r"floor in \[0, 1\]"),
+        (recipes.foresight, {"floor": 2}, r"floor must be in \[0, 1\]"),
         (recipes.foresight, {"neg": float("nan")}, "neg must be 0 or more"),
         (recipes.foresight, {"replay": -1}, "replay must be a whole number of at least 0"),
         (recipes.foresight, {"replay_staleness": 0}, "replay_staleness must be a whole number of at least 1"),
