@@ -142,8 +142,8 @@ def stream(
     The model runs in eval mode without gradients; its previous mode is restored afterwards. If CUDA runs out of memory,
     the unfinished rollouts of the wave start again in waves of half the rows, and get the same tokens.
 
-    The same requests in the same waves give exactly the same tokens. In another batch a rollout has the same random
-    draws, but a matrix product of another shape may round differently, which in rare cases changes a token.
+    The same requests in the same waves give exactly the same tokens. In another batch, a rollout has the same random
+    draws. But matrix products of another shape may round differently, and in rare cases this changes a token.
 
     Args:
         eos_ids: tokens that end a rollout, in addition to `sampling.stop_ids`; each in the vocabulary.
@@ -215,7 +215,7 @@ def _rows_that_fit(tokens_B: NDArray[np.int64], sampling: Sampling) -> int:
     if sampling.kv_tokens is None:
         return len(tokens_B)
     sampling.refuse_small_cache(int(tokens_B[0]))
-    held_B = np.arange(1, len(tokens_B) + 1) * tokens_B  # each row takes the room of the longest, the last one
+    held_B = np.arange(1, len(tokens_B) + 1) * tokens_B  # each row takes as much room as the longest, which is the last
     return int(np.searchsorted(held_B, sampling.kv_tokens, side="right"))
 
 
@@ -261,7 +261,7 @@ def next_tokens(
     token_B, logprob_B = draw(logits_BV, uniforms_B)
     if logits_BV.device.type == "cpu":
         return token_B, token_B.numpy(), logprob_B.numpy()
-    tokens_B, logprobs_B = torch.stack([token_B.double(), logprob_B]).cpu().numpy()  # float64 holds any id exactly
+    tokens_B, logprobs_B = torch.stack([token_B.double(), logprob_B]).cpu().numpy()  # float64 represents any id exactly
     return token_B, tokens_B.astype(np.int64), logprobs_B
 
 

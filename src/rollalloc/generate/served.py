@@ -40,14 +40,16 @@ _LISTING_S = 20.0  # time limit for listing its models
 _MALFORMED = 3  # number of attempts if an answer cannot be parsed
 _SHOWN = 300  # maximum number of characters shown of a server's message
 _MOST_AT_ONCE = 1000  # maximum number of connections that the client opens
-# Without these, servers use defaults of their own or of generation_config.json: top_k is 40 in llama.cpp, 20 for Qwen.
+# If a request omits these, servers use their own defaults or those of generation_config.json, such as top_k = 40 in
+# llama.cpp and 20 for Qwen.
 _TOP_P = 1.0  # training samples from the whole distribution
 _NEUTRAL = {"top_p": _TOP_P, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _COMPLETE = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")  # reasons of complete answers, in lower case
 _CUT_OFF = ("length", "max_tokens")  # reasons of answers that the length limit cut off
 _REFUSALS = (400, 413, 422)  # codes for a request whose content the server does not accept
 _NO_LIST = (404, 405, 501)  # codes of a server that does not list its models
-_REASONING = ("reasoning_content", "reasoning")  # vLLM's older and newer name of what it takes out of an answer
+# VLLM's older and newer name of the field with the reasoning that it removes from an answer.
+_REASONING = ("reasoning_content", "reasoning")
 _ERROR_SENT = "an error came in place of an answer"  # with code 200
 _MOST_TOKENS = 10**9  # a larger count can only be an error
 _NO_PROTOCOL = (
@@ -150,7 +152,9 @@ class Ask:
 
 
 class _WholeAnswers(openai.DefaultAsyncHttpxClient):
-    """An HTTP client whose time limit is for the whole answer; that of its base class is for each part of one."""
+    """An HTTP client whose time limit applies to the whole answer. In its base class, it applies to each part of an
+    answer.
+    """
 
     async def send(self, request: Any, **options: Any) -> Any:
         limit_s = request.extensions["timeout"]["read"]
@@ -247,7 +251,7 @@ class ServedModel:
 
         Returns:
             The future answers. If a request failed, its future raises `ServerFailed`, or what `keep` raised; later
-            requests are not sent, and theirs raise `ServerFailed`.
+            requests are not sent, and their futures raise `ServerFailed`.
         """
 
         async def answer(number: int) -> Answer:
@@ -264,7 +268,7 @@ class ServedModel:
 
         for number in range(len(prompts)):
             self._futures.append(self._thread.start_task_soon(answer, number))
-            wait(self._futures[:1])  # the first one alone shows which parameters the server knows
+            wait(self._futures[:1])  # send the first one alone, to learn which parameters the server knows
         return self._futures
 
     async def _answer(self, prompt: Prompt) -> Answer:
@@ -294,7 +298,7 @@ class ServedModel:
                 unknown = [name for name in extra if name in message]
                 if error.status_code not in _REFUSALS:
                     raise
-                if unknown:  # another request may have learned it meanwhile
+                if unknown:  # empty if another request has already removed them
                     self.refused += [name for name in unknown if name not in self.refused]
                 elif length == "max_tokens" and "max_completion_tokens" in message:
                     self._length = "max_completion_tokens"
