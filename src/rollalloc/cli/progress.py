@@ -7,7 +7,7 @@ import platform
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
@@ -33,7 +33,6 @@ from rollalloc.files.text import visible
 from rollalloc.runs.recorded import share_done
 
 if TYPE_CHECKING:
-    from rollalloc.lab.bench.tasks.files import Shown
     from rollalloc.runs.recorded import RecordedRun
     from rollalloc.train.config import Config
 
@@ -186,8 +185,8 @@ def paid_for(run: RecordedRun) -> Table:
 
 
 @contextmanager
-def staged() -> Iterator[Shown]:
-    """Show a bar on stderr for each stage of a command; yields the callback.
+def staged() -> Iterator[Callable[..., None]]:
+    """Show a bar on stderr for each stage of a command; yields a callback as `rollalloc.lab.bench.tasks.files.Shown`.
 
     A stage that trains a model gets a curve of its expected share of right tokens. The bars disappear at the end. Without
     a terminal, a line with the time left is printed from time to time.
@@ -214,7 +213,7 @@ def staged() -> Iterator[Shown]:
         yield shown
 
 
-def _stages_in_lines(lines: Lines) -> Shown:
+def _stages_in_lines(lines: Lines) -> Callable[..., None]:
     left: dict[str, TimeLeft] = {}
     began = time.monotonic()
 
