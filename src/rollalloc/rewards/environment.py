@@ -1,8 +1,7 @@
 """Single-turn environments of `verifiers` 0.4: which of them can be scored here, and their rubric as a reward function.
 
 An environment is a package that exports a taskset. `rollalloc data environment` writes its prompts, each with its task in
-`extra_info`; `compute_score` recreates the task from it, and calls the task's rewards with the completion as the only
-answer.
+`extra_info`; `compute_score` recreates the task, and calls its rewards with the completion as the only answer.
 """
 
 from __future__ import annotations

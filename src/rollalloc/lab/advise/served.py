@@ -1,8 +1,7 @@
 """Sample a profile from a served model: the folder of `sampling.sample_profile`, with rollouts that a server generated.
 
 Each answer is written to `answers.jsonl` when it arrives, under a digest of its request. The same call reads these
-answers and requests only the others. This holds after a kill, with another reward (`overwrite`), and with more prompts
-or rollouts.
+and requests only the others, also after a kill, with another reward (`overwrite`), and with more prompts or rollouts.
 """
 
 from __future__ import annotations
@@ -207,9 +206,7 @@ class _Answers:
 
 
 def _saved(path: Path) -> list[tuple[tuple[str, int], Answer]]:
-    """Answers in a file, each with the digest of its request and its number among the answers to equal requests. An
-    incomplete line is left out.
-    """
+    """Whole lines of a file: answers, each with the digest of its request and its number among equal requests."""
     if not path.exists():
         return []
     saved: list[tuple[tuple[str, int], Answer]] = []
@@ -229,8 +226,7 @@ def _saved(path: Path) -> list[tuple[tuple[str, int], Answer]]:
 
 
 class _Cost:
-    """Shows what a profile costs: the maximum before it begins, an estimate after the first answers, and the sum at the
-    end.
+    """Shows what a profile costs: first the maximum, after the first answers an estimate, and at the end the sum.
 
     Args:
         answers: the profile's answers.
