@@ -48,7 +48,7 @@ _COMPLETE = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")  # reasons
 _CUT_OFF = ("length", "max_tokens")  # reasons of answers that the length limit cut off
 _REFUSALS = (400, 413, 422)  # codes for a request whose content the server does not accept
 _NO_LIST = (404, 405, 501)  # codes of a server that does not list its models
-# VLLM's older and newer name of the field with the reasoning that it removes from an answer.
+# The older and the newer name of the field with the reasoning that vLLM removes from an answer.
 _REASONING = ("reasoning_content", "reasoning")
 _ERROR_SENT = "an error came in place of an answer"  # with code 200
 _MOST_TOKENS = 10**9  # a larger count can only be an error
