@@ -54,7 +54,7 @@ class Allocator:
         seed: 0 or more.
 
     Attributes:
-        recipe: the recipe.
+        recipe: the recipe that decides.
         table: the data set.
         seed: the seed of every random draw.
         version: version of the weights, from the last `Updated`.

@@ -1,4 +1,4 @@
-"""The record of each prompt, in arrays: attempts, successes, tokens, version and fate."""
+"""The record of each prompt, in arrays: attempts, successes, tokens, version and how its last visit ended (`fate`)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PromptStatistics:
     It takes 26 bytes per prompt, and 4 more with `recent`.
 
     Args:
-        prompts: N.
+        prompts: N, the number of prompts.
         recent: whether to count recent attempts and failures.
     """
 
@@ -82,12 +82,12 @@ class PromptStatistics:
         )
 
     def counts(self) -> dict[str, int]:
-        """Number of prompts by the fate of their last visit."""
+        """Number of prompts by how their last visit ended (`Record.fate`)."""
         count_F: list[int] = np.bincount(self.fate_N, minlength=len(self.fates)).tolist()
         return dict(zip(self.fates, count_F, strict=True))
 
     def with_fate(self, fate: str) -> list[int]:
-        """The prompts whose last visit had this fate."""
+        """The prompts whose last visit ended in this way (`Record.fate`)."""
         return np.flatnonzero(self.fate_N == self.fates.index(fate)).tolist() if fate in self.fates else []
 
     def fail(self, prompt: int) -> int:

@@ -61,7 +61,9 @@ def never_differed(shares: Mapping[str, float]) -> str | None:
 
 
 def outcomes(group: Group, fate: str) -> Mapping[str, int]:
-    """Number of a group's scored rollouts by outcome. `fate` is "trained" if one of them had a nonzero advantage."""
+    """Number of a group's scored rollouts by outcome. `fate` is how the visit ended: "trained" if one of the rollouts
+    had a nonzero advantage.
+    """
     done = group.done
     if len(done) == 1:  # fast path for one rollout per prompt
         return {_kind(done[0].metric) or "between": 1}

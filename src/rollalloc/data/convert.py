@@ -25,7 +25,7 @@ class Converted:
     """Numbers of rows that were written and left out.
 
     Attributes:
-        prompts: rows written.
+        prompts: number of rows written.
         unanswered: rows left out because they have no answer, or one that is cut off inside its box.
         repeated: rows left out because an earlier row has the same question and answer.
         contradicted: rows left out because another row has the same question and a different answer.

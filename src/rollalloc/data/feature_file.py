@@ -115,7 +115,7 @@ def write_features(
 
 
 def save_features(path: Path, keys: Sequence[str], features: Features, *, origin: Origin | None = None) -> None:
-    """As `write_features`, but replace any file. The caller must have claimed the path (`files.claims`)."""
+    """Like `write_features`, but replace an existing file. The caller must have claimed the path (`files.claims`)."""
     if len(keys) != len(features):
         raise ValueError(f"expected one key for each row, got {len(keys)} keys for {len(features)} rows of features")
     keys_N = key_digests(keys)

@@ -254,7 +254,7 @@ def next_tokens(
     Args:
         logits_BV: logits of the model, in float32.
         uniforms_B: uniform draws of the rows, on the same device.
-        sampling: its temperature.
+        sampling: settings, of which the temperature is used.
     """
     if sampling.temperature != 1:
         logits_BV = logits_BV / sampling.temperature

@@ -143,7 +143,8 @@ class Predictor:
         return memory | ring.empty(self.events)
 
     def __call__(self, memory: Memory, features: Features, prompts_K: ArrayLike) -> NDArray[np.float64]:
-        """Predict p̂ for these prompts, in [0.001, 0.999]. Reads only their rows of the features.
+        """Predict the success rate p̂ of each of these prompts, in [0.001, 0.999]. Only their rows of the features are
+        read.
 
         The arguments are not checked: prompts, features and metrics come from the core, which has checked them.
 

@@ -1,7 +1,7 @@
 """DAPO's dynamic sampling, arXiv 2503.14476: generate until enough groups have rewards that differ.
 
-For runs in which many groups are all right or all wrong: every group of a batch gives a learning signal, at the price
-of the rollouts that are thrown away.
+For runs in which many groups are all right or all wrong: every group of a batch gives a learning signal, but the
+rollouts of dropped groups are wasted.
 
 Only the choice of groups is here. The paper's asymmetric clipping and its average over tokens are settings of the
 trainer. Unlike in the paper, surplus groups may be carried into the next batch, and a batch that runs out of candidates

@@ -216,8 +216,8 @@ class _ByLengths(SizeRule):
             running_N[prompt] = newest if isnan(last) else last + _NEWEST * (newest - last)
 
     def _lengths(self, group: GroupView) -> tuple[Sequence[int], int]:
-        """Lengths of the visit, a stopped rollout with the tokens that it had; 0: their population's deviation, 1: the
-        sample's.
+        """Lengths of the visit, a stopped rollout with the tokens that it had; and 0 if their deviation is the
+        population's, 1 if it is the sample's.
         """
         return group.lengths, 0
 
@@ -609,8 +609,8 @@ class SampledTail(StopRule):
     Attributes:
         longest: L, 0 or more; the same as in the row rule.
         by_size: the same as in the row rule.
-        solved: in (0, 1]. None: no prompt is treated as solved.
-        share: in (0, 1].
+        solved: success rate from which a prompt is treated as solved, in (0, 1]. None: no prompt is.
+        share: share of a solved prompt's visits in which late rollouts are kept, in (0, 1].
 
     Raises:
         ValueError: a number is out of its range.

@@ -53,8 +53,8 @@ def foresight(
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
-        exponent: 0 or more; larger values draw harder prompts. None: draw uniformly, each prompt once an epoch; the
-            prediction is then only the baseline.
+        exponent: exponent of 1 - p̂ in the probability, 0 or more; larger values draw harder prompts. None: draw
+            uniformly, each prompt once an epoch; the prediction is then only the baseline.
         neg: as for `reinforce`.
         floor: share of the draws that is uniform, in [0, 1].
         once: True: draw no prompt twice in an epoch. False: a prompt may be drawn again as soon as its visit has ended.
@@ -87,8 +87,9 @@ class Foresight(PromptRule):
     predicted reward r; it equals p̂ if rewards and metrics are the same.
 
     Attributes:
-        exponent: 0 or more. 1 draws prompts by the variance of their outcomes, larger values draw harder prompts. None:
-            all prompts are equally likely, and the prediction is only the baseline.
+        exponent: exponent of 1 - p̂ in the probability, 0 or more. With 1, prompts are drawn by the variance of their
+            outcomes; larger values draw harder prompts. None: all prompts are equally likely, and the prediction is
+            only the baseline.
         floor: share of the draws that is uniform, in [0, 1].
         pool: candidates for each prompt that is drawn, at least 1. Rates are predicted only for the candidates.
         warm: all prompts are equally likely until this many rollouts have been scored, 0 or more.

@@ -1,7 +1,7 @@
 """GRESO, arXiv 2506.02177: skip prompts that gave no learning signal at their last visits, before any rollout.
 
 For runs with several epochs in which many groups are all right or all wrong: DAPO pays for the rollouts of such groups,
-GRESO avoids most of them.
+and GRESO avoids most of them.
 
 How this differs from the released code: a prompt counts as solved or failed if all its metrics are alike, without
 thresholds on the mean reward; the share of groups without variance is counted since the last update; and a pass that
@@ -89,7 +89,7 @@ class Selective(PromptRule):
     Attributes:
         zero_share: target share of groups without variance, in (0, 1).
         start: initial value of p for solved and for failed prompts, in [0.05, 0.95]; both stay in this range.
-        step: 0 or more.
+        step: change of p after a batch, 0 or more.
         least: smallest probability to draw a prompt, in (0, 1].
 
     Raises:
@@ -225,8 +225,8 @@ class Estimated(IntakeRule):
     No group is opened while later stages have enough groups.
 
     Attributes:
-        groups: at least 1.
-        spare: above 0 and finite.
+        groups: maximum number of groups in the first stage, at least 1.
+        spare: factor by which the expected number of useful groups exceeds the need; above 0 and finite.
 
     Raises:
         ValueError: a value is out of its range.

@@ -1,6 +1,6 @@
 """Knapsack RL, arXiv 2509.25849: divide a fixed number of rollouts among the prompts of a batch by their value.
 
-For runs in which prompts differ much in difficulty: hard prompts get more rollouts, solved prompts get few.
+For runs in which prompts differ much in difficulty: hard prompts get more rollouts, and solved prompts get few.
 
 How this differs from the released code: rollouts are given one at a time, which has the same optimum as its dynamic
 program; and surplus rollouts go only to failed prompts, if there are any. See PAPERS.md.
@@ -47,8 +47,8 @@ def knapsack(
 
     1. Draw `groups` prompts, in random order and each once an epoch.
     2. Divide n · groups rollouts among them by the formula. Its first factor is the probability of seeing both
-       outcomes; the second is the value of a prompt. New prompts get n, solved ones `least`; failed ones get what the
-       others do not need.
+       outcomes; the second is the value of a prompt. New prompts get n rollouts and solved prompts get `least`; failed
+       prompts get the rollouts that the others do not need.
     3. Generate them, and train on all as GRPO does.
 
     In a mixture with `foresight` or `spo`, p is the success rate that this method predicts.
@@ -86,7 +86,7 @@ class Knapsack(SizeRule):
         mean_n: rollouts per group on average, in [least, most].
         least: minimum number of rollouts per group, 1 or more.
         most: maximum number of rollouts per group.
-        sure: in (0, 1).
+        sure: probability with which a contested prompt's rollouts show both outcomes, in (0, 1).
 
     Raises:
         ValueError: a number is out of its range.

@@ -14,7 +14,7 @@ from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, 
 
 Side = Literal["first", "second"]
 
-# The slots that `mix` combines, each with its plain value. `_PLAIN_STAGE` has the slots of the last stage.
+# The slots of a recipe that `mix` combines, each with its plain value. `_PLAIN_STAGE` has the slots of a stage.
 _PLAIN: Mapping[str, Any] = {
     "prompts": prompts.Shuffled(),
     "intake": intake.Fill(),

@@ -65,10 +65,10 @@ class Posterior(PromptRule):
     has some, with the weight of `prior_weight` rollouts. MoPPS, arXiv 2507.04632; see PAPERS.md.
 
     Attributes:
-        target: in (0, 1).
+        target: the success rate to look for, in (0, 1).
         decay: λ in [0, 1]. Earlier counts are multiplied by it at every visit.
         pool: candidates for each prompt that is drawn, at least 1.
-        prior_weight: above 0.
+        prior_weight: number of rollouts that the prior counts for, above 0.
     """
 
     target: float = 0.5

@@ -71,9 +71,9 @@ class Tracker(PromptRule):
     reward; in the paper they are the same number.
 
     Attributes:
-        half_way: KL divergence in nats per token at which half is forgotten, above 0.
-        least: lowest ρ, in (0, 1).
-        most: highest ρ, in [least, 1).
+        half_way: KL divergence, in nats per token, at which half of a record is forgotten; above 0.
+        least: smallest value of ρ, in (0, 1).
+        most: largest value of ρ, in [least, 1).
         spread: added to every prompt's weight in the draw, above 0.
         pool: candidates for each prompt that is drawn, at least 1.
 

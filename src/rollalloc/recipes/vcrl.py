@@ -2,9 +2,10 @@
 
 For runs in which many groups are nearly all right or all wrong.
 
-How this differs from the paper, of which we read only a summary and which has no released code: replacements must reach
-kappa too, so that batches are full; if the bank is empty, new prompts replace the dropped ones; the bank holds 1,024
-prompts and the priority of each is a running mean of its relative variance. See PAPERS.md.
+How this differs from the paper, of which we read only a summary and which has no released code: the groups of replacement
+prompts must reach kappa too, and replacement continues until the batch is full; if the bank is empty, new prompts
+replace the dropped ones; the bank holds 1,024 prompts and the priority of each is a running mean of its relative
+variance. See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def vcrl(
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
         kappa: smallest relative variance to train on, in (0, 1].
-        kappa_first: the same for the first `first` updates of the weights, in (0, 1].
+        kappa_first: smallest relative variance during the first `first` updates of the weights, in (0, 1].
         first: updates of the weights under `kappa_first`, 0 or more.
         replays: maximum number of draws of a prompt from the bank, at least 1.
         max_candidates: as for `dapo`.
@@ -104,10 +105,10 @@ class Varied(JudgeRule):
     Whether its group is trained on or dropped, the prompt may be drawn again at once.
 
     Attributes:
-        kappa: in (0, 1]. One success in 4 rollouts has a relative variance of 0.75, two in 8 have 0.75, three in 8
-            have 0.94.
-        kappa_first: in (0, 1].
-        first: 0 or more.
+        kappa: smallest relative variance to train on, in (0, 1]. One success in 4 rollouts has a relative variance of
+            0.75, two in 8 have 0.75, three in 8 have 0.94.
+        kappa_first: smallest relative variance in the first `first` updates, in (0, 1].
+        first: number of updates under `kappa_first`, 0 or more.
 
     Raises:
         ValueError: a number is out of its range.
@@ -152,8 +153,8 @@ class Banked(Shuffled):
 
     1. After each update of the weights, the first draws are new prompts, as many as a batch has groups, in random
        order and each once an epoch.
-    2. Further draws take the prompts with the highest priority from the bank. If the bank is empty, they are new
-       prompts too.
+    2. Further draws take the prompts with the highest priority from the bank. If the bank is empty, these draws take
+       new prompts too.
     3. A prompt whose group was trained on enters the bank; its priority P is the relative variance of its metrics.
        After a later visit, P ← momentum · P + (1 - momentum) · relative variance.
     4. A prompt leaves the bank if its group was dropped, if it was drawn from the bank `replays` times, or if
@@ -163,7 +164,7 @@ class Banked(Shuffled):
 
     Attributes:
         replays: draws of a prompt from the bank, at least 1.
-        momentum: in [0, 1).
+        momentum: weight of the earlier priority, in [0, 1).
         capacity: prompts in the bank, at least 1.
 
     Raises:

@@ -175,7 +175,9 @@ def kernel_of(deviation: Deviation | None) -> Kernel:
 
 
 def _promises_of(kernel: Kernel) -> Promises | None:
-    """What a kernel promises about a whole group, beyond the promises of every kernel; None for a kernel of the user's."""
+    """What a kernel promises about a whole group, beyond the promises of every kernel; None for a kernel that the user
+    wrote.
+    """
     if isinstance(kernel, GRPO):
         return _standardised(kernel.ddof)
     known: dict[Kernel, Promises] = {
@@ -465,7 +467,8 @@ def settled(rule: Any, kernel: GRPO) -> Any:
     """Return the rule with the training framework's standard deviation, if the rule does not fix one itself.
 
     Args:
-        rule: any advantage rule. A rule with plain `grpo` does not fix it; without this call it uses the population's.
+        rule: any advantage rule. A rule with plain `grpo` does not fix the kind of standard deviation; without this
+            call it uses the population's.
         kernel: the framework's kernel.
     """
     return replace(rule, kernel=kernel) if isinstance(rule, _OfKernel) and rule.kernel is grpo else rule

@@ -28,7 +28,7 @@ class KeepInFlight(IntakeRule):
     the rule looks ahead, otherwise 0. At most need + extra + groups groups are held at any time.
 
     Attributes:
-        groups: at least 1.
+        groups: number of groups in the first stage, at least 1.
         ahead: if the recipe allows staleness, also open groups for the batch after the current one. The first stage
             of the next batch then runs together with the last stage of this one, at the price of one version of
             staleness.
@@ -74,14 +74,15 @@ class KeepInFlight(IntakeRule):
 
 @dataclass(frozen=True, slots=True)
 class Ahead(IntakeRule):
-    """Open as many groups as another rule would open if a batch had `groups` more groups.
+    """Open as many groups as another rule, `of`, would open if a batch had `groups` more groups.
 
-    Without staleness, this is the other rule unchanged. It is meant for trainers that take a batch while rollouts are
-    running. With `Fill`, a batch then consists of the groups that end first, and the others belong to the next batch.
+    Without staleness, the wrapped rule `of` decides alone. This rule is meant for trainers that take a batch while rollouts
+    are running. With `Fill`, a batch then consists of the groups that end first, and the others belong to the next
+    batch.
 
     Attributes:
-        of: the other rule.
-        groups: at least 1.
+        of: the wrapped rule.
+        groups: number of groups that are added to the batch, at least 1.
 
     Raises:
         ValueError: `groups` is out of its range.

@@ -13,7 +13,7 @@ TINY = 1e-9  # tolerance for rounding: 1 - 0.9 is a little less than 0.1
 
 
 def mixed(group: GroupView) -> bool:
-    """Whether metrics of the group differ."""
+    """Whether the metrics of the group differ."""
     return group.metrics_G.size > 0 and bool((group.metrics_G != group.metrics_G[0]).any())
 
 

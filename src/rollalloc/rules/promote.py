@@ -69,8 +69,8 @@ class TopVariance(PromoteRule):
     because intake rules open no new groups while enough are waiting.
 
     Attributes:
-        always: True: use the rule even if rollouts stream, and accept the wait. None: if rollouts stream, `Oldest`
-            replaces it.
+        always: True: this rule is used even if rollouts stream, and the run waits for the whole stage. None: if
+            rollouts stream, `Oldest` replaces this rule.
     """
 
     always: bool | None = None

@@ -185,7 +185,7 @@ class Balanced(_Some):
     """m rollouts, half of them successes and half failures, in the order of their ids. If one kind has too few, take
     more of the other.
 
-    If m is odd, one more failure than successes is taken. Reinforce-Ada, arXiv 2510.04996.
+    If m is odd, the number of failures is one larger than that of successes. Reinforce-Ada, arXiv 2510.04996.
 
     Attributes:
         above: a metric above this is a success.

@@ -88,7 +88,7 @@ def lines_in(path: Path) -> Iterator[Line]:
     Raises:
         FileNotFoundError: the file does not exist.
         OSError: it is not a regular file, or cannot be read.
-        ValueError: a line is damaged; names it.
+        ValueError: a line is damaged; the message names it.
     """
     for number, parsed, problem, complete in _checked_lines(path):
         if problem is not None and complete:

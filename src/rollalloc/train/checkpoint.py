@@ -85,8 +85,8 @@ def save(
     Args:
         folder: folder of the run.
         batches: number of batches trained so far, 0 or more; the name of the checkpoint.
-        state: plain data.
-        tensors: by file and name. Tensors of one file must not share memory.
+        state: the state without its tensors, as JSON data.
+        tensors: the tensors by file and name. Tensors of one file must not share memory.
         keep: number of newest checkpoints to keep, including this one; at least 1.
 
     Raises:

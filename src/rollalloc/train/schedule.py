@@ -14,16 +14,16 @@ Shape = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Learning rate over a run: a linear rise, then constant or falling to a floor.
+    """Learning rate over a run: a linear warmup, after which the rate is constant or falls to a floor.
 
     It falls over a number of optimizer steps, or over the run's budget. In the second case, the rate of a batch depends
     on the share of the budget that was spent before the batch.
 
     Attributes:
         warmup: steps over which the rate rises, 0 or more.
-        shape: how it continues after the rise.
-        steps: number of optimizer steps, including the rise, until the floor is reached; more than `warmup`. None: the
-            rate falls over the budget, or is constant.
+        shape: how the rate continues after the warmup.
+        steps: number of optimizer steps, including the warmup, until the floor is reached; more than `warmup`. None:
+            the rate falls over the budget, or is constant.
         floor: share of the rate at the end, in [0, 1].
 
     Raises:

@@ -126,14 +126,14 @@ class RunState:
 
     Args:
         config: configuration of the run.
-        allocator: the core.
-        engine: has the rollouts.
-        updater: has the weights.
+        allocator: the core of the run.
+        engine: supplies the state of the rollouts.
+        updater: saves and loads the weights.
         identity: returns the values, besides the recipe, that must be equal for a checkpoint to belong to this run;
             "prompts" is a digest. It is called at the first checkpoint.
 
     Attributes:
-        counters: the trainer's own.
+        counters: the numbers that the trainer itself counts.
     """
 
     def __init__(

@@ -449,7 +449,7 @@ class Loop(ABC):
             The number of batches trained so far.
 
         Raises:
-            FileNotFoundError: no checkpoint.
+            FileNotFoundError: the folder has no checkpoint.
             InUse: another trainer is at work in the folder.
             ValueError: there is no folder or no undamaged checkpoint, or it belongs to another run (the message names
                 the difference). Nothing was changed.
@@ -516,13 +516,13 @@ class Trainer(Loop):
 
     Args:
         policy: the model, or adapters in it (`Policy.with_lora`). It is trained in place.
-        recipe: its budget ends the run.
+        recipe: the recipe to train under. Its budget ends the run.
         train: prompts to train on.
         scorer: scores rollouts.
         config: everything else. Its fields about the model, prompts, reward and recipe are ignored.
         heldout: prompts to evaluate on; None: no evaluation.
-        features: features of the prompts to train on, in their order (`rollalloc.models.features.features_of`), for a recipe
-            that predicts. None: it predicts only from results of the run.
+        features: features of the prompts to train on, in their order (`rollalloc.models.features.features_of`), for a
+            recipe that predicts. None: the recipe predicts only from results of the run.
         folder: folder for metrics, checkpoints and the model. None: nothing is written. A folder that has a run is
             refused, unless the run is resumed.
         listener: called with each line of the metrics, for progress.

@@ -41,9 +41,9 @@ class Example:
 
     Attributes:
         row: the row of the batch.
-        prompt: token ids.
+        prompt: token ids of the prompt.
         tokens: token ids of the completion.
-        behaviour_T: log-probabilities when it was sampled.
+        behaviour_T: log-probabilities of the completion when it was sampled.
         proximal_T: log-probabilities under the weights before the batch's first step; None: not computed yet.
         reference_T: log-probabilities under the initial policy; None without a KL term.
         share: weight of the row's summed token losses in the loss of its mini-batch.
@@ -95,7 +95,7 @@ class Updater:
             pass
 
     def save(self, batches: int) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-        """As `Updates.save`."""
+        """See `Updates.save`."""
         averaged = {TRAINED: weights_of(self.model)} if self.averages else {}
         moments = {
             f"{name}:{entry}": tensor
@@ -105,7 +105,7 @@ class Updater:
         return {}, {"weights": weights_of(self.policy.model), "optimizer": moments, **averaged}
 
     def load(self, saved: Checkpoint) -> None:
-        """As `Updates.load`.
+        """See `Updates.load`.
 
         Each parameter with moments also gets a gradient of zero, as in a run without interruption. Without a gradient,
         AdamW would skip the parameter in a step in which no row has an advantage.

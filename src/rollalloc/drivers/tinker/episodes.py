@@ -46,7 +46,7 @@ class Wave:
     """The weights and settings with which orders are sampled.
 
     Attributes:
-        service: samples.
+        service: the service that samples.
         sampler: a sampling client, which fixes the weights.
         sampling: the sampling settings.
         stopped: rollout → whether it is to stop. The service cannot abort a request, so a stopped rollout still finishes

@@ -97,7 +97,7 @@ class RemoteEngine(RolloutEngine):
     reported as cancelled with all the tokens that it was billed for.
 
     Args:
-        service: samples.
+        service: the service that samples.
         episodes: the prompts, and how to sample and score their rollouts.
         sampling: the sampling settings.
         thread: plays the orders.

@@ -94,7 +94,7 @@ class TinkerTrainer(Loop):
         )
 
     def resume(self, *, accept_recipe: bool = False, accept_data: bool = False) -> int:
-        """As `Loop.resume`. Tokens that the metrics show as paid after the checkpoint still count.
+        """Like `Loop.resume`. Tokens that the metrics show as paid after the checkpoint still count.
 
         Raises:
             ServiceFailed: the service has deleted the checkpoint's weights.

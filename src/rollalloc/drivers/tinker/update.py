@@ -36,7 +36,7 @@ class RemoteUpdater:
     A row whose advantage is 0 has no gradient. It counts in the mean, but is neither sent nor billed.
 
     Args:
-        service: trains.
+        service: the service that trains.
         config: configuration of the run.
 
     Attributes:
@@ -51,12 +51,12 @@ class RemoteUpdater:
         self.steps = 0
 
     def save(self, batches: int) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-        """As `Updates.save`, but the service keeps the weights, and the checkpoint contains only their path."""
+        """Like `Updates.save`, but the service keeps the weights, and the checkpoint contains only their path."""
         path = self.service.keep(f"batch-{batches}-{token_hex(4)}")
         return {"tinker": {"path": path, "cost": asdict(self.service.usage)}}, {}
 
     def load(self, saved: Checkpoint) -> None:
-        """As `Updates.load`."""
+        """See `Updates.load`."""
         state = saved.state["tinker"]
         self.service.restore(state["path"])
         self.service.usage = Usage(**state["cost"])

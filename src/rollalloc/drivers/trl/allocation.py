@@ -42,7 +42,7 @@ class Allocation:
     """The state of a recipe in a TRL trainer: the core, and the data of the rollouts that it still needs.
 
     Args:
-        recipe: the recipe. If its advantage rule leaves the normalization open, it gets TRL's (`TRLS_GRPO`).
+        recipe: the recipe. If its advantage rule does not fix the normalization, TRL's is used (`TRLS_GRPO`).
         dataset: TRL's training data, one row per prompt.
         rewards: scores completions.
         seed: seeds the draw of prompts and the sampling.

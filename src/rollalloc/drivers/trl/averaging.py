@@ -30,7 +30,7 @@ class AveragedWeights(TrainerCallback):
         window: the average spans at most this many rows, at least 0; 0 turns averaging off.
 
     Attributes:
-        window: as given.
+        window: the argument of the same name.
 
     Raises:
         ValueError: `window` is negative, the model is sharded, or its weights are not in float32.

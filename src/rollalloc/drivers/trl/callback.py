@@ -242,7 +242,7 @@ def read(place: Path) -> checkpoint.Checkpoint:
 
     Raises:
         FileNotFoundError: the checkpoint has no state of rollalloc.
-        ValueError: a file is missing or was changed; names it.
+        ValueError: a file is missing or was changed; the message names it.
     """
     refuse_without_state(place)
     try:

@@ -34,7 +34,7 @@ def keyed(dataset: Any, column: str | None) -> PromptTable:
         column: name of a column of unique keys. None: the prompts are the keys.
 
     Raises:
-        ValueError: a row has no key, or two rows have the same key; names them.
+        ValueError: a row has no key, or two rows have the same key; the message names the rows.
     """
     if column is None and "prompt" not in dataset[0]:
         return PromptTable([str(row) for row in range(len(dataset))])

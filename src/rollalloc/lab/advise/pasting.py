@@ -41,10 +41,10 @@ def pasted(choice: Choice, framework: str, config: Config = _PLACES, task: str =
 
 
 def check_framework(framework: str | None) -> None:
-    """Refuse an unknown framework; None means the log's own.
+    """Refuse an unknown framework. None stands for the framework that wrote the log.
 
     Raises:
-        ValueError: unknown.
+        ValueError: the framework is unknown.
     """
     if framework is not None and framework not in FRAMEWORKS:
         raise ValueError(f"--framework: expected one of {', '.join(FRAMEWORKS)} to paste into, got {framework!r}")

@@ -39,9 +39,9 @@ class Predictability:
     """Quality of the predictions from each source of information; None: no prediction is possible from it.
 
     Attributes:
-        features: from features of the prompt's text.
-        record: from the success rate of the prompt's other rollouts.
-        both: from both.
+        features: predictions from features of the prompt's text.
+        record: predictions from the success rate of the prompt's other rollouts.
+        both: predictions from both.
         blind: log-loss of predicting the mean rate, in nats per rollout.
         prompts: number of prompts used.
         note: what could not be predicted, and why; empty if everything could be predicted.

@@ -39,7 +39,7 @@ class Profile:
             the share of groups all right or all wrong, which is at least as large.
         hopeless: share of prompts that are hardly ever solved.
         solved: share of prompts that are nearly always solved.
-        mean: success rate.
+        mean: mean success rate.
         predictability: predictability of a rollout's success; None: unknown.
         lengths: lengths of rollouts; None: not logged.
         reward: a description of the rewards.

@@ -135,7 +135,7 @@ def fit_rates(
         resamples: number of resamples of the bootstrap over prompts.
 
     Raises:
-        ValueError: no visits.
+        ValueError: there are no visits.
 
     Source: Laird (1978) for the maximum; Fong, Lyddon and Holmes (2019) for resamples with pseudo-observations.
     """

@@ -141,7 +141,7 @@ class _Sampler(SyncEngine):
     """Generates and scores rollouts of orders that do not come from an allocator, and logs them."""
 
     def wave(self, orders: Sequence[Order], done: Callable[[int], None]) -> list[Outcome]:
-        """As `Waves.wave`."""
+        """See `Waves.wave`."""
         count = min(rollout for order in orders for rollout in order.rollouts)
 
         def on_ended(rollouts: int) -> None:

@@ -69,10 +69,10 @@ def sample_served(
 
     Args:
         run: its model is the name under which the server serves it.
-        endpoint: the server.
+        endpoint: the server that generates the rollouts.
         seed: seed of the draw of prompts; the server samples with randomness of its own.
         prices: prices of a million tokens of prompts and of answers; None: tokens are shown without their cost.
-        overwrite: remove another profile's files first, except answers.
+        overwrite: first remove the files of another profile, except its answers.
         say: called with sentences on tokens, time and cost.
 
     Raises:

@@ -96,7 +96,7 @@ class WarmedUp:
         learning_rate: peak learning rate; see `rollalloc.lab.bench.tasks.tiny.WarmUp`.
         check_every: steps between two checks.
         low: minimum share of sampled answers that are right.
-        high: maximum share.
+        high: maximum share of sampled answers that are right.
         pass_at_8: minimum probability that one of eight answers is right; below it, the warm-up continues.
         precision: precision of the computation; see `rollalloc.train.config.Config`.
     """

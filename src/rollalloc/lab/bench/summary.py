@@ -247,7 +247,7 @@ def ended(run: Config, place: Path, *, target: float | None = None, diverged: bo
         run: the run in the folder.
         place: the folder.
         target: the target by which to judge it, instead of its own.
-        diverged: whether its weights diverged, so that its metrics end there.
+        diverged: whether the weights of the run diverged, so that its metrics end before the budget is spent.
     """
     if not (place / METRICS).exists():
         return None

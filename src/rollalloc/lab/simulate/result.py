@@ -17,7 +17,7 @@ class Books:
     """Totals from the start of a run until one of its updates.
 
     Attributes:
-        clock: seconds.
+        clock: seconds since the start of the run.
         decoding, pausing, training, idle, unused: GPU-seconds, which sum to clock × GPUs. Pausing is prefill and weight
             synchronization; unused are GPUs that are too few for another replica.
         slot_seconds: sum over rollouts of the seconds that they spent on a replica.

@@ -35,12 +35,12 @@ def simulate(
 
     Args:
         recipe: the recipe whose cost is estimated.
-        scenario: everything else.
+        scenario: the workload, the hardware and the other conditions of the run.
         seed: seed of the allocator, the prompts and the rollouts' outcomes. An outcome depends only on the seed, the
             prompt and the rollout's id. So a recipe gets the same rollouts on all clusters on which it orders the same
             ones.
         max_staleness: as for `Scenario.fitting`.
-        allocator: the class that decides.
+        allocator: the class of the allocator.
 
     Raises:
         ValueError: the scenario or the recipe cannot be simulated.

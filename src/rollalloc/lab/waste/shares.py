@@ -83,7 +83,7 @@ def shares_of(groups: Groups) -> Shares:
         groups: at least one, with at least one rollout each.
 
     Raises:
-        ValueError: no groups.
+        ValueError: there are no groups.
     """
     if not len(groups):
         raise ValueError("expected at least one group of rollouts, got none")

@@ -69,7 +69,7 @@ def check_format(format: str | None) -> None:
     """Refuse an unknown format.
 
     Raises:
-        ValueError: unknown.
+        ValueError: the format is unknown.
     """
     if format is not None and format not in FORMATS:
         raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {format!r}")
