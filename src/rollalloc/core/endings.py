@@ -12,7 +12,7 @@ _OUTAGE = 64  # end the run after this many candidates in a row whose rollouts a
 
 
 def opening_halt(run: Run) -> Halt | None:
-    """Why not even one more group may be opened, or None."""
+    """The reason why not even one more group may be opened; None if one may be opened."""
     limit = run.recipe.max_candidates
     if limit is not None and run.budgets.batch_opened >= limit:
         ready = f"{len(run.flight.ready)} of {run.recipe.groups} groups ready"

@@ -106,7 +106,7 @@ def reading(where: str) -> Generator[None]:
     """Turn any exception raised while a part of a saved state is read into one error that names the part.
 
     Raises:
-        ValueError: begins with `where`.
+        ValueError: the part cannot be read; the message begins with `where`.
     """
     try:
         yield
@@ -130,12 +130,12 @@ def number(value: Any, where: str, expected: str = "finite", holds: Callable[[fl
 
     Args:
         value: the saved value.
-        where: name for the error message.
+        where: name of the value in the error message.
         expected: what `holds` requires, in words, for the error message.
         holds: says whether a number is possible.
 
     Raises:
-        ValueError: it is not a number, or an impossible one.
+        ValueError: the value is not a number, or the number is not possible.
     """
     if type(value) in (int, float) and holds(value):
         return value

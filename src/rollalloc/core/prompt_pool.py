@@ -58,7 +58,7 @@ class PromptPool:
         self._by_version: list[tuple[int, int]] = []
 
     def take(self, prompt: int) -> None:
-        """The prompt was drawn."""
+        """Record that the prompt was drawn."""
         self.revived += bool(self.evicted_N[prompt])
         self.evicted_N[prompt] = False
         self.free_N[prompt] = False
@@ -66,7 +66,7 @@ class PromptPool:
         self.away += 1
 
     def give_back(self, prompt: int, until: Until, drawn_epoch: int, version: int) -> None:
-        """The prompt's visit ended; `until` says when it may be drawn again."""
+        """Record that the prompt's visit ended. `until` says when the prompt may be drawn again."""
         if isinstance(until, int):
             if until <= version:
                 until = NOW
@@ -86,7 +86,7 @@ class PromptPool:
         self.dry = False
 
     def bar(self, prompt: int) -> None:
-        """The prompt must never be drawn again."""
+        """Record that the prompt must never be drawn again."""
         self.due_N[prompt] = _NEVER
         self.barred += 1
         self.out += 1
@@ -138,7 +138,7 @@ class PromptPool:
         return len(self.due_N) - self.out
 
     def look(self) -> None:
-        """A batch was made: set `should_warn` to whether drivers should warn that few prompts are left.
+        """After a batch, set `should_warn` to whether drivers should warn that few prompts are left.
 
         It is set once when the share of prompts left falls below `LEAST_SHARE`, and again each time that the share
         halves. The warnings start over once the share has risen to 2 · `LEAST_SHARE`.

@@ -256,8 +256,9 @@ class Rule(ABC):  # noqa: B024
 
     __slots__ = ()
 
-    # What the core must know before it calls the rule: `Traits`, or those of the slot. A rule whose traits depend on its
-    # fields makes this a property, and a wrapper must forward the inner rule's traits.
+    # What the core must know before it calls the rule: a `Traits`, or the subclass for the rule's slot, such as
+    # `PromptTraits`. A rule whose traits depend on its fields makes this a property, and a wrapper must forward the
+    # inner rule's traits.
     traits: Any = Traits()
 
     def promises(self, *args: Any, **kwargs: Any) -> Mapping[str, bool]:
@@ -293,7 +294,7 @@ class PromptRule(Rule):
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
     ) -> Sequence[int | Drawn]:
-        """Return at most k different prompts that are free. Fewer than k: this epoch has no more prompts."""
+        """Return at most k different prompts that are free. If there are fewer than k, this epoch has no more prompts."""
 
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:
         """Learn from a visit that has ended, by changing `memory`."""

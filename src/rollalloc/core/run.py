@@ -42,8 +42,8 @@ class Run:
         accounts: number of rollouts that are over, by cause.
         teaching: whether recent rollouts still gave a learning signal.
         selection: compares the rows trained on with all rollouts sampled since the last update.
-        barren: candidates dropped since a group last became ready.
-        failing: groups that ended without a score because rollouts failed, since a rollout last had a score.
+        barren: number of candidates dropped since a group last became ready for a batch.
+        failing: number of groups that ended without a score because rollouts failed, since a rollout last had a score.
         settled: True if nothing changed since the last decision, so that it still holds.
     """
 

@@ -17,7 +17,9 @@ _SUMS = ("rollouts", "tokens", "rated", "difficulty")
 
 
 class _Sums:
-    """Sums over some rollouts: their number and tokens, how many have an expected difficulty, and its sum."""
+    """Sums over some rollouts: their number and tokens, how many have an expected difficulty, and the sum of these
+    difficulties.
+    """
 
     def __init__(self) -> None:
         self.rollouts = self.tokens = self.rated = 0

@@ -24,7 +24,9 @@ _ROUNDING = 1e-6  # tolerance for means of float32 scores near 0 or 1
 
 
 class Limits(NamedTuple):
-    """Thresholds for a share: warn at `begin` or above, warn again after a rise by `worse`, start over below `end`."""
+    """Thresholds of a share: warn when it reaches `begin`, warn again when it has grown by `worse`, and start over when
+    it falls below `end`.
+    """
 
     begin: float
     end: float

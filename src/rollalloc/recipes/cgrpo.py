@@ -4,9 +4,9 @@ For runs in which hard prompts need many rollouts and easy prompts need few. Sou
 https://openreview.net/forum?id=TrdqzzvFCs, and the package trl-cgrpo 0.2.0.
 
 How this differs from the package: only its score "first_success" is here; thresholds are calibrated on the last 200
-visits of training prompts instead of on held-out prompts, which costs no rollouts. Earlier visits are not exchangeable
-with the next one, because the policy changes. So the method does not claim the coverage of conformal prediction. See
-PAPERS.md.
+visits of training prompts instead of on held-out prompts, which costs no rollouts. These visits have other prompts and
+older weights than the next one. They are therefore not exchangeable with it, and the method does not claim the coverage
+of conformal prediction. See PAPERS.md.
 """
 
 from __future__ import annotations
