@@ -67,7 +67,8 @@ class Asked(Reading, SamplingOptions):
         """The log to judge, and how to read it. Without a path, a profile is sampled first, and it is the log.
 
         Raises:
-            ValueError: there is neither a log nor a model, or both; an option does not apply; or as `sample_profile`.
+            ValueError: there is neither a log nor a model, or both; an option does not apply; or `sample_profile`
+                raises it.
         """
         if path is not None:
             if options := changed_options(self, _OF_SAMPLING):

@@ -62,7 +62,7 @@ def curriculum_of(
         seed: seed of the cross-validation folds in which rates are predicted, at least 0.
 
     Raises:
-        ValueError: as `weights_of`.
+        ValueError: for the same reasons as in `weights_of`.
     """
     visited = judged.visited
     hits_P, count_P, tokens_P = _sums(judged, visited)
@@ -92,7 +92,7 @@ def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Flo
         foresight: as `foresight.Foresight` draws by E[p], ∝ .9 p(1 − p)³ + .1 uniform
 
     Args:
-        mix: one of these.
+        mix: one of the four names above.
         rates: the mixture fitted to the counts.
         hits_P: number of right rollouts of each prompt, in [0, count].
         count_P: number of rollouts of each prompt.

@@ -96,8 +96,8 @@ def notes_of(log: Log, judged: Groups, reward: RewardReading, unpredicted: str) 
 
     Args:
         log: the profiled log.
-        judged: its groups, with rewards 0, 1 or NaN.
-        reward: a description of its rewards.
+        judged: the groups of the log, with rewards 0, 1 or NaN.
+        reward: a description of the log's rewards.
         unpredicted: why success could not be predicted; empty if it could.
     """
     notes = [*reward.rules_out]

@@ -15,7 +15,8 @@ HOPELESS = 0.02  # prompts with at most this rate are hopeless; those with at le
 _POINTS = 129
 _STEPS = 400  # number of EM steps, after which everything that the counts determine has converged
 _PSEUDO = 0.05  # pseudo-count of the uniform distribution, so that no rate gets weight 0
-# Dirichlet parameters of the resamples' starting points: their sum over the rates between 0 and 1; the one of 0 and of 1.
+# Dirichlet parameters of the resamples' starting points: the sum of the parameters of all rates between 0 and 1; and
+# the parameter of the rate 0, which is also that of the rate 1.
 _LUMPS, _ENDS = 3.0, 1.0
 _LEAST = 1e-300  # replaces a rate of 0 in logarithms
 

@@ -70,7 +70,7 @@ def sample_profile(
         The log, `folder/rollouts.jsonl`.
 
     Raises:
-        InUse, FileExistsError: as `ProfileFolder.check`.
+        InUse, FileExistsError: for the same reasons as in `ProfileFolder.check`.
         ValueError: a number is out of its range; the folder holds a profile with other settings, which the message
             names; or the model, the prompts or the reward cannot be used.
         NoScores: no rollout has a score.

@@ -68,7 +68,7 @@ def sample_served(
     Arguments and errors are those of `sample_profile`, with these additions:
 
     Args:
-        run: its model is the name under which the server serves it.
+        run: the run to profile. Its model is the name under which the server serves the model.
         endpoint: the server that generates the rollouts.
         seed: seed of the draw of prompts; the server samples with randomness of its own.
         prices: prices of a million tokens of prompts and of answers; None: tokens are shown without their cost.

@@ -110,7 +110,7 @@ def check_runs(runs: Sequence[Config], folder: Path) -> None:
     """Refuse a comparison with an impossible run before any run starts; finished runs in the folder are not checked.
 
     Raises:
-        ValueError, OSError, ImportError: as `rollalloc.train.loading.check`.
+        ValueError, OSError, ImportError: for the same reasons as in `rollalloc.train.loading.check`.
     """
     checked: dict[tuple[Any, ...], Loaded] = {}
     for run in runs:

@@ -157,7 +157,7 @@ def task_run(task: str, recipe: str, seed: int, folder: Path, *, tuned: Tuned | 
         changes: trainer settings to change.
 
     Raises:
-        ValueError: as `planned_run`.
+        ValueError: for the same reasons as in `planned_run`.
     """
     return with_task_files(planned_run(task, recipe, seed, tuned=tuned, **changes), folder)
 

@@ -109,7 +109,7 @@ class Scenario:
         latency: latency of decoding; None: estimated.
         kv_tokens: tokens of context that a replica can hold. None: estimated; but unlimited if `latency` is given,
             because the model on which it was measured is unknown.
-        workload: lengths and successes.
+        workload: lengths and success rates of rollouts.
         prompt_tokens: tokens per prompt.
         batches: number of batches to train and measure, at least 1.
         warmup: number of earlier batches that are not measured, while pipelines fill and recipes collect lengths.

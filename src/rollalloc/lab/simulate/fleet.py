@@ -108,7 +108,7 @@ class Fleet:
     Until then, nothing new starts there. Every rollout must fit on a replica by itself.
 
     Args:
-        replicas: their number, at least 1.
+        replicas: number of replicas, at least 1.
         pace: pace of each.
 
     Attributes:

@@ -87,11 +87,12 @@ class Lengths:
 
 @dataclass(frozen=True, kw_only=True)
 class Success:
-    """Success rates of prompts: some are never solved, some always; the others' rates follow a Beta distribution.
+    """Success rates of prompts: some prompts are never solved, some are always solved, and the rates of the others
+    follow a Beta distribution.
 
     Attributes:
         hopeless: share of prompts that are never solved.
-        solved: share that are always solved.
+        solved: share of prompts that are always solved.
         alpha: first parameter of Beta(alpha, beta) for the other prompts, above 0.
         beta: second parameter, above 0.
 

@@ -177,8 +177,8 @@ class Gathering:
 
         Args:
             group: any hashable name of the group.
-            prompt: its key; `prompt`, `step` and `asked` are taken from the group's first rollout.
-            step: as in `Groups`, like the following arguments.
+            prompt: key of the prompt; `prompt`, `step` and `asked` are taken from the group's first rollout.
+            step: see `Groups`, which also describes the arguments that are not listed here.
             asked: the prompt's text, of which features are kept; None if not logged.
             answered: the rollout's text, of which a hash is kept; None if not logged.
         """

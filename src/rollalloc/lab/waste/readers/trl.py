@@ -230,7 +230,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _rows(opened: Any, file: Path, reward: _Reward, log: Log, read: _Read) -> tuple[bytes, list[_Row]]:
-    """A digest of everything in a file except the step, and its rows that have a prompt."""
+    """A digest of everything in a file except the step; and the rows of the file that have a prompt."""
     schema = opened.schema_arrow
     compared = [at for at, name in enumerate(schema.names) if name != "step"]
     has_advantages = schema.names.count("advantage") == 1 and _is_score(schema.field("advantage").type)
