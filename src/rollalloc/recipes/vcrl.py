@@ -50,8 +50,7 @@ def vcrl(
     max_candidates: int | None = None,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """VCRL: train on groups whose metrics vary enough, and draw their prompts again in place of prompts whose groups
-    were dropped. arXiv 2509.19803.
+    """VCRL: train on groups whose metrics vary enough, and draw their prompts again. arXiv 2509.19803.
 
         trained on if  G Σ (m_i - mean)² / (⌊G/2⌋ ⌈G/2⌉) ≥ kappa        G rollouts with metrics m_i
 
