@@ -39,7 +39,7 @@ import torch
 from rich.console import Console
 from transformers import GenerationConfig
 
-from rollalloc.cli.bench import Shown
+from rollalloc.cli.bench import BenchProgress
 from rollalloc.data.prompts import EncodedPrompts, encode_prompts, load_prompts
 from rollalloc.files.atomic import write_text
 from rollalloc.generate.sampler import Request, generate
@@ -279,7 +279,7 @@ def _run(plan: Plan, out: Path, base: Any, processes: int, left_s: float | None)
     clock.daemon = True
     clock.start()
     try:
-        with Shown(Console(stderr=True)) as shown:
+        with BenchProgress(Console(stderr=True)) as shown:
             run_leaderboard(plan, out, out, processes=processes, watcher=shown.show, base_of=base, stop=stop)
     except Stopped as stopped:
         return str(stopped)

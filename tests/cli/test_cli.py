@@ -83,7 +83,7 @@ def test_training_prompts_that_repeat_another_are_said(call, own, tmp_path, capl
     code, output = call("train", *options, *SHORT, *GRPO, "--reward-workers", 0, "--out", tmp_path / "run")
     assert code == 0, output
     assert "1 of 25 training prompts have the text of another one" in caplog.text
-    assert "1 of these have another ground truth" in caplog.text
+    assert "1 of these have a different ground truth" in caplog.text
 
 
 def test_adapters_are_trained_resumed_and_saved_from_the_command_line(call, own, tmp_path):
