@@ -88,13 +88,16 @@ def test_a_curriculum_is_exported_and_is_a_file_of_prompts(call, own, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "give a log of rollouts, or --model with --prompts and --reward, or --endpoint with these, or --task"),
+        ((), "give a log of rollouts; or, to sample a profile, give --task, or --prompts and --reward with either"),
         (("log.jsonl", "--model", "model"), "--model: does not apply to a log"),
         (("log.jsonl", "--sample-n", 4), "--sample-n: does not apply to a log"),
         ((*ADVISE[1:], "--format", "trl"), "--format: does not apply when a profile is sampled"),
         (("--task", "sort", "--reward", "a.py:f"), "--reward: the task sets this itself"),
         (("--model", "model"), "--model needs --prompts and --reward"),
-        ((*ADVISE[1:], "--mix", "uniform"), "--mix needs --export, whose sampling weights it sets; give --export"),
+        (
+            (*ADVISE[1:], "--mix", "uniform"),
+            "--mix sets the sampling weights that --export writes, so it needs --export FILE; give both",
+        ),
         ((*ADVISE[1:], "--export", "a.csv"), "ends in .parquet"),
         (
             (*ADVISE[1:], "--export", "prompts.parquet"),

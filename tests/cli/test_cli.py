@@ -82,7 +82,7 @@ def test_training_prompts_that_repeat_another_are_said(call, own, tmp_path, capl
     options = [{"prompts.parquet": "again.jsonl"}.get(value, value) for value in OWN]
     code, output = call("train", *options, *SHORT, *GRPO, "--reward-workers", 0, "--out", tmp_path / "run")
     assert code == 0, output
-    assert "1 of 25 training prompts have the text of another one" in caplog.text
+    assert "1 of 25 training prompts repeat the text of another prompt" in caplog.text
     assert "1 of these have a different ground truth" in caplog.text
 
 
@@ -192,13 +192,16 @@ def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
         (("--task", "sort", "--lora", "4"), "--lora: the task sets this itself"),
         ((*OWN, "--no-overlap"), "--no-overlap: only the asynchronous engine uses it"),
         ((*OWN, "--track", "mlflow"), "unknown tracker mlflow; there are tensorboard, wandb"),
-        (("--model", "./none", *OWN[2:]), "there is no such folder; give a model's"),
+        (("--model", "./none", *OWN[2:]), "there is no such folder; give a model's folder"),
         (("--model", "", *OWN[2:]), "--model: expected a model's name or folder"),
         ((*OWN, "--recipe", "grpo", "--set", "groups=25"), "25 groups per batch but there are only 24 prompts"),
         ((*OWN, "--device", "cuda:99"), "device 'cuda:99' cannot be used here"),
         ((*OWN, "--resume", "--overwrite"), "--resume continues a run and --overwrite replaces it"),
         ((*OWN, "--recipe", "racing", "--set", "sizes_S=4"), "racing: sizes_S must be a list of whole numbers, e.g."),
-        ((*OWN, "--recipe", "grpo", "--set", "n=99999999999"), "max_rollouts: not one group fits, the budget of 4,096"),
+        (
+            (*OWN, "--recipe", "grpo", "--set", "n=99999999999"),
+            "max_rollouts is too small for even one group (the budget of 4,096",
+        ),
         ((*OWN, "--recipe", "foresight", "--features", "prompts.parquet"), "is not what `rollalloc features` writes"),
     ],
 )

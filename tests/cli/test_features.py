@@ -72,7 +72,7 @@ def test_prompts_that_do_not_fit_are_refused_or_left_out_and_counted(call, tmp_p
     code, output = call(*arguments, "--drop-overlong")
     assert code == 0, output
     assert "1 prompts that do not fit the model are left out" in said(output)
-    with pytest.raises(ValueError, match="has no features of 1 of 6 prompts"):
+    with pytest.raises(ValueError, match=r"lacks the features of 1 prompts \(of 6\)"):
         read_features(out, load_prompts(tmp_path / "long.jsonl").keys)
 
 
@@ -97,7 +97,7 @@ def test_features_that_are_there_are_kept_unless_told(call, tmp_path):
     ("arguments", "message"),
     [
         ((*OWN[2:],), "Missing option '--model'"),
-        (("--model", "./none", *OWN[2:]), "there is no such folder; give a model's"),
+        (("--model", "./none", *OWN[2:]), "there is no such folder; give a model's folder"),
         ((*OWN[:3], "none.parquet"), "none.parquet: no such file"),
         ((*OWN[:4], "--device", ""), "device '' cannot be used here"),
     ],

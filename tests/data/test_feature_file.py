@@ -72,7 +72,7 @@ def test_rows_come_in_the_readers_order(path, order):
 
 def test_missing_prompts_are_counted_and_the_first_is_named(path):
     with pytest.raises(
-        ValueError, match=r"has no features of 2 of 3 prompts, the first 'other/1'; write it again"
+        ValueError, match=r"lacks the features of 2 prompts \(of 3\), for example of 'other/1'; write it again"
     ) as e:
         read_features(path, ["mine/3", "other/1", "other/2"])
     assert str(path) in str(e.value)

@@ -119,7 +119,7 @@ def test_darts_beside_pilot_commit_is_refused_by_name_and_joined_on_request():
 
 
 def test_what_to_take_is_checked():
-    with pytest.raises(ValueError, match=r"take names the unknown slot 'sizes'; the slots are prompts, .*size"):
+    with pytest.raises(ValueError, match=r"take: unknown slot 'sizes'; the slots are prompts, .*size"):
         recipes.mix(PILOT_COMMIT, recipes.pods(4, 8, 4), take={"sizes": "first"})
     with pytest.raises(ValueError, match="must be one of first, second, got 'both'"):
         recipes.mix(PILOT_COMMIT, recipes.pods(4, 8, 4), take={"size": "both"})

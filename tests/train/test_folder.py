@@ -161,7 +161,7 @@ def test_a_lock_is_free_once_its_run_is_over_however_it_ended(trainer_of, tmp_pa
 
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr("rollalloc.files.claims.os.access", lambda path, mode: path != tmp_path)
-    with pytest.raises(PermissionError, match="cannot be made, give another folder"):
+    with pytest.raises(PermissionError, match="cannot be created; give another folder"):
         RunFolder(tmp_path / "a" / "b").check()
     assert not list(tmp_path.iterdir())
 

@@ -105,7 +105,8 @@ def _check_export(asked: Asked, log: Path | None) -> None:
         check_export(asked.export, asked.mix, log)
     elif asked.mix != Asked.mix:
         raise ValueError(
-            "--mix needs --export, whose sampling weights it sets; give --export FILE too, or leave --mix out"
+            "--mix sets the sampling weights that --export writes, so it needs --export FILE; give both, or leave --mix "
+            "out"
         )
 
 

@@ -348,7 +348,7 @@ def listed(option: str, text: str, kind: type = int, example: str = "0,1,2") -> 
 
 
 def named_recipes(recipes: Sequence[str]) -> dict[str, str]:
-    """`LABEL=NAME` or `NAME`, as label → name.
+    """Parse entries `LABEL=NAME` or `NAME` into a dictionary from label to recipe name.
 
     Raises:
         ValueError: a label occurs twice, or cannot be the name of a folder.
@@ -376,7 +376,7 @@ def parameters_by_label(
     """The parameters of each recipe by label: its shape for `groups=G,n=N`, if it has one, updated by `label.key=value`.
 
     Raises:
-        ValueError: a value has another form, a label is unknown, or, unless `lenient`, a recipe does not have that shape.
+        ValueError: an entry is malformed, a label is unknown, or, unless `lenient`, a recipe has no such shape.
     """
     from rollalloc.named import RECIPES
 

@@ -78,11 +78,11 @@ class Asked(Reading, SamplingOptions):
             return path, self
         if self.task is None and self.model is None and self.endpoint is None:
             raise ValueError(
-                "give a log of rollouts, or --model with --prompts and --reward, or --endpoint with these, or --task, to "
-                "sample one"
+                "give a log of rollouts; or, to sample a profile, give --task, or --prompts and --reward with either "
+                "--model or --endpoint"
             )
         if self.endpoint is None and (options := changed_options(self, _OF_SERVER)):
-            raise ValueError(f"{options}: applies only with --endpoint; take it out, or give it")
+            raise ValueError(f"{options}: applies only with --endpoint; take it out, or give --endpoint")
         if self.endpoint is not None and (options := changed_options(self, _NOT_SERVED)):
             raise ValueError(
                 f"{options}: cannot be used with --endpoint, because the server generates the rollouts; leave it out"

@@ -38,7 +38,7 @@ def task_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], se
     """The run of a recipe on the task of `--task`. The task's files are created later, by `with_task_files`.
 
     Raises:
-        ValueError: the task is unknown, or it sets an option itself.
+        ValueError: the task is unknown, or an option was given that the task itself determines.
     """
     task = str(options.task)
     if unused := changed_options(options, _OF_OWN_RUNS):

@@ -184,6 +184,8 @@ class PromptPool:
             self._by_version = [(version, target[old]) for version, old in self._by_version if old in target]
         heapq.heapify(self._by_version)
         if any(self.due_N[prompt] != _ON_VERSION for _, prompt in self._by_version):
-            raise ValueError("pool, by_version: names a prompt that waits for no version; the state is corrupt")
+            raise ValueError(
+                "pool, by_version: lists a prompt that is not waiting for a new version of the weights; the state is corrupt"
+            )
         self.begin(natural(state["epoch"], "pool, epoch"))
         self.dry = bool(state["dry"]) and source_N is None  # another data set may have new prompts to draw

@@ -121,7 +121,7 @@ class Run:
         return self.batch is not None and self.recipe.max_staleness == 0
 
     def idle(self) -> bool:
-        """Whether nothing is running, nothing that was decided is left to order, and no event is due from the driver."""
+        """Whether no rollout is running, all decided rollouts have been ordered, and the driver owes no event."""
         return not (self.flight.owner or self.flight.stopped or self.budgets.owed or self.batch)
 
     def fresh(self, groups: Iterable[Group], updates: int = 0) -> list[Group]:

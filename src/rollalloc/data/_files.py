@@ -46,7 +46,8 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
     Raises:
         ValueError: the suffix is unknown, or the format cannot hold the rows. Parquet cannot hold columns of mixed types or
-            empty dictionaries; no format can hold values that are not plain data, or text with half of a character.
+            empty dictionaries. No format can hold values that are not plain data, or text with a lone surrogate (half of a
+            UTF-16 pair).
     """
     _, write = _format(path)
     with written(path) as temporary:

@@ -42,7 +42,7 @@ def write_environment(
         FileExistsError: a file is there already.
         ValueError: an environment that cannot be used (see `load_taskset`, `check_task`) or fails, one without an end and no
             `tasks`, or fewer tasks than were asked for.
-        ImportError: it, or verifiers, is not installed.
+        ImportError: the environment's package or the library verifiers is not installed.
     """
     if (tasks is not None and tasks < 1) or not 0 <= skip < _MOST_TASKS:
         raise ValueError(

@@ -104,7 +104,8 @@ def write_features(
         overwrite: replace an existing file of features.
 
     Raises:
-        ValueError: the number of keys is not the number of rows, a key occurs twice, or the path has another ending.
+        ValueError: the number of keys is not the number of rows, a key occurs twice, or the path does not end in
+            .safetensors.
         FileExistsError: there is a file that may not be overwritten, or that rollalloc did not write.
         OSError: the file could not be written.
     """
@@ -142,7 +143,9 @@ def save_features(path: Path, keys: Sequence[str], features: Features, *, origin
 
 
 def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None) -> Features:
-    """Read the features of these prompts, in this order. The file may have another order, and more prompts.
+    """Read the features of the prompts with these keys, in the order of the keys.
+
+    The file may hold more prompts, in any order.
 
     Features of another model than the run's are allowed, for example a small model's for a large one. They can only make
     predictions worse, so this logs a warning.
@@ -154,8 +157,8 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
 
     Raises:
         FileNotFoundError: there is no file.
-        ValueError: `keys` is empty, some prompts are not in the file, or the file is corrupt, changed or of another kind or
-            schema.
+        ValueError: `keys` is empty, some prompts are not in the file, or the file is corrupt, was changed, or is not a file
+            of features of this schema.
     """
     path = Path(path)
     if not keys:
@@ -178,7 +181,7 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
         ) from error
     if features is None:
         raise ValueError(
-            f"{path} has no features of {missing_N.sum():,} of {len(wanted_N):,} prompts, the first "
+            f"{path} lacks the features of {missing_N.sum():,} prompts (of {len(wanted_N):,}), for example of "
             f"{keys[int(missing_N.argmax())]!r}; write it again from all files of prompts (`{_MADE_BY} --prompts ...`)"
         )
     _warn_of_another_model(path, header["origin"], weights)
@@ -218,7 +221,7 @@ def _read_header(metadata: dict[str, str] | None) -> dict[str, Any]:
     """The header that `write_features` wrote.
 
     Raises:
-        One of _NOT_OURS: the header is missing or has another form.
+        One of _NOT_OURS: the header is missing, or `write_features` did not write it.
     """
     header: Any = json.loads((metadata or {})[_HEADER])
     if header["made_by"] != _MADE_BY or header["schema"] != _SCHEMA:

@@ -50,7 +50,7 @@ class Features:
         cost: what it cost to compute them.
 
     Raises:
-        ValueError: there are no blocks, or a block has another shape or type or is not finite.
+        ValueError: there are no blocks, or a block is not a finite float32 array of shape (N, D), with the same N in all.
     """
 
     blocks: Mapping[str, NDArray[np.float32]]
@@ -91,8 +91,8 @@ def standardised(block_ND: ArrayLike) -> NDArray[np.float32]:
 
         x[n, d] = 4 / √V · (b[n, d] − mean_d) / deviation_d
 
-    V is the number of columns that vary. Columns that do not vary beyond float32's rounding become 0. So the mean over n of
-    Σ_d x[n, d]² is 16.
+    V is the number of columns that vary. Columns that do not vary beyond float32's rounding become 0. Because
+    of the factor 4 / √V, the mean over n of Σ_d x[n, d]² is 4² = 16.
 
     Args:
         block_ND: shape (N, D), finite in float32.
@@ -169,7 +169,8 @@ def own_features(blocks: Mapping[str, ArrayLike], *, width: int = WIDTH, seed: i
         seed: seed of the projection.
 
     Raises:
-        ValueError: there are no blocks, they have another shape or different N, or numbers that do not fit into float32.
+        ValueError: there are no blocks, or a block is not of shape (N, D), with the same N in all, or holds numbers that do
+            not fit into float32.
     """
     check_width(width)
     reduced = {name: _reduced(name, block, width, seed) for name, block in blocks.items()}

@@ -94,7 +94,7 @@ def naming(path: Path) -> Iterator[None]:
     """A context that adds the file's name to an OSError that lacks it, such as the one for a full disk.
 
     Raises:
-        OSError: the same error with the file's name and, for a full disk, what to do.
+        OSError: the error raised in the context, with the file's name added and, for a full disk, advice on what to do.
     """
     try:
         yield

@@ -63,8 +63,8 @@ class Claims:
 
         Args:
             remedy: what the user can do, for the error.
-            beside: a kind of writer whose folders may be in it already, as may single files of rollalloc. So a
-                comparison can use a folder with runs of `train`.
+            beside: a kind of writer. Folders of this kind, and single files of rollalloc, may already be in the folder,
+                so that a comparison can use a folder with runs of `train`.
 
         Raises:
             FileExistsError: names what is in the folder.
@@ -75,7 +75,7 @@ class Claims:
             return
         if not self.folder.is_dir():
             raise NotADirectoryError(
-                errno.ENOTDIR, "expected a folder, it is something else; " + remedy, str(self.folder)
+                errno.ENOTDIR, "expected a folder, but the path is something else; " + remedy, str(self.folder)
             )
         if os.path.lexists(self._manifest) or os.path.lexists(_lock_file(self.folder, self.kind)):
             return
@@ -98,7 +98,7 @@ class Claims:
             saved: Any = json.loads(read_text(self._manifest))
             names = saved["claims"] if saved["schema"] == _SCHEMA else None
             if not isinstance(names, list) or not all(map(_is_inside, names)):
-                raise ValueError(f"expected schema {_SCHEMA} and paths in the folder")
+                raise ValueError(f"expected schema {_SCHEMA}, and claimed names that are paths inside the folder")
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(
                 f"{self._manifest} is not a manifest of rollalloc ({error}); what is in the folder cannot be told from "
@@ -122,7 +122,7 @@ class Claims:
         self.keep(self.names().union(names))
 
     def keep(self, names: Iterable[str]) -> None:
-        """Claim exactly these names, even if there are such files."""
+        """Replace the claimed names by these, even if files with these names already exist."""
         text = json.dumps({"schema": _SCHEMA, "claims": sorted(names)}, indent=1)
         if self._manifest.exists() and read_text(self._manifest) == text:
             return
@@ -142,7 +142,7 @@ class Claims:
 
 
 def _holds_only(folder: Path, kind: str, depth: int = 1) -> bool:
-    """Whether a folder belongs to this kind of writer, or contains only such folders, as a comparison's folder of one
+    """Whether a folder belongs to this kind of writer, or contains only folders that do, as a comparison's folder of one
     task does.
     """
     if folder.is_symlink() or not folder.is_dir():
@@ -187,7 +187,7 @@ def refuse(folder: Path, foreign: Iterable[str], remedy: str) -> None:
         remedy: what to do.
 
     Raises:
-        FileExistsError: there are such files; the message names them.
+        FileExistsError: `foreign` is not empty; the message names these files.
     """
     names = sorted(foreign)
     if names:
@@ -202,7 +202,7 @@ def refuse_read_only(folder: Path) -> None:
     """Raise a PermissionError if a folder does not exist and cannot be created."""
     parent = next(place for place in folder.absolute().parents if place.exists())
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, f"{folder} cannot be made, give another folder", str(parent))
+        raise PermissionError(errno.EACCES, f"{folder} cannot be created; give another folder", str(parent))
 
 
 def remove_empty(folder: Path) -> None:

@@ -142,8 +142,8 @@ def stream(
     The model runs in eval mode without gradients; its previous mode is restored afterwards. If CUDA runs out of memory,
     the unfinished rollouts of the wave start again in waves of half the rows, and get the same tokens.
 
-    The same requests in the same waves give exactly the same tokens. In another batch, a rollout has the same random
-    draws. But matrix products of another shape may round differently, and in rare cases this changes a token.
+    The same requests in the same waves give exactly the same tokens. In a different batch, a rollout keeps its random
+    draws. But matrix products of a different shape may round differently, and in rare cases this changes a token.
 
     Args:
         eos_ids: tokens that end a rollout, in addition to `sampling.stop_ids`; each in the vocabulary.
@@ -230,7 +230,7 @@ def draw_keys(seed: int, prompts_B: ArrayLike, rollouts_B: ArrayLike) -> NDArray
 def uniforms(keys_B: NDArray[np.uint64], position: int | NDArray[np.int64]) -> NDArray[np.float64]:
     """Return uniform draws on [0, 1), multiples of 2⁻⁵³: the `position`-th value of SplitMix64 started at each key.
 
-    Keys and positions are broadcast.
+    `keys_B` and `position` are broadcast against each other, as in NumPy.
     """
     counter = np.atleast_1d(np.asarray(position, np.int64)).astype(np.uint64) * np.uint64(_GOLDEN_GAMMA)
     return (_mix(keys_B + counter) >> np.uint64(11)).astype(np.float64) * 2.0**-53

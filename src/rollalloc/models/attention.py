@@ -73,8 +73,9 @@ def attend(
 
         out[b, h] = softmax(scaling · query[b, h] · key[b, k]ᵀ + mask[b]) · value[b, k],   k = h // (H / K)
 
-    This is computed here if each row has one query. It is also computed here under bfloat16's autocast if the scores, which
-    the fused kernel does not store, number at most `MOST_SCORES`. All other cases go to `sdpa`.
+    This is computed here if each row has one query. Under bfloat16's autocast it is also computed here if there are at most
+    `MOST_SCORES` attention scores, because they must be stored; the fused kernel does not store them. All other cases go to
+    `sdpa`.
 
     Args:
         module: the layer.

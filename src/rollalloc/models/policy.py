@@ -219,7 +219,9 @@ def _found(name: str | Path) -> str:
     is_path = isinstance(name, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1
     is_path = is_path or (path.parent != Path() and path.parent.is_dir())
     if is_path and not path.is_dir():
-        raise FileNotFoundError(ENOENT, "there is no such folder; give a model's, or its name on the hub", str(path))
+        raise FileNotFoundError(
+            ENOENT, "there is no such folder; give a model's folder, or the model's name on the hub", str(path)
+        )
     return str(path) if is_path else text
 
 
@@ -231,7 +233,7 @@ def _from_hub(name: str, kind: Any, **how: Any) -> Any:
     except OSError as error:
         if unreachable is None:
             raise
-        why = f"there is no such folder nor a copy of such a model, and the hub cannot be asked ({unreachable})"
+        why = f"no folder and no local copy of a model has this name, and the hub cannot be asked ({unreachable})"
         raise FileNotFoundError(
             ENOENT, f"{why}; give a model's folder, or try where there is a network", name
         ) from error

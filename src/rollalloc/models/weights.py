@@ -50,5 +50,6 @@ def check_weights(model: torch.nn.Module, saved: Mapping[str, Tensor], what: str
     for name, tensor in expected.items():
         if tensor.shape != saved[name].shape:
             raise ValueError(
-                f"{what}: {name} must have shape {tuple(tensor.shape)}, got {tuple(saved[name].shape)}; of another model"
+                f"{what}: {name} must have shape {tuple(tensor.shape)}, got {tuple(saved[name].shape)}; "
+                "these are the weights of another model"
             )

@@ -87,7 +87,9 @@ class Predictor:
             if not (isinstance(getattr(self, name), int) and getattr(self, name) >= 1):
                 raise ValueError(f"{name} must be a whole number of 1 or more, got {getattr(self, name)!r}")
         if not (self.ridges and all(_LEAST_RIDGE <= strength < math.inf for strength in self.ridges)):
-            raise ValueError(f"ridges must be finite, {_LEAST_RIDGE} or more, and at least one, got {self.ridges}")
+            raise ValueError(
+                f"ridges must contain at least one number, each finite and {_LEAST_RIDGE} or more, got {self.ridges}"
+            )
         if list(self.first_fits) != sorted({*self.first_fits} - {0}) or min(self.first_fits, default=1) < 0:
             raise ValueError(f"first_fits must be 1 or more, each larger than the one before, got {self.first_fits}")
         if not 0 <= self.drift_rate < math.inf:
@@ -246,8 +248,9 @@ class Predictor:
     ) -> Memory:
         """Return the memory for another data set. Records follow their prompts; parameters, losses and drift stay.
 
-        Events of prompts that left are not used in fits. Features with the same widths must be computed in the same
-        way. With other widths, parameters are fitted to the kept events at the next `refit`, and losses start anew.
+        Events of prompts that left are not used in fits. If the new features have the old widths, they must have been
+        computed in the same way as the old ones, because the parameters are kept. If they have other widths, parameters
+        are fitted to the kept events at the next `refit`, and losses start anew.
 
         Args:
             memory: not changed.

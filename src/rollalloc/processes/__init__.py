@@ -1,1 +1,1 @@
-"""Child processes that end with this one, and requests to stop by signals."""
+"""Child processes that end when this one ends, and signals that ask a run to stop."""

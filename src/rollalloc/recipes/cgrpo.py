@@ -90,7 +90,7 @@ def first_success(metrics_G: NDArray[np.float64]) -> int:
 
 
 def conformal_place(places: Sequence[int], delta: float | None) -> float:
-    """The place that the first success has reached in all but a share `delta` of such visits.
+    """The place of the first success that covers all but a share `delta` of the visits.
 
     Split conformal prediction: of n visits, the ⌈(n + 1)(1 - delta)⌉-th smallest place (at most the n-th), where a
     visit without a success has an infinite place. C-GRPO has one threshold on place / k for each k; this place gives
@@ -101,7 +101,7 @@ def conformal_place(places: Sequence[int], delta: float | None) -> float:
         delta: in (0, 1). None: the share of visits without a success, plus 0.05, clipped to [0.05, 0.95].
 
     Returns:
-        The place; infinity if there are no visits.
+        This place, counted from 1; infinity if there are no visits.
     """
     count = len(places)
     if not count:
@@ -116,7 +116,7 @@ def conformal_place(places: Sequence[int], delta: float | None) -> float:
 class Resolved(JudgeRule):
     """Train on a complete group whose first success is as early as expected; otherwise continue with the next stage.
 
-        j ≤ q,  j: place of its first success,  q: `conformal_place` of the last visits
+        j ≤ q,  j: place of the group's first success,  q: `conformal_place` of the last visits
 
     The prompt rule `FirstSuccesses` keeps these visits; with another prompt rule any success is enough. This is the
     stopping rule of C-GRPO with the score "first_success"; see PAPERS.md.

@@ -1,4 +1,4 @@
-"""GRESO, arXiv 2506.02177: skip prompts that gave no learning signal at their last visits, before any rollout.
+"""GRESO, arXiv 2506.02177: before generating, skip (at random) prompts whose last visits gave no learning signal.
 
 For runs with several epochs in which many groups are all right or all wrong: DAPO pays for the rollouts of such groups,
 and GRESO avoids most of them.

@@ -82,7 +82,7 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
     single, *others = second.stages
     if others:
         raise ValueError(
-            f"both recipes have several stages, {_names(first)} and {_names(second)}; write one recipe with both"
+            f"both recipes have several stages, {_names(first)} and {_names(second)}; write one recipe with all of them"
         )
     mixed: dict[str, Any] = {
         slot: _either(slot, getattr(first, slot), getattr(second, slot), plain, take)
@@ -109,7 +109,7 @@ def _mix_intakes(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
 def _checked_take(take: Mapping[str, Side] | None) -> Mapping[str, Side]:
     for slot, side in (take or {}).items():
         if slot not in SLOTS:
-            raise ValueError(f"take names the unknown slot {slot!r}; the slots are {', '.join(SLOTS)}")
+            raise ValueError(f"take: unknown slot {slot!r}; the slots are {', '.join(SLOTS)}")
         one_of(f"take[{slot!r}]", side, ("first", "second"))
     # A baseline over the batch belongs to the advantages of its own recipe, so both come from the same recipe.
     return {"over_batch": take["advantage"], **take} if take and "advantage" in take else take or {}

@@ -222,7 +222,7 @@ def _refused(gold: str, answer: str) -> bool:
 def _differ(gold: Any, answer: Any) -> bool:
     """Whether two parsed answers certainly differ, in cases where math-verify may call them equal.
 
-    These are constants of different values; tuples, sets or matrices with such members; and different equations without
+    These are constants of different values; tuples, sets or matrices whose members differ; and different equations without
     solutions, since math-verify compares equations by their solutions.
     """
     if isinstance(gold, _CONTAINERS) and isinstance(answer, _CONTAINERS):
@@ -240,8 +240,9 @@ def _differ(gold: Any, answer: Any) -> bool:
 
 
 def _same_equation(first: Any, second: Any) -> bool:
-    """Whether two equations are the same up to moved terms and a factor of -1. Without unknowns, each side must be
-    equal.
+    """Whether two equations are the same up to moved terms and a factor of -1.
+
+    If there are no unknowns, the left sides must be equal, and the right sides too.
     """
     if first == second:
         return True

@@ -50,7 +50,7 @@ def _power_of_ten(match: re.Match[str]) -> str:
 
 
 def _mixed(match: re.Match[str]) -> str:
-    """Rewrite 3 1/2 as a mixed number. 3 4/2 is not one, because 4/2 is not a proper fraction, and is unchanged."""
+    r"""Rewrite a mixed number such as `3 1/2` in LaTeX, `3\frac{1}{2}`. `3 4/2` stays: 4/2 is not a proper fraction."""
     whole, top, bottom = match.groups()
     is_proper = len(top) < len(bottom) or (len(top) == len(bottom) and top < bottom)
     return rf"{whole}\frac{{{top}}}{{{bottom}}}" if is_proper else match[0]

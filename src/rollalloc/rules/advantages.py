@@ -292,7 +292,7 @@ class Successes(AdvantageRule):
 class AgainstBaseline(AdvantageRule):
     """A_i = r_i - b, where b is the reward that the prompt rule expected when it drew the prompt.
 
-    If it expected nothing, b is the mean of the group's rewards. The advantage of a single rollout is then 0.
+    If the prompt rule made no prediction, b is the mean of the group's rewards, and a single rollout has advantage 0.
     """
 
     traits = Traits(reads=("rewards_G",))
@@ -327,7 +327,7 @@ def variance_ratio(over_R: NDArray[np.float64], uncertainty_R: NDArray[np.float6
     Successes and failures estimate the same gradient, because p · E[∇ log π | right] = -(1 - p) · E[∇ log π | wrong] =
     ∇p. Two estimates of the same quantity are best weighted by the inverses of their variances. With a baseline of p,
     the weight of failures divided by that of successes is E[|∇ log π|² | right] / E[|∇ log π|² | wrong]. The
-    uncertainty u is proportional to |∇ log π|², so it replaces it here.
+    uncertainty u is proportional to |∇ log π|², so u is used here in its place.
 
     The result is small if right answers are nearly certain and wrong ones are diverse, and large if right answers
     are diverse. With few rows on one side it is noisy. It assumes a loss that sums over a row's tokens

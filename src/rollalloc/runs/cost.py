@@ -2,9 +2,10 @@
 
 A run is evaluated on a fixed grid of rollouts paid. At each multiple of `eval_every`, the newest weights that were trained
 on rollouts within that budget are evaluated. The target is reached at the first evaluation that is at or above it, if
-the next evaluation, of different weights, is too; a single one may be luck. The evaluation of the final weights is not
-a grid point, but it may be the second of the two. The cost is interpolated linearly between that grid point and the one
-before. A run that never reached the target is censored: its cost is more than what it had paid at its last grid point.
+the next evaluation, of different weights, is too; a single evaluation may be luck. The final weights are not evaluated on
+the grid, so the target cannot be reached there, but they can confirm that the last grid point reached it. The cost is
+interpolated linearly between the grid point that reached the target and the one before it. A run that never reached the
+target is censored: its cost is more than what it had paid at its last grid point.
 
 Costs are rollouts, generated tokens, seconds without evaluation, and optimizer steps. The number of rollouts is that of
 the grid point. The other costs are those paid until the evaluated weights were made.
@@ -110,8 +111,8 @@ def cost_to_target(curve: Curve, target: float) -> Cost | None:
     share = 1.0
     if at:
         before, after = curve.accuracy[at - 1], curve.accuracy[at]
-        # The entry before may be at the target without a confirmation by the next one. Then the cost is that of the
-        # entry before.
+        # The entry before `at` can only be at or above the target if it is a second evaluation of weights whose first one
+        # was below it. There is nothing to interpolate then: the cost is that of the entry before `at`.
         share = (target - before) / (after - before) if before < target else 0.0
     paid = {name: _between(getattr(curve, name), last, share) for name in COSTS}
     return Cost(paid, censored=at is None, at=at)

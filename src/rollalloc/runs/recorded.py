@@ -153,7 +153,7 @@ def share_done(run: RecordedRun) -> float | None:
 def held_out(run: RecordedRun) -> str:
     """The first and last held-out accuracy, e.g. "held-out 0.465 → 0.577 (± 0.027)"; empty without an evaluation.
 
-    The number after ± is the standard error of the last one.
+    The number after ± is the standard error of the last accuracy.
     """
     if not (accuracy := run.curve.accuracy):
         return ""

@@ -71,7 +71,10 @@ def _refuse_less_than_a_batch(recipe: Recipe, prompts: int, seed: int) -> None:
     """Refuse a budget smaller than the first batch. Such a run would end without training and without an error."""
     begun = Allocator(recipe, prompts, seed).ask(capacity=0)
     if begun.finished is not None:
-        raise ValueError(f"max_rollouts: not one group fits, {begun.finished}; give more, or smaller groups (--set)")
+        raise ValueError(
+            f"max_rollouts is too small for even one group ({begun.finished}); raise it, or make the groups smaller with "
+            "--set"
+        )
     budget = recipe.budget.run_rollouts
     if budget is None:
         return
@@ -97,7 +100,7 @@ def try_reward(config: Config) -> None:
 
 
 def _check_repeated(train: PromptSet) -> None:
-    """Warn about training prompts with the same text as another one."""
+    """Warn about training prompts that repeat the text of another prompt."""
     again = repeated([normalised(prompt) for prompt in train.prompts])
     if not again:
         return
@@ -105,8 +108,8 @@ def _check_repeated(train: PromptSet) -> None:
     differ = sum(truths[at] != truths[first] for at, first in again.items())
     at, first = next(iter(again.items()))
     log.warning(
-        "%d of %d training prompts have the text of another one, except for case, layout and system messages (such as %r "
-        "and %r); %d of these have a different ground truth", len(again), len(train), keys[at], keys[first], differ,
+        "%d of %d training prompts repeat the text of another prompt, apart from case, layout and system messages (such as "
+        "%r and %r); %d of these have a different ground truth", len(again), len(train), keys[at], keys[first], differ,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def read_config(folder: Path) -> Config:
     """The configuration that a folder's `run.json` describes.
 
     Raises:
-        FileNotFoundError, ValueError: there is no `run.json`, or it is damaged or of another version.
+        FileNotFoundError, ValueError: there is no `run.json`, it is damaged, or a different version of rollalloc wrote it.
     """
     path = folder / DESCRIPTION
     if not path.exists():
@@ -41,7 +41,7 @@ def read_config(folder: Path) -> Config:
         config = _revived(Config, {name: value for name, value in saved.items() if name != "schema"})
     except (TypeError, KeyError) as error:
         raise ValueError(
-            f"{path} is not of this version of rollalloc ({error}); the one that wrote it reads it"
+            f"{path} is damaged or from a different version of rollalloc ({error}); use the version that wrote it"
         ) from None
     if missing := [name for name in config.description() if name not in saved]:
         raise ValueError(f"{path} lacks {', '.join(missing)}; it is damaged: restore it, or give another folder")
@@ -49,7 +49,7 @@ def read_config(folder: Path) -> Config:
 
 
 def is_run_in(config: Config, folder: Path) -> bool:
-    """Whether a folder's `run.json` describes this run, on files with the same contents as now."""
+    """Whether a folder's `run.json` describes this run, and the run's input files have not changed since it was written."""
     saved, digests = _saved_in(folder)
     if saved != config.description():
         return False

@@ -229,7 +229,8 @@ class Loop(ABC):
             if batch is None or not self.engine.can_update:
                 why = self._generate()
                 continue
-            # The batch's rollouts may pass grid points. These are evaluated with the weights before the batch.
+            # With this batch's rollouts, the run may have passed one or more points at which an evaluation is due. At these
+            # points, the weights before the batch are evaluated.
             before = self.allocator.paid - 1
             if self.grid.is_due(before):
                 self.engine.pause()

@@ -179,7 +179,7 @@ def test_a_file_of_features_is_read_by_key(key, tmp_path):
     np.testing.assert_allclose(there, own_features({"mine": values}).blocks["mine"], atol=1e-5)
     trainer.train()
     assert trainer.allocation.made is None  # nothing to save: the file is the user's
-    with pytest.raises(ValueError, match="has no features of 40 of 40 prompts"):
+    with pytest.raises(ValueError, match=r"lacks the features of 40 prompts \(of 40\)"):
         tiny_trl.trainer(tmp_path, "foresight", **given | {"driver": given["driver"] | {"key": None if key else "id"}})
 
 

@@ -182,7 +182,7 @@ STOPS = {
         (
             "rollalloc_colocate_async",
             {"trainer.v1.sampler.max_off_policy_strategy": "wait", "trainer.v1.sampler.max_off_policy_threshold": 2},
-            r"wait with 1 batches ahead needs .*threshold of at least 3 .* staleness of 1; raise it",
+            r"wait with 1 batches generated ahead needs max_staleness of at least 2, got 1; set .*threshold to at least 3 ",
         ),
         (
             "rollalloc_colocate_async",
@@ -212,7 +212,7 @@ STOPS = {
                 "trainer.v1.sampler.max_off_policy_strategy": "wait",
                 "trainer.v1.separate_async.num_warmup_batches": 7,
             },
-            "wait with 7 batches ahead needs .*at least 9",
+            "wait with 7 batches generated ahead needs .*threshold to at least 9 ",
         ),
         ("rollalloc", {"trainer.use_v1": False}, "use_v1=False selects .* set it to True"),
         (

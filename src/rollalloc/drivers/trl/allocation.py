@@ -165,7 +165,7 @@ class Allocation:
         prompt_of = {rollout: order.prompt for order in mine for rollout in order.rollouts}
         rows = self._rows(dict.fromkeys(order.prompt for order in mine))
         if (turns := generate.turns) is not None:
-            # A row for each rollout, since an environment may change its row.
+            # Every rollout gets its own copy of the prompt's row, because an environment may change it.
             own_rows = [self.dataset[prompt] for prompt in prompt_of.values()]
             self._take(by_all(lambda: self._score(trainer, rows, *turns(prompt_of, own_rows))))
             return

@@ -74,8 +74,8 @@ class AveragedWeights(TrainerCallback):
         """Give the model the trained weights when training begins.
 
         Args:
-            saved: the trained weights of the checkpoint that the run resumes from; the model has its average at this point.
-                None: the run does not resume from a checkpoint.
+            saved: the trained weights from the checkpoint that the run resumes from. The model still holds that
+                checkpoint's averaged weights. None: the run does not resume from a checkpoint.
         """
         self._parameters = [parameter for _, parameter in trained(self._model)]
         if saved is not None:

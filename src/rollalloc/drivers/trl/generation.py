@@ -106,7 +106,9 @@ class Generator:
         return self.samples and self.trainer.accelerator.num_processes == 1
 
     def stream(self, requests: Sequence[Request]) -> abc.Generator[list[Generation], Iterable[int] | None]:
-        """Yield rollouts as they end, and stop those that are sent; see `rollalloc.generate.sampler.stream`."""
+        """Yield rollouts as they end. Rollouts whose ids the caller passes to `send` are stopped; see
+        `rollalloc.generate.sampler.stream`.
+        """
         return sampler.stream(requests=requests, **self._sampler)
 
     def complete(self, prompts: Sequence[Tokens]) -> tuple[list[Tokens], list[NDArray[np.float32]] | None]:

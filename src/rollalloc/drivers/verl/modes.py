@@ -83,9 +83,9 @@ class Overlap:
         ahead = max(1, ceil(self._batches()))
         if recipe.max_staleness <= ahead:
             raise ValueError(
-                f"{_STRATEGY}=wait with {ahead} batches ahead needs {_THRESHOLD} of at least {ahead + 2} (or the recipe's "
-                f"max_staleness of at least {ahead + 1}), got a staleness of {recipe.max_staleness}; raise it, generate "
-                f"fewer batches ahead, or set {_STRATEGY}=drop"
+                f"{_STRATEGY}=wait with {ahead} batches generated ahead needs max_staleness of at least {ahead + 1}, got "
+                f"{recipe.max_staleness}; set {_THRESHOLD} to at least {ahead + 2} (or, if the recipe sets max_staleness "
+                f"itself, raise it there), generate fewer batches ahead, or set {_STRATEGY}=drop"
             )
         return recipe.max_staleness - ahead
 

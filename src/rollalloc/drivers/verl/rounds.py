@@ -175,7 +175,7 @@ class Rounds:
             None: no update is delayed, and groups that get too old are dropped.
 
     Attributes:
-        seconds: time that the last `next_batch` took, without waiting for the crew.
+        seconds: time that the last `next_batch` took, not counting the time it waited for rollouts from the crew.
         reasons: why rollouts failed in the last step, with counts.
     """
 

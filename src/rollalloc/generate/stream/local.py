@@ -40,8 +40,8 @@ class LocalBackend:
             a run without interruption. False: they are kept, which saves a prefill at each update.
 
     Raises:
-        ValueError: the model has another cache, `kv_tokens` is too small for one rollout, or an EOS id is outside the
-            vocabulary.
+        ValueError: the model's cache does not consist of plain keys and values, `kv_tokens` is too small for one rollout, or
+            an EOS id is outside the vocabulary.
     """
 
     def __init__(

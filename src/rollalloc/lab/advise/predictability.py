@@ -151,7 +151,9 @@ def predicted_rates(hits_P: Ints, count_P: Ints, features_PD: NDArray[np.float32
 
 
 def _record(events: _Events) -> Floats:
-    """Logit of the rate that each rollout's record predicts, shape (2P, 1); mixtures are fitted to the other folds."""
+    """Logits of the success rate predicted from a prompt's other rollouts, shape (2P, 1): first for a right rollout of each
+    prompt, then for a wrong one. The mixture of rates is fitted to the prompts of the other folds.
+    """
     right_P, wrong_P = np.empty(len(events.hits_P)), np.empty(len(events.hits_P))
     for fold in range(_FOLDS):
         held_P = events.fold_P == fold

@@ -227,7 +227,7 @@ def kept(place: ProfileFolder, before: int, n: int) -> int:
 
 
 def _boundary(prompts: int) -> int:
-    """The last start of a wave at or before this many prompts: 0, 1, 2, 4, 8, 16, 32, 64, 96, ..."""
+    """Round a number of prompts down to the start of a wave. Waves start at 0, 1, 2, 4, 8, 16, 32, 64, 96, ..."""
     return prompts // _WAVE * _WAVE or (1 << prompts.bit_length()) // 2
 
 

@@ -52,7 +52,7 @@ class Interval:
     Attributes:
         point: the interquartile mean.
         low: lower end; None for fewer than five values, or if a run is censored.
-        high: upper end; None in the same cases.
+        high: upper end; None if `low` is None.
         values: one value per seed, in order; that of a censored run is a bound.
         bound: ">" if the point is a lower bound, "<" if an upper bound, "" if neither.
     """
@@ -274,7 +274,9 @@ def ended(run: Config, place: Path, *, target: float | None = None, diverged: bo
 
 
 def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of an evaluation's line by the names of `LAST`, and `k`; None for those that are missing or not numbers."""
+    """A dictionary of the values that an evaluation's line has for each name in `LAST` and for `k`; None for those that are
+    missing or not numbers.
+    """
     saved = evaluation.get("breadth")
     breadth: Mapping[str, Any] = saved if isinstance(saved, dict) else {}
     known = {**breadth, "accuracy": evaluation["accuracy"]}

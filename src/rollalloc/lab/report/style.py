@@ -71,11 +71,11 @@ def cause(name: str) -> Kind:
 
 
 def by_cause(accounts: Mapping[str, float]) -> list[tuple[Kind, float]]:
-    """Spending by cause, without zeros, in the order of all views."""
+    """Spending by cause, without zeros, in the order that every view uses."""
     return [(cause(name), accounts[name]) for name in in_order(accounts) if accounts[name]]
 
 
 def in_order(causes: Iterable[str]) -> list[str]:
-    """The causes, each once, in the order of all views; unknown ones come last."""
+    """The causes, each once, in the order that every view uses; unknown causes come last."""
     present = dict.fromkeys(causes)
     return [name for name in CAUSES if name in present] + [name for name in present if name not in CAUSES]

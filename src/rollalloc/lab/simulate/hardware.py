@@ -131,9 +131,10 @@ class Hardware:
         return Latency(ends, seconds, f"arithmetic for {self.model} on {self.gpu}", model.token_bytes / bandwidth)
 
     def costs(self, **given: Any) -> Costs:
-        """Estimated costs of passes over tokens: 2 FLOP per parameter forward, 4 backward, at the shares of FLOP/s above.
+        """Estimated costs of passes over tokens: 2 FLOP per parameter and token forward, and 4 backward.
 
-        The multiplications inside attention are left out; at 8,192 tokens they add a few percent.
+        The hardware reaches the share `DECODING_SHARE` (prefill) or `TRAINING_SHARE` of its peak FLOP/s. The
+        multiplications inside attention are left out; at 8,192 tokens they add a few percent.
 
         Args:
             given: costs, by name, to use instead of the estimates.

@@ -306,7 +306,8 @@ class SimulatedTrainer:
         left = max(0.0, self._ahead - now)
         seconds = left if cluster.overlap else self._forward(tokens)
         seconds += (tokens * costs.train + len(batch.rows) * costs.train_row) / cluster.trainers + costs.update
-        # Under "sync", the same GPUs were decoding, and their time is counted as decoding.
+        # Under "sync", the GPUs that train are those that decode, and `decoding` already counts the time since the last
+        # update.
         if cluster.schedule == "async":
             looked = self._looked - left
             self.busy += looked

@@ -109,7 +109,7 @@ class Skills:
             The problems in random order; `extra` holds `initial_p`, the product of the prompt's rates.
 
         Raises:
-            ValueError: the skills give too few such prompts.
+            ValueError: the skills give too few new prompts for some band.
         """
         wanting = pool.counts(count)
         found: list[Problem] = []
@@ -124,8 +124,8 @@ class Skills:
             if not wanting.any():
                 return [found[index] for index in rng.permutation(count)]
         raise ValueError(
-            f"expected {count} new prompts in the bands of {pool}, but {wanting.tolist()} of them are still wanting after "
-            f"4,096,000 draws from {len(self.rate_K)} skills; ask for fewer prompts or take more skills"
+            f"could not draw {count} new prompts for {pool}: after 4,096,000 draws from {len(self.rate_K)} skills, its "
+            f"bands of success rates still lack {wanting.tolist()} prompts; ask for fewer prompts or take more skills"
         )
 
 
