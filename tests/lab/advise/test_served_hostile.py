@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -70,7 +71,7 @@ def choice(finish="stop", **message):
     [
         (stream, "does not speak the OpenAI protocol"),
         (half_a_chunk, "no server answers at"),
-        (drip, "did not answer a request within 0.3 s, 2 times; give more time with --request-limit"),
+        (drip, "did not answer a request within 1 s, 2 times; give more time with --request-limit"),
         (reply(choices=None), "does not speak the OpenAI protocol"),
         (nothing, "does not speak the OpenAI protocol"),
         (no_gzip, "no server answers at"),
@@ -94,15 +95,18 @@ def choice(finish="stop", **message):
 )
 def test_a_server_that_does_what_it_should_not_ends_in_a_sentence(advise, server, failure, message):
     server.replies = lambda number, body: failure if number >= 8 else answered(number, body)
-    code, _, said = advise(concurrency=2, retries=1, request_limit=0.3 if failure is drip else 30)
+    code, _, said = advise(concurrency=2, retries=1, request_limit=1 if failure is drip else 30)
     assert code == 2
     assert message in said
     assert "\x1b" not in said
-    assert "8 answers are kept in profile" in said
+    kept = re.search(r"(\d+) answers are kept in profile", said)
+    assert kept
+    if failure is not drip:  # on a busy machine a whole answer may take longer than its short limit
+        assert kept[1] == "8"
     asked = len(server.requests)
     server.replies = answered
     assert advise(concurrency=2)[0] == 0
-    assert len(server.requests) - asked == 88
+    assert len(server.requests) - asked == 96 - int(kept[1])
 
 
 def test_a_redirect_is_not_followed_and_the_key_goes_to_no_other_host(advise, server, monkeypatch):
