@@ -320,7 +320,7 @@ def test_compare_shows_what_each_paid(call, tmp_path):
         (("--recipes", "grpo", "--seeds", "one"), "--seeds: expected whole numbers separated by commas, got 'one'"),
         (
             ("--recipes", "a/b=grpo"),
-            "--recipes: 'a/b' names a folder, which cannot hold a '/'; give another LABEL=grpo",
+            "--recipes: the label 'a/b' becomes the name of a folder, so it cannot contain '/'; give another LABEL=grpo",
         ),
         (("--recipes", "grpo", "--set", "groups=3"), "expected LABEL.key with one of grpo; e.g. grpo.groups=8"),
         (("--recipes", "grpo", "--matched", "groups=3"), "--matched expects groups=G,n=N, got 'groups=3'"),

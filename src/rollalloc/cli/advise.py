@@ -127,7 +127,7 @@ def _choice(text: str) -> Choice:
     once = len(given) == len(pairs)
     if given.keys() - {"n", "groups"} or not once or not least_one or counts[0] * counts[1] > _MOST:
         raise ValueError(
-            "--present: expected a recipe, n and groups, once each, such as grpo:n=8,groups=16, of at most "
+            "--present: expected a recipe, n and groups, once each, such as grpo:n=8,groups=16, with batches of at most "
             f"{_MOST:,} rollouts, got {text!r}"
         )
     if recipe not in RECIPES:

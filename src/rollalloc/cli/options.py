@@ -48,7 +48,7 @@ def place(text: str | Path) -> Path:
     """The path of a folder. An empty name is refused, so that an unset shell variable does not mean the current folder.
 
     Raises:
-        typer.BadParameter: it is empty.
+        typer.BadParameter: the name is empty.
     """
     if not str(text).strip():
         raise typer.BadParameter("expected the name of a folder, got an empty one; give . for the current folder")
@@ -72,7 +72,7 @@ def folder(text: str | Path) -> Path:
     """A folder to write into.
 
     Raises:
-        typer.BadParameter: it is empty, a file, or a link that leads nowhere.
+        typer.BadParameter: the name is empty, or is that of a file or of a link that leads nowhere.
     """
     at = _no_broken_link(text)
     there = next(above for above in (at, *at.parents) if above.exists())
@@ -363,7 +363,10 @@ def named_recipes(recipes: Sequence[str]) -> dict[str, str]:
                 f"--recipes: expected NAME or LABEL=NAME between commas, got {recipe!r} in {','.join(recipes)!r}"
             )
         if "/" in label:
-            raise ValueError(f"--recipes: {label!r} names a folder, which cannot hold a '/'; give another LABEL={name}")
+            raise ValueError(
+                f"--recipes: the label {label!r} becomes the name of a folder, so it cannot contain '/'; give another "
+                f"LABEL={name}"
+            )
         if label in named:
             raise ValueError(f"--recipes names {label!r} twice; give one of them a label of its own, LABEL={name}")
         named[label] = name

@@ -77,7 +77,7 @@ def check_width(width: int) -> None:
     """Check that a width (number of columns) is in its range.
 
     Raises:
-        ValueError: it is not in [1, 4096].
+        ValueError: `width` is not in [1, 4096].
     """
     at_least("width", width, 1)
     if width > WIDEST:

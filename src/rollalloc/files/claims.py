@@ -90,7 +90,7 @@ class Claims:
 
         Raises:
             ValueError: the manifest is damaged.
-            OSError: it cannot be read.
+            OSError: the manifest cannot be read.
         """
         if not os.path.lexists(self._manifest):
             return frozenset()

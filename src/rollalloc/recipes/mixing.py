@@ -162,7 +162,7 @@ def _mix_advantages(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
 
 
 def _either(slot: str, first: Any, second: Any, plain: Any, take: Mapping[str, Side]) -> Any:
-    """The value of a slot: the one that `take` names, or else the one that is not plain."""
+    """The value of a slot: that of the recipe which `take` names, or otherwise the value that is not plain."""
     if slot in take:
         return first if take[slot] == "first" else second
     if first == second or second == plain:

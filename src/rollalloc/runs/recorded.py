@@ -80,7 +80,7 @@ class RecordedRun:
 
     @property
     def why(self) -> str | None:
-        """Why the run ended or failed; None: it runs, or was killed without recording it."""
+        """Why the run ended or failed. None: the run is not over, or was killed before it could record why."""
         return str(self.last.get("why", "it ended")) if self.last and (self.ended or self.failed) else None
 
     @property

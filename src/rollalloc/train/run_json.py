@@ -98,8 +98,8 @@ def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
         ) from None
     if schema != SCHEMA:
         raise ValueError(
-            f"{path} has schema {short(schema)}, expected {SCHEMA}; it is not of this version of rollalloc, which can "
-            "neither resume nor reuse the run: use the version that wrote it, or give another folder (--out)"
+            f"{path} has schema {short(schema)}, expected {SCHEMA}; this version of rollalloc can neither resume "
+            "nor reuse the run: use the version that wrote it, or give another folder (--out)"
         )
     return saved, digests
 

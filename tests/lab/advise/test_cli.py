@@ -147,7 +147,7 @@ def test_a_log_that_cannot_be_used_is_one_message_and_exit_code_2(call, tmp_path
         ),
         (("--present", "grpo:m=4"), "--present: expected a recipe"),
         (("--present", "grpo:n=8,n=9"), "once each"),
-        (("--present", "grpo:n=8,groups=99999999999"), "of at most 1,000,000 rollouts, got"),
+        (("--present", "grpo:n=8,groups=99999999999"), "with batches of at most 1,000,000 rollouts, got"),
         (("--present", "grpo:n=0"), "--present: expected a recipe"),
         (("--present", "grpo:n=true"), "--present: expected a recipe"),
         (("--present", "grpo:n=8.0"), "--present: expected a recipe"),

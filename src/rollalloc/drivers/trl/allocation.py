@@ -48,11 +48,12 @@ class Allocation:
         seed: seeds the draw of prompts and the sampling.
         key: data set column of unique keys, by which a resumed run finds its prompts in a changed data set. None: prompts
             are matched by their content.
-        features: the prompts' features by block, or a function that computes them; it is called before the first batch.
+        features: the prompts' features by block, or a function that computes them. The function is called before the first
+            batch.
 
     Attributes:
-        made: the features that such a function returned, which are saved with the run. None before it is called, or
-            without one.
+        made: the features that this function returned, which are saved with the run. None before the call, or if there is
+            no function.
         movement: measures how far each batch moves the weights. None if the recipe does not use it.
         rollouts: the rollouts that the core has not released, by id.
         finished: why the recipe ended; None while it runs.

@@ -210,7 +210,7 @@ class Rounds:
         """Generate until there is a batch.
 
         Args:
-            last: this is the last batch, so that no rollouts for another one are started.
+            last: whether this is the last batch, so that no rollouts for a later batch are started.
 
         Raises:
             Finished: the run is over, and there is no batch.
@@ -466,7 +466,7 @@ class Rounds:
         if missing := needed - present:
             raise ValueError(
                 f"{len(missing)} of {len(needed)} rows that the checkpoint's state holds are not in its TransferQueue, "
-                f"e.g. {min(missing)}; the checkpoint is corrupt: resume from another one"
+                f"e.g. {min(missing)}; the checkpoint is corrupt: resume from another checkpoint"
             )
         self.allocator.load_state_dict(state["allocator"])
         self._keys, self._kept = keys, kept

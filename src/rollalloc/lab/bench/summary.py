@@ -246,7 +246,7 @@ def ended(run: Config, place: Path, *, target: float | None = None, diverged: bo
     Args:
         run: the run in the folder.
         place: the folder.
-        target: the target by which to judge it, instead of its own.
+        target: the accuracy by which to judge the run, instead of the run's own target. None: the run's own.
         diverged: whether the weights of the run diverged, so that its metrics end before the budget is spent.
     """
     if not (place / METRICS).exists():
