@@ -88,6 +88,7 @@ def test_some_tasks_and_settings(make):
         ("user", "lets a user open the conversation"),
         ("sandbox", "SandboxTask needs a sandbox, for ran"),
         ("setup", "SetupTask needs a sandbox, for setup"),
+        ("verifier", "VerifierTask needs a sandbox, for stage_verifier"),
         ("container", "ContainerTask needs a sandbox, for its container"),
         ("no reward", "NoRewardTask has no reward"),
         ("other", "OtherTask, but its taskset declares SumTask, whose rubric would score it"),
@@ -102,6 +103,21 @@ def test_what_is_no_single_answer_is_refused_by_name(make, kind, message):
     assert "environment 'vf_kinds'" in said
     assert message in said
     assert not Path("sums.jsonl").exists()
+
+
+def test_an_environment_with_a_harness_of_its_own_is_refused(make, tmp_path, monkeypatch):
+    """vf-eval runs a package's own harness by default, and that one decides about the turns."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "vf_harness.py").write_text(
+        "import verifiers.v1 as vf\n"
+        "from vf_kinds import SumTaskset\n\n\n"
+        "class Turns(vf.Harness):\n    pass\n\n\n"
+        "class Harnessed(SumTaskset):\n    pass\n\n\n"
+        '__all__ = ["Harnessed", "Turns"]\n'
+    )
+    code, said = make(name="vf_harness")
+    assert code == 2
+    assert "environment 'vf_harness' has a harness of its own, so its rollouts can have several turns" in said
 
 
 @pytest.mark.parametrize(("how", "reason"), [("key", "KeyError: 'SOME_API_KEY'"), ("exit", "SystemExit: 3")])

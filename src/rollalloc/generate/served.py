@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
@@ -38,6 +39,7 @@ KEY = "OPENAI_API_KEY"
 _CONNECT_S = 10.0  # time limit for connecting to a server
 _LISTING_S = 20.0  # time limit for listing its models
 _MALFORMED = 3  # number of attempts if an answer cannot be parsed
+_VERSION = re.compile(r"(:latest|[-@]\d{4}-?\d\d-?\d\d)")  # what servers append to the name of a model
 _SHOWN = 300  # maximum number of characters shown of a server's message
 _MOST_AT_ONCE = 1000  # maximum number of connections that the client opens
 # If a request omits these, servers use their own defaults or those of generation_config.json, such as top_k = 40 in
@@ -58,13 +60,14 @@ _NO_PROTOCOL = (
 )
 # The library of openai's HTTP client: httpx, or httpx2 of openai 3.
 _HTTP = import_module(openai.DefaultAsyncHttpxClient.__base__.__module__.partition(".")[0])
+_BROKEN_OFF = (_HTTP.RemoteProtocolError, _HTTP.ReadError, _HTTP.DecodingError)
 
 
 class ServerFailed(RuntimeError):
     """The server cannot be reached, refuses a request, or uses another protocol. Earlier answers are kept."""
 
 
-class _Refused(ServerFailed):
+class PromptRefused(ServerFailed):
     """The server refuses one request because of its content."""
 
 
@@ -276,14 +279,14 @@ class ServedModel:
         for _ in range(_MALFORMED):
             try:
                 return self._read(await self._request(prompt), chat=not isinstance(prompt, str))
-            except _Refused as error:
+            except PromptRefused as error:
                 if not self.ask.skip_refused:
                     raise
                 return Answer("", 0, 0, False, failure=str(error))
             except openai.OpenAIError as error:
                 raise ServerFailed(self._why(error)) from None
             except (AttributeError, TypeError, ValueError, LookupError) as error:  # incomplete or unexpected JSON
-                problem = error_text(error, _SHOWN).removeprefix("ValueError: ")
+                problem = error_text(error).removeprefix("ValueError: ")  # cut only after the key is removed
         what = "does not answer" if _ERROR_SENT in problem else _NO_PROTOCOL
         raise ServerFailed(f"{self.endpoint.url} {what} ({self._hidden(problem)}, {_MALFORMED} times)")
 
@@ -303,7 +306,7 @@ class ServedModel:
                 elif length == "max_tokens" and "max_completion_tokens" in message:
                     self._length = "max_completion_tokens"
                 else:
-                    raise _Refused(f"the server refuses a prompt: {message}") from None
+                    raise PromptRefused(f"the server refuses a prompt: {message}") from None
 
     async def _send(self, prompt: Prompt, length: str, extra: dict[str, Any]) -> Any:
         sampling = self.ask.sampling
@@ -325,7 +328,7 @@ class ServedModel:
     def _read(self, reply: Any, *, chat: bool) -> Answer:
         """Convert a reply of the expected shape into an `Answer`."""
         if isinstance(reply, str):
-            raise ValueError(f"expected JSON, got {reply[:60]!r}")
+            raise ValueError(f"expected JSON, got {self._hidden(reply)[:60]!r}")
         if (problem := getattr(reply, "error", None)) is not None:
             raise ValueError(f"{_ERROR_SENT}: {problem}")
         choice, usage = reply.choices[0], getattr(reply, "usage", None)
@@ -336,7 +339,7 @@ class ServedModel:
             self._warn("takes the reasoning out of answers", "training scores the whole text; use no reasoning parser")
         asked = self.ask.model
         served = str(getattr(reply, "model", None) or asked)
-        if not served.startswith(asked) and not asked.endswith(served):
+        if not _same_model(asked, served):
             other = f"was asked for {asked!r} and answered with {self._hidden(served)!r}"
             if not self._listed:
                 how = f"give --served-model {self._hidden(served)} if that is the model to profile"
@@ -374,6 +377,10 @@ class ServedModel:
                 cause = self._hidden(str(error.__cause__ or error))
                 if "CERTIFICATE_VERIFY_FAILED" in cause:
                     return f"{url} has a certificate that is not trusted ({cause}); export SSL_CERT_FILE=its_certificate.pem"
+                if isinstance(error.__cause__, _BROKEN_OFF) and "without sending a response" not in cause:
+                    return (
+                        f"{url} sent an answer that is incomplete or cannot be decoded ({cause}); see the server's log"
+                    )
                 return f"no server answers at {url} ({cause}); start it, or correct --endpoint{self._by_proxy()}"
             case openai.AuthenticationError() | openai.PermissionDeniedError():
                 is_set = "is set but not accepted" if self._key else "is not set"
@@ -405,6 +412,12 @@ class ServedModel:
     def _hidden(self, text: str) -> str:
         """Make a server's text short and safe to print, and remove the key, which some servers repeat."""
         return visible(text.replace(self._key, "[key]") if self._key else text)[:_SHOWN].strip()
+
+
+def _same_model(asked: str, served: str) -> bool:
+    """Whether an answer names the model that was asked for, perhaps without its organisation or with a version."""
+    rest = served.removeprefix(asked)
+    return served == asked or asked.endswith(f"/{served}") or (rest != served and bool(_VERSION.fullmatch(rest)))
 
 
 def _count(value: Any) -> int | None:

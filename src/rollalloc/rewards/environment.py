@@ -29,6 +29,7 @@ except ImportError as error:
 
 REWARD = f"{__name__}:compute_score"
 NAME, CONFIG, TASK = "environment", "environment_config", "task"  # in `extra_info`
+_SANDBOX_HOOKS = ("setup", "finalize", "stage_verifier")
 _ELSEWHERE = "train it with TRL's environment_factory or verl's tool_agent (docs/agents.md), or with prime-rl"
 
 
@@ -57,6 +58,10 @@ def load_taskset(name: str, config: Mapping[str, Any]) -> Any:
         ) from error
     if environment is not SingleAgentEnv:
         raise ValueError(f"environment {name!r} has several agents or turns ({environment.__name__}); {_ELSEWHERE}")
+    if loaders.default_harness_id(name) == name:
+        raise ValueError(
+            f"environment {name!r} has a harness of its own, so its rollouts can have several turns; {_ELSEWHERE}"
+        )
     if type(taskset).toolsets(taskset.config):
         raise ValueError(
             f"environment {name!r} gives the model tools, so its rollouts have several turns; {_ELSEWHERE}"
@@ -86,7 +91,7 @@ def check_task(name: str, task: Any) -> None:
         raise ValueError(f"{of_task} has a prompt that is empty or not text; only prompts of text can be exported")
     if task.config.judges:
         raise ValueError(f"{of_task} is scored by a judge, a model that needs a server and a key; {_ELSEWHERE}")
-    hooks = [hook for hook in ("setup", "finalize") if getattr(type(task), hook) is not getattr(base, hook)]
+    hooks = [hook for hook in _SANDBOX_HOOKS if getattr(type(task), hook) is not getattr(base, hook)]
     needs = [fn.__name__ for kind in ("reward", "metric") for fn in task.hooks(kind) if _needs_runtime(fn)]
     if task.NEEDS_CONTAINER or task.data.image or task.data.artifacts or hooks or needs:
         what = ", ".join([*hooks, *needs]) or "its container"

@@ -68,6 +68,11 @@ class SetupTask(SumTask):
         pass
 
 
+class VerifierTask(SumTask):
+    async def stage_verifier(self, trace, runtime) -> None:
+        pass
+
+
 class ContainerTask(SumTask):
     NEEDS_CONTAINER = True
 
@@ -89,6 +94,7 @@ KINDS = {
     "tool": ToolTask,
     "sandbox": SandboxTask,
     "setup": SetupTask,
+    "verifier": VerifierTask,
     "container": ContainerTask,
     "stop": StopTask,
     "no reward": NoRewardTask,

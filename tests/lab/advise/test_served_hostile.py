@@ -70,11 +70,11 @@ def choice(finish="stop", **message):
     ("failure", "message"),
     [
         (stream, "does not speak the OpenAI protocol"),
-        (half_a_chunk, "no server answers at"),
+        (half_a_chunk, "sent an answer that is incomplete or cannot be decoded"),
         (drip, "did not answer a request within 1 s, 2 times; give more time with --request-limit"),
         (reply(choices=None), "does not speak the OpenAI protocol"),
         (nothing, "does not speak the OpenAI protocol"),
-        (no_gzip, "no server answers at"),
+        (no_gzip, "sent an answer that is incomplete or cannot be decoded"),
         (reply(choices=[]), "does not speak the OpenAI protocol"),
         (reply(choices={"0": {}}), "does not speak the OpenAI protocol"),
         (reply(choices=[None]), "does not speak the OpenAI protocol"),
@@ -143,7 +143,12 @@ def test_a_key_that_a_server_repeats_anywhere_is_not_shown(advise, server, monke
     assert "answered with '[key]'" in said
     server.replies = lambda number, body: (200, completion("yes", finish="sk-very-secret"))
     said += advise()[2]
-    assert "sk-very-secret" not in shown + said
+    for words in ("x" * 52, "x" * 240):  # the message is cut off in the middle of the key
+        server.replies = lambda number, body, words=words: (200, f"{words} sk-very-secret")
+        said += advise()[2]
+        server.replies = lambda number, body, words=words: (200, {"error": {"message": f"{words} sk-very-secret"}})
+        said += advise()[2]
+    assert "sk-very" not in shown + said
     for file in Path("profile").rglob("*.json*"):
         assert b"sk-very-secret" not in file.read_bytes()
 
@@ -346,6 +351,24 @@ def test_a_gateway_that_answers_with_the_name_behind_an_alias_is_used_and_said(a
     code, _, said = advise()
     assert code == 0
     assert said.count("was asked for 'org/tiny' and answered with 'gpt-4.1-2025-04-14', but it lists the name") == 1
+
+
+@pytest.mark.parametrize(
+    ("answers_with", "code"),
+    [
+        ("tiny", 0),
+        ("org/tiny:latest", 0),
+        ("org/tiny-2025-04-14", 0),
+        ("org/tiny-instruct-v2", 2),
+        ("ny", 2),
+    ],
+)
+def test_a_server_that_lists_nothing_must_answer_with_the_model_that_was_asked_for(advise, server, answers_with, code):
+    server.models = None
+    server.replies = lambda number, body: (200, completion("yes", model=answers_with))
+    ended, _, said = advise()
+    assert ended == code
+    assert (f"answered with '{answers_with}'" in said) == bool(code)
 
 
 def test_a_model_that_takes_temperature_or_top_p_but_not_both_gets_temperature(advise, server):
