@@ -31,7 +31,7 @@ of its prompts at 8M) and outside the clock.
   rollouts, 1,536 rollouts at least. Nothing is tuned: stock with n = 4, `line-only` and `line` have the rate 2e-5, at which
   each of them had the most right rollouts among the first 2,304 of the GPU's tuning runs (the table in docs/trl.md; stock
   with n = 4 and n = 8 were equal). Seeds 200 to 204, first stock and `line`, as many as the time allows. Right rollouts
-  among the first 1,536 are told as well, if the target is not reached.
+  among the first 1,536 are told as well, if the target is not reached. No run was over on that day (dev/LOG.md).
 - Stock: 64 rows in a step, in groups of 4, 8 and 16. Ours: `recipes.reinforce(groups=32)`, which is 32 rows in a step.
 - Rates, four for each arm at 0.15M: 1.5e-4, 3e-4, 6e-4, 1.2e-3.
   Tuning seed 100. A tuning run ends at the target, or without
