@@ -48,6 +48,16 @@ def drip(handler):
         time.sleep(0.1)
 
 
+def plain(text):
+    """An answer that is text."""
+
+    def sent(handler):
+        head(handler, Content_Type="text/plain", Content_Length=str(len(text)))
+        handler.wfile.write(text.encode())
+
+    return sent
+
+
 def nothing(handler):
     head(handler, 204)
 
@@ -144,7 +154,7 @@ def test_a_key_that_a_server_repeats_anywhere_is_not_shown(advise, server, monke
     server.replies = lambda number, body: (200, completion("yes", finish="sk-very-secret"))
     said += advise()[2]
     for words in ("x" * 52, "x" * 240):  # the message is cut off in the middle of the key
-        server.replies = lambda number, body, words=words: (200, f"{words} sk-very-secret")
+        server.replies = lambda number, body, words=words: plain(f"{words} sk-very-secret")
         said += advise()[2]
         server.replies = lambda number, body, words=words: (200, {"error": {"message": f"{words} sk-very-secret"}})
         said += advise()[2]
