@@ -39,7 +39,7 @@ KEY = "OPENAI_API_KEY"
 _CONNECT_S = 10.0  # time limit for connecting to a server
 _LISTING_S = 20.0  # time limit for listing its models
 _MALFORMED = 3  # number of attempts if an answer cannot be parsed
-_VERSION = re.compile(r"(:latest|[-@]\d{4}-?\d\d-?\d\d)")  # what servers append to the name of a model
+_VERSION = re.compile(r"(:latest|[-@]\d{4}-?\d\d-?\d\d)?")  # what servers append to the name of a model
 _SHOWN = 300  # maximum number of characters shown of a server's message
 _MOST_AT_ONCE = 1000  # maximum number of connections that the client opens
 # If a request omits these, servers use their own defaults or those of generation_config.json, such as top_k = 40 in
@@ -416,8 +416,7 @@ class ServedModel:
 
 def _same_model(asked: str, served: str) -> bool:
     """Whether an answer names the model that was asked for, perhaps without its organisation or with a version."""
-    rest = served.removeprefix(asked)
-    return served == asked or asked.endswith(f"/{served}") or (rest != served and bool(_VERSION.fullmatch(rest)))
+    return asked.endswith(f"/{served}") or (served.startswith(asked) and bool(_VERSION.fullmatch(served, len(asked))))
 
 
 def _count(value: Any) -> int | None:

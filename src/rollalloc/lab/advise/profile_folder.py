@@ -200,7 +200,9 @@ def _described(folder: Path) -> dict[str, Any] | None:
         saved = json.loads(read_text(path))
         if not all(isinstance(saved[name], int) for name in (_GROWS, _FOUND)):
             raise TypeError(f"expected numbers of prompts, found {saved[_GROWS]!r} of {saved[_FOUND]!r}")
-        stamp, _ = saved[_STAMP], [saved["source"][name] for name in ("model", "prompts", "reward")]
+        if not {"model", "prompts", "reward"} <= set(saved["source"]):
+            raise TypeError(f"expected a source with a model, prompts and a reward, found {saved['source']!r}")
+        stamp = saved[_STAMP]
         if not isinstance(stamp["bytes"], int) or not isinstance(stamp["sha256"], str):
             raise TypeError(f"expected bytes and a SHA-256 of its log, found {stamp!r}")
     except (ValueError, TypeError, KeyError) as error:
