@@ -18,6 +18,7 @@ Arms, all without averaged weights, clipped at a gradient norm of 1:
     grpo        8 prompts x 64, 4 optimizer steps a batch
     dapo        24 prompts x 64 generated, groups beyond 8 discarded, 4 steps
     pc6, pc4    16 + 48, 24 pilots every round, evicts after one visit, 6 or 4 steps, importance weights on stale rows
+    pc6 low     as pc6, at GRPO's learning rate
     pc6 raw     as pc6, but stale rows count as new: all of what was released
     default     pc4 with our defaults: evicts by evidence, pilots as needed
     evidence, none   as pc6, but evicts by evidence or not at all
@@ -45,6 +46,12 @@ of 1 million parameters was being made, which took more than seven minutes on th
 all others but those of the second pool. Seed 9803 was planned on the same
 day, when those two had ended and were read; it was begun, and stopped for want of time.)
 
+Added on 2026-11-26 at 16:40, before any of these runs: a second round, since the first one had three seeds and three rates,
+and did not run Pilot-Commit at GRPO's rate, at which its tuning run was still rising when it ended. The files of the first
+round are gone, so today's code makes these runs anew: GRPO and pc6 are tuned at four rates on seed 9800; then GRPO, pc6 and
+pc6 low on seeds 9801 to 9805, seeds outside, pools inside. Then pool B's other arms, and 1M at four rates on three seeds.
+`PLAN` has the rest behind these; it is made again only if time is left. A seed that an arm lacks is left out and named.
+
 Reported against GRPO on the same seed: rollouts, batches and optimizer steps until the smoothed accuracy (mean of five
 evaluations, one every 2,048 rollouts, exact) comes to the peak of GRPO's smoothed curve, and to .99 of it; the ratio at
 every accuracy as a curve. A method that does not get there counts with what it spent: its ratio is an upper bound, marked.
@@ -56,7 +63,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import exp, inf, log, nan
 from pathlib import Path
@@ -95,9 +102,9 @@ EDGES, SHARES = (
 )
 TRAIN, FEW, HELDOUT, DRAWN = 8192, 2048, 2048, 150_000
 LARGE_TRAIN, LARGE_DRAWN = 4096, 90_000
-RATES, TUNING_SEED, SEEDS = (1.5e-4, 3e-4, 6e-4), 9800, (9801, 9802, 9803)
+RATES, TUNING_SEED, SEEDS = (1.5e-4, 3e-4, 6e-4, 1.2e-3), 9800, (9801, 9802, 9803, 9804, 9805)
 TUNING_ROLLOUTS, ROLLOUTS, LONG, EVERY, WINDOW = 78_848, 98_304, 131_072, 2_048, 5
-LARGE_RATES, LARGE_TUNING, LARGE_ROLLOUTS = (3e-4, 6e-4), 24_576, 49_152
+LARGE_TUNING, LARGE_ROLLOUTS = 24_576, 49_152
 FIRST, SECOND, CONTROL, SMALL = "35-35-20-8192", "10-45-35-8192", "control-8192", "35-35-20-2048"
 LARGE_SUFFIX = "-1m"  # of a pool's name: its model has 1 million parameters
 LARGE = f"35-35-20-{LARGE_TRAIN}{LARGE_SUFFIX}"
@@ -128,6 +135,7 @@ ARMS = {
     "dapo": Arm("dapo", {"groups": 8, "n": 64, "gen_groups": 24}, "grpo"),
     "pc6": _pilots(6),
     "pc4": _pilots(4),
+    "pc6 low": replace(_pilots(6), tuned_as="grpo"),
     "pc6 raw": _pilots(6, corrected=False),
     "default": _pilots(4, pilots="as_needed", **_BY_EVIDENCE),
     "evidence": _pilots(6, **_BY_EVIDENCE),
@@ -137,20 +145,12 @@ ARMS = {
 }
 # Pool, arms, seeds, rollouts: in this order, all arms on a seed before the next seed.
 PLAN: Sequence[tuple[str, tuple[str, ...], Sequence[int], int]] = (
-    *((pool, ("grpo", "pc6"), (seed,), ROLLOUTS) for seed in SEEDS[:2] for pool in (FIRST, SECOND)),
-    (FIRST, ("grpo", "pc6"), SEEDS[2:], ROLLOUTS),
-    (FIRST, ("pc4", "pc6 raw", "n16", "pc16", "dapo"), SEEDS[:1], ROLLOUTS),
-    (SMALL, ("pc6", "evidence", "none", "grpo"), SEEDS[:1], LONG),
-    (FIRST, ("pc6 raw", "pc4"), SEEDS[1:], ROLLOUTS),
-    (CONTROL, ("grpo", "pc6"), SEEDS[:1], ROLLOUTS),
-    (FIRST, ("n16", "pc16"), SEEDS[1:], ROLLOUTS),
-    (SECOND, ("grpo", "pc6"), SEEDS[2:], ROLLOUTS),
-    (FIRST, ("default",), SEEDS, ROLLOUTS),
-    (SMALL, ("pc6", "evidence", "none", "grpo"), SEEDS[1:], LONG),
-    (FIRST, ("dapo",), SEEDS[1:], ROLLOUTS),
-    (CONTROL, ("grpo", "pc6"), SEEDS[1:], ROLLOUTS),
-    (LARGE, ("n16", "pc16"), SEEDS[:2], LARGE_ROLLOUTS),
-    (SECOND, ("pc4", "dapo", "default"), SEEDS, ROLLOUTS),
+    *((pool, ("grpo", "pc6", "pc6 low"), (seed,), ROLLOUTS) for seed in SEEDS for pool in (FIRST, SECOND)),
+    (SECOND, ("pc4", "dapo", "default"), SEEDS[:3], ROLLOUTS),
+    (LARGE, ("n16", "pc16"), SEEDS[:3], LARGE_ROLLOUTS),
+    (FIRST, ("pc4", "pc6 raw", "n16", "pc16", "dapo", "default"), SEEDS[:3], ROLLOUTS),
+    (SMALL, ("pc6", "evidence", "none", "grpo"), SEEDS[:3], LONG),
+    (CONTROL, ("grpo", "pc6"), SEEDS[:3], ROLLOUTS),
 )
 
 
@@ -196,7 +196,7 @@ class Tuning:
 
 
 def tuning(arm: str, out: Path, tasks: Path) -> Tuning:
-    """The tuning of an arm at 0.15M: three rates, and one more beyond as long as the best is at an end."""
+    """The tuning of an arm at 0.15M: the rates, and one more beyond as long as the best is at an end."""
     rates = list(RATES)
     while True:
         runs = tuple(Planned(FIRST, arm, rate, TUNING_SEED, TUNING_ROLLOUTS) for rate in rates)
@@ -212,10 +212,10 @@ def tuning(arm: str, out: Path, tasks: Path) -> Tuning:
 
 
 def large_tuning(arm: str, out: Path, tasks: Path) -> Tuning:
-    """The tuning of an arm at 1M: the better of two rates."""
-    runs = tuple(Planned(LARGE, arm, rate, TUNING_SEED, LARGE_TUNING) for rate in LARGE_RATES)
+    """The tuning of an arm at 1M: the best of the rates."""
+    runs = tuple(Planned(LARGE, arm, rate, TUNING_SEED, LARGE_TUNING) for rate in RATES)
     best = _best(runs, out, tasks)
-    return Tuning(runs, None if best is None else LARGE_RATES[best])
+    return Tuning(runs, None if best is None else RATES[best])
 
 
 def _best(runs: Sequence[Planned], out: Path, tasks: Path) -> int | None:
