@@ -1,8 +1,8 @@
 """The one stateful class of the core: a driver tells it what happened and asks it what to do.
 
-This class only dispatches. `lifecycle` takes a group from its draw to its end, `decisions` decides what to order,
-`batches` makes the batches, `endings` explains why a run ends, and `saving` turns the state into plain data. The state
-that they share is a `Run`. The cost of a call grows with the number of groups it touches, and not with the number of
+This class only dispatches. `lifecycle` takes a group from its draw to its end. `decisions` decides what to order.
+`batches` makes the batches. `endings` explains why a run ends. `saving` turns the state into plain data. These modules
+share the state in a `Run`. The time of a call depends on the number of groups that it touches, not on the number of
 prompts.
 """
 
@@ -59,7 +59,7 @@ class Allocator:
         seed: the seed of every random draw.
         version: version of the weights, from the last `Updated`.
         statistics: the record of every prompt; read only.
-        batch: the batch that was handed out and not trained yet, or None.
+        batch: the batch that was handed out and is not trained on yet, or None.
         paid: rollouts ordered since the run began.
         tokens_paid: tokens of all rollouts that have ended.
         epoch: number of the current pass over the prompts, from 0.
@@ -106,8 +106,8 @@ class Allocator:
             events: what happened since the last call, in order.
 
         Raises:
-            EventError: an event names a rollout that is unknown or already over, contains a number that is not finite
-                or not possible, or its version is out of order. The events before it were processed.
+            EventError: an event names a rollout that is unknown or already over, contains an impossible number, or has a
+                version out of order. The events before it were processed; it and the events after it were not.
             MetricError: a metric is outside [0, 1] and a rule of the recipe reads it as a success rate.
         """
         run, on_done = self._run, lifecycle.on_done
@@ -137,27 +137,27 @@ class Allocator:
         """Return what to do now. Each action is handed out once.
 
         Args:
-            capacity: number of rollouts that can be started now. None: any number. If it is too small for
-                everything, the call returns fewer orders, or parts of orders, and later calls return the rest.
+            capacity: number of rollouts that can be started now. None: any number. If this call must leave out orders
+                or parts of orders, later calls return them.
 
         Raises:
-            NoProgress: there is nothing to do, nothing is running, and no event could change that.
+            NoProgress: no rollout is running, and the core can neither start one nor make a batch nor end the run.
             RuleError: a rule of the recipe broke its contract.
         """
         if capacity is not None and capacity < 0:
             raise ValueError(f"capacity must be 0 or more rollouts, or None for no limit, got {capacity}")
         run, flight, budgets = self._run, self._run.flight, self._run.budgets
         if run.settled and flight.owner and not (flight.touched or run.cancel or run.release):
-            if not budgets.owed:  # fast path: most asks of an asynchronous driver
+            if not budgets.owed:  # fast path: most calls of an asynchronous driver end here
                 return NOTHING
-            if not budgets.limited:  # second fast path: only a slot became free
+            if not budgets.limited:  # second fast path: only the capacity changed
                 return Actions(decisions.hand_out(run, capacity))
         if flight.touched:
             lifecycle.stop_early(run)
         if budgets.limited and budgets.overdrawn():
             lifecycle.withhold(run)
         batch, orders = None, ()
-        if not (run.settled and flight.owner):  # otherwise nothing changed and the last decision still holds
+        if not (run.settled and flight.owner):  # if settled, the last decision still holds
             batch = None if run.settled else batches.full_batch(run)
             if batch is None and run.finished is None:
                 halt = decisions.decide(run)
@@ -174,7 +174,9 @@ class Allocator:
         return Actions(orders, cancel, release, batch, run.finished)
 
     def _resolve(self, halt: Halt | None) -> Batch | None:
-        """Nothing is running and nothing was decided: make a short batch, begin a new round, end the run, or raise."""
+        """Nothing is running and nothing could be ordered: make a short batch, restart the count of candidates, end the
+        run, or raise `NoProgress`.
+        """
         run = self._run
         if halt is not None and halt.ends is Ends.NOTHING:
             raise NoProgress(halt.why)
@@ -221,10 +223,10 @@ class Allocator:
         return max(0, groups - len(run.drawn) - rule.waiting(run.memory))
 
     def due_epoch(self) -> int | None:
-        """The first epoch in which some prompt may be drawn; None if every prompt is in flight, waits for new weights, or
-        may never be drawn again.
+        """The first epoch in which some prompt may be drawn.
 
-        If a framework's data loader is already in a later epoch, the loader has skipped a prompt that was due.
+        None if no prompt waits for an epoch: each is in flight, waits for new weights, or may never be drawn again. If a
+        framework's data loader is already in a later epoch, it has skipped a prompt.
         """
         return self._run.pool.due_epoch()
 
@@ -239,8 +241,8 @@ class Allocator:
         return self._run.statistics.with_fate(QUARANTINED)
 
     def prompt_counts(self) -> dict[str, int]:
-        """Counts by name: prompts that are now `evicted` or `quarantined`, and `revived`, visits so far to evicted
-        prompts.
+        """The number of prompts that are now `evicted` and `quarantined`, and the number of visits to evicted prompts so
+        far (`revived`).
         """
         pool = self._run.pool
         return {"evicted": pool.evicted(), "revived": pool.revived, "quarantined": len(self.quarantined())}
@@ -257,8 +259,8 @@ class Allocator:
     def scoreless(self) -> bool:
         """Whether the run ended because scores were missing.
 
-        True if more than half of the rollouts failed, and either no rollout has a score or the run ended because all
-        recent rollouts failed.
+        This requires two things. More than half of the rollouts failed. Also, either no rollout has a score, or the run
+        ended because the rollouts of many prompts in a row all failed.
         """
         why, accounts = self._run.finished, self.accounts()
         if why is None or 2 * accounts["failed"] <= self.paid:
@@ -280,9 +282,9 @@ class Allocator:
         Args:
             state: the result of `state_dict`, directly or after a round trip through JSON.
             accept_recipe: continue under this allocator's recipe even if another recipe saved the state.
-            remap: for a data set that has changed. "keys" finds each prompt by its key. An array of shape (N,) contains
-                the index of each prompt in the saved data set, or -1 for a new prompt. Groups in flight whose prompts are
-                gone are dropped.
+            remap: for a data set that has changed. "keys" finds each prompt by its key. An array of shape (N,) contains,
+                for each prompt, its index in the saved data set, or -1 if it is new. Groups in flight are dropped if their
+                prompts are not in the new data set.
 
         Raises:
             ValueError: the state has another schema, missing or unknown keys, another recipe, seed or data set, or

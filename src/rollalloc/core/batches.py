@@ -54,7 +54,7 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
     if recipe.max_staleness == 0:
         discard_waiting(run)
     run.budgets.next_batch()
-    run.barren = 0  # new weights may do better, so the count of unsuccessful candidates restarts
+    run.barren = 0  # candidates without a batch are counted anew, because other weights may succeed
     run.teaching.look()
     run.pool.look()
     run.batch = Batch(tuple(rows), run.version, short_because)

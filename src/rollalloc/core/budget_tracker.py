@@ -1,4 +1,4 @@
-"""Count what was spent, and say what the budgets still allow and why no more groups may be opened."""
+"""Count what was spent, say how much the budgets still allow, and explain why no more groups may be opened."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollalloc.core.recipe import Budget
 
 
 class Ends(Enum):
-    """What ends when no more groups can be opened and nothing is running any more."""
+    """What ends if no more groups can be opened and nothing is running."""
 
     BATCH = "batch"  # a short batch is made; if no group is ready, the count of candidates restarts
     RUN = "run"  # a short batch is made; if no group is ready, the run is over
@@ -41,7 +41,7 @@ class BudgetTracker:
         self.batch_opened = 0  # groups opened since the last batch
 
     def order(self, rollouts: int) -> None:
-        """Count decided rollouts as ordered."""
+        """Record that this many decided rollouts were ordered."""
         self.owed -= rollouts
         self.paid += rollouts
 
@@ -55,15 +55,16 @@ class BudgetTracker:
         return None if left is None else max(0, left)
 
     def overdrawn(self) -> bool:
-        """Whether decided rollouts may no longer be ordered, because the token budget is spent or a smaller budget was
-        loaded.
+        """Whether decided rollouts must not be ordered any more.
+
+        This happens if the token budget is spent, or if a state was loaded with a smaller budget.
         """
         if not self.owed or not self.limited:
             return False
         return self._tokens_are_spent() or (self._left() or 0) < 0
 
     def halt(self) -> Halt:
-        """Return a `Halt` that names the limit that leaves no room for another group."""
+        """Return the budget as the reason why no more groups can be opened."""
         budget = self.budget
         known = [(budget.run_rollouts, "rollouts", self.paid), (budget.run_tokens, "tokens", self.tokens)]
         limits = " and ".join(f"{limit:,} {unit}" for limit, unit, _ in known if limit is not None)
@@ -73,7 +74,7 @@ class BudgetTracker:
         return Halt(f"the budget of {limits} has {left:,} rollouts left, too few for another group", Ends.RUN)
 
     def _left(self) -> int | None:
-        """Rollouts that may still be decided; below 0 if a smaller budget was loaded."""
+        """Rollouts that may still be decided; negative if a state was loaded with a smaller budget."""
         if self._tokens_are_spent():
             return 0
         return None if self.budget.run_rollouts is None else self.budget.run_rollouts - self.paid - self.owed

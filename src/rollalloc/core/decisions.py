@@ -17,7 +17,7 @@ from rollalloc.core.seeds import rng_when_used
 
 
 def decide(run: Run) -> Halt | None:
-    """Decide rollouts for waiting groups and for new ones. Return why no more could be opened, or None."""
+    """Decide rollouts for waiting groups and for new groups. Return why no more groups could be opened, or None."""
     if run.blocked():
         return None
     run.settled = True
@@ -28,7 +28,7 @@ def decide(run: Run) -> Halt | None:
 
 
 def _promote(run: Run, stage: int) -> Halt | None:
-    """Move groups that passed a stage into the next one, as many as the batch needs."""
+    """Move groups that passed this stage into the next stage, as many as the batch needs."""
     flight = run.flight
     ahead = sum(flight.running_S[stage + 1 :]) + sum(map(len, flight.waiting_S[stage + 1 : -1]))
     k = run.need() - ahead
@@ -41,7 +41,7 @@ def _promote(run: Run, stage: int) -> Halt | None:
 
 def choose(run: Run, stage: int, k: int) -> list[Group]:
     """Let a stage's promote rule choose at most k of the groups that wait after the stage."""
-    awaited = int(run.batch is not None)  # leave out groups that will be too old after the update that is due
+    awaited = int(run.batch is not None)  # an update is due: leave out groups that will be too old after it
     waiting = run.fresh(run.flight.waiting_S[stage].values(), awaited)
     if not waiting:
         return []
@@ -78,7 +78,7 @@ def _intake(run: Run) -> Halt | None:
 
 
 def at_most_candidates(run: Run, groups: int) -> int:
-    """This number of groups, or fewer if `max_candidates` allows only fewer for this batch."""
+    """The given number of groups, reduced to what `max_candidates` still allows for this batch."""
     limit = run.recipe.max_candidates
     return min(groups, len(run.table), *([] if limit is None else [limit - run.budgets.batch_opened]))
 
@@ -106,7 +106,7 @@ def _enter(run: Run, groups: list[Group], stage: int) -> int:
 
 
 def _sizes(run: Run, groups: list[Group], stage: int) -> list[int]:
-    """The number of rollouts of each group, from the stage's size rule."""
+    """Ask the stage's size rule for the number of rollouts of each group."""
     rule = run.recipe.stages[stage].size
     sizes = [int(size) for size in rule([group.view for group in groups], run.view(), run.size_memory[str(stage)])]
     if len(sizes) != len(groups) or min(sizes) < 1:
@@ -130,7 +130,7 @@ def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:
         pool.dry = not pool.any_due()
     elif pool.roll():
         run.changed(settled=run.settled)
-        # Pick twice in a new epoch, because a rule may notice only at the first call that its own pass is over.
+        # Pick twice in a new epoch: the first pick may be empty because the rule only then notices that its pass is over.
         pool.dry = not pick() and not pick()
     return drawn
 
@@ -161,7 +161,7 @@ def _pick(run: Run, k: int, already: int) -> list[Drawn]:
 
 
 def _drawn(picked: Any) -> Drawn:
-    """The prompt that a rule picked, in plain numbers, because the saved state cannot contain NumPy numbers."""
+    """Convert the prompt that a rule picked to plain Python numbers, because a state with NumPy numbers cannot be saved."""
     if not isinstance(picked, Drawn):
         return Drawn(index(picked))
     prompt, *thought = picked
@@ -178,7 +178,7 @@ def _is_possible(drawn: Drawn) -> bool:
 
 
 def hand_out(run: Run, capacity: int | None) -> tuple[Order, ...]:
-    """Turn decided rollouts into orders, later stages first. The last order is split if the capacity is too small for it."""
+    """Turn decided rollouts into orders, later stages first. If the capacity does not suffice, the last order is split."""
     owed = run.budgets.owed
     room = owed if capacity is None or capacity > owed else capacity
     if not room:

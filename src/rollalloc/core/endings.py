@@ -1,4 +1,4 @@
-"""Why no more groups may be opened, and how a run ends when nothing is running."""
+"""Explain why no more groups may be opened, and how a run ends when nothing is running."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from rollalloc.core.budget_tracker import Ends, Halt
 from rollalloc.core.run import Run
 from rollalloc.core.statistics import QUARANTINED
 
-# End the run after this many candidates in a row without a group to train on, and at least as many as there are prompts.
+# End the run after this many candidates in a row gave no group to train on. If there are more prompts, use their number.
 _PATIENCE = 256
 _OUTAGE = 64  # end the run after this many candidates in a row whose rollouts all failed
 
 
 def opening_halt(run: Run) -> Halt | None:
-    """The reason why not even one more group may be opened; None if one may be opened."""
+    """The reason why no group may be opened now; None if a group may be opened."""
     limit = run.recipe.max_candidates
     if limit is not None and run.budgets.batch_opened >= limit:
         ready = f"{len(run.flight.ready)} of {run.recipe.groups} groups ready"
@@ -75,7 +75,7 @@ def _remedies(run: Run) -> list[str]:
 
 
 def no_progress(run: Run) -> str:
-    """The reason why nothing can be decided although nothing is running."""
+    """Explain why nothing could be ordered although nothing is running."""
     if any(run.flight.waiting_S):
         promote = [stage.promote for stage in run.recipe.stages]
         return f"groups wait and nothing is running, but no promote rule of {promote} lets one go on"

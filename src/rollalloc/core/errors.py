@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class EventError(ValueError):
-    """An event is not possible. Earlier events of the same `tell` were taken; this one and later ones were not."""
+    """An event is not possible. The earlier events of the same `tell` were processed; this and the later ones were not."""
 
 
 class MetricError(EventError):
@@ -18,9 +18,9 @@ class RuleError(ValueError):
 class NoScores(RuntimeError):
     """The run is over because scores are missing (`Allocator.scoreless`): the reward function or the generation fails.
 
-    A trainer that raises it saves nothing, so that the last checkpoint can be continued after the cause is fixed.
+    A trainer that raises this error saves nothing. After the cause is fixed, the run continues from its last checkpoint.
     """
 
 
 class NoProgress(RuntimeError):
-    """There is nothing to do and nothing is running. The recipe or the driver must change before the run can go on."""
+    """No rollout is running, and the core can neither start one nor make a batch. The recipe or the driver is wrong."""

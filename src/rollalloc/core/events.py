@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 LARGEST = 1e30  # largest reward or metric; advantages computed from it still fit into float32
-LARGEST_WHOLE = 2**31 - 1  # largest length or version; their sums still fit into the per-prompt statistics
-FARTHEST = 1e3  # nats per token; a larger KL divergence of one update is counted as this value
+LARGEST_WHOLE = 2**31 - 1  # largest length or version; sums of such numbers still fit into the per-prompt statistics
+FARTHEST = 1e3  # nats per token; if the KL divergence of an update is larger, this value is used instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,8 @@ class Done:
             `Updated`.
         last_version: version of the weights that sampled its last token. None means the same as `version`.
         truncated: True if generation stopped at the length limit.
-        uncertainty: Σ (1 - π)² over its tokens, where π is the probability with which each token was sampled; 0 or
-            more. It approximates the squared norm of the rollout's ∇ log π, up to a factor that is the same for all
-            rollouts. None if unknown.
+        uncertainty: Σ (1 - π)² over its tokens, 0 or more, where π is the probability with which each token was sampled.
+            It is roughly proportional to the squared norm of the rollout's ∇ log π. None if unknown.
     """
 
     rollout: int
@@ -52,12 +51,11 @@ class Done:
 class Failed:
     """A rollout ended without a score, for example because its engine died or its verifier timed out.
 
-    A rollout without a score is not a wrong answer: it counts neither as a success nor as a failure of its prompt.
-
+    It is not a wrong answer: the prompt's success rate does not change.
     Attributes:
         rollout: the id from its `Order`.
         reason: text for the driver's log; the core does not read it.
-        tokens: tokens that were generated, and therefore paid for.
+        tokens: number of tokens generated before the failure.
     """
 
     rollout: int
@@ -97,8 +95,7 @@ class Offered:
     """A framework's own data loader hands over prompts, for recipes whose prompt rule is `AsOffered`.
 
     Attributes:
-        prompts: indices of the prompts, in the loader's order. An empty tuple says that the loader has no more
-            prompts.
+        prompts: indices of the prompts, in the loader's order. An empty tuple reports that the loader has ended.
         epoch: the loader's pass over the data, from 0.
     """
 

@@ -1,4 +1,4 @@
-"""The groups that are not over, and their rollouts. All lookup tables are derived from the groups' phases."""
+"""The groups that are not over, and their rollouts. Every lookup table follows from the phases of the groups."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Flight:
     Attributes:
         groups: the groups, by id.
         owner: maps each rollout that was ordered and has not ended to its group.
-        stopped: maps each cancelled rollout without a terminal event to its group, even if that group is over.
+        stopped: maps each cancelled rollout without a terminal event to its group. The group itself may be over.
         waiting_S: groups that passed stage s and wait, by id. The last entry has the groups that are ready for a
             batch.
         running_S: number of groups in stage s.
         owing_S: groups with decided rollouts of stage s that are not ordered yet, in the order in which they entered the
-            stage. A group without such rollouts is removed when its turn comes.
-        touched: groups about which the stop rule must be asked again.
+            stage. A group that has no such rollouts left stays in the queue until it comes first.
+        touched: groups that changed since the stop rule was last asked about them.
     """
 
     def __init__(self, stages: int) -> None:
@@ -69,7 +69,7 @@ class Flight:
             self.waiting_S[self._passed(group)][group.id] = group
 
     def _passed(self, group: Group) -> int:
-        """The index in `waiting_S` for this group. A group may become ready for a batch before the last stage."""
+        """The index in `waiting_S` for this group. A ready group has the last index, even if it skipped stages."""
         return -1 if group.phase is Phase.READY else group.stage
 
     def waiting(self) -> list[Group]:
@@ -77,12 +77,12 @@ class Flight:
         return [waiting[group] for waiting in self.waiting_S for group in sorted(waiting)]
 
     def trailing(self) -> list[Group]:
-        """Groups that are over except for cancelled rollouts that have not ended yet, sorted by id."""
+        """Groups that are over, but have cancelled rollouts without a terminal event; sorted by id."""
         over = {group.id: group for group in self.stopped.values() if group.phase in OVER}
         return [over[group] for group in sorted(over)]
 
     def restore(self, groups: Iterable[Group]) -> None:
-        """Restore saved groups. All tables except `stopped` and `touched` are rebuilt from them."""
+        """Add saved groups to all tables, except `stopped` and `touched`."""
         for group in groups:
             self.groups[group.id] = group
             self.owner.update(dict.fromkeys(group.running, group))

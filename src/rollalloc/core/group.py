@@ -20,16 +20,13 @@ from rollalloc.core.statistics import PromptStatistics, Record
 
 
 class Drawn(NamedTuple):
-    """A prompt that a prompt rule drew, with the rule's expectations.
-
-    The group stores all of these values, and a checkpoint contains them.
-
+    """A prompt that a prompt rule drew, with the rule's expectations. A checkpoint of the group contains all values.
     Attributes:
         prompt: index of the prompt.
         predicted: expected success rate, which is the expected mean metric, in [0, 1]. None: no expectation.
         baseline: expected reward, finite. None: no expectation.
-        sampling_ratio: K · q, where q is the probability that this prompt was the first one drawn from the K
-            candidates. Above 0; 1 means a uniform draw. None: unknown.
+        sampling_ratio: K · q, where K is the number of candidates and q the probability that this prompt was drawn first.
+            Above 0; 1 means that all candidates were equally likely. None: unknown.
     """
 
     prompt: int
@@ -51,15 +48,17 @@ class Group:
         self.prompt, self.drawn = drawn.prompt, drawn
         self.epoch = epoch  # epoch in which the prompt was drawn
         self.phase = Phase.DRAWN
-        self.stage = 0  # the stage that it is in, or passed last
+        self.stage = 0  # the stage that the group is in, or passed last
         self.spans: list[int] = []  # first rollout id ordered by each stage
         self.size = 0  # rollouts decided so far, in all stages
         self.owed: list[int] = []  # rollouts that are decided and not ordered yet
-        self.running: dict[int, None] = {}  # ordered, without a terminal event; the keys are an ordered set
+        self.running: dict[
+            int, None
+        ] = {}  # ordered, without a terminal event; a dict, because its keys keep their order
         self.done: list[Done] = []
         self.cancelled = self.failed = 0
         self.kept: dict[int, float] = {}  # probability with which a stop rule kept each of these rollouts
-        self.awaited = 0  # cancelled rollouts without a terminal event, even after the group is over
+        self.awaited = 0  # cancelled rollouts without a terminal event; counted until the last one ends
         self.stopped: list[int] = []  # number of tokens of each cancelled rollout that had begun
         self.tokens = 0  # tokens paid for its rollouts
         self.first_version: int | None = None  # the oldest first-token version in `done`
@@ -78,7 +77,7 @@ class Group:
         self.owed.extend(range(first, first + count))
 
     def hand_out(self, most: int) -> Sequence[tuple[int, tuple[int, ...]]]:
-        """Return the next decided rollouts, at most `most`, by the stage that ordered them, and mark them as running."""
+        """Mark at most `most` decided rollouts as running. Return them, grouped by the stage that ordered them."""
         now = self.owed[:most]
         del self.owed[:most]
         self.running.update(dict.fromkeys(now))
@@ -95,7 +94,7 @@ class Group:
         return [(stage, tuple(ids)) for stage, ids in groupby(rollouts, self.stage_of)]
 
     def cut(self, tokens: int) -> None:
-        """Record the length of a cancelled rollout. A length of 0 is ignored, because the rollout had not begun."""
+        """Record the length of a cancelled rollout. A length of 0 is ignored: that rollout had not begun."""
         if tokens:
             self.stopped.append(tokens)
 
@@ -161,15 +160,14 @@ def _of_group(name: str) -> Any:
 
 
 def _column(field: str, dtype: type) -> Any:
-    """A property of `GroupView`: the array of this field over the scored rollouts, or of the stages that ordered them."""
+    """A property of `GroupView`: an array with this field of each scored rollout. "stage" is the stage that ordered it."""
     return property(lambda view: view._columns(field, dtype))
 
 
 class GroupView:
     """What a rule may know about a group. The arrays contain the scored rollouts, sorted by rollout id.
 
-    The arrays do not show in which order rollouts ended. Therefore this order cannot change a decision made from the arrays.
-
+    Decisions made from the arrays cannot depend on the order in which the rollouts ended.
     Attributes:
         prompt: index of the prompt.
         group: id of the group. Groups that were drawn later have higher ids.
@@ -180,8 +178,7 @@ class GroupView:
         cancelled: number of rollouts of this group that a stop rule stopped, including those not ordered yet.
         lengths: tokens of each rollout that ended, in no particular order. For a stopped rollout this is a lower bound of
             its full length.
-        kept: for a stop rule that chose at random: maps each rollout that it kept to the probability with which it
-            was kept.
+        kept: filled if a stop rule chooses at random: the probability with which each rollout was kept, by rollout id.
         size: number of rollouts decided for the group so far, in all stages; those that failed or were stopped count too.
         predicted: success rate that the prompt rule predicted when it drew the prompt; None without a prediction.
         baseline: reward that the prompt rule expected when it drew the prompt; None without an expectation.
@@ -252,8 +249,8 @@ class GroupView:
             stages: index of the stage that ordered each rollout, not decreasing; 0 each by default.
             running: number of rollouts still to come.
             cancelled: number of rollouts that were stopped.
-            kept: rollouts that a stop rule kept, with their probabilities. The key is the position in `metrics`;
-                rollouts still to come follow after these. None by default.
+            kept: the probability with which a stop rule kept a rollout, by its position in `metrics`. Positions after
+                the end of `metrics` are rollouts still to come. None by default.
             prompt: index of the prompt.
             group: id of the group.
             predicted: success rate that the prompt rule predicted.
@@ -299,9 +296,7 @@ class GroupView:
 
     @property
     def kept_G(self) -> NDArray[np.float64]:
-        """Probability with which a stop rule kept each rollout, shape (G,). It is 1 for a rollout about which no stop
-        rule made a random choice.
-        """
+        """Probability with which a stop rule kept each rollout, shape (G,). It is 1 if no stop rule chose at random."""
         kept = self._group.kept
         return np.array([kept.get(done.rollout, 1.0) for done in self.in_order], np.float64)
 
@@ -341,7 +336,7 @@ class _Columns:
         self._made: dict[str, NDArray[Any]] = {}
 
     def __call__(self, name: str, dtype: Any) -> NDArray[Any]:
-        """The array of one field of `Done`. "stage" is the index of the stage that ordered each rollout."""
+        """The array of one field of `Done`, or, for "stage", the index of the stage that ordered each rollout."""
         column = self._made.get(name)
         if column is None:
             if name == "stage":

@@ -88,7 +88,7 @@ def on_updated(run: Run, event: Updated) -> None:
     run.version = version
     run.selection.begin()
     run.changed()
-    if run.batch is not None and run.recipe.replay is None and not run.kept:  # fast path of the common case
+    if run.batch is not None and run.recipe.replay is None and not run.kept:  # fast path: no rows are kept for replay
         run.release.extend(map(_rollout, run.batch.rows))
     elif run.batch is not None:
         run.kept.update((row.rollout, row) for row in run.batch.rows)
@@ -100,7 +100,7 @@ def on_updated(run: Run, event: Updated) -> None:
 
 
 def _moved(event: Updated) -> float:
-    """The KL divergence of the update as a plain number; 0 if it was not measured."""
+    """The KL divergence of the update as a Python float; 0 if it was not measured."""
     moved = 0.0 if event.approx_kl is None else event.approx_kl
     if not _holds(lambda: float(moved) >= 0):
         raise EventError(
@@ -116,11 +116,11 @@ def may_replay(run: Run, row: Row) -> bool:
 
 
 def go_on(run: Run, *, same_recipe: bool, same_prompts: bool) -> None:
-    """After a load: adapt the state if it was saved with another recipe or another data set."""
+    """After a load: adapt the state if the recipe or the data set is another one than when it was saved."""
     if not (same_recipe and same_prompts):
         run.finished = None  # the reason may no longer hold
     if not same_prompts:
-        run.barren = run.failing = 0  # these counted prompts of the old data set
+        run.barren = run.failing = 0  # the counts were of prompts of the old data set
     training = {row.rollout for row in run.batch.rows} if run.batch else set[int]()  # needed until the next `Updated`
     forget(run, [row for row in run.kept.values() if row.rollout not in training and not may_replay(run, row)])
     for group in [group for group in run.flight.groups.values() if group.prompt == GONE]:
@@ -155,11 +155,13 @@ def on_offered(run: Run, event: Offered) -> None:
     if useful or not event.prompts:
         rule.offer(run.memory, useful)
     elif rule.ended(run.memory):
-        rule.offer(run.memory, event.prompts)  # shows that the loader has not ended; the draw skips barred prompts
+        rule.offer(
+            run.memory, event.prompts
+        )  # an offer without useful prompts must not look like the end of the loader
 
 
 def _refuse(run: Run, done: Done) -> None:
-    """Raise an EventError that says what is wrong with a reward, a metric, an uncertainty or a version."""
+    """Raise an EventError that names the impossible value: a reward, a metric, an uncertainty or a version."""
     first, last = done.version, done.version if done.last_version is None else done.last_version
     if not _holds(lambda: abs(done.reward) <= LARGEST and abs(done.metric) <= LARGEST):
         raise EventError(
@@ -215,7 +217,7 @@ def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
 
 
 def _inform_sizes(run: Run, group: Group) -> None:
-    """Let the size rules learn from a visit that is over, once all its cancelled rollouts have ended."""
+    """Let the size rules learn from a visit. Wait until all its cancelled rollouts have ended."""
     if group.phase in OVER and not group.awaited:
         for at, stage in enumerate(run.recipe.stages):
             stage.size.observe(run.size_memory[str(at)], group.view)
@@ -228,7 +230,7 @@ def _unknown(run: Run, rollout: int) -> str:
 
 
 def whole(number: int, name: str) -> int:
-    """Return the number as a plain int, for the saved state; an EventError if it is not in [0, `LARGEST_WHOLE`]."""
+    """Return the number as a Python int, for the saved state; raise an EventError if it is not in [0, `LARGEST_WHOLE`]."""
     try:
         plain = index(number)
     except TypeError:
@@ -245,7 +247,7 @@ def judge(run: Run, group: Group) -> None:
     """A rollout of the group ended: ask the judge of its stage what happens to the group."""
     if group.phase is not _RUNNING:  # the rollout ended after the verdict
         run.changed()
-        if run.stale(group):  # this rollout is so old that the group is now too old to train on
+        if run.stale(group):  # the rollout was sampled by older weights than all others of the group
             drop(run, group, "stale", NOW)
         return
     stage = run.recipe.stages[group.stage]
@@ -288,7 +290,7 @@ def drop(run: Run, group: Group, reason: str, until: Until) -> None:
 
 
 def close(run: Run, group: Group, phase: Phase, fate: str, until: Until) -> None:
-    """The group is over: record the visit, and say when its prompt may be drawn again."""
+    """Record that the group is over, and when its prompt may be drawn again."""
     run.flight.move(group, phase)
     run.changed()
     if group.prompt == GONE:
@@ -354,7 +356,7 @@ def stop_early(run: Run) -> None:
         if rollouts:
             owed = len(group.owed)
             stop(run, group, rollouts)
-            group.cancelled += owed - len(group.owed)  # rollouts that the rule stopped before they were ordered
+            group.cancelled += owed - len(group.owed)  # the rule also stopped rollouts that were not ordered yet
             judge(run, group)
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
-_LARGEST = 1 << 53  # largest whole number that every JSON reader keeps exact; the counts of a run are far smaller
+_LARGEST = 1 << 53  # JSON readers may round larger whole numbers; no count of a run comes near it
 
 
 class Packed(TypedDict):
@@ -58,10 +58,10 @@ def move_in(target_N: NDArray[Any], packed: Packed, source_N: NDArray[np.int64] 
 
     Args:
         target_N: shape (..., N), with the prompts on the last axis. It is changed.
-        packed: the saved array, of the same dtype and leading shape. Its last axis has the prompts of the saved data
-            set.
-        source_N: for each prompt its index in the saved array; entries with -1 stay as they are. None: same data
-            set.
+            packed: the saved array, with the same dtype and leading shape. Its last axis has the prompts of the saved data
+                set.
+            source_N: for each prompt, its index in the saved array, or -1 to keep the entry in `target_N`. None: the data
+                set is the same.
         where: name for the error message.
 
     Raises:
@@ -85,15 +85,15 @@ def move_in(target_N: NDArray[Any], packed: Packed, source_N: NDArray[np.int64] 
 
 
 def follow(memory: dict[str, Any], saved: Mapping[str, Any], source_N: NDArray[np.int64]) -> None:
-    """Write the saved arrays whose name ends in `N` into the memory of another data set.
+    """Copy the saved arrays with names ending in `N` into the memory of another data set.
 
     Args:
-        memory: the memory for the new data set, with arrays of the same names; changed in place. Prompts are on the
-            last axis.
-        saved: the memory of the saved data set.
-        source_N: for each prompt its index in the saved data set, -1 for a new prompt.
+        memory: the memory for the new data set; changed in place. Prompts are on the last axis of its arrays.
+        saved: the memory of the saved data set, with arrays of the same names.
+        source_N: for each prompt, its index in the saved data set, or -1 for a new prompt.
 
     Raises:
+        ValueError: an array has another dtype or shape than `memory` has.
         ValueError: as for `move_in`.
     """
     for name, value in saved.items():
@@ -103,7 +103,7 @@ def follow(memory: dict[str, Any], saved: Mapping[str, Any], source_N: NDArray[n
 
 @contextmanager
 def reading(where: str) -> Generator[None]:
-    """Turn any exception raised while a part of a saved state is read into one error that names the part.
+    """Turn any exception from reading a part of a saved state into a ValueError that names the part.
 
     Raises:
         ValueError: the part cannot be read; the message begins with `where`.
@@ -119,7 +119,7 @@ def reading(where: str) -> Generator[None]:
 
 
 def natural(value: Any, where: str) -> int:
-    """Return a saved count; a ValueError if it is not a whole number of 0 or more."""
+    """Return a saved count; raise a ValueError if it is not a whole number of 0 or more."""
     if type(value) is not int or not 0 <= value < _LARGEST:
         raise ValueError(f"{where}: expected a whole number of 0 or more, got {value!r}; the state is corrupt")
     return value
@@ -131,11 +131,11 @@ def number(value: Any, where: str, expected: str = "finite", holds: Callable[[fl
     Args:
         value: the saved value.
         where: name of the value in the error message.
-        expected: what `holds` requires, in words, for the error message.
-        holds: says whether a number is possible.
+        expected: the condition `holds` in words, for the error message.
+        holds: returns whether a number is allowed.
 
     Raises:
-        ValueError: the value is not a number, or the number is not possible.
+        ValueError: the value is not a number, or the number is not allowed.
     """
     if type(value) in (int, float) and holds(value):
         return value
@@ -153,7 +153,7 @@ def is_rate(value: float) -> bool:
 
 
 def naturals(values: Any, where: str) -> list[int]:
-    """Return a saved list of counts or ids; a ValueError if it is not a list of whole numbers of 0 or more."""
+    """Return a saved list of counts or ids; raise a ValueError if it is not a list of whole numbers of 0 or more."""
     if not isinstance(values, list):
         raise ValueError(f"{where}: expected a list, got {type(values).__name__}; the state is corrupt")
     return [natural(value, where) for value in cast("list[Any]", values)]
@@ -183,7 +183,7 @@ def unpack_tree(value: Any) -> Any:
 
 
 def exact_keys(state: Mapping[str, Any], expected: Iterable[str], where: str) -> None:
-    """Raise a ValueError, which names missing and unknown keys, if a mapping has other keys than these."""
+    """Raise a ValueError if the mapping does not have exactly these keys. It names the missing and unknown keys."""
     if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"{where}: expected a dictionary, got {type(state).__name__}; not a state of this version")
     missing, unknown = set(expected) - set(state), set(state) - set(expected)

@@ -13,7 +13,7 @@ class Phase(Enum):
     WAITING = "waiting"  # it passed a stage and waits for the next one
     READY = "ready"  # it waits for a batch; no more rollouts will come
     TRAINED = "trained"  # over: it was in a batch
-    DROPPED = "dropped"  # over: nothing of it was trained
+    DROPPED = "dropped"  # over: none of its rollouts was trained on
 
     __hash__ = object.__hash__  # phases are looked up very often, and the hash of Enum is slow
 

@@ -1,4 +1,4 @@
-"""Which prompts may be drawn now, which come back later, and when an epoch ends."""
+"""Decide which prompts may be drawn now, when the others may be drawn again, and when an epoch ends."""
 
 from __future__ import annotations
 
@@ -39,22 +39,24 @@ LEAST_SHARE = 0.25  # if a smaller share of the prompts is left to draw, drivers
 class PromptPool:
     """The prompts that may be drawn. It stores for each prompt the epoch from which it may be drawn again.
 
-    `free_N[i]` is `due_N[i] <= epoch`. An epoch ends when the prompt rule has no prompt left to draw and prompts are
-    waiting for the next epoch. Groups in flight at that moment continue: nothing is lost at the end of an epoch.
+    `free_N[i]` is `due_N[i] <= epoch`. An epoch ends when the prompt rule has no prompt left to draw and some prompt waits
+    for a later epoch. Groups in flight at that moment continue.
     """
 
     def __init__(self, prompts: int) -> None:
         self.epoch = 0
         self.due_N: NDArray[np.int32] = np.zeros(prompts, np.int32)
         self.free_N: NDArray[np.bool_] = np.ones(prompts, np.bool_)
-        self.evicted_N: NDArray[np.bool_] = np.zeros(prompts, np.bool_)  # must wait for more than one epoch
+        self.evicted_N: NDArray[np.bool_] = np.zeros(
+            prompts, np.bool_
+        )  # set aside for more than one epoch, not drawn since
         self.away = 0  # prompts that do not wait for an epoch: in flight, waiting for a version, or barred
         self.barred = 0  # prompts that may never be drawn again
         self.revived = 0  # visits of prompts that had been evicted
-        self.dry = False  # no prompt can be drawn until a prompt is freed; saves a search at every ask
+        self.dry = False  # True after a search that found no prompt to draw; reset when a prompt is freed
         self.out = 0  # prompts that do not come back in this epoch or the next
-        self.should_warn = False  # whether drivers should log after this batch how few prompts are left
-        self._said = 0  # at the last warning: 1 + number of times that the share had halved below `LEAST_SHARE`
+        self.should_warn = False  # whether drivers should warn after this batch that few prompts are left
+        self._said = 0  # level of the last warning: 1 if the share was below `LEAST_SHARE`, +1 for each halving
         self._by_version: list[tuple[int, int]] = []
 
     def take(self, prompt: int) -> None:
@@ -105,7 +107,7 @@ class PromptPool:
             self.dry = False
 
     def roll(self) -> bool:
-        """Begin the next epoch in which a prompt may be drawn. False if no prompt can be drawn until one is freed."""
+        """Begin the next epoch in which a prompt may be drawn. Return False if no prompt waits for an epoch."""
         due = self.due_epoch()
         self.dry = due is None
         if due is not None:
@@ -113,15 +115,15 @@ class PromptPool:
         return due is not None
 
     def any_due(self) -> bool:
-        """Whether a prompt may be drawn in this or a later epoch without waiting for another prompt to be freed."""
+        """Whether a prompt may be drawn in this or a later epoch. False if all are in flight, barred or wait for weights."""
         return self.away < len(self.due_N)
 
     def due_epoch(self) -> int | None:
-        """The first epoch in which a prompt may be drawn; None if no prompt can be drawn until one is freed."""
+        """The first epoch in which a prompt may be drawn; None if no prompt waits for an epoch."""
         return int(self.due_N.min()) if self.any_due() else None
 
     def begin(self, epoch: int) -> None:
-        """Begin an epoch. Its number comes from the core or from a framework's data loader."""
+        """Begin this epoch."""
         self.epoch = epoch
         self.free_N = self.due_N <= epoch
         later_N = (self.due_N > epoch + 1) & (self.due_N < _ON_VERSION)
@@ -140,8 +142,8 @@ class PromptPool:
     def look(self) -> None:
         """After a batch, set `should_warn` to whether drivers should warn that few prompts are left.
 
-        It is set once when the share of prompts left falls below `LEAST_SHARE`, and again each time that the share
-        halves. The warnings start over once the share has risen to 2 · `LEAST_SHARE`.
+        The first warning is due when the share of prompts left falls below `LEAST_SHARE`, and the next ones each time that
+        the share has halved. Once the share has risen to 2 · `LEAST_SHARE`, the warnings start over.
         """
         share = self.left / len(self.due_N)
         halved = 0 if share >= LEAST_SHARE else 1 + int(log2(LEAST_SHARE / max(share, 0.5 / len(self.due_N))))
@@ -167,7 +169,7 @@ class PromptPool:
         }
 
     def load_state_dict(self, state: dict[str, Any], source_N: NDArray[np.int64] | None = None) -> None:
-        """Restore a saved pool; `source_N` as in `PromptStatistics.load_state_dict`."""
+        """Restore a saved pool. `source_N` gives each prompt's index in the saved pool, -1 for a new prompt."""
         exact_keys(state, self.state_dict(), "pool")
         move_in(self.due_N, state["due_N"], source_N, "pool, due_N")
         self.barred = int(np.count_nonzero(self.due_N == _NEVER))

@@ -34,10 +34,10 @@ class Replay:
 
     Attributes:
         rows: maximum number of replayed rows in a batch; at least 1.
-        times: maximum number of replays of a rollout; at least 1. Its first batch included, it is trained on at most
-            1 + `times` times. None: only `max_staleness` limits it.
-        max_staleness: a rollout is replayed while `version - its first-token version` is at most this number; at least
-            1.
+        times: maximum number of replays of a rollout, in addition to its first batch; at least 1. None: only
+            `max_staleness` limits it.
+        max_staleness: maximum age of a replayed rollout; at least 1. The age is the batch's `version` minus the version of
+            the rollout's first token.
         above: only rows with an advantage above this number are kept for replay. 0 keeps rows that did better than
             expected, -inf keeps all.
 
@@ -94,14 +94,14 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage that each group goes through.
+    """One stage that a group goes through.
 
     Attributes:
         name: for reports, such as "pilot".
         size: number of rollouts for each group that enters the stage.
-        judge: what happens to a group as its results arrive.
+        judge: decides what happens to a group as its results arrive.
         stop: which rollouts to cancel. None: no rollout is stopped early.
-        promote: which of the groups that passed go on, to the next stage or, after the last stage, into a batch.
+        promote: chooses, among the groups that passed, those that go to the next stage, or from the last stage to a batch.
     """
 
     name: str
@@ -119,8 +119,7 @@ class Stage:
 class Recipe:
     """A whole method as one value, which can be compared, printed and fingerprinted.
 
-    No field copies another one: rules read the recipe's numbers from the `View`. Therefore `dataclasses.replace(recipe,
-    max_staleness=0)` equals the recipe that was constructed with `max_staleness=0`.
+    Rules read the recipe's numbers from the `View`, so `dataclasses.replace` may change any field on its own.
 
     Attributes:
         groups: groups in a full batch, at least 1.
@@ -129,20 +128,20 @@ class Recipe:
         intake: how many groups are opened.
         rows: which scored rollouts of a group are trained on.
         advantage: the advantages of these rows.
-        max_staleness: a rollout is trained on while `version - its first-token version` is at most this number, 0 or
-            more.
-        max_candidates: maximum number of groups opened for one batch. When it is reached, a short batch is made; if no
-            group is ready, the count starts again. None: no limit.
+        max_staleness: maximum age of a rollout that is trained on, 0 or more. The age is the batch's `version` minus the
+            version of the rollout's first token.
+        max_candidates: maximum number of groups opened for one batch. When the limit is reached, a short batch is made; if
+            no group is ready, the count starts again. None: no limit.
         budget: limits on rollouts and tokens.
-        quarantine_after: a prompt is no longer drawn after this many visits in a row without any score because rollouts
-            failed, in [1, 255]. None: it is always tried again.
+        quarantine_after: number of visits in a row, in [1, 255], after which a prompt is no longer drawn if each visit
+            ended without a score because rollouts failed. None: every prompt is tried again.
         over_batch: a rule that changes the advantages over the whole batch. None: no change.
         replay: whether and how rows of earlier batches are trained on again. None: no replay.
 
     Raises:
         TypeError: a slot holds something that is not a rule of that slot, or a rule that a checkpoint cannot name.
-        ValueError: a number is out of its range, including those in a row rule's traits; or a rule reads the number of
-            rows per group, which the row rule does not declare.
+        ValueError: a number is out of its range, also in a row rule's traits; or a rule reads the number of rows per
+            group, but the row rule does not declare this number.
     """
 
     groups: int
@@ -173,10 +172,10 @@ class Recipe:
         slots = {"prompts": PromptRule, "intake": IntakeRule, "rows": RowRule, "advantage": AdvantageRule}
         _refuse_others(self, slots | ({} if self.over_batch is None else {"over_batch": BatchRule}))
         self._check_rows()
-        _ = self.description  # raises now instead of at the first checkpoint if a rule cannot be described
+        _ = self.description  # if a rule cannot be described, raise now instead of at the first checkpoint
 
     def _check_rows(self) -> None:
-        """Check the trait `rows` of the row rule, and that it is declared if other rules read it."""
+        """Check the trait `rows` of the row rule. It must be given if another rule reads it."""
         if self.group_rows is not None:
             at_least(f"{self.rows!r}: its trait `rows`", self.group_rows, 1, "or None; it is the most rows of a group")
             return
@@ -187,7 +186,7 @@ class Recipe:
             )
 
     def replace(self, *, stage: str | None = None, **changes: Any) -> Recipe:
-        """Return the recipe with other rules or numbers, including those of its stage: `size`, `judge`, `stop`, `promote`.
+        """Return the recipe with other rules or numbers. A change may also name a field of its stage, such as `judge`.
 
         Args:
             stage: name of the stage to change; required if the recipe has several stages.
@@ -237,9 +236,7 @@ class Recipe:
 
     @cached_property
     def group_rows(self) -> int | None:
-        """The maximum number of rows per group that are trained on, from the row rule's traits; None if they do not
-        declare it.
-        """
+        """The maximum number of rows per group, as the row rule declares it; None if it does not."""
         return self.rows.traits.rows
 
     @property
@@ -264,7 +261,7 @@ class Recipe:
 
 
 def refuse_other(recipe: Any) -> None:
-    """Raise a TypeError, which says what was expected and what came, if this is not a recipe."""
+    """Raise a TypeError, which says what was expected and what was given, if this is not a recipe."""
     if isinstance(recipe, Recipe):
         return
     call = f"; call it: recipe={getattr(recipe, '__name__', 'it')}(...)" if callable(recipe) else ""
@@ -276,7 +273,7 @@ def refuse_other(recipe: Any) -> None:
 
 
 def _refuse_others(holder: Recipe | Stage, slots: Mapping[str, type[Rule]], where: str = "") -> None:
-    """Raise a TypeError, which names the slot and the base class, if a slot holds no rule of its base class."""
+    """Raise a TypeError, which names the slot and the expected base class, if a slot holds something else."""
     for slot, kind in slots.items():
         if not isinstance(rule := getattr(holder, slot), kind):
             raise TypeError(
@@ -286,15 +283,13 @@ def _refuse_others(holder: Recipe | Stage, slots: Mapping[str, type[Rule]], wher
 
 
 def at_least(name: str, value: Any, least: int, why: str = "") -> None:
-    """Raise a ValueError, which says what was expected and what came, unless a value is a whole number of at least
-    `least`.
-    """
+    """Raise a ValueError if the value is not a whole number of at least `least`. `why` is added to its message."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         because = f" ({why})" if why else ""
         raise ValueError(f"{name} must be a whole number of at least {least}{because}, got {value!r}")
 
 
 def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
-    """Raise a ValueError, which says what was expected and what came, if a value is not one of the allowed words."""
+    """Raise a ValueError, which lists the allowed words, if the value is not one of them."""
     if value not in (words := tuple(allowed)):
         raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")

@@ -2,8 +2,8 @@
 
 A rule is a frozen dataclass derived from the base class of its slot, so that recipes can be compared, printed and named
 in a checkpoint. A rule decides only from the arguments of its call: the groups (`GroupView`), the run (`View`) and the
-prompt rule's memory. A rule's `traits` contain what the core must know before it calls the rule. A rule that
-wraps another rule must forward the inner rule's traits.
+prompt rule's memory. A rule's `traits` contain what the core must know before it calls the rule. A rule that wraps
+another rule must forward the inner rule's traits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Act(Enum):
     """What happens to a group after a verdict."""
 
     NEXT = "next"  # the group waits for the next stage; its running rollouts continue
-    TRAIN = "train"  # the group waits for a batch; its running rollouts are cancelled
+    TRAIN = "train"  # the group is ready for a batch; its running rollouts are cancelled
     DROP = "drop"  # the group ends; its running rollouts are cancelled
 
 
@@ -45,8 +45,8 @@ class Verdict:
     Attributes:
         act: NEXT, TRAIN or DROP.
         reason: for DROP, the cause under which `accounts` counts the rollouts, such as "zero_variance" or
-            "out_of_band". A detail may follow a slash, such as "out_of_band/solved"; only the prompt's statistics keep
-            it. For the other acts any text.
+            "out_of_band". A detail may follow a slash, as in "out_of_band/solved"; the prompt's `fate` in the statistics
+            includes it. For the other acts, any text.
         until: when the prompt may be drawn again: `NOW`, `NEXT_EPOCH`, `NEVER`, `Epochs(k)` (counted from the epoch in
             which the prompt was drawn), or an int, the first version of the weights under which it may be drawn.
 
@@ -71,13 +71,11 @@ class Verdict:
 class View(NamedTuple):
     """What a rule may know about the run and about the whole recipe.
 
-    Rules read the recipe's numbers from here and do not store copies of them. Therefore a recipe stays consistent when
-    one of its fields is replaced.
-
+    Rules must read the recipe's numbers here and not store copies. Then a field of the recipe can be replaced on its own.
     Attributes:
         version: version of the weights, from the last `Updated`.
         epoch: number of the current pass over the prompts, from 0.
-        need: groups that the next batch still lacks. Groups that are still running do not reduce it.
+        need: groups that the next batch still lacks. Running groups are not subtracted.
         held_S: groups that passed stage s and wait, shape (S,). The last entry counts the groups that are ready for a
             batch.
         running_S: groups in stage s that still have rollouts to come, shape (S,).
@@ -147,9 +145,9 @@ class SampledStops(NamedTuple):
 
     Attributes:
         cancel: rollouts to stop.
-        kept: maps every other rollout that the rule considered to the probability with which it was kept, in (0, 1]. Use
-            1 for a rollout that was certain to be kept. If an earlier choice kept the rollout too, use the product of
-            both probabilities. The group stores the mapping; row rules read `group.kept` and `group.kept_G`.
+        kept: the probability, in (0, 1], with which each other rollout that the rule considered was kept. Use 1 for a
+            rollout that was certain to be kept. If an earlier random choice kept the rollout too, use the product of both
+            probabilities. Row rules read the mapping as `group.kept` and `group.kept_G`.
     """
 
     cancel: Sequence[int]
@@ -166,7 +164,7 @@ class Traits:
     Attributes:
         reads: the columns of a group's results that the rule uses, out of "rewards_G", "metrics_G", "tokens_G",
             "truncated_G" and "uncertainties_G"; for a prompt rule, the columns that it learns from. The conformance kit
-            changes all other columns and expects the same decision. None: undeclared.
+            changes all other columns and expects the same decision. None: the rule does not say.
         reads_rate: the rule reads the metric as a success rate. The core then raises a `MetricError` for metrics outside
             [0, 1].
         reads_rows: a size rule, stop rule or judge that reads `view.rows`. The recipe's row rule must then declare its
@@ -199,8 +197,8 @@ class IntakeTraits(Traits):
 
     Attributes:
         looks_ahead: if the recipe allows staleness, the rule also opens groups for the batch after the current one.
-        until_stale: the rule opens groups no matter how many are waiting. Groups that are too old are dropped, so at most
-            those of the last `max_staleness` rounds can be waiting.
+        until_stale: the rule opens groups even if enough are waiting. The limit on staleness bounds how many can wait:
+            those of the last `max_staleness` rounds.
     """
 
     looks_ahead: bool = False
@@ -229,8 +227,8 @@ class PromoteTraits(Traits):
     """What a promote rule declares about itself.
 
     Attributes:
-        in_waves: the rule is meant for rollouts that arrive in waves. If rollouts stream, `recipes.streamed` replaces
-            the rule.
+        in_waves: the rule needs rollouts that arrive in waves. `recipes.streamed` replaces the rule, because rollouts that
+            stream arrive one by one.
     """
 
     in_waves: bool = False
@@ -242,7 +240,7 @@ class RowTraits(Traits):
 
     Attributes:
         rows: maximum number of rollouts of a group that the rule takes; 1 or more. None: every scored rollout. Size rules,
-            stop rules and judges read it from the view.
+            stop rules and judges read this number as `view.rows`.
     """
 
     rows: int | None = None
@@ -257,8 +255,8 @@ class Rule(ABC):  # noqa: B024
     __slots__ = ()
 
     # What the core must know before it calls the rule: a `Traits`, or the subclass for the rule's slot, such as
-    # `PromptTraits`. A rule whose traits depend on its fields makes this a property, and a wrapper must forward the
-    # inner rule's traits.
+    # `PromptTraits`. If the traits depend on the rule's fields, make this a property. A rule that wraps another rule must
+    # forward the inner rule's traits.
     traits: Any = Traits()
 
     def promises(self, *args: Any, **kwargs: Any) -> Mapping[str, bool]:
@@ -294,14 +292,14 @@ class PromptRule(Rule):
     def pick(
         self, memory: Memory, k: int, free_N: NDArray[np.bool_], view: View, rng: np.random.Generator
     ) -> Sequence[int | Drawn]:
-        """Return at most k different prompts that are free. If there are fewer than k, this epoch has no more prompts."""
+        """Return at most k different free prompts. Fewer than k means that this epoch has no more prompts."""
 
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:
         """Learn from a visit that has ended, by changing `memory`."""
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
-        """Return the memory for another data set. The entries of arrays named `…N` move with their
-        prompts; everything else is initialised again.
+        """Return the memory for another data set. Entries of arrays named `…N` move with their prompts. All other entries
+        are initialised again.
 
 
         Args:
@@ -315,8 +313,8 @@ class PromptRule(Rule):
         return fresh
 
     def check(self, memory: Memory, table: PromptTable) -> None:
-        """Raise an exception if this rule cannot have written this saved memory. The shapes of the arrays were checked
-        before.
+        """Raise an exception if this rule cannot have written this saved memory. The core has already checked the shapes
+        of the arrays.
         """
 
     def figures(self, memory: Memory) -> Mapping[str, float]:
@@ -354,10 +352,9 @@ class IntakeRule(Rule):
 
 
 class SizeRule(Rule):
-    """Says how many rollouts each of these groups gets in a stage, at least 1 each. All groups are decided together.
+    """Says how many rollouts, at least 1, each of these groups gets in a stage. All groups are decided together.
 
-    The rule may have a memory of its own, with which it is called. The allocator owns and saves it, like that of a
-    `PromptRule`.
+    The rule may have a memory of its own, which it gets as `memory`. The allocator saves it.
     """
 
     __slots__ = ()
@@ -367,8 +364,8 @@ class SizeRule(Rule):
         return {}
 
     def observe(self, memory: Memory, group: GroupView) -> None:
-        """Learn from a visit, by changing `memory`. The core calls this when all rollouts of the group have ended, also
-        those that were stopped.
+        """Learn from a visit, by changing `memory`. The core calls this when all rollouts of the group have ended,
+        including the stopped ones.
         """
 
     @abstractmethod
@@ -379,14 +376,14 @@ class StopRule(Rule):
     """Says which rollouts of a group to cancel.
 
     The core asks after a rollout ended or a group entered a stage, and before it orders anything new. A rule that
-    chooses at random returns a `SampledStops`, so that the rollouts that continue can be weighted to represent those that
-    were stopped.
+    chooses at random returns a `SampledStops`: its probabilities let a row rule correct the weights for the stopped
+    rollouts.
     """
 
     __slots__ = ()
 
     def least_scored(self, view: View) -> int:
-        """Scored rollouts that a group needs before the rule is asked. May read only the recipe's numbers in `view`."""
+        """Number of scored rollouts that a group needs before the rule is asked. `view` has only the recipe's numbers."""
         return 0
 
     @abstractmethod
@@ -394,7 +391,7 @@ class StopRule(Rule):
 
 
 class JudgeRule(Rule):
-    """Says what happens to a group, or None if it is too early to decide.
+    """Says what happens to a group; None if it is too early to decide.
 
     The core asks after every terminal event of the group while the group is in the stage. It does not ask about groups
     without a score.
@@ -409,7 +406,7 @@ class JudgeRule(Rule):
 
 
 class PromoteRule(Rule):
-    """Says which groups that passed a stage go on, at most k: to the next stage or, after the last, into a batch."""
+    """Chooses at most k of the groups that passed a stage. They go to the next stage or, after the last, into a batch."""
 
     __slots__ = ()
 
@@ -422,7 +419,7 @@ class PromoteRule(Rule):
 
 
 class RowRule(Rule):
-    """Says which scored rollouts of a group become rows: their indices in the group's arrays, and their weights."""
+    """Chooses rows among the scored rollouts of a group. It returns their indices in the group's arrays, and weights."""
 
     __slots__ = ()
 
@@ -446,8 +443,8 @@ class AdvantageRule(Rule):
 class BatchRule(Rule):
     """Changes the advantages of a whole batch, for example by a baseline or a scale over all its rows.
 
-    The core asks once for each batch. Arguments: the advantages of each group's rows, one array of shape (M,) for each
-    group; the groups, sorted by id; and, for each group, the indices of its rows, shape (M,).
+    The core asks once for each batch. The arguments are the advantages of each group's rows, an array of shape (M,) per
+    group; the groups, sorted by id; the indices of each group's rows, shape (M,); and the view.
     """
 
     __slots__ = ()

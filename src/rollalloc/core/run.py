@@ -26,14 +26,13 @@ class Run:
     Attributes:
         loader: the prompt rule if a framework's own data loader feeds it, else None.
         reads_rate: whether a rule reads the metric as a success rate.
-        patient_S: whether the judge of stage s is asked only when a group is complete.
+        patient_S: whether the core asks the judge of stage s only about complete groups.
         size_memory: memory of the size rule of each stage, by the stage's index as text.
         stops_from_S: smallest number of scored rollouts of a group at which the stop rule of stage s is asked; infinite
             if there is no stop rule.
-        drawn: prompts, with their epochs, that were drawn but for which the budgets have had no room yet.
+        drawn: prompts, with their epochs, that were drawn but not opened, because the budgets had no room.
         kl_sum: sum of `Updated.approx_kl` so far.
-        kept: trained rows that may be replayed, by rollout. Rows of the outstanding batch are added after its
-            `Updated`.
+        kept: rows that may be replayed, by rollout. The rows of a batch are added when its `Updated` arrives.
         replayed: number of rows trained on again, summed over all batches.
         cancel: rollouts to stop, not yet listed in any `Actions`.
         release: rollouts whose payload may be freed, not yet listed in any `Actions`.
@@ -43,8 +42,8 @@ class Run:
         teaching: whether recent rollouts still gave a learning signal.
         selection: compares the rows trained on with all rollouts sampled since the last update.
         barren: number of candidates dropped since a group last became ready for a batch.
-        failing: number of groups that ended without a score because rollouts failed, since a rollout last had a score.
-        settled: True if nothing changed since the last decision, so that it still holds.
+        failing: number of groups in a row that got no score because rollouts failed.
+        settled: True if nothing changed since the last decision, so that the decision still holds.
     """
 
     def __init__(self, recipe: Recipe, table: PromptTable, seed: int) -> None:
@@ -117,7 +116,7 @@ class Run:
         return max(0, self.recipe.groups - len(self.flight.ready))
 
     def blocked(self) -> bool:
-        """Whether every new rollout would be too old, because it can only be trained on after the awaited update."""
+        """Whether every new rollout would be too old to train on, because no staleness is allowed and an update is due."""
         return self.batch is not None and self.recipe.max_staleness == 0
 
     def idle(self) -> bool:
@@ -125,7 +124,7 @@ class Run:
         return not (self.flight.owner or self.flight.stopped or self.budgets.owed or self.batch)
 
     def fresh(self, groups: Iterable[Group], updates: int = 0) -> list[Group]:
-        """The groups that are not too old, sorted by id. Each must have a scored rollout."""
+        """The groups that are not too old, sorted by id. Each given group must have a scored rollout."""
         oldest = self.version + updates - self.recipe.max_staleness
         return sorted([group for group in groups if group.first_version >= oldest], key=_id)  # pyright: ignore
 

@@ -78,8 +78,8 @@ def load(
     accept_recipe: bool,
     remap: ArrayLike | str | None,
 ) -> Run:
-    """Build the run from a saved state, for this recipe and these prompts. `lifecycle.go_on` adapts it to a change of
-    either.
+    """Build the run from a saved state, for this recipe and these prompts. If either has changed, call `lifecycle.go_on`
+    afterwards.
 
     Raises:
         ValueError: the state has another schema, missing or unknown keys, another recipe, seed or data set, or
@@ -98,7 +98,7 @@ def load(
 
 
 def another(differences: Sequence[str]) -> str:
-    """Describe the difference of two recipes: "another budget" if only the budgets differ."""
+    """Describe how two recipes differ: "another budget" if only the budgets differ, else "another recipe"."""
     return "another budget" if all(line.startswith("recipe.budget.") for line in differences) else "another recipe"
 
 
@@ -151,7 +151,7 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
 
 
 def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, rule: Any) -> None:
-    """Load the prompt rule's memory. Another rule with other arrays starts with its initial memory."""
+    """Load the prompt rule's memory. If it is of another rule with other arrays, keep the initial memory."""
     memory, own = run.memory, run.recipe.prompts
     same = rule == run.recipe.description["prompts"]
     if source_N is not None:
@@ -166,11 +166,11 @@ def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | 
 def _load_size_memory(
     run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, stages: Sequence[Any]
 ) -> None:
-    """Load the memory of each size rule. Another rule with other arrays starts with its initial memory."""
+    """Load the memory of each size rule. If it is of another rule with other arrays, keep the initial memory."""
     exact_keys(saved, [str(at) for at in range(len(stages))], "stages")
     for at, memory in run.size_memory.items():
         before = saved.get(at)
-        if before is None:  # the recipe has more stages now
+        if before is None:  # the saved recipe had fewer stages
             continue
         if source_N is not None and before.keys() == memory.keys():
             follow(memory, before, source_N)
@@ -182,7 +182,7 @@ def _load_size_memory(
 
 def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None:
     """Load groups, rollouts and the batch."""
-    # Groups in flight must fit this recipe's stages. Groups that only wait for cancelled rollouts may come from others.
+    # Groups in flight must fit this recipe's stages. Groups that are over may be of any stage of the saved recipe.
     stages = len(state["recipe"]["stages"])
     groups: list[Group] = []
     for at, saved in enumerate(state["groups"]):
@@ -266,7 +266,7 @@ def _check_group(run: Run, group: Group, stages: int, phases: frozenset[Phase]) 
 
 
 def _check_sums(run: Run) -> None:
-    """Check law 8 on what was loaded: each rollout paid for is over or in flight, and none occurs twice."""
+    """Check law 8 on the loaded state: each rollout paid for is either over or in flight, and none occurs twice."""
     flight = run.flight
     rollouts = [done.rollout for group in flight.groups.values() for done in group.done]
     rollouts += [rollout for group in flight.groups.values() for rollout in group.running]

@@ -9,14 +9,12 @@ import numpy as np
 
 
 def rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
-    """Return a generator that is a pure function of (seed, purpose, ids).
-
-    The bit generator is fixed (Philox). The same key draws the same numbers on every machine and in every process.
+    """Return a generator that is a pure function of (seed, purpose, ids), on every machine (the bit generator is Philox).
 
     Args:
         seed: the run's seed, 0 or more.
-        purpose: what is drawn, such as "rows". Different purposes are independent.
-        ids: ids that the draw belongs to, such as a group id; each 0 or more.
+        purpose: what is drawn, such as "rows". Generators with different purposes are independent.
+        ids: the ids that the draw is for, such as a group id; each 0 or more.
     """
     key = [seed, crc32(purpose.encode()), *ids]
     # An array of 32-bit words gives the same stream and saves numpy the conversion of each number.
@@ -38,5 +36,5 @@ class _WhenUsed:
 
 
 def rng_when_used(seed: int, purpose: str, *ids: int) -> np.random.Generator:
-    """Like `rng`, but built at the first draw: most rules never draw, and building a generator is slow."""
+    """Like `rng`, but the generator is built at the first draw, because building is slow and most rules never draw."""
     return cast("np.random.Generator", _WhenUsed(seed, purpose, ids))

@@ -1,6 +1,6 @@
 """Compare the rows trained on with all rollouts sampled: mean length and mean expected difficulty.
 
-The difference shows whether a filter, a stop rule, aborts or the staleness limit leave out long or hard rollouts.
+The difference shows whether long or hard rollouts are left out, by a filter, a stop rule, aborts or the staleness limit.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ _SUMS = ("rollouts", "tokens", "rated", "difficulty")
 
 
 class _Sums:
-    """Sums over some rollouts: their number and tokens, how many have an expected difficulty, and the sum of these
-    difficulties.
-    """
+    """Sums over some rollouts: rollouts, tokens, rollouts with an expected difficulty, and their difficulty."""
 
     def __init__(self) -> None:
         self.rollouts = self.tokens = self.rated = 0
@@ -34,7 +32,7 @@ class _Sums:
 
 
 class Selection:
-    """Sums from one update of the weights to the next."""
+    """Sums over the rollouts that ended since the last update of the weights."""
 
     def __init__(self) -> None:
         self.begin()

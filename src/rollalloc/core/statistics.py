@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rollalloc.core.packing import exact_keys, move_in, pack
 
 NEW, QUARANTINED = "new", "quarantined"
-HALF_LIFE = 64  # an attempt counts half in `recent_attempts` after this many later attempts on the same prompt
+HALF_LIFE = 64  # number of later attempts on the same prompt after which an attempt counts half in `recent_attempts`
 _MOST_RECENT = 2.0**15  # upper limit of the recent counts, which are float16 (at most 65,504)
 
 
@@ -26,9 +26,9 @@ class Record:
         version: version of the weights at its last visit, -1 before the first.
         fate: how its last visit ended, such as "trained" or "out_of_band/solved"; "new" before the first.
         failures: visits in a row without any score because rollouts failed, counted up to 255.
-        recent_attempts: like `attempts`, but each one counts half after `HALF_LIFE` later attempts on the prompt, a
-            quarter after twice as many, and so on. It weighs evidence about a success rate that changes as the
-            policy learns. Accurate to three digits; 0 unless a judge of the recipe has the trait `reads_recent`.
+        recent_attempts: a weighted number of attempts. An attempt counts half after `HALF_LIFE` later attempts on the
+            prompt, a quarter after twice as many, and so on. Use it as evidence about a success rate that changes while
+            the policy learns. Accurate to three digits; 0 if no judge of the recipe has the trait `reads_recent`.
         recent_failures: `attempts` minus `successes` with the same weights, clipped to [0, `recent_attempts`].
     """
 
@@ -50,7 +50,7 @@ def aged(counted: float, newer: int) -> float:
 class PromptStatistics:
     """The records of all prompts, in arrays of shape (N,). The allocator writes them, rules read them.
 
-    It takes 26 bytes per prompt, and 4 more with `recent`.
+    A prompt takes 26 bytes, or 30 with `recent`.
 
     Args:
         prompts: N, the number of prompts.
@@ -91,7 +91,7 @@ class PromptStatistics:
         return np.flatnonzero(self.fate_N == self.fates.index(fate)).tolist() if fate in self.fates else []
 
     def fail(self, prompt: int) -> int:
-        """Count a visit without a score because rollouts failed. Return how many such visits in a row there are."""
+        """Count a visit without a score because rollouts failed. Return the number of such visits in a row."""
         self.failures_N[prompt] = min(int(self.failures_N[prompt]) + 1, np.iinfo(np.uint8).max)
         return int(self.failures_N[prompt])
 
@@ -141,14 +141,13 @@ class PromptStatistics:
                 the same.
 
         Raises:
-            ValueError: the state is not one of prompt statistics: a key is missing or unexpected, or an array or a
-                prompt's outcome (`fates`) is invalid. The message names it.
+            ValueError: a key is missing or unexpected, or an array or a fate is invalid. The message names it.
         """
         exact_keys(state, ("fates", "recent_2N", *self._ARRAYS), "statistics")
         self.fates = [str(fate) for fate in state["fates"]]
         for name in self._ARRAYS:
             move_in(getattr(self, name), state[name], source_N, f"statistics, {name}")
-        if self.recent_2N is not None and state["recent_2N"] is not None:  # None if another recipe saved the state
+        if self.recent_2N is not None and state["recent_2N"] is not None:  # None: the saved recipe did not count them
             move_in(self.recent_2N, state["recent_2N"], source_N, "statistics, recent_2N")
         if self.fate_N.size and int(self.fate_N.max()) >= len(self.fates):
             raise ValueError(

@@ -33,8 +33,8 @@ class PromptTable:
     """The prompts of a run.
 
     Args:
-        keys: one key for each prompt, unique, compared as text. Keys stay valid if the data set is reordered. An int
-            means that many prompts, known only by their index.
+        keys: one key for each prompt, unique, compared as text. They identify prompts if the data set is reordered. An
+            int is the number of prompts without keys.
         prior_N: prior success rate of each prompt, before its first rollout, in [0, 1]; NaN if unknown.
         features: what a predictor may know about each prompt before its first rollout: finite arrays of shape (N, D)
             by name, kept as float32. A single array counts as {"features": array}. A saved state contains only their
@@ -108,7 +108,7 @@ class PromptTable:
             seen[str(key)] = at
 
     def state_dict(self) -> dict[str, Any]:
-        """What a saved state needs to recognise the data set, or to find its prompts in another one."""
+        """What a loaded state needs to recognise the data set, or to find its prompts in another data set."""
         return {"count": len(self), "keys": pack(self._digests_N), "features": self._feature_digests}
 
     def source_of(self, saved: dict[str, Any], remap: ArrayLike | str | None) -> NDArray[np.int64] | None:
@@ -117,14 +117,14 @@ class PromptTable:
         Args:
             saved: the `state_dict` of the saved data set.
             remap: None if the data sets are the same. "keys" finds each prompt by its key. An array of shape (N,) is
-                the answer itself.
+                returned after a check.
 
         Returns:
-            Shape (N,), -1 for a new prompt; None if the data sets are the same.
+            Shape (N,), with -1 for a new prompt; None if the data sets are the same.
 
         Raises:
-            ValueError: the data sets differ and there is no remap, "keys" is given and there are no keys, or the
-                indices are not a valid mapping.
+            ValueError: the data sets differ and there is no remap, or "keys" is given but there are no keys, or the
+                array is not a valid mapping.
         """
         saved_N = unpack(saved["keys"])
         if remap is None:
@@ -164,9 +164,7 @@ class PromptTable:
 
     @cached_property
     def _digests_N(self) -> NDArray[np.uint64]:
-        """64-bit digest of each key, shape (N,), by which a saved state finds its prompts again; shape (0,) without
-        keys.
-        """
+        """64-bit digest of each key, shape (N,); shape (0,) without keys. A loaded state finds its prompts by them."""
         if isinstance(self.keys, int):
             return np.zeros(0, np.uint64)
         return key_digests(self.keys)

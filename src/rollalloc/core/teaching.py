@@ -1,6 +1,6 @@
-"""Whether recent rollouts still give a learning signal, and when to warn that they do not.
+"""Decide whether recent rollouts still give a learning signal, and when to warn that they do not.
 
-This decides nothing about the run. It is saved with the run, so that a resumed run gives the same warnings.
+This has no influence on the run. It is saved with the run, so that a resumed run gives the same warnings.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ROUNDING = 1e-6  # tolerance for means of float32 scores near 0 or 1
 
 
 class Limits(NamedTuple):
-    """Thresholds of a share: warn when it reaches `begin`, warn again when it has grown by `worse`, and start over when
-    it falls below `end`.
+    """Thresholds for warnings about a share. A warning is due when the share reaches `begin`, and again each time that it
+    has grown by `worse`. The warnings start over once the share falls below `end`.
     """
 
     begin: float
@@ -37,7 +37,7 @@ _OF_GROUPS, _OF_ALONE = Limits(0.5, 0.4, 0.15), Limits(0.95, 0.9, 0.03)
 
 
 def are_alone(shares: Mapping[str, float]) -> bool:
-    """Whether most rollouts were compared with an expected reward instead of with other rollouts of their group."""
+    """Whether most rollouts were the only one of their group, and so were compared with an expected reward."""
     return sum(shares.get(name, 0) for name in _ALONE) > 0.5
 
 
@@ -63,8 +63,9 @@ def never_differed(shares: Mapping[str, float]) -> str | None:
 
 
 def outcomes(group: Group, fate: str) -> Mapping[str, int]:
-    """Number of a group's scored rollouts by outcome. `fate` is how the visit ended: "trained" if one of the rollouts
-    had a nonzero advantage.
+    """Number of a group's scored rollouts by outcome.
+
+    `fate` says how the visit ended. It is "trained" only if at least one rollout had a nonzero advantage.
     """
     done = group.done
     if len(done) == 1:  # fast path for one rollout per prompt
@@ -104,12 +105,12 @@ class Teaching:
     def shares(self) -> dict[str, float]:
         """The share of each outcome among the rollouts of the window.
 
-        Empty if there are fewer than `WINDOW` rollouts or, if all had the same outcome, fewer than `FIRST`.
+        Empty if there are too few rollouts: fewer than `WINDOW`, or fewer than `FIRST` if all had the same outcome.
         """
         return self._shares(sum(self._before, Counter[str]()))
 
     def final_shares(self) -> dict[str, float]:
-        """The shares at the end of a run, including rollouts after its last batch. A run may end without any batch."""
+        """The shares at the end of a run. They include rollouts that ended after the last batch."""
         return self._shares(sum(self._before, self._now))
 
     def _shares(self, total: Counter[str]) -> dict[str, float]:
@@ -120,8 +121,8 @@ class Teaching:
     def look(self) -> None:
         """Move the window forward after a batch, and set `should_warn`.
 
-        It is set when the share reaches `Limits.begin`. It is set again if the share rose by `Limits.worse` since the
-        last warning, or after `_AGAIN` more rollouts.
+        A warning is due when the share reaches `Limits.begin`, when it has grown by `Limits.worse` since the last warning,
+        and after `_AGAIN` more rollouts.
         """
         self._since += self._now.total()
         self._before.append(self._now)
