@@ -2,9 +2,9 @@
 
 `mix` composes two methods. `streamed` adapts a recipe to training that goes on while rollouts are running.
 
-A recipe function fills every field of the recipe; change one with `dataclasses.replace`. No field copies another
-one, so `replace(pilot_commit(...), max_staleness=0)` equals `pilot_commit(..., max_staleness=0)`. Every function
-raises a `ValueError` for a number out of its range and for an unknown word.
+A recipe function fills every field of the recipe. To change a field afterwards, use `dataclasses.replace`: for example,
+`replace(pilot_commit(...), max_staleness=0)` equals `pilot_commit(..., max_staleness=0)`. Every function raises a
+`ValueError` for a number out of its range and for an unknown word.
 """
 
 from rollalloc.recipes.cgrpo import cgrpo

@@ -3,10 +3,10 @@
 For runs in which hard prompts need many rollouts and easy prompts need few. Source: Fayyazi,
 https://openreview.net/forum?id=TrdqzzvFCs, and the package trl-cgrpo 0.2.0.
 
-How this differs from the package: only its score "first_success" is here; thresholds are calibrated on the last 200
-visits of training prompts instead of on held-out prompts, which costs no rollouts. These visits have other prompts and
-older weights than the next one. They are therefore not exchangeable with it, and the method does not claim the coverage
-of conformal prediction. See PAPERS.md.
+How this differs from the package: only its score "first_success" is here. Thresholds are calibrated on the last 200
+visits of training prompts instead of on held-out prompts, which saves rollouts. Those visits had other prompts and older
+weights, so they are not exchangeable with the next visit, and the coverage of conformal prediction is not guaranteed.
+See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ def cgrpo(
     """C-GRPO: generate more rollouts until a success comes as early as a conformal bound expects. trl-cgrpo 0.2.0.
 
         a prompt stops at k rollouts if its first success is at place j with  j / k ≤ q̂_k
-        q̂_k: the ⌈(n + 1)(1 - delta)⌉-th smallest j / k of the last n visits; 1 without a success among the first k
+        q̂_k: the ⌈(n + 1)(1 - delta)⌉-th smallest j / k of the last n visits; j / k counts as 1 if there is no success
 
     1. Generate `sizes_S[0]` rollouts of each prompt.
-    2. If the prompt has a success that is early enough, by the inequality, stop. Otherwise go on to the next size.
+    2. Stop if the prompt's first success is early enough by the inequality. Otherwise go on to the next size.
     3. Train on all rollouts of the prompt as GRPO does, even if there is no success after the last size.
 
     Args:
         groups: prompts in a batch, at least 1.
         sizes_S: total rollouts of a prompt after each stage, increasing; at least two stages.
-        delta: share of prompts whose first success may come later than the bound, in (0, 1). None: the share of
+        delta: share of prompts that may have their first success later than the bound, in (0, 1). None: the share of
             visits without a success, plus 0.05.
-        visits: maximum number of last visits that calibrate the bound (n); at least 1.
-        deviation: as for `grpo`.
+        visits: n, the maximum number of visits that calibrate the bound; at least 1.
+        deviation: the kind of standard deviation, see `grpo`.
     """
     more = increments(sizes_S)
     if len(more) < 2:
@@ -90,18 +90,18 @@ def first_success(metrics_G: NDArray[np.float64]) -> int:
 
 
 def conformal_place(places: Sequence[int], delta: float | None) -> float:
-    """The place of the first success that covers all but a share `delta` of the visits.
+    """The place by which all visits except a share `delta` had their first success.
 
-    Split conformal prediction: of n visits, the ⌈(n + 1)(1 - delta)⌉-th smallest place (at most the n-th), where a
-    visit without a success has an infinite place. C-GRPO has one threshold on place / k for each k; this place gives
-    the same decision for all k.
+    Split conformal prediction: of n visits, the ⌈(n + 1)(1 - delta)⌉-th smallest place (at most the n-th). The place of
+    a visit without a success is infinite. This one place replaces C-GRPO's separate thresholds on place / k, with the same
+    decisions.
 
     Args:
         places: place of the first success in each visit, counted from 1; 0 without a success.
         delta: in (0, 1). None: the share of visits without a success, plus 0.05, clipped to [0.05, 0.95].
 
     Returns:
-        This place, counted from 1; infinity if there are no visits.
+        A place, counted from 1; infinity if there are no visits.
     """
     count = len(places)
     if not count:
@@ -118,12 +118,12 @@ class Resolved(JudgeRule):
 
         j ≤ q,  j: place of the group's first success,  q: `conformal_place` of the last visits
 
-    The prompt rule `FirstSuccesses` keeps these visits; with another prompt rule any success is enough. This is the
+    The visits come from the prompt rule `FirstSuccesses`. With another prompt rule, any success is enough. This is the
     stopping rule of C-GRPO with the score "first_success"; see PAPERS.md.
 
     Attributes:
-        delta: share of prompts whose first success may come later, in (0, 1). None: the share of visits without a
-            success, plus 0.05.
+        delta: share of prompts that may have their first success later than q, in (0, 1). None: the share of visits
+            without a success, plus 0.05.
 
     Raises:
         ValueError: delta is outside (0, 1).
@@ -144,7 +144,7 @@ class Resolved(JudgeRule):
         return Verdict(Act.TRAIN if 0 < place <= expected else Act.NEXT)
 
     def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
-        """Check with the scores j / k, which are 1 for visits without a success among their first k rollouts."""
+        """Check the decision with C-GRPO's scores j / k. The score is 1 for a visit without a success in k rollouts."""
         places, k = view.memory.get("places", []), max(1, group.scored)
         scores = sorted([place / k if 0 < place <= k else 1.0 for place in places])
         delta = self.delta
@@ -165,8 +165,7 @@ class Resolved(JudgeRule):
 class FirstSuccesses(Shuffled):
     """Draw every prompt once an epoch, in random order, and remember the place of the first success in the last visits.
 
-    These places calibrate `Resolved`. A visit that was stopped after its first success counts like any other, because
-    the place of its first success is known.
+    The judge `Resolved` uses these places. Visits that were stopped after their first success count like all others.
 
     Attributes:
         visits: number of visits to remember, at least 1.

@@ -1,11 +1,11 @@
 """DAPO's dynamic sampling, arXiv 2503.14476: generate until enough groups have rewards that differ.
 
-For runs in which many groups are all right or all wrong: every group of a batch gives a learning signal, but the
-rollouts of dropped groups are wasted.
+For runs in which many groups are all right or all wrong. Every trained group gives a learning signal, but the rollouts of
+dropped groups are wasted.
 
 Only the choice of groups is here. The paper's asymmetric clipping and its average over tokens are settings of the
-trainer. Unlike in the paper, surplus groups may be carried into the next batch, and a batch that runs out of candidates
-is trained on with fewer groups and states the reason.
+trainer. Two things are not in the paper: surplus groups may be carried into the next batch; and if a batch runs out of
+candidates, it is trained on with fewer groups.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def dapo(
 
     1. Keep `gen_groups` prompts in generation, with n rollouts each.
     2. When all rollouts of a group have ended, keep the group if its metrics differ, and drop it otherwise.
-    3. When `groups` groups are kept, train on them with GRPO's advantages. `surplus` decides what happens to further
-       groups.
+    3. When `groups` groups are kept, train on them with GRPO's advantages.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
         gen_groups: number of prompts in generation at a time, at least 1. None: three times `groups`.
-        surplus: what happens to groups that are kept beyond the batch: "discard" them, as published, or "carry" them
+        surplus: what happens if more groups are kept than the batch needs: "discard" them, as published, or "carry" them
             into the next batch.
-        max_candidates: maximum number of prompts tried for one batch; after that the batch is short. None: no limit.
-        deviation: as for `grpo`.
+        max_candidates: maximum number of prompts tried for one batch. At this limit, the batch is trained on with the
+            groups that were kept. None: no limit.
+        deviation: the kind of standard deviation, see `grpo`.
     """
     at_least("n", n, 2, "so that rewards can differ")
     gen_groups = batches_ahead(groups, gen_groups)

@@ -1,16 +1,15 @@
 """DARTS, arXiv 2605.30859: generate spare rollouts, train on the shortest and the longest, and stop the rest.
 
-For runs in which a batch waits for a few long rollouts. The recipe function comes first; then the rules for sizes
-(`Redundant`, `Priced`), rows (`ShortestAndLongest`) and stops (`SampledTail`).
+For runs in which a batch waits for a few long rollouts.
 
 How this differs from the paper and its released code:
 
-- The longest rollouts are those with the most tokens; the released code takes those that finish last.
-- Any running rollout may still become the longest, so with L ≥ 1 nothing can be stopped without a change of the method.
-  `tail` chooses between three answers: let all rollouts end ("exact"), train on a weighted random sample of the late
-  ones ("sampled"), or train on the shortest only ("none").
-- Truncated rollouts become rows only if too few others exist.
-- Some parts of the released code are off by default: `least`, `normalise`, `longest_by="size"` and
+- The longest rollouts are those with the most tokens. In the released code they are those that finish last.
+- With L ≥ 1, the paper stops rollouts although each might become the longest. `tail` chooses another way: let all
+  rollouts end ("exact"), train on a weighted random sample of the late ones ("sampled"), or train on the shortest only
+  ("none").
+- Truncated rollouts become rows only if there are too few others.
+- These parts of the released code are off by default: `least`, `normalise`, `longest_by="size"` and
   `lengths_of="trained"`.
 
 PAPERS.md has the full list.
@@ -50,9 +49,9 @@ from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages
 from rollalloc.rules.rows import Chosen
 
-Curve = tuple[tuple[int, float], ...]  # points (rollouts decoded at once, seconds per token of each)
+Curve = tuple[tuple[int, float], ...]  # points (number of rollouts decoded at once, seconds per token of each)
 _NEWEST = 0.3  # weight of the newest visit in the running mean and deviation of a prompt's lengths
-MOST_FACTOR = 1024  # largest ratio of rollouts to rows: more than needed, and sizes still take only seconds to compute
+MOST_FACTOR = 1024  # largest ratio of rollouts to rows; up to this ratio, sizes take only seconds to compute
 
 
 @sized
@@ -74,8 +73,8 @@ def darts(
 ) -> Recipe:
     """DARTS: generate spare rollouts, train on the shortest and the longest, stop the rest. arXiv 2605.30859.
 
-    1. Decide how many rollouts each prompt of the batch gets: more than K + L, and most for prompts whose lengths vary
-       most (`max_redundancy`, `least`, `normalise`; with `latency` also the total number).
+    1. Give each prompt of the batch more than K + L rollouts. Prompts whose lengths vary most get the most
+       (`max_redundancy`, `least`, `normalise`). With `latency`, also choose the total number.
     2. Generate. Stop rollouts that are not needed, according to `tail`.
     3. Choose the K shortest and the L longest rollouts of each group as its rows.
     4. Compute GRPO's advantages over the chosen rows.
@@ -84,34 +83,34 @@ def darts(
         groups: prompts in a batch, at least 1.
         shortest: K, at least 1.
         longest: L, 0 or more. K + L rollouts of each group are trained on.
-        max_redundancy: the largest ratio of generated to trained rollouts of a prompt, in [1, 1024]. The average ratio
-            is half way between 1 and this.
-        tail: what to do with the rollouts that are still running when K have ended. "exact" lets all of them end,
-            because any may become the longest. "sampled" keeps L random ones, stops the rest, and weights each of the L
-            by the inverse of the probability with which it was kept; it trains on random late rollouts instead of the
-            longest. "none" trains on the K + L shortest and stops the rest as soon as those have ended; use it only for
-            prompts that are nearly solved, because the model then learns only from short answers.
-        deviation: as for `grpo`.
+        max_redundancy: the largest ratio of generated to trained rollouts of a prompt, in [1, 1024]. The average ratio is
+            half way between 1 and this number.
+        tail: what to do with the rollouts that are still running when K have ended. "exact" lets all of them end.
+            "sampled" keeps L random ones and stops the others; each kept rollout is weighted by the inverse of its
+            probability of being kept. These random late rollouts take the place of the longest ones. "none" trains on
+            the K + L shortest and stops the others. The model then learns only from short answers, so use "none" only
+            for prompts that are nearly solved.
+        deviation: the kind of standard deviation, see `grpo`.
         latency: decoding speed, as points (rollouts decoded at once, seconds per token): (1, 0.002), (64, 0.004), ...
-            Seconds must not decrease. The total number of rollouts is then chosen so that generation takes the least
-            time, see `Priced`. None: groups have (1 + max_redundancy) / 2 · (K + L) rollouts on average.
-        solved: success rate in (0, 1] from which a prompt is treated as solved. With tail="sampled", a solved prompt
-            keeps no late rollouts in most of its visits; in the share `share` of its visits it keeps them, with weights
-            that make up for the others. The rate comes from the prompt's earlier visits or, before the first visit,
-            from the prediction of the method that this one is mixed with. None: no prompt is treated as solved.
-        share: share of the visits of solved prompts that keep late rollouts, in (0, 1].
+            Seconds must not decrease. The total number of rollouts is then the one with the shortest generation time, see
+            `Priced`. None: groups have (1 + max_redundancy) / 2 · (K + L) rollouts on average.
+        solved: success rate in (0, 1] from which a prompt counts as solved; only with tail="sampled". Late rollouts of a
+            solved prompt are kept only in the share `share` of its visits, with weights that make up for its other
+            visits. The success rate comes from the prompt's earlier visits. Before its first visit, it comes from the
+            prediction of the method that this one is mixed with. None: no prompt counts as solved.
+        share: share of a solved prompt's visits in which late rollouts are kept, in (0, 1].
         least: minimum number of rollouts of each group, in [K + L, (1 + max_redundancy) / 2 · (K + L)]. In the released
             code it is 10 rollouts for K + L = 8 rows. None: K + L.
-        normalise: True: compare how much lengths vary by (σ - min) / (max - min) over the groups ordered together, as
-            the released code does. False: compare σ in tokens.
-        longest_by: how many of a prompt's rows are its longest rollouts. "all": L for every prompt. "size": a prompt
-            with more rollouts has fewer of its longest and more of its shortest, as in the released code
+        normalise: True: as in the released code, use (σ - min) / (max - min) over the groups ordered together, where σ is
+            the standard deviation of a prompt's lengths. False: use σ in tokens.
+        longest_by: how many of a prompt's rows are its longest rollouts. "all": L for every prompt. "size": as in the
+            released code, prompts with more rollouts have fewer of the longest and more of the shortest
             (`longest_rows`).
-        price: only with latency: weight of a batch's seconds against the benefit of more rollouts to choose from; above
-            0. It is λ of `Priced`. None: only seconds count.
-        lengths_of: from which rollouts of a visit σ is computed. "all": from all of them, a stopped one with its length
-            so far. "trained": only from those that are trained on, as the released code does. Most of these are the
-            shortest, so σ is then too small for prompts whose lengths vary most. Not with latency, which predicts the
+        price: weight of a batch's seconds against the benefit of more rollouts to choose from, above 0; only with
+            latency. It is λ of `Priced`. None: only seconds count.
+        lengths_of: which rollouts of a visit σ is computed from. "all": all of them; a stopped one counts with its length
+            so far. "trained": only the trained ones, as in the released code. Most of these are short, so σ is then too
+            small for prompts whose lengths vary most. "trained" cannot be combined with latency, which predicts the
             lengths of all rollouts.
 
     Raises:
@@ -165,14 +164,14 @@ def longest_rows(longest: int, by_size: bool, rows: int, size: int) -> int:
 
         L_i = L,  or by size  L_i = min(L, max(0, ⌊(2 rows - M_i) / 2⌋))
 
-    By size, a prompt with more rollouts, which is one whose lengths vary more, is trained on fewer long ones. With `2 *
-    rows` rollouts or more, it is trained only on its shortest. The released code of DARTS does this, with rows = 8.
+    By size, a prompt with more rollouts is trained on fewer long ones. With `2 * rows` rollouts or more, it is trained
+    only on its shortest. The released code of DARTS does this, with rows = 8.
 
     Args:
         longest: L.
         by_size: whether the number depends on the size of the group.
         rows: K + L, the rows of a group.
-        size: M_i, the rollouts decided for the group.
+        size: M_i, the number of rollouts decided for the group.
     """
     return min(longest, max(0, (2 * rows - size) // 2)) if by_size else longest
 
@@ -188,7 +187,7 @@ def _check_floor(least: int, rows: int, mean_factor: float) -> None:
 
 
 class _ByLengths(SizeRule):
-    """A size rule that remembers the mean and the deviation of each prompt's lengths."""
+    """A size rule that remembers the mean and the standard deviation of each prompt's lengths."""
 
     __slots__ = ()
 
@@ -198,26 +197,27 @@ class _ByLengths(SizeRule):
         return {name: np.full(len(table), np.nan, np.float32) for name in ("mean_N", "std_N")}
 
     def observe(self, memory: Memory, group: GroupView) -> None:
-        """Update the running mean and deviation of the prompt's lengths. A visit with one rollout changes nothing.
+        """Update the running mean and standard deviation of the prompt's lengths, unless the visit had only one rollout.
 
             mean ← mean + 0.3 (m - mean),   std ← std + 0.3 (s - std)
 
-        m and s are the mean and the standard deviation of this visit's lengths (see `_lengths`). The first visit sets mean
-        and std to m and s.
+        m and s are the mean and the standard deviation of this visit's lengths (see `_lengths`). At the first visit, mean
+        and std are set to m and s.
         """
         (lengths, lost), prompt = self._lengths(group), group.prompt
         count, total = len(lengths), sum(lengths)
         if count < 2:
             return
-        # Plain sums of integers are faster here than NumPy.
+        # For so few integers, plain sums are faster than NumPy.
         deviation = sqrt(count * sum(map(mul, lengths, lengths)) - total * total) / sqrt(count * (count - lost))
         for running_N, newest in ((memory["mean_N"], total / count), (memory["std_N"], deviation)):
             last = float(running_N[prompt])
             running_N[prompt] = newest if isnan(last) else last + _NEWEST * (newest - last)
 
     def _lengths(self, group: GroupView) -> tuple[Sequence[int], int]:
-        """Lengths of the visit, a stopped rollout with the tokens that it had; and 0 if their deviation is the
-        population's, 1 if it is the sample's.
+        """The lengths of a visit's rollouts, and the `ddof` of their standard deviation: 0 or 1.
+
+        A stopped rollout counts with its tokens so far.
         """
         return group.lengths, 0
 
@@ -228,22 +228,22 @@ class Redundant(_ByLengths):
 
         minimise Σ σ_i / M_i   subject to  Σ M_i = mean_factor · rows · groups  and  least ≤ M_i ≤ max_factor · rows
 
-    M_i is the size of group i, σ_i the running standard deviation of its prompt's lengths (see `observe`), and rows the
-    number of rollouts of a group that the recipe trains on. A prompt without a record gets the mean σ. The objective is
-    separable and convex. Therefore it is optimal to give rollouts one at a time to the group that gains most, which is
-    the one with the largest σ / (M (M + 1)).
+    M_i is the size of group i. σ_i is the running standard deviation of its prompt's lengths (see `observe`); a prompt
+    without a record gets the mean σ. rows is the number of rollouts of a group that the recipe trains on. The objective
+    is separable and convex, so this is optimal: give rollouts one at a time to the group that gains most, which has the
+    largest σ / (M (M + 1)).
 
-    DARTS, arXiv 2605.30859. The released code uses least = 10 for groups of 8 rows, and normalises.
+    DARTS, arXiv 2605.30859. The released code uses least = 10 for groups of 8 rows, and normalise = True.
 
     Attributes:
         mean_factor: average number of rollouts for each row, in [1, max_factor].
         max_factor: largest number of rollouts for each row, up to 1024.
-        least: minimum number of rollouts of a group. It is clipped to between the number of rows and `max_factor` times
-            that number.
-        normalise: True: use (σ - min) / (max - min) over the groups that are ordered together, so that the prompt whose
-            lengths vary least gets no more than `least`. False: use σ in tokens.
-        trained: compute σ only from the rollouts that this row rule chooses, as their sample standard deviation. None:
-            from all rollouts, as their population standard deviation.
+        least: minimum number of rollouts of a group. Values below the number of rows count as that number, and values
+            above `max_factor` times that number count as the product.
+        normalise: True: use (σ - min) / (max - min) over the groups that are ordered together; the prompt whose lengths
+            vary least then gets only `least`. False: use σ in tokens.
+        trained: None: σ is the population standard deviation of all rollouts. A row rule: σ is the sample standard
+            deviation of the rollouts that this rule chooses.
     """
 
     mean_factor: float
@@ -260,18 +260,23 @@ class Redundant(_ByLengths):
         at_least("least", self.least, 1)
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
-        # A single group gets all spare rollouts, so its deviation does not matter.
+        # A single group gets all rollouts, so its deviation does not matter.
         return self.spread(np.ones(1) if len(groups) == 1 else _deviations(groups, memory), rows_of(view))
 
     def spread(self, std_G: NDArray[np.float64], rows: int) -> list[int]:
-        """Return the sizes for groups with these standard deviations of lengths, in tokens, and this number of rows."""
+        """Return the size of each group.
+
+        Args:
+            std_G: standard deviation of the prompts' lengths, in tokens.
+            rows: number of rows of a group.
+        """
         groups, least, most = len(std_G), self._least(rows), _most(rows, self.max_factor)
         spare = max(0, min(round(self.mean_factor * rows * groups), most * groups) - least * groups)
         if groups == 1:
             return [least + spare]
         if self.normalise and np.ptp(std_G) > 0:
             std_G = (std_G - std_G.min()) / np.ptp(std_G)
-        std_G = np.maximum(std_G, 1e-9 * max(1.0, float(std_G.max())))  # if all are 0, spare rollouts are spread evenly
+        std_G = np.maximum(std_G, 1e-9 * max(1.0, float(std_G.max())))  # if all are 0, rollouts are divided evenly
         sizes = [least] * groups
         gains = [(-std / (least * (least + 1)), g) for g, std in enumerate(std_G.tolist())]
         heapify(gains)
@@ -310,19 +315,19 @@ class Redundant(_ByLengths):
             "at least the rows and `least`, and at most `max_factor` times the rows": bool(
                 ((size_G >= rows) & (size_G >= floor) & (size_G <= most)).all()
             ),
-            "moving a rollout to another group would not lower the objective": bool(
+            "moving a rollout to another group would not improve the objective": bool(
                 gain_G.max() <= loss_G.min() + 1e-6 * max(1.0, float(std_G.max()))
             ),
         }
 
 
 def _most(rows: int, factor: float) -> int:
-    """The largest size of a group. In floating point 1.15 * 100 is below 115; adding a small number corrects this."""
+    """The largest size of a group. The small number corrects rounding: in floating point, 1.15 * 100 is below 115."""
     return int(factor * rows + 1e-9)
 
 
 def _deviations(groups: Sequence[GroupView], memory: Memory) -> NDArray[np.float64]:
-    """Standard deviation of each prompt's lengths in tokens, shape (G,). Without a record: the others' mean, or 1."""
+    """Standard deviation of each prompt's lengths, shape (G,). A prompt without a record gets the others' mean, or 1."""
     std_G = memory["std_N"][[group.prompt for group in groups]].astype(np.float64)
     known = std_G[~np.isnan(std_G)]
     std_G[np.isnan(std_G)] = known.mean() if known.size else 1.0
@@ -333,27 +338,25 @@ def _deviations(groups: Sequence[GroupView], memory: Memory) -> NDArray[np.float
 class Priced(_ByLengths):
     """Like `Redundant`, but also choose the total number of rollouts: for the shortest generation, or for the best
     balance of benefit and time.
-
         T = Σ_j (e_(j) - e_(j-1)) · t(R - j + 1)            seconds that the batch takes
-        E = 1 - Σ (σ_i / M_i) / Σ (σ_i / least)             benefit of having more rollouts to choose from
+        E = 1 - Σ (σ_i / M_i) / Σ (σ_i / least)             benefit of having more rollouts than rows
         minimise T,  or with a price maximise E - price · T / T_0
 
-    e_(1) ≤ … ≤ e_(R) are the tokens after which the batch's R rollouts end. t(c) is the number of seconds per token
-    while c rollouts are decoded: linear between the points of `latency`, and proportional to c beyond the last point,
-    where rollouts wait for a slot. T_0 is T with the fewest rollouts, where E is 0.
+    The batch's R rollouts end after e_(1) ≤ … ≤ e_(R) tokens. t(c) is the number of seconds per token while c rollouts
+    are decoded. It is linear between the points of `latency`. Beyond the last point, where rollouts wait for a slot, it
+    is proportional to c. T_0 is T with the fewest rollouts; E is 0 then.
 
     Lengths are predicted from each prompt's record. The M_i rollouts of group i are assumed to have the lengths μ_i +
     σ_i z_m, where z_m is the normal quantile of (m - 3/8) / (M_i + 1/4), and μ_i and σ_i are the running mean and
-    standard deviation of the prompt's lengths. A prompt without a record gets the mean of the other prompts. After the
-    K shortest have ended, L of the others continue, evenly spaced in length, and the rest are stopped.
+    standard deviation of the prompt's lengths. A prompt without a record gets the mean of the other prompts. When the
+    K shortest have ended, L of the remaining rollouts continue, evenly spaced in length, and the others are stopped.
 
-    All totals are tried, each with three floors of a group's size: `least`, the mean, and half way between. Until a
-    prompt has a record, groups have on average as many rollouts for each row as with `Redundant`: half way between 1
-    and `max_factor`.
+    Every possible total is tried with three values of the minimum size of a group: `least`, the mean, and the middle
+    between them. While no prompt has a record, groups have (1 + max_factor) / 2 rollouts for each row on average.
 
-    DARTS, arXiv 2605.30859: T is the paper's sum, and the paper's total is where the derivative of E - λT is 0; λ is
-    the price. The paper does not use the objective of `Redundant` as E or make E and T relative; these choices are
-    ours. Normal quantiles: Blom, Statistical Estimates and Transformed Beta-Variables, 1958.
+    DARTS, arXiv 2605.30859: T is the paper's sum, λ is the price, and the paper's total is where the derivative of
+    E - λT is 0. Two choices are ours: E uses the objective of `Redundant`, and E and T are relative. Normal quantiles:
+    Blom, Statistical Estimates and Transformed Beta-Variables, 1958.
 
     Attributes:
         max_factor: largest number of rollouts for each row, in [1, 1024].
@@ -362,8 +365,8 @@ class Priced(_ByLengths):
         longest: L, 0 or more.
         by_size: whether L depends on the size of a group, see `longest_rows`.
         price: λ, above 0. None: only T counts.
-        least: as for `Redundant`.
-        normalise: as for `Redundant`. E always uses σ in tokens.
+        least: minimum number of rollouts of a group, see `Redundant`.
+        normalise: whether sizes follow normalised σ, see `Redundant`. E always uses σ in tokens.
 
     Raises:
         ValueError: a number is out of its range.
@@ -409,12 +412,12 @@ class Priced(_ByLengths):
             ]
         )
         if self.price is not None:
-            left = np.array([(std_G / sizes).sum() for sizes in tried])  # the first candidate has the fewest rollouts
+            left = np.array([(std_G / sizes).sum() for sizes in tried])  # `tried[0]` has the fewest rollouts
             costs = self.price * costs / costs[0] + left / max(left[0], 1e-300)
         return tried[int(np.argmin(costs))]
 
     def _longest(self, groups: Sequence[GroupView], sizes: Sequence[int], rows: int) -> list[int]:
-        """L of each group if it gets these numbers of rollouts now."""
+        """L for each group, if the groups get these sizes."""
         return [
             longest_rows(self.longest, self.by_size, rows, group.size + size)
             for group, size in zip(groups, sizes, strict=True)
@@ -436,7 +439,7 @@ class Priced(_ByLengths):
 def ends(
     mean_G: NDArray[np.float64], std_G: NDArray[np.float64], sizes: Sequence[int], longest: Sequence[int], rows: int
 ) -> NDArray[np.float64]:
-    """The number of tokens after which each rollout of a batch ends, ascending; see `Priced`. `longest`: L per group."""
+    """The number of tokens after which each rollout of a batch ends, ascending; see `Priced`. `longest` has L per group."""
     all_ends: list[NDArray[np.float64]] = []
     for mean, std, size, tail in zip(mean_G, std_G, sizes, longest, strict=True):
         lengths_M = np.maximum(mean + std * _normal_scores(size), 0.0)
@@ -444,7 +447,7 @@ def ends(
         late = size - shortest
         kept = ((np.arange(min(tail, late)) + 0.5) * late / max(1, min(tail, late))).astype(int) + shortest
         stopped = np.setdiff1d(np.arange(shortest, size), kept)
-        lengths_M[stopped] = lengths_M[shortest - 1]  # they are stopped when the K-th shortest ends
+        lengths_M[stopped] = lengths_M[shortest - 1]  # these are stopped when the K-th shortest ends
         all_ends.append(lengths_M)
     return np.sort(np.concatenate(all_ends))
 
@@ -458,7 +461,7 @@ def seconds(curve: Curve, ends_R: NDArray[np.float64]) -> float:
 
 
 def _checked_curve(latency: Any) -> Curve:
-    """The points of a latency curve in plain numbers; a ValueError if these are none, or if seconds decrease."""
+    """Return the points of a latency curve as Python numbers; raise a ValueError if they are not such points."""
     try:
         points = tuple((int(rollouts), float(seconds)) for rollouts, seconds in latency)
     except (TypeError, ValueError):
@@ -481,30 +484,28 @@ def _checked_curve(latency: Any) -> Curve:
 
 @cache
 def _normal_scores(count: int) -> NDArray[np.float64]:
-    """Expected order statistics of `count` draws from the standard normal distribution, by Blom's formula."""
+    """Expected values of `count` sorted draws from the standard normal distribution, by Blom's formula."""
     return np.array([NormalDist().inv_cdf((m - 0.375) / (count + 0.25)) for m in range(1, count + 1)])
 
 
 @dataclass(frozen=True, slots=True)
 class ShortestAndLongest(RowRule):
-    """Take the K shortest and the L longest rollouts by number of tokens; truncated ones only if there are too few
-    others.
+    """Take the K shortest and the L longest rollouts by number of tokens.
 
-    If a stop rule sampled the late rollouts (`SampledTail`), there are no longest rollouts to choose. The rows are
-    then:
+    Truncated rollouts are taken only if there are too few others. If the stop rule `SampledTail` sampled the late
+    rollouts, the rows are instead:
 
     - the K shortest of the rollouts that had ended when the rule sampled, with weight 1;
     - each late rollout that was kept, with weight 1 / q, where q is the probability with which it was kept.
 
-    These weights make sums over late rollouts unbiased, for any function f of a rollout:
+    With these weights, sums over late rollouts are unbiased, for any function f of a rollout:
 
         E[Σ_kept f_i / q_i] = Σ_late f_i
 
-    A kept rollout that fails or is truncated is left out. It is not replaced, and the other weights stay the same, so
-    the group has fewer rows. The equation then holds with Σ_late over only those late rollouts that would end properly,
-    neither failed nor truncated. If no more than L rollouts were running, q is 1 and nothing was stopped. If the rule
-    stopped all running rollouts, only the K shortest remain. If all rollouts ended before the rule was asked, the L
-    longest are taken, with weight 1.
+    A kept rollout that fails or is truncated is left out, and the group has fewer rows; the other weights do not change.
+    Σ_late then covers only the late rollouts that would neither fail nor be truncated. If at most L rollouts were
+    running, all were kept, with q = 1. If the rule stopped all running rollouts, only the K shortest remain. If the rule
+    did not sample, because all rollouts ended before, the L longest are taken with weight 1.
 
     DARTS, arXiv 2605.30859; its released code takes the rollouts that finish last as the longest. Weights: Horvitz and
     Thompson, Journal of the American Statistical Association 47, 1952.
@@ -512,7 +513,7 @@ class ShortestAndLongest(RowRule):
     Attributes:
         shortest: K, at least 1.
         longest: L, 0 or more.
-        by_size: whether L depends on the size of the group, see `longest_rows`; K is the number of the other rows.
+        by_size: whether L depends on the size of the group, see `longest_rows`. K is the number of the other rows.
     """
 
     shortest: int
@@ -525,7 +526,7 @@ class ShortestAndLongest(RowRule):
 
     @property
     def rows(self) -> int:
-        """K + L."""
+        """Number of rows of a group, K + L."""
         return self.shortest + self.longest
 
     @property
@@ -533,7 +534,7 @@ class ShortestAndLongest(RowRule):
         return RowTraits(reads=("tokens_G", "truncated_G"), rows=self.rows)
 
     def _split(self, group: GroupView) -> tuple[int, int]:
-        """K and L of this group. A group with fewer longest rows has as many more of the shortest."""
+        """K and L of this group. K + L is the same for all groups."""
         longest = longest_rows(self.longest, self.by_size, self.rows, group.size)
         return self.rows - longest, longest
 
@@ -588,7 +589,7 @@ class ShortestAndLongest(RowRule):
 
 
 def _promised_longest(longest: int, by_size: bool, rows: int, size: int) -> int:
-    """`longest_rows` by counting: the largest number up to L that, doubled and added to `size`, is at most 2 · rows."""
+    """`longest_rows` in a second way: the largest number L_i ≤ L with 2 · L_i + size ≤ 2 · rows."""
     return max(n for n in range(longest + 1) if not n or not by_size or size + 2 * n <= 2 * rows)
 
 
@@ -597,19 +598,19 @@ class SampledTail(StopRule):
     """Once K rollouts have ended without truncation, keep L random ones of those still running and stop the rest.
 
     K + L is the number of rows of a group, which comes from the row rule. If r rollouts are running, each is kept with
-    probability L / r, or 1 if r ≤ L. The group stores this probability, and `ShortestAndLongest` weights the rows by its
-    inverse. With L = 0 all running rollouts are stopped. With L ≥ 1 a random sample of late rollouts takes the place of
-    the longest ones, because no rollout is known to be the longest while others run.
+    probability L / r, or 1 if r ≤ L. `ShortestAndLongest` weights the kept rollouts by the inverse of this probability.
+    With L = 0 all running rollouts are stopped. With L ≥ 1, the random sample replaces the longest rollouts, because
+    while rollouts are running nobody knows which one will be the longest.
 
-    A solved prompt keeps late rollouts only in a random share `share` of its visits. In such a visit each running
-    rollout is kept with probability `share` · L / r, so that the weights of these visits also represent the other
-    visits. A prompt is solved if its earlier visits had a success rate of at least `solved` or, without earlier visits,
-    if `group.predicted` is at least `solved`.
+    A solved prompt keeps late rollouts only in a random share `share` of its visits. In such a visit, a running rollout
+    counts as kept with probability `share` · L / r, so that its weight makes up for the other visits. A prompt is solved
+    if its earlier visits had a success rate of at least `solved`. Before its first visit, `group.predicted` counts
+    instead.
 
     Attributes:
-        longest: L, 0 or more; the same as in the row rule.
-        by_size: the same as in the row rule.
-        solved: success rate from which a prompt is treated as solved, in (0, 1]. None: no prompt is.
+        longest: L, 0 or more; equal to the row rule's.
+        by_size: whether L depends on the size of the group; equal to the row rule's.
+        solved: success rate from which a prompt counts as solved, in (0, 1]. None: no prompt does.
         share: share of a solved prompt's visits in which late rollouts are kept, in (0, 1].
 
     Raises:
@@ -631,7 +632,7 @@ class SampledTail(StopRule):
             )
 
     def least_scored(self, view: View) -> int:
-        """K for the largest L. No rollout is stopped before K have a score."""
+        """The smallest K of any group. No rollout is stopped before K rollouts have a score."""
         return rows_of(view) - self.longest
 
     @property
@@ -639,12 +640,12 @@ class SampledTail(StopRule):
         return Traits(reads=("truncated_G",), reads_rate=self.solved is not None, reads_rows=True)
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int] | SampledStops:
-        # `group.whole` counts only this stage's rollouts. If pilots counted, the stage would be stopped as it begins.
+        # `group.whole` counts only rollouts of this stage. With the pilots, the count would be reached at once.
         tail = longest_rows(self.longest, self.by_size, rows_of(view), group.size)
         if not group.unfinished or group.whole < rows_of(view) - tail:
             return ()
         running = sorted(group.running)
-        # The sample of a group is drawn once. A second draw would stop some of the rollouts that were kept.
+        # Sample a group only once. A second sample would stop some of the rollouts that were kept.
         if not group.kept.keys().isdisjoint(running):
             return ()
         share = 1.0
@@ -661,7 +662,7 @@ class SampledTail(StopRule):
         )
 
     def _is_solved(self, group: GroupView) -> bool:
-        """Whether the prompt is solved, by its earlier visits or the prediction. Both are fixed while the group runs."""
+        """Whether the prompt is solved. The answer does not change while the group runs."""
         if self.solved is None:
             return False
         record, predicted = group.record, group.predicted
@@ -684,10 +685,10 @@ class SampledTail(StopRule):
         return {
             "only unfinished rollouts are stopped": set(stopped) <= running,
             "no rollout is stopped before K of its stage have ended, and a group is sampled once": due or not stopped,
-            "then exactly L go on, or none of a solved prompt": (
+            "L rollouts go on, or none of a solved prompt": (
                 not due or none_kept or len(left) == min(longest, len(running))
             ),
-            "each one that goes on is recorded with its probability, including the share of a solved prompt's visits": (
+            "each rollout that goes on has its probability in `kept`, including the factor `share` of a solved prompt": (
                 kept == (dict.fromkeys(left, share * len(left) / len(running)) if due and running else {})
             ),
         }

@@ -1,7 +1,7 @@
 """Foresight: predict the success rate of each prompt before any rollout of it is generated.
 
-For runs with many prompts: one rollout of each prompt is compared with a prediction instead of with other rollouts, so
-every rollout gives a learning signal, and prompts from which the model can learn much are drawn more often.
+For runs with many prompts. One rollout of each prompt is compared with a prediction instead of with other rollouts, so
+every rollout gives a learning signal. Prompts from which the model can learn much are drawn more often.
 
 This method is ours; docs/foresight.md explains it and has its results.
 """
@@ -47,7 +47,7 @@ def foresight(
     1. Predict the success rate p̂ of candidate prompts from the table's features, from their earlier rollouts and from
        the mean of all rollouts.
     2. Draw `groups` prompts by the probability above, and generate n rollouts of each.
-    3. Subtract from each reward the reward b(p̂) that was expected. Multiply negative advantages by `neg`.
+    3. Subtract the expected reward b(p̂) from each reward. Multiply negative advantages by `neg`.
     4. Train on all rollouts, and learn from their metrics to predict better.
 
     Args:
@@ -55,12 +55,12 @@ def foresight(
         n: rollouts per prompt, at least 1.
         exponent: exponent of 1 - p̂ in the probability, 0 or more; larger values draw harder prompts. None: draw
             uniformly, each prompt once an epoch; the prediction is then only the baseline.
-        neg: as for `reinforce`.
+        neg: weight of negative advantages, 0 or more. None: computed from each batch, see `reinforce`.
         floor: share of the draws that is uniform, in [0, 1].
         once: True: draw no prompt twice in an epoch. False: a prompt may be drawn again as soon as its visit has ended.
         replay: maximum number of rows of earlier batches to train on again in each batch; 0 or more. Only rollouts that
             did better than expected are replayed.
-        replay_staleness: a rollout is replayed until it is older than this many updates of the weights, at least 1.
+        replay_staleness: maximum age of a replayed rollout, in updates of the weights; at least 1.
     """
     base = grpo(groups, n, replay=replay, replay_staleness=replay_staleness)
     return replace(
@@ -82,17 +82,17 @@ class Foresight(PromptRule):
         probability of a draw  ∝  (1 - floor) · p̂(1 - p̂)^exponent + floor · uniform, without replacement
         baseline  b = c + s · p̂;  c and s minimise Σ (r_i - c - s · m_i)² + c² + (s - 1)² over all rollouts so far
 
-    p̂ comes from `Predictor`, which reads the table's features, each prompt's own record and the running mean. Without
-    features, the prediction for a prompt without a record is the running mean. b translates a predicted metric m into a
-    predicted reward r; it equals p̂ if rewards and metrics are the same.
+    p̂ comes from `Predictor`, which reads the table's features, each prompt's own record and the running mean of all
+    metrics. For a prompt without features and without a record, p̂ is the running mean. b converts a predicted metric
+    into a predicted reward. If rewards equal metrics, b = p̂.
 
     Attributes:
         exponent: exponent of 1 - p̂ in the probability, 0 or more. With 1, prompts are drawn by the variance of their
             outcomes; larger values draw harder prompts. None: all prompts are equally likely, and the prediction is
             only the baseline.
         floor: share of the draws that is uniform, in [0, 1].
-        pool: candidates for each prompt that is drawn, at least 1. Rates are predicted only for the candidates.
-        warm: all prompts are equally likely until this many rollouts have been scored, 0 or more.
+        pool: number of candidates for each prompt that is drawn, at least 1. Rates are predicted only for candidates.
+        warm: number of scored rollouts before which all prompts are equally likely, 0 or more.
         predictor: predicts the success rates.
 
     Raises:
@@ -146,7 +146,7 @@ class Foresight(PromptRule):
             return _uniform(belief_K.size)
         rate_K = np.clip(belief_K, _LEAST_RATE, 1 - _LEAST_RATE)
         log_K = np.log(rate_K) + self.exponent * np.log1p(-rate_K)
-        score_K = np.exp(log_K - log_K.max())  # the best candidate has the score 1 even if the exponent is large
+        score_K = np.exp(log_K - log_K.max())  # the best candidate has the score 1, also with a large exponent
         share_K = (1 - self.floor) * score_K / score_K.sum() + self.floor / belief_K.size
         return np.maximum(share_K, np.finfo(np.float64).tiny)
 
@@ -155,14 +155,16 @@ class Foresight(PromptRule):
             return
         metrics_G, over_G = group.metrics_G, group.rewards_G - group.metrics_G
         hits = min(max(float(metrics_G.sum()), 0.0), float(group.scored))
-        predicted = group.predicted  # may be exactly 0 or 1 if another rule predicted it before the recipe was changed
+        predicted = (
+            group.predicted
+        )  # may be exactly 0 or 1, if another prompt rule predicted it before a change of recipe
         predicted = None if predicted is None else min(max(predicted, quality.LEAST), 1 - quality.LEAST)
         self.predictor.observe(memory, group.prompt, predicted, hits, group.scored)
         sums = (group.scored, metrics_G.sum(), metrics_G @ metrics_G, over_G.sum(), metrics_G @ over_G)
         memory["line"] = [before + float(more) for before, more in zip(memory["line"], sums, strict=True)]
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
-        """Return the memory for another data set. Features of the same name and width must be computed in the same way."""
+        """Return the memory for another data set. Features with the same name and width must have the same meaning."""
         return self.predictor.remap(memory, source_N, table.widths, table.prior_N)
 
     def figures(self, memory: Memory) -> dict[str, float]:
@@ -198,7 +200,7 @@ def _score(predicted: float, exponent: float) -> float:
 
 
 def _line(sums: Sequence[float]) -> tuple[float, float]:
-    """Return offset and slope of the regression of reward on metric, with a penalty that pulls it towards the identity."""
+    """Return offset and slope of the regression of reward on metric. A penalty draws them towards 0 and 1."""
     count, of_m, of_mm, of_d, of_md = sums
     weight = count + 1.0
     slope = (weight * of_md - of_m * of_d) / (weight * (of_mm + 1.0) - of_m * of_m)

@@ -1,11 +1,11 @@
 """GRESO, arXiv 2506.02177: before generating, skip (at random) prompts whose last visits gave no learning signal.
 
-For runs with several epochs in which many groups are all right or all wrong: DAPO pays for the rollouts of such groups,
-and GRESO avoids most of them.
+For runs with several epochs in which many groups are all right or all wrong. DAPO generates such groups and drops them;
+GRESO avoids most of them.
 
-How this differs from the released code: a prompt counts as solved or failed if all its metrics are alike, without
-thresholds on the mean reward; the share of groups without variance is counted since the last update; and a pass that
-would draw no prompt draws one. See PAPERS.md.
+How this differs from the released code: a prompt counts as solved or failed if all its metrics are alike, instead of by
+thresholds on the mean reward. The share of groups without variance is counted since the last update. If a pass over the
+prompts would draw none, one prompt is drawn. See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ def greso(
     max_candidates: int | None = None,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """GRESO: DAPO that skips prompts without a learning signal at their last visits. arXiv 2506.02177.
+    """GRESO: DAPO that skips prompts whose last visits gave no learning signal. arXiv 2506.02177.
 
-        drawn at its turn with probability max(p^z, 0.01);  z: last visits in a row that were all solved, or all failed
+        drawn at its turn with probability max(p^z, 0.01);  z: number of last visits in a row, all solved or all failed
 
-    1. Go through the prompts in random order, once an epoch. Draw each one with the probability above. p starts at
-       0.5 and adapts, separately for solved and failed prompts.
-    2. Generate n rollouts of each. The number of prompts that are drawn at a time is estimated from the share of useful
-       groups, such that the useful groups fill the batch with 25% to spare.
+    1. Go through the prompts in random order, once an epoch. Draw each one with the probability above. p starts at 0.5
+       and adapts, separately for solved and failed prompts.
+    2. Generate n rollouts of each. Draw so many prompts at a time that the useful groups will fill the batch, with 25% to
+       spare.
     3. Keep groups whose metrics differ, until there are `groups` of them, and train as GRPO does.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
         gen_groups: maximum number of prompts in generation at a time, at least 1. None: three times `groups`.
-        zero_share: target share of groups without variance, reached by adapting p; in (0, 1).
-        max_candidates: as for `dapo`.
-        deviation: as for `grpo`.
+        zero_share: target for the share of groups without variance, in (0, 1); p adapts to reach it.
+        max_candidates: maximum number of prompts tried for one batch, see `dapo`.
+        deviation: the kind of standard deviation, see `grpo`.
     """
     gen_groups = batches_ahead(groups, gen_groups)
     return replace(
@@ -67,19 +67,19 @@ def greso(
 _WITHIN = (0.05, 0.95)  # range of p
 
 
-_LONGEST_RUN = 100  # largest z: for any p, p^z is below the floor of 0.01 at this value
+_LONGEST_RUN = 100  # upper limit of z; p^z is below the minimum of 0.01 there, for any p
 
 
 @dataclass(frozen=True, slots=True)
 class Selective(PromptRule):
     """Draw each prompt at most once an epoch, and skip prompts whose last visits gave no learning signal.
 
-        drawn at its turn with probability max(p^z, least);  z: last visits in a row whose metrics were all alike
+        drawn at its turn with probability max(p^z, least);  z: number of last visits in a row with all metrics alike
         p: one value for prompts that were solved, another one for prompts that failed
 
-    If a visit has another outcome than the one before, z starts again. A visit with fewer than two scores changes
-    nothing. A skipped prompt has its next turn in the next epoch. If a whole pass over the prompts would draw none, one
-    is drawn, in proportion to these probabilities.
+    z counts visits with the same outcome, so it starts again when the outcome changes. A visit with fewer than two scores
+    changes nothing. A skipped prompt has its next turn in the next epoch. If a whole pass over the prompts would draw
+    none, one is drawn, in proportion to these probabilities.
 
     p adapts after each batch, from the second epoch on. If at least `zero_share` / 3 of the batch's groups were solved,
     p of solved prompts becomes p - step, otherwise p + step. For failed prompts, the threshold is 2/3 · `zero_share`.
@@ -88,9 +88,9 @@ class Selective(PromptRule):
 
     Attributes:
         zero_share: target share of groups without variance, in (0, 1).
-        start: initial value of p for solved and for failed prompts, in [0.05, 0.95]; both stay in this range.
+        start: initial value of p for solved and for failed prompts, in [0.05, 0.95]. p stays in this range.
         step: change of p after a batch, 0 or more.
-        least: smallest probability to draw a prompt, in (0, 1].
+        least: smallest probability with which a prompt is drawn at its turn, in (0, 1].
 
     Raises:
         ValueError: a value is out of its range.
@@ -113,9 +113,9 @@ class Selective(PromptRule):
     def init(self, table: PromptTable) -> Memory:
         return {
             "order": np.arange(len(table), dtype=np.int32), "cursor": len(table), "pass": -1,
-            "run_N": np.zeros(len(table), np.int8),  # z; negative if the visits failed
+            "run_N": np.zeros(len(table), np.int8),  # z; negative for visits that failed
             "p_solved": self.start, "p_failed": self.start,
-            "version": 0, "solved": 0, "failed": 0, "mixed": 0,  # number of groups that ended since `version`
+            "version": 0, "solved": 0, "failed": 0, "mixed": 0,  # counts of groups that ended since `version`
         }  # fmt: skip
 
     def pick(
@@ -153,7 +153,7 @@ class Selective(PromptRule):
         return [int(rng.choice(free, p=chance_K / chance_K.sum()))]
 
     def _count_from(self, memory: Memory, view: View) -> None:
-        """After an update of the weights, adapt both values of p to the groups since the last one, and reset the counts."""
+        """After an update of the weights, adapt both values of p and restart the counts of groups."""
         if view.version == memory["version"]:
             return
         count = memory["solved"] + memory["failed"] + memory["mixed"]
@@ -197,11 +197,11 @@ class Selective(PromptRule):
         new = {prompt for prompt in order if free_N[prompt] and not before["run_N"][prompt]}
         begins = cursor == len(order)
         over = begins and before["pass"] == view.epoch
-        if not begins:  # only the prompts whose turn was in this call, up to the last one drawn
+        if not begins:  # only the prompts that had their turn in this call
             turns = order[cursor:] if len(picked) < k else order[cursor : order.index(picked[-1]) + 1]
             new &= set(turns)
         return {
-            "none is drawn before the next epoch if the pass is over": not over or not picked,
+            "after the pass, none is drawn before the next epoch": not over or not picked,
             "a pass draws at least one prompt if one is free": over or not begins or bool(picked) or not free_N.any(),
             "a prompt whose last visit gave a learning signal is never skipped": (
                 over or (begins and len(picked) == k) or new <= set(picked)
@@ -210,7 +210,7 @@ class Selective(PromptRule):
 
 
 def without_variance(memory: Memory, version: int) -> int:
-    """Groups without variance that ended since that version; 0 if the prompt rule does not count them."""
+    """Number of groups without variance that ended since this version; 0 if the prompt rule does not count them."""
     return memory["solved"] + memory["failed"] if memory.get("version") == version and "mixed" in memory else 0
 
 
@@ -221,12 +221,12 @@ class Estimated(IntakeRule):
 
         spare · need / (1 - share);  share: groups without variance among those that ended since the last update
 
-    If no group had variance yet, or if the prompt rule does not count them as `Selective` does, the number is `groups`.
-    No group is opened while later stages have enough groups.
+    The number is `groups` if no group had variance yet, or if the prompt rule is not `Selective`. No group is opened while
+    later stages have enough groups.
 
     Attributes:
         groups: maximum number of groups in the first stage, at least 1.
-        spare: factor by which the expected number of useful groups exceeds the need; above 0 and finite.
+        spare: ratio of the expected number of useful groups to the needed number; above 0 and finite.
 
     Raises:
         ValueError: a value is out of its range.
@@ -259,7 +259,7 @@ class Estimated(IntakeRule):
             "the running groups are expected to fill the batch, as far as `groups` allows": (
                 later >= view.need or running >= self.groups or (met > 0 and expected >= wanted - 1e-9)
             ),
-            "no more groups are opened than that needs": opened == 0
+            "no more groups are opened than are expected to be needed": opened == 0
             or not met
             or expected - (1 - share) < wanted + 1e-9,
         }

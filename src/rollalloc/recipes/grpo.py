@@ -1,10 +1,10 @@
-"""GRPO, Dr. GRPO and RLOO: n rollouts per prompt, each compared with the others of its prompt.
+"""GRPO, Dr. GRPO and RLOO: n rollouts per prompt, each compared with the other rollouts of the same prompt.
 
-These are the baselines. Every other recipe starts from `grpo` and replaces some of its rules.
+These are the baselines. Every other recipe starts from `grpo` and replaces some of its rules. A recipe contains the
+choice of rollouts and the advantages. The averaging of the loss and the KL term are settings of the trainer. PAPERS.md
+lists the kind of standard deviation that each trainer uses.
 
-Sources: GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783; RLOO, arXiv 2402.14740. The recipes contain the choice of
-rollouts and the advantages. The averaging of the loss and the KL term are settings of the trainer. PAPERS.md lists the
-kind of standard deviation that each trainer uses.
+Sources: GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783; RLOO, arXiv 2402.14740.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from rollalloc.core.recipe import Budget, Recipe, Replay, Stage, at_least
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes
 
-QUARANTINE_AFTER = 3  # one visit without any score may be an outage; after three, the prompt is probably the cause
+QUARANTINE_AFTER = (
+    3  # one visit without a score may be an outage; after three in a row, the prompt is probably the cause
+)
 
 
 @sized
@@ -26,7 +28,7 @@ def grpo(
     replay: int = 0,
     replay_staleness: int = 12,
 ) -> Recipe:
-    """GRPO: n rollouts for each of `groups` prompts, all trained on. The baseline. arXiv 2402.03300.
+    """GRPO, the baseline: n rollouts for each of `groups` prompts, all trained on. arXiv 2402.03300.
 
         A_i = (r_i - mean of the group) / standard deviation of the group
 
@@ -37,11 +39,11 @@ def grpo(
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
-        deviation: which standard deviation of the group's rewards divides the advantages: "population" or "sample".
-            None: as the training framework does it, "population" in rollalloc's own trainer, "sample" in TRL and verl.
+        deviation: which standard deviation of the group's rewards divides the advantages: "population" or "sample". None:
+            the training framework decides. Rollalloc's own trainer uses "population", TRL and verl use "sample".
         replay: maximum number of rows of earlier batches to train on again in each batch; 0 or more. Only rollouts that
             did better than their group are replayed.
-        replay_staleness: a rollout is replayed until it is older than this many updates of the weights, at least 1.
+        replay_staleness: maximum age of a replayed rollout, in updates of the weights; at least 1.
     """
     return Recipe(
         groups=groups,
@@ -60,7 +62,7 @@ def grpo(
 
 @sized
 def dr_grpo(groups: int = 16, n: int = 4) -> Recipe:
-    """Dr. GRPO: GRPO whose advantages are not divided by the group's deviation. arXiv 2503.20783.
+    """Dr. GRPO: GRPO without the division by the group's standard deviation. arXiv 2503.20783.
 
         A_i = r_i - mean of the group
 
@@ -77,7 +79,7 @@ def dr_grpo(groups: int = 16, n: int = 4) -> Recipe:
 
 @sized
 def rloo(groups: int = 16, n: int = 4) -> Recipe:
-    """RLOO: n rollouts per prompt, each compared with the mean of the others of its prompt. arXiv 2402.14740.
+    """RLOO: n rollouts per prompt, each compared with the mean of the prompt's other rollouts. arXiv 2402.14740.
 
         A_i = r_i - mean of r_j over the other rollouts j ≠ i of the prompt
 
@@ -90,7 +92,7 @@ def rloo(groups: int = 16, n: int = 4) -> Recipe:
 
 
 def batches_ahead(groups: int, gen_groups: int | None) -> int:
-    """Return the number of prompts to generate at a time: `gen_groups`, or three times `groups` if it is None.
+    """Return the number of prompts to generate at a time: `gen_groups`, or three times `groups` if that is None.
 
     Raises:
         ValueError: the number is below 1.
@@ -103,7 +105,7 @@ def batches_ahead(groups: int, gen_groups: int | None) -> int:
 
 
 def replay_of(rows: int, staleness: int) -> Replay | None:
-    """Return a `Replay` of rows that did better than expected, until they are too old; None if `rows` is 0."""
+    """Return a `Replay` with at most this many rows that did better than expected; None if `rows` is 0."""
     at_least("replay", rows, 0)
     at_least("replay_staleness", staleness, 1)
     return Replay(rows=rows, max_staleness=staleness) if rows else None

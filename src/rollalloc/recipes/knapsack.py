@@ -2,8 +2,8 @@
 
 For runs in which prompts differ much in difficulty: hard prompts get more rollouts, and solved prompts get few.
 
-How this differs from the released code: rollouts are given one at a time, which has the same optimum as its dynamic
-program; and surplus rollouts go only to failed prompts, if there are any. See PAPERS.md.
+How this differs from the released code: rollouts are given one at a time, which has the same optimum as the code's dynamic
+program. Surplus rollouts go only to failed prompts, if there are any. See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ def knapsack(
 
     1. Draw `groups` prompts, in random order and each once an epoch.
     2. Divide n · groups rollouts among them by the formula. Its first factor is the probability of seeing both
-       outcomes; the second is the value of a prompt. New prompts get n rollouts and solved prompts get `least`; failed
+       outcomes; the second is the value of a prompt. New prompts get n rollouts. Solved prompts get `least`. Failed
        prompts get the rollouts that the others do not need.
     3. Generate them, and train on all as GRPO does.
 
-    In a mixture with `foresight` or `spo`, p is the success rate that this method predicts.
+    In a mixture with `foresight` or `spo`, p is the success rate that the other method predicts.
 
     Args:
         groups: prompts in a batch, at least 1.
-        n: rollouts per prompt on average, at least `least`. A prompt at its first visit gets exactly n.
+        n: rollouts per prompt on average, at least `least`. A prompt that was never visited gets exactly n.
         least: minimum number of rollouts per prompt, 1 or more. Solved prompts get this number.
         most: maximum number of rollouts per prompt, at least n.
-        deviation: as for `grpo`.
+        deviation: the kind of standard deviation, see `grpo`.
     """
     size = Knapsack(n, least, most)
     base = grpo(groups, n, deviation)
@@ -72,13 +72,12 @@ class Knapsack(SizeRule):
         maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²  over whole N in [least, most], for the prompts with 0 < p < 1
 
     p is the success rate that the prompt rule predicts (`group.predicted`). The first factor is the probability that
-    both outcomes occur. The value is concave in N, so it is optimal to give rollouts one at a time to the group that
+    both outcomes occur. The value is concave in N, so this is optimal: give rollouts one at a time to the group that
     gains most.
 
-    Other prompts: a prompt without a prediction gets `mean_n`; a prompt with p = 0 or p = 1 gets `least`. A contested
-    prompt, with 0 < p < 1, needs min(most, log(1 - sure) / log max(p, 1 - p)) rollouts to show both outcomes with
-    probability `sure`. If the budget is larger than the sum of these needs, the remaining rollouts are divided evenly among
-    the prompts with p = 0.
+    A prompt without a prediction gets `mean_n`, and a prompt with p = 1 gets `least`. If rollouts remain when the prompts
+    with 0 < p < 1 have enough, they are divided evenly among the prompts with p = 0. Enough rollouts show both outcomes
+    with probability `sure`: min(most, log(1 - sure) / log max(p, 1 - p)).
 
     Knapsack RL, arXiv 2509.25849; see PAPERS.md.
 
@@ -86,7 +85,7 @@ class Knapsack(SizeRule):
         mean_n: rollouts per group on average, in [least, most].
         least: minimum number of rollouts per group, 1 or more.
         most: maximum number of rollouts per group.
-        sure: probability with which a contested prompt's rollouts show both outcomes, in (0, 1).
+        sure: probability with which enough rollouts show both outcomes, in (0, 1).
 
     Raises:
         ValueError: a number is out of its range.
@@ -120,7 +119,7 @@ class Knapsack(SizeRule):
         return sizes
 
     def _wanted(self, predictions: Sequence[float | None]) -> int:
-        """How many rollouts the contested prompts need in all, to show both outcomes with probability `sure`."""
+        """How many rollouts the prompts with 0 < p < 1 need in all, to show both outcomes with probability `sure`."""
         rates = [
             max(predicted, 1 - predicted) for predicted in predictions if predicted is not None and 0 < predicted < 1
         ]
@@ -129,7 +128,7 @@ class Knapsack(SizeRule):
     def _where_most_is_gained(
         self, sizes: list[int], contested: Sequence[int], predictions: Sequence[float | None], spare: int
     ) -> int:
-        """Give rollouts one at a time to the contested group that gains most. Returns how many are left over."""
+        """Give rollouts one at a time to the contested group that gains most. Return how many are left over."""
         gains = [(-_gain(predictions[g] or 0.0, sizes[g]) if sizes[g] < self.most else inf, g) for g in contested]
         heapify(gains)
         while spare and gains and gains[0][0] < inf:
@@ -140,7 +139,7 @@ class Knapsack(SizeRule):
         return spare
 
     def _evenly(self, sizes: list[int], among: Sequence[int], spare: int) -> int:
-        """Give rollouts one at a time to the smallest of these groups. Returns how many are left over."""
+        """Give rollouts one at a time to the smallest of these groups. Return how many are left over."""
         order = [(sizes[g], g) for g in among if sizes[g] < self.most]
         heapify(order)
         while spare and order and order[0][0] < self.most:
@@ -191,19 +190,19 @@ def _gain(p: float, n: int) -> float:
 
 
 def _values(rate_G: NDArray[np.float64], size_G: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The value of these numbers of rollouts for prompts of these success rates, shape (G,)."""
+    """The value of groups of these sizes, for prompts of these success rates, shape (G,)."""
     return (1 - rate_G**size_G - (1 - rate_G) ** size_G) * rate_G * (1 - rate_G) ** 2
 
 
-_UNKNOWN = -1.0  # stands for the rate of a prompt without a record
+_UNKNOWN = -1.0  # marks a prompt without a success rate
 
 
 @dataclass(frozen=True, slots=True)
 class LastVisit(Shuffled):
-    """Draw every prompt once an epoch, in random order. The prediction is its mean metric of the last visit.
+    """Draw every prompt once an epoch, in random order. Predict the mean metric of the prompt's last visit.
 
-    Before the first visit the prediction is the table's prior rate, if it has one. A visit without a score changes
-    nothing. Knapsack RL sizes groups by this prediction, arXiv 2509.25849.
+    Before its first visit, the prediction is the prompt's prior rate in the table, if known. A visit without a score
+    changes nothing. Used by Knapsack RL, arXiv 2509.25849.
     """
 
     traits = PromptTraits(reads_rate=True, reads=("metrics_G",))

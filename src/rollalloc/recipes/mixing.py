@@ -14,7 +14,7 @@ from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, 
 
 Side = Literal["first", "second"]
 
-# The slots of a recipe that `mix` combines, each with its plain value. `_PLAIN_STAGE` has the slots of a stage.
+# The slots of a recipe that `mix` combines, and the plain value of each. `_PLAIN_STAGE` has the slots of a stage.
 _PLAIN: Mapping[str, Any] = {
     "prompts": prompts.Shuffled(),
     "intake": intake.Fill(),
@@ -31,11 +31,11 @@ SLOTS = (*_PLAIN, "advantage", "size", *_PLAIN_STAGE)
 
 
 def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -> Recipe:
-    """Compose two methods: each slot comes from the recipe whose value differs from the plain value.
+    """Compose two methods. Each slot comes from the method that does not have the plain value there.
 
     | slot | plain value |
     |---|---|
-    | `prompts` | random order, each once an epoch; if the other method predicts success rates, also Knapsack's record |
+    | `prompts` | random order, each once an epoch; beside a method that predicts success rates, also Knapsack's record |
     | `intake` | as many groups as the batch needs |
     | `rows` | all rollouts of a group |
     | `max_staleness`, `max_candidates`, `budget`, `over_batch`, `replay` | 0, or none |
@@ -49,25 +49,24 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
     of PODS. `mix(dapo(...), darts(...))` has the judge and the intake of DAPO and the sizes, stops and rows of
     DARTS.
 
-    If one recipe has several stages, the single stage of the other one is merged into its last stage, and the judges of
-    the recipe with several stages decide when a prompt may be drawn again. So `mix(pilot_commit(...), foresight(...))`
-    draws each prompt once an epoch, by foresight's prediction. An advantage that does not compare rollouts of one
-    prompt, such as foresight's, is kept in a mixture with PODS or DARTS. Then only the rows, sizes and stops of PODS or
-    DARTS are used.
+    If one recipe has several stages, the single stage of the other recipe is merged into its last stage. Its judges then
+    decide when a prompt may be drawn again. So `mix(pilot_commit(...), foresight(...))` draws each prompt once an epoch,
+    by foresight's prediction. An advantage that does not compare rollouts of one prompt, such as foresight's, is kept in a
+    mixture with PODS or DARTS, which then contribute only rows, sizes and stops.
 
-    If both recipes have their own value in a slot, `take` must name one: `mix(pilot_commit(...), darts(...),
+    If neither recipe has the plain value in a slot, `take` must name one recipe: `mix(pilot_commit(...), darts(...),
     take={"size": "first"})` has Pilot-Commit's numbers of rollouts and DARTS's rows.
 
     Args:
         first: a method. It sets the number of rollouts per prompt if both recipes only fix a number.
         second: another method with the same number of groups.
-        take: for slots of the table, which recipe's value to use: "first" or "second". `over_batch` follows
+        take: names for a slot of the table the recipe that fills it: "first" or "second". `over_batch` follows
             `advantage` unless it is named too. None: choose by the table.
 
     Raises:
-        ValueError: the batches have different sizes, both methods have several stages, both have their own value in
-            a slot, `take` names an unknown slot, or the mixture could never train because its groups have too few
-            rollouts. The message names the slot and the remedy.
+        ValueError: the batches have different sizes; both methods have several stages; neither has the plain value in a
+            slot; `take` names an unknown slot; or no group of the mixture has enough rollouts to be trained on. The
+            message names the slot and the remedy.
     """
     take = _checked_take(take)
     if first.groups != second.groups:
@@ -99,7 +98,7 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
 
 
 def _mix_intakes(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
-    # They may differ only in `ahead`, which matters only with several stages, and only the first recipe has several.
+    # The rules may differ only in `ahead`. It matters only with several stages, which only the first recipe has.
     both = isinstance(first, intake.KeepInFlight) and isinstance(second, intake.KeepInFlight)
     if both and first.groups == second.groups and "intake" not in take:
         return first
@@ -119,15 +118,15 @@ def _mix_stages(first: Stage, second: Stage, take: Mapping[str, Side], *, staged
     made: dict[str, Any] = {
         slot: _either(slot, getattr(first, slot), getattr(second, slot), plain, take)
         for slot, plain in _PLAIN_STAGE.items()
-        # `Complete` only decides when a prompt may be drawn again. With several stages, the first recipe's judges decide it.
+        # `Complete` contributes only when a prompt may be drawn again, which the judges of several stages decide.
         if slot in take or not (staged and slot == "judge" and isinstance(second.judge, judges.Complete))
     }
     return replace(first, size=_mix_sizes(first.size, second.size, take, staged), **made)
 
 
 def _mix_sizes(first: SizeRule, second: SizeRule, take: Mapping[str, Side], staged: bool) -> SizeRule:
-    # A rule that computes sizes replaces a fixed number, but not the number of the last of several stages,
-    # because that number was chosen together with those of the earlier stages.
+    # A rule that computes sizes replaces a fixed number, except in the last of several stages: there, the number was
+    # chosen together with those of the earlier stages.
     if "size" not in take and isinstance(second, sizes.Fixed):
         return first
     if "size" not in take and isinstance(first, sizes.Fixed) and not staged:
@@ -136,7 +135,7 @@ def _mix_sizes(first: SizeRule, second: SizeRule, take: Mapping[str, Side], stag
 
 
 def _mix_prompts(first: PromptRule, second: PromptRule, take: Mapping[str, Side]) -> PromptRule:
-    # Knapsack's prediction is only the last visit's mean, so a method that predicts success rates replaces it.
+    # Knapsack predicts only the mean of the last visit, so another method that predicts success rates takes precedence.
     others = [rule for rule in (first, second) if rule != LastVisit()]
     if "prompts" not in take and len(others) == 1 and others[0].traits.predicts:
         return others[0]
@@ -144,7 +143,7 @@ def _mix_prompts(first: PromptRule, second: PromptRule, take: Mapping[str, Side]
 
 
 def _mix_advantages(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
-    """Compute advantages over the chosen rows if one recipe does, with the kernel that is not the plain one.
+    """Choose the kernel that is not the plain one. Apply it to the chosen rows if one of the recipes does so.
 
     A rule that does not compare rollouts of one prompt replaces the default kernels of PODS and DARTS, but not a kernel
     that the user chose.
@@ -162,7 +161,7 @@ def _mix_advantages(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
 
 
 def _either(slot: str, first: Any, second: Any, plain: Any, take: Mapping[str, Side]) -> Any:
-    """The value of a slot: that of the recipe which `take` names, or otherwise the value that is not plain."""
+    """The value of the recipe that `take` names for this slot. Without a name, the value that is not plain."""
     if slot in take:
         return first if take[slot] == "first" else second
     if first == second or second == plain:

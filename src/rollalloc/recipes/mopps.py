@@ -1,10 +1,10 @@
 """MoPPS, arXiv 2507.04632: draw prompts whose success rate is near one half, by a posterior of each prompt's rate.
 
-For runs in which many prompts are too easy or too hard: the method avoids them without generating rollouts of them.
+For runs in which many prompts are too easy or too hard. The method avoids them without generating rollouts of them.
 
 How this differs from the released code: candidates are drawn at random from all free prompts instead of from a data
-loader; the prior comes from the table's prior rates if it has any; and for one rollout per prompt, the posterior
-follows the formula in the paper. See PAPERS.md.
+loader. The prior comes from the table's prior rates, if it has any. With one rollout per prompt, the posterior follows
+the formula in the paper. See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def mopps(groups: int = 16, n: int = 4, target: float = 0.5, decay: float = 0.5,
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
         target: the success rate to look for, in (0, 1).
-        decay: λ in [0, 1]. Earlier counts are multiplied by it at every visit; 1 forgets nothing.
+        decay: λ in [0, 1], the factor of earlier counts at every visit; with 1, nothing is forgotten.
         pool: random candidates for each prompt that is drawn, at least 1.
     """
     base = grpo(groups, n)
@@ -60,14 +60,13 @@ _SURE, _MOST_SURE = 1e7, 10_000
 class Posterior(PromptRule):
     """Thompson sampling: sample a rate for each candidate from its Beta posterior and draw those nearest to a target.
 
-    After a visit with s successes in n rollouts, α ← λα + (1 - λ)α₀ + s, and likewise β with n - s. To draw k
-    prompts, take `pool` · k random free prompts as candidates. α₀ and β₀ come from the table's prior rates, if it
-    has some, with the weight of `prior_weight` rollouts. MoPPS, arXiv 2507.04632; see PAPERS.md.
+    After a visit with s successes in n rollouts, α ← λα + (1 - λ)α₀ + s and β ← λβ + (1 - λ)β₀ + n - s. The prior α₀, β₀
+    comes from the table's prior rates and counts for `prior_weight` rollouts. MoPPS, arXiv 2507.04632; see PAPERS.md.
 
     Attributes:
         target: the success rate to look for, in (0, 1).
-        decay: λ in [0, 1]. Earlier counts are multiplied by it at every visit.
-        pool: candidates for each prompt that is drawn, at least 1.
+        decay: λ in [0, 1], the factor of earlier counts at every visit.
+        pool: number of random free candidates for each prompt that is drawn, at least 1.
         prior_weight: number of rollouts that the prior counts for, above 0.
     """
 
@@ -85,7 +84,7 @@ class Posterior(PromptRule):
 
     def init(self, table: PromptTable) -> Memory:
         hits_N, misses_N = prior_counts(table, self.prior_weight)
-        # A prior of exactly 0 or 1 is not allowed, because no evidence could change it.
+        # A prior of exactly 0 or 1 could not be changed by any evidence, so priors are moved away from 0 and 1.
         least_N = 0.02 * (hits_N + misses_N)
         return {
             "hits_N": (least_N + 0.96 * hits_N).astype(np.float32),

@@ -1,17 +1,17 @@
 """Pilot-Commit, arXiv 2605.26606: a few pilot rollouts estimate each prompt; useful prompts get the remaining rollouts.
 
-For runs in which many prompts are too easy or too hard. A group whose rewards are all alike gives no learning signal;
-the pilots find such prompts at a fraction of a full group's cost.
+For runs in which many prompts are too easy or too hard. A group whose rewards are all alike gives no learning signal.
+The pilots find such prompts with a fraction of a full group's rollouts.
 
 How this differs from the paper and its released code:
 
-- A prompt is evicted as solved only if all its visits together show this with a given confidence, and it is tried again
-  after some epochs. In the paper one visit decides, and the eviction is permanent.
-- No new pilots are generated while enough prompts wait for this batch and the next. `pilots="every_round"` is the
-  published schedule.
-- Groups that would be too old after the next update go first. If rollouts stream, the oldest groups go first, because
-  the highest variance is known only when all pilots have ended.
-- Selection reads the metric and training reads the reward, and committed rollouts update a prompt's record too.
+- A prompt is evicted as solved only if all its visits together show this with a given confidence. It is tried again after
+  some epochs. In the paper, one visit decides and the eviction is permanent.
+- No new pilots are generated while enough prompts wait for this batch and the next. The published schedule is
+  `pilots="every_round"`.
+- Groups that would be too old after the next update go first. If rollouts stream, the oldest groups go first.
+- Selection reads the metric and training reads the reward.
+- Committed rollouts update a prompt's record too.
 
 PAPERS.md has the full list.
 """
@@ -85,14 +85,14 @@ def pilot_commit(
     """Pilot-Commit: pilot rollouts find prompts with reward variance, which get the other rollouts. arXiv 2605.26606.
 
     1. Draw `gen_groups` prompts and generate `n_pilot` rollouts of each.
-    2. Judge each prompt by the mean metric of its pilots. In the window [p_lower, 1 - p_upper] it passes. Outside it is
-       dropped until the next epoch. A solved prompt is evicted for `reprobe_every` epochs.
+    2. Judge each prompt by the mean metric of its pilots. A prompt inside the window [p_lower, 1 - p_upper] passes. A
+       prompt outside is dropped until the next epoch, or for `reprobe_every` epochs if it is solved.
     3. Up to `groups` of the prompts that passed get `n_commit` more rollouts, in the order of `promote`. The others
-       wait until their pilots are older than `max_staleness`.
-    4. Train on pilots and commits of a prompt as one GRPO group of n_pilot + n_commit rollouts.
+       wait, until their pilots are older than `max_staleness`.
+    4. Train on the pilots and commits of a prompt as one GRPO group of n_pilot + n_commit rollouts.
 
-    If `max_staleness` is at least 1, the pilots for the next batch are generated together with the commits for this
-    one.
+    If `max_staleness` is at least 1, the pilots for the next batch are generated at the same time as the commits for
+    this one.
 
     Args:
         groups: prompts in a batch, at least 1.
@@ -102,29 +102,29 @@ def pilot_commit(
         gen_groups: number of prompts with running pilots at a time, at least 1. None: three times `groups`.
         p_lower: a prompt with a pilot mean below this waits for the next epoch.
         p_upper: a prompt with a pilot mean above 1 - p_upper waits for the next epoch.
-        p_solve: success rate from which a prompt counts as solved and is evicted. The mean of its pilots must reach
-            this rate, and all its rollouts so far must show it with `confidence`. Above 1 nothing is evicted.
-            Published: 1.0, with confidence=None and reprobe_every=None.
-        max_staleness: a rollout is too old to train on after more updates of the weights than this.
+        p_solve: success rate from which a prompt is solved. The mean of its pilots must reach this rate, and all its
+            rollouts so far must show it with `confidence`. Above 1, no prompt is solved. Published: 1.0, with
+            confidence=None and reprobe_every=None.
+        max_staleness: maximum age of a rollout that is trained on, in updates of the weights; 0 or more.
         promote: order in which prompts that passed get commits, judged by their pilots: "top_variance", "random",
-            "oldest" or "most_recent". With "most_recent", other prompts may wait until their pilots are too old. None:
+            "oldest" or "most_recent". With "most_recent", older prompts may wait until their pilots are too old. None:
             "top_variance" if rollouts arrive in waves; "oldest" if they stream, because the highest variance is known
             only when all pilots have ended.
-        pilots: "as_needed": no new pilots while enough prompts have passed for this batch and the next. "every_round":
-            as published, gen_groups new prompts in each round, beside the commits; the next round begins when all
-            rollouts of this one have ended.
-        n_effective: pilots of each prompt to train on, in [1, n_pilot]. Advantages are then computed over the rows that
-            are trained on. None: all pilots.
-        effective: which pilots n_effective takes: those of the subset whose metrics have the largest variance, or the
-            first.
-        max_candidates: maximum number of prompts that are piloted for one batch; after that the batch is short. None:
-            no limit.
-        reprobe_every: epochs after which an evicted prompt is piloted again, at least 1. None: never.
-        confidence: confidence with which `surely_at_least` must show that the success rate is p_solve or more, in (0,
-            1). With p_solve=0.9 and confidence=0.95 this needs 29 rollouts that are all right. The weight of a rollout
-            halves with every 64 later rollouts of the same prompt. None: the pilots of one visit decide. With two
-            pilots, one in four prompts with a success rate of 0.5 then counts as solved.
-        deviation: as for `grpo`.
+        pilots: "as_needed": generate no new pilots while enough prompts have passed for this batch and the next.
+            "every_round": as published, pilot gen_groups new prompts in each round, together with the commits; a round
+            begins when all rollouts of the last round have ended.
+        n_effective: number of pilots of each prompt to train on, in [1, n_pilot]. Advantages are then computed only over
+            the trained rows. None: all pilots.
+        effective: which pilots n_effective takes: "max_variance", the subset whose metrics have the largest variance; or
+            "first", those ordered first.
+        max_candidates: maximum number of prompts that are piloted for one batch. At this limit, the batch is trained on
+            with the groups that are ready. None: no limit.
+        reprobe_every: number of epochs after which a solved prompt is piloted again, at least 1. None: never.
+        confidence: confidence of the test that a prompt's success rate is p_solve or more (`surely_at_least`), in (0, 1).
+            With p_solve=0.9 and confidence=0.95 this takes 29 rollouts that are all right. The weight of a rollout halves
+            with every 64 later rollouts of the same prompt. None: the pilots of one visit decide. With two pilots, one
+            in four prompts with a success rate of 0.5 then counts as solved.
+        deviation: the kind of standard deviation, see `grpo`.
 
     Raises:
         ValueError: a number is out of its range, or the window is empty.
@@ -166,12 +166,11 @@ def surely_at_least(rate: float, attempts: float, failures: float, confidence: f
 
         Σ_{k=0}^{f} C(n, k) (1 - rate)^k rate^(n - k) ≤ 1 - confidence      f failures in n attempts
 
-    The sum is the probability of so few failures if the success rate were exactly `rate`. In other words, the exact
-    one-sided lower bound of Clopper and Pearson (1934), the (1 - confidence)-quantile of Beta(n - f, f + 1), is at
-    least `rate`. Without a failure the condition is rate^n ≤ 1 - confidence, so a rate of 0.9 takes 29 attempts at
-    0.95.
+    The sum is the probability of at most f failures if the success rate were exactly `rate`. The condition is equivalent
+    to this one: the exact one-sided lower bound of Clopper and Pearson (1934) is at least `rate`. Without a failure, the
+    condition is rate^n ≤ 1 - confidence, so a rate of 0.9 takes 29 attempts with a confidence of 0.95.
 
-    If graded metrics or weighted attempts give fractional counts, attempts are rounded down and failures up.
+    Fractional counts, from graded metrics or weighted attempts, are rounded: attempts down and failures up.
 
     Args:
         rate: above 0. No number of attempts can show a rate of 1 or more.
@@ -180,7 +179,7 @@ def surely_at_least(rate: float, attempts: float, failures: float, confidence: f
         confidence: in (0, 1).
     """
     count, failures = floor(attempts + ROUNDING), ceil(failures - ROUNDING)
-    if failures > count * (1 - rate):  # fewer successes than a prompt of this rate has on average
+    if failures > count * (1 - rate):  # the observed success rate is below `rate`
         return False
     logs = (log(rate), log(1 - rate), lgamma(count + 1))
     tail = sum(
@@ -194,22 +193,22 @@ def surely_at_least(rate: float, attempts: float, failures: float, confidence: f
 class Band(JudgeRule):
     """The judge of the pilot stage: a complete group passes if its mean metric lies in a window. arXiv 2605.26606.
 
-    1. If the prompt is solved, drop the group and evict the prompt for `reprobe_every` epochs, or permanently.
-    2. Otherwise, if mean > 1 - p_upper or mean < p_lower, drop the group; its prompt may be drawn again in the next
+    1. If the prompt is solved, drop the group. The prompt is not drawn for `reprobe_every` epochs, or never again.
+    2. Otherwise, if mean > 1 - p_upper or mean < p_lower, drop the group. Its prompt may be drawn again in the next
        epoch.
     3. Otherwise the group goes on to the next stage.
 
-    A prompt is solved if the mean of this visit is at least p_solve and, with a `confidence`, all its visits together
-    show that its success rate is at least p_solve (`surely_at_least`). In this test, the weight of an attempt halves
-    with every `HALF_LIFE` later attempts, so that failures of the untrained policy lose their influence. A prompt is
-    tested again at each visit, and the confidence is that of a single test.
+    A prompt is solved if the mean of this visit is at least p_solve. With a `confidence`, all its visits together must
+    also show that its success rate is at least p_solve (`surely_at_least`). In this test, the weight of an attempt halves
+    with every `HALF_LIFE` later attempts, so that failures of the untrained policy lose their influence. Each visit is a
+    separate test with this confidence.
 
     Attributes:
         p_lower: lower end of the window, in [0, 1].
         p_upper: distance of the window's upper end from 1, in [0, 1].
-        p_solve: success rate of a solved prompt, above 0. Above 1 nothing is evicted.
-        reprobe_every: epochs until an evicted prompt is tried again, at least 1. None: it stays evicted.
-        confidence: in (0, 1). None: the mean of this visit alone decides, as published.
+        p_solve: success rate of a solved prompt, above 0. Above 1, no prompt is solved.
+        reprobe_every: number of epochs until a solved prompt is tried again, at least 1. None: never.
+        confidence: confidence of the test, in (0, 1). None: the mean of this visit alone decides, as published.
 
     Raises:
         ValueError: a number is out of its range, the window is empty (p_lower > 1 - p_upper), or p_solve is 1 with a
@@ -287,7 +286,7 @@ class Band(JudgeRule):
         }
 
     def _solved_promised(self, group: GroupView, mean: float) -> bool | None:
-        """Whether the prompt is solved, from the density of Beta(s, n - s + 1); None if numerical errors could decide."""
+        """Whether the prompt is solved, from the density of Beta(s, n - s + 1); None if rounding could change the answer."""
         if mean < self.p_solve - TINY or self.confidence is None or self.p_solve > 1:
             return mean >= self.p_solve - TINY
         attempts, failures = _recent(group)
@@ -302,7 +301,7 @@ class Band(JudgeRule):
 
 
 def _recent(group: GroupView) -> tuple[float, float]:
-    """Attempts and failures of a prompt over all its visits, including this one. Older attempts weigh less."""
+    """Attempts and failures of a prompt over all its visits, including this one. Older attempts have less weight."""
     record, scored = group.record, group.scored
     attempts = aged(record.recent_attempts, scored) + scored
     return attempts, aged(record.recent_failures, scored) + scored - float(group.metrics_G.sum())
@@ -310,10 +309,10 @@ def _recent(group: GroupView) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class EveryRound(IntakeRule):
-    """Open `groups` new groups in every round, however many wait: Pilot-Commit's published schedule, arXiv 2605.26606.
+    """Open `groups` new groups in every round: Pilot-Commit's published schedule, arXiv 2605.26606.
 
-    A round begins when all rollouts that were handed out have ended, even if the engine could stream them. Waiting
-    groups are dropped when they are too old, and nothing else limits their number.
+    A round begins when all rollouts of the last round have ended, even if the engine could stream them. The number of
+    waiting groups is not limited, but they are dropped when they are too old.
 
     Attributes:
         groups: new groups in a round, at least 1.
@@ -327,7 +326,7 @@ class EveryRound(IntakeRule):
     traits = IntakeTraits(looks_ahead=True, until_stale=True)
 
     def __call__(self, view: View, memory: Memory) -> int:
-        # Groups that are promoted in this round are decided already but not handed out, so they are not in flight.
+        # Groups that are promoted in this round are not in `in_flight` yet, because their rollouts are not ordered.
         return 0 if view.in_flight or view.running_S[0] else self.groups
 
     def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
@@ -342,12 +341,12 @@ class EveryRound(IntakeRule):
 class SubsampledPilots(RowRule):
     """Take n of the pilots, and every rollout of later stages, all with weight 1.
 
-    This is Pilot-Commit's `n_effective`, arXiv 2605.26606. All pilots, which are the rollouts of the first stage, still
-    count in the estimate of the prompt's success rate.
+    This is Pilot-Commit's `n_effective`, arXiv 2605.26606. Pilots are the rollouts of the first stage. Those that are not
+    taken still count in the estimate of the prompt's success rate.
 
     Attributes:
-        n: pilots to take, at least 1. All pilots are taken if only n or fewer have a score.
-        first: True: the pilots that were ordered first. False: the n pilots whose metrics have the largest variance.
+        n: number of pilots to take, at least 1. If at most n have a score, all are taken.
+        first: True: take the pilots that were ordered first. False: take those whose metrics have the largest variance.
     """
 
     n: int
@@ -379,7 +378,7 @@ class SubsampledPilots(RowRule):
         } | self._right_ones(kept, left, metrics)
 
     def _right_ones(self, kept: list[int], left: list[int], metrics_G: np.ndarray) -> dict[str, bool]:
-        """The promise about which pilots are kept."""
+        """Check which pilots were kept."""
         if not left:
             return {}
         if self.first:

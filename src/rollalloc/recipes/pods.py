@@ -2,7 +2,7 @@
 
 For runs in which an update costs more than generation: the update sees m rows of a prompt instead of n.
 
-The best subset is found exactly, in O(n log n): it consists of some of the highest and some of the lowest rewards. The
+The best subset consists of some of the highest and some of the lowest rewards. It is found exactly, in O(n log n). The
 runs of the paper are in recipes/verl.
 """
 
@@ -28,14 +28,14 @@ def pods(
 
     1. Generate n rollouts of each prompt.
     2. Choose m of them by `rule`. For "max_variance" these are some of the highest and some of the lowest rewards.
-    3. Compute GRPO's advantages from the mean and the deviation of the m chosen rewards.
+    3. Compute GRPO's advantages with the mean and the standard deviation of the m chosen rewards.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt. None: four times m, or 16 if m is None too.
         m: rollouts of each prompt to train on, in [1, n]. None: a quarter of n.
-        rule: which m rollouts: "max_variance", or one that the paper compares it with: "max_reward", "random" or
-            "percentile". With "max_reward" a prompt with m or more right answers gives no learning signal.
+        rule: which m rollouts: "max_variance", or one of the paper's comparisons: "max_reward", "random" or "percentile".
+            With "max_reward", a prompt with m or more right answers gives no learning signal.
 
     Raises:
         ValueError: m is out of its range, or the rule is unknown.

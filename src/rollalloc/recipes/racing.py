@@ -1,6 +1,6 @@
 """Racing: give a prompt more rollouts, stage by stage, only if its results so far differ.
 
-For runs in which many groups are all right or all wrong: such prompts cost only the rollouts of the first stage.
+For runs in which many groups are all right or all wrong. Such prompts cost only the rollouts of the first stage.
 This method is ours.
 """
 
@@ -25,19 +25,19 @@ def racing(
 ) -> Recipe:
     """Racing: a prompt gets more rollouts, stage by stage, if its results so far are mixed.
 
-    1. Generate the first `sizes_S[0]` rollouts of each prompt.
+    1. Generate `sizes_S[0]` rollouts of each prompt.
     2. If two results differ, the prompt goes on to the next stage at once, without waiting for its other rollouts.
-       If all rollouts of the stage are alike, drop the prompt until the next epoch.
+       If all results of the stage are alike, the prompt is dropped until the next epoch.
     3. After the last stage, train on all rollouts of the prompt, as GRPO does.
 
-    In an asynchronous run, the content of a batch therefore depends on which rollouts ended first.
+    In an asynchronous run, the content of a batch depends on which rollouts ended first.
 
     Args:
         groups: prompts in a batch, at least 1.
         sizes_S: total rollouts of a prompt after each stage, increasing, such as (4, 8, 16).
         gen_groups: prompts in the first stage at a time, at least 1. None: three times `groups`.
-        max_staleness: a rollout is too old to train on after more updates of the weights than this.
-        deviation: as for `grpo`.
+        max_staleness: maximum age of a rollout that is trained on, in updates of the weights; 0 or more.
+        deviation: the kind of standard deviation, see `grpo`.
     """
     gen_groups = batches_ahead(groups, gen_groups)
     more = increments(sizes_S)
@@ -63,7 +63,7 @@ def racing(
 
 
 def increments(sizes_S: tuple[int, ...]) -> list[int]:
-    """Return the rollouts that each stage adds to the earlier ones."""
+    """Return the number of rollouts that each stage adds."""
     more = [after - before for before, after in zip((0, *sizes_S), sizes_S, strict=False)]
     if not more or min(more) < 1:
         raise ValueError(f"sizes_S must be increasing numbers of rollouts, got {sizes_S}")

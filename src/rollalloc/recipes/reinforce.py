@@ -2,10 +2,10 @@
 
 For runs with many prompts: no rollout is spent on a baseline for its own prompt.
 
-REINFORCE was published by Williams (1992) with a running mean of rewards as the baseline; our default is the mean of
-the batch's other rollouts. A weight `neg` below 1 for failures is our addition. RAFT is arXiv 2304.06767, here in the
-form of arXiv 2504.11343: the papers sample several rollouts of a prompt and keep the right ones; here each rollout is
-weighted by its reward.
+REINFORCE was published by Williams (1992) with a running mean of rewards as the baseline. Our default is the mean of
+the batch's other rollouts. A weight `neg` below 1 for failures is our addition. RAFT is arXiv 2304.06767, in the form of
+arXiv 2504.11343. The papers sample several rollouts of a prompt and keep the right ones. Here, each rollout is weighted
+by its reward.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ def reinforce(
     2. Subtract the baseline b from each reward. Multiply negative advantages by `neg`.
     3. Train on all rollouts.
 
-    At the same number of rollouts as `grpo(groups // n, n)`, a batch has n times as many prompts.
+    A batch has n times as many prompts as with `grpo(groups // n, n)`, at the same number of rollouts.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
-        baseline: "batch": the mean reward of the batch's other rollouts. "running": a running mean of all rewards so
-            far, in which new rewards weigh most; prompts that were drawn before the first reward use "batch".
-        neg: weight of rollouts that did worse than the baseline, 0 or more. None: the weight that minimises the
-            variance of the update, from the uncertainty of successes and failures (`advantages.variance_ratio`). With
-            1, our runs ended at a lower pass rate than they began with.
-        replay: as for `foresight`.
-        replay_staleness: as for `foresight`.
+        baseline: "batch": the mean reward of the batch's other rollouts. "running": a running mean of all rewards so far,
+            in which new rewards have the largest weight; before the first reward, "batch" is used.
+        neg: weight of rollouts that did worse than the baseline, 0 or more. None: the weight that minimises the variance
+            of the update (`advantages.variance_ratio`). With 1, our runs ended at a lower pass rate than they began with.
+        replay: maximum number of rows of earlier batches to train on again in each batch; 0 or more. Only rollouts that
+            did better than the baseline are replayed.
+        replay_staleness: maximum age of a replayed rollout, in updates of the weights; at least 1.
     """
     one_of("baseline", baseline, ("batch", "running"))
     base = grpo(groups, n, replay=replay, replay_staleness=replay_staleness)
@@ -81,7 +81,7 @@ class RunningMean(Shuffled):
 
         b = Σ w_i r_i / Σ w_i,  w_i = 2^(-number of rollouts after i / half_life)
 
-    This is REINFORCE's oldest baseline (Williams 1992). Prompts drawn before the first reward get no baseline.
+    This is REINFORCE's oldest baseline (Williams 1992). A prompt drawn before the first reward gets no baseline.
 
     Attributes:
         half_life: number of rollouts after which the weight of a reward has halved, above 0.

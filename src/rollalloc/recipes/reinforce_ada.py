@@ -1,10 +1,10 @@
 """Reinforce-Ada, arXiv 2510.04996: generate in rounds until a prompt has both successes and failures.
 
-For runs in which many groups of a fixed size are all right or all wrong: hard and easy prompts get more rollouts.
+For runs in which many groups of a fixed size are all right or all wrong. Hard and easy prompts get more rollouts.
 
-This is the sequential method of the paper's first two versions and of the released code. The baseline is the mean
-reward of the prompt; the released code computes it from counts of successes, which is the same for rewards of 0 and 1.
-The estimation-based variant of the third version is not included.
+This is the sequential method of the paper's first two versions and of the released code, without the estimation-based
+variant of the third version. The baseline is the mean reward of the prompt. The released code computes it from counts
+of successes; for rewards of 0 and 1, the result is the same.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def reinforce_ada(
     1. Generate `round_n` rollouts of each prompt.
     2. If the prompt has enough successes and failures (`stop`), it is complete. Otherwise repeat step 1, up to
        `rounds` rounds.
-    3. Choose n rollouts, half of them right and half wrong if there are enough of both, and train on them. A prompt
-       that is incomplete after the last round is trained on with what it has.
+    3. Choose n rollouts and train on them: half successes and half failures if there are enough of both, otherwise more
+       of the other kind.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts of each prompt to train on, at least 2.
         round_n: rollouts per round, at least 1.
         rounds: maximum number of rounds, in [1, 1000]. All rounds together must have at least n rollouts.
-        stop: when a prompt is complete. "balanced": when it has n / 2 successes, and failures for the other rows.
-            "positive": when it has one success.
+        stop: when a prompt is complete. "balanced": with n // 2 successes and n - n // 2 failures. "positive": with one
+            success.
 
     Raises:
         ValueError: a number is out of its range, or all rounds have fewer rollouts than n.
@@ -75,9 +75,9 @@ def reinforce_ada(
 class Collected(JudgeRule):
     """Train on a group as soon as it has enough successes and failures for its rows; otherwise continue with the next stage.
 
-    For m rows (from the recipe's row rule) it needs m // 2 successes and m - m // 2 failures, or just one success if
-    `half` is False. It decides only after all rollouts of a round have ended. These are the exit conditions "balanced"
-    and "positive-focused" of Reinforce-Ada, arXiv 2510.04996.
+    For m rows (from the recipe's row rule) it needs m // 2 successes and m - m // 2 failures, or one success if `half`
+    is False. The judge decides when all rollouts of a round have ended. These are the exit conditions "balanced" and
+    "positive-focused" of Reinforce-Ada, arXiv 2510.04996.
 
     Attributes:
         half: True: half of the rows must be successes. False: one success is enough.

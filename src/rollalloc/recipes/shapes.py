@@ -1,4 +1,4 @@
-"""Fill in the sizes that a call of a recipe function left out, such as `n`, from a framework's own settings."""
+"""Fill in the sizes, such as `n`, that a call of a recipe function left out, from a framework's own settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ParamSpec
 from rollalloc.core.recipe import Recipe
 
 _P = ParamSpec("_P")
-_CALL = "_call"  # not a field, so `dataclasses.replace` drops it, because a changed recipe keeps its sizes
+_CALL = "_call"  # not a dataclass field, so that `dataclasses.replace` drops it: a changed recipe keeps its sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def sized(function: Callable[_P, Recipe]) -> Callable[_P, Recipe]:
 
 
 def call_of(recipe: Recipe) -> Call | None:
-    """Return the call that made this recipe, or None if the recipe was composed or changed afterwards."""
+    """Return the call that made this recipe, or None if the recipe was not made by one call or was changed afterwards."""
     return vars(recipe).get(_CALL)
 
 
@@ -51,11 +51,11 @@ def sizes_for(
 ) -> dict[str, Any]:
     """Return values for the parameters that set a recipe's sizes and were left out.
 
-    - Pilot-Commit: a quarter of a group's rollouts are pilots, but at least two: with rewards of 0 and 1, the mean of
-      one pilot is 0 or 1, which is never in the window.
+    - Pilot-Commit: a quarter of a group's rollouts are pilots, but at least two. One pilot is not enough: with rewards of
+      0 and 1, its mean is never in the window.
     - DARTS: one of the rows is a longest rollout.
-    - Stages of growing size (`sizes_S`): the last one ends at n, each is twice as large as the one before.
-    - PODS: four rollouts are generated for each row, if n counts the rollouts that are trained on.
+    - Stages of growing size (`sizes_S`): the last one ends at n. Each is twice as large as the one before.
+    - PODS: if n counts the trained rollouts, four times as many are generated.
 
     Args:
         parameters: names of the recipe function's parameters.
@@ -66,7 +66,7 @@ def sizes_for(
             all rollouts, as verl's `rollout.n` does.
 
     Raises:
-        ValueError: a group of Pilot-Commit has fewer than three rollouts, two pilots and one more.
+        ValueError: a group of Pilot-Commit has fewer than three rollouts: two pilots and one more.
     """
     fits: dict[str, Any] = {"groups": groups}
     if "m" in parameters and trained:

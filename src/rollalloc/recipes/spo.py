@@ -1,10 +1,10 @@
 """SPO, arXiv 2509.13232: track the success rate of each prompt and use it as the prompt's baseline.
 
-For runs with one rollout per prompt: the record of earlier visits replaces the group.
+For runs with one rollout per prompt. The record of earlier visits takes the place of other rollouts of the prompt.
 
-How this differs from the paper: the first value is the table's prior rate or 1/2 instead of being measured by rollouts;
-the distance that the weights moved is the sum of the KL divergences of the updates; prompts are drawn from a random
-pool of candidates; and the tracker learns from the metric. See PAPERS.md.
+How this differs from the paper: the initial value is the table's prior rate or 1/2, instead of being measured by
+rollouts. The distance that the weights moved is the sum of the updates' KL divergences. Prompts are drawn from a random
+pool of candidates. The tracker learns from the metric. See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -36,15 +36,13 @@ def spo(groups: int = 32, n: int = 1, half_way: float = 0.06, spread: float = 0.
     1. Draw `groups` prompts with probability ∝ √(v(1 - v)) + spread, and generate n rollouts of each.
     2. Subtract v, as it was before these rollouts, from each reward.
     3. Normalise the advantages over the batch, and train on all rollouts.
-    4. Update v of these prompts. Before that, earlier rollouts lose weight. They lose more if the policy has moved
-       further since the last visit.
+    4. Update v of these prompts. Earlier rollouts lose weight, the more the policy has moved since the last visit.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
-        half_way: distance that the weights move until half of a prompt's record is forgotten, in nats per token,
-            above 0.
-        spread: added to every prompt's weight in the draw, above 0; larger values draw more uniformly.
+        half_way: KL divergence, in nats per token, after which half of a prompt's record is forgotten; above 0.
+        spread: constant in the draw's probability, above 0; larger values draw more uniformly.
     """
     base = grpo(groups, n)
     return replace(
@@ -58,24 +56,24 @@ def spo(groups: int = 32, n: int = 1, half_way: float = 0.06, spread: float = 0.
 
 @dataclass(frozen=True, slots=True)
 class Tracker(PromptRule):
-    """Track a success rate of each prompt, forget it as the weights move, and draw prompts whose outcome is uncertain.
+    """Track a success rate of each prompt, forget it as the weights move, and draw prompts with an uncertain outcome.
 
         v = α / (α + β);  after a rollout with metric m:  α ← ρα + m,  β ← ρβ + 1 - m
-        ρ = 2^(-D / half_way), clipped to [least, most];  D: how far the weights moved since the prompt's last visit
+        ρ = 2^(-D / half_way), clipped to [least, most];  D: KL divergence of the updates since the prompt's last visit
         drawn with probability ∝ √(v(1 - v)) + spread
 
-    This is the "KL-adaptive value tracker" with prioritised sampling of SPO, arXiv 2509.13232. Before the first visit α
-    + β is 1 / (1 - least), and v comes from the table's prior (`prior_counts`) or is 1/2; the paper generates rollouts
-    of every prompt first. If no `Updated` contained a KL divergence, ρ is `least`. The weights do not move between the
-    rollouts of a visit, so ρ is `most` from the second rollout on. v is the prediction of both the metric and the
-    reward; in the paper they are the same number.
+    This is the "KL-adaptive value tracker" with prioritised sampling of SPO, arXiv 2509.13232. Before the first visit,
+    α + β is 1 / (1 - least), and v is the table's prior rate or 1/2. (The paper generates rollouts of every prompt first.)
+    If updates report no KL divergence, ρ is `least`. From the second rollout of a visit on, ρ is `most`, because the
+    weights have not moved. v predicts the metric and is also the baseline of the reward; in the paper they are the same
+    number.
 
     Attributes:
         half_way: KL divergence, in nats per token, at which half of a record is forgotten; above 0.
         least: smallest value of ρ, in (0, 1).
         most: largest value of ρ, in [least, 1).
-        spread: added to every prompt's weight in the draw, above 0.
-        pool: candidates for each prompt that is drawn, at least 1.
+        spread: constant in the draw's probability, above 0.
+        pool: number of candidates for each prompt that is drawn, at least 1.
 
     Raises:
         ValueError: a value is out of its range.
@@ -118,10 +116,10 @@ class Tracker(PromptRule):
         return (hits_K / (hits_K + misses_K)).astype(np.float64)
 
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:
-        if not group.scored:  # leave `kl_N` unchanged, so that the next visit takes this distance into account too
+        if not group.scored:  # keep `kl_N`, so that the next visit's distance includes this visit's
             return
         prompt, hits_N, misses_N = group.prompt, memory["hits_N"], memory["misses_N"]
-        moved = max(0.0, view.kl_sum - float(memory["kl_N"][prompt]))  # `kl_N` is float32 and may be rounded up
+        moved = max(0.0, view.kl_sum - float(memory["kl_N"][prompt]))  # rounding to float32 may have increased `kl_N`
         memory["kl_N"][prompt] = view.kl_sum
         kept = min(self.most, max(self.least, 2 ** (-moved / self.half_way))) if view.kl_sum else self.least
         for metric in np.clip(group.metrics_G, 0, 1).tolist():

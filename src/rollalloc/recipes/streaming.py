@@ -15,15 +15,15 @@ def streamed(recipe: Recipe, *, staleness: int | None = None, ahead: int | None 
     """Return the recipe adapted to streaming rollouts: it opens groups earlier and does not wait for a whole stage.
 
     Some promote rules wait until all groups of a stage have ended, for example "highest variance first". If staleness is
-    allowed, such a rule (with the trait `in_waves`) is replaced by `Oldest`, unless the user chose it.
+    allowed, `Oldest` replaces such a rule, unless the user chose it.
 
     Args:
         recipe: any recipe. Without staleness nothing can overlap, and the recipe is returned unchanged.
-        staleness: replaces the recipe's `max_staleness`. None: the recipe's own value, or what `ahead` needs if that is
-            more: 1 for one batch, 2 · ahead for several. A batch consists of the groups that ended first; with less
-            staleness, groups with long rollouts would be too old for their batch and would be dropped.
-        ahead: batches that are generated while one is trained, at least 1. If staleness is allowed, most recipes
-            generate one batch ahead, and Pilot-Commit generates two. None: as many as the recipe itself opens.
+        staleness: replaces the recipe's `max_staleness`. None: the recipe's own value, or the value that `ahead` needs if
+            that is larger: 1 if `ahead` is 1, otherwise 2 · ahead. (A batch consists of the groups that ended first. With
+            less staleness, groups with long rollouts would become too old and be dropped.)
+        ahead: number of batches that are generated while one is trained, at least 1; it has no effect without staleness.
+            None: the recipe's own number, which is 1 for most recipes and 2 for Pilot-Commit.
 
     Raises:
         ValueError: a number is out of its range, or `ahead` is larger than the staleness.
@@ -48,7 +48,7 @@ def streamed(recipe: Recipe, *, staleness: int | None = None, ahead: int | None 
 
 
 def streaming_notes(recipe: Recipe, made: Recipe) -> list[str]:
-    """Return notes for the user about the changes that `streamed` made to a recipe, as sentences without a full stop."""
+    """Return notes for the user about the changes that `streamed` made to a recipe. They have no full stop at the end."""
     if made.max_staleness == 0:
         return [
             "all rollouts are of the newest weights, so generation and training do not overlap; staleness 1 allows it"
@@ -80,7 +80,7 @@ def streaming_notes(recipe: Recipe, made: Recipe) -> list[str]:
 
 
 def streamed_aloud(recipe: Recipe, log: Logger, *, ahead: int | None) -> Recipe:
-    """Like `streamed`, and write its notes to a driver's log."""
+    """Adapt the recipe with `streamed`, and write its notes to a driver's log."""
     made = streamed(recipe, ahead=ahead)
     for note in streaming_notes(recipe, made):
         log.info(note)

@@ -2,10 +2,10 @@
 
 For runs in which many groups are nearly all right or all wrong.
 
-How this differs from the paper, of which we read only a summary and which has no released code: the groups of replacement
-prompts must reach kappa too, and replacement continues until the batch is full; if the bank is empty, new prompts
-replace the dropped ones; the bank holds 1,024 prompts and the priority of each is a running mean of its relative
-variance. See PAPERS.md.
+How this differs from the paper (we read only a summary, and there is no released code): the groups of replacement
+prompts must reach kappa too. Replacement continues until the batch is full. If the bank is empty, new prompts replace the
+dropped ones. The bank holds 1,024 prompts. A prompt's priority is a running mean of its relative variance. See
+PAPERS.md.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def vcrl(
 
     1. Draw `groups` new prompts and generate n rollouts of each.
     2. Keep the groups that satisfy the inequality, and drop the others. The left side is the variance as a share of
-       the largest possible one.
-    3. Replace dropped prompts by prompts from a bank of those that were kept before, highest variance first, and
-       generate new rollouts of them. Repeat until `groups` groups are kept.
+       the largest possible variance.
+    3. Replace dropped prompts by prompts from the bank, which holds prompts that were kept before. Take those with the
+       highest variance first, and generate new rollouts of them. Repeat until `groups` groups are kept.
     4. Train as GRPO does.
 
     Args:
@@ -66,10 +66,10 @@ def vcrl(
         n: rollouts per prompt, at least 2.
         kappa: smallest relative variance to train on, in (0, 1].
         kappa_first: smallest relative variance during the first `first` updates of the weights, in (0, 1].
-        first: updates of the weights under `kappa_first`, 0 or more.
+        first: number of updates with `kappa_first`, 0 or more.
         replays: maximum number of draws of a prompt from the bank, at least 1.
-        max_candidates: as for `dapo`.
-        deviation: as for `grpo`.
+        max_candidates: maximum number of prompts tried for one batch, see `dapo`.
+        deviation: the kind of standard deviation, see `grpo`.
     """
     at_least("n", n, 2, "so that metrics can vary")
     base = grpo(groups, n, deviation)
@@ -101,13 +101,13 @@ class Varied(JudgeRule):
 
         relative_variance ≥ `kappa`, or ≥ `kappa_first` in the first `first` updates of the weights
 
-    Whether its group is trained on or dropped, the prompt may be drawn again at once.
+    The prompt may be drawn again at once, in both cases.
 
     Attributes:
         kappa: smallest relative variance to train on, in (0, 1]. One success in 4 rollouts has a relative variance of
             0.75, two in 8 have 0.75, three in 8 have 0.94.
         kappa_first: smallest relative variance in the first `first` updates, in (0, 1].
-        first: number of updates under `kappa_first`, 0 or more.
+        first: number of updates with `kappa_first`, 0 or more.
 
     Raises:
         ValueError: a number is out of its range.
@@ -150,21 +150,20 @@ class Varied(JudgeRule):
 class Banked(Shuffled):
     """Draw new prompts first; if the batch needs more, draw from a bank of prompts whose metrics varied most.
 
-    1. After each update of the weights, the first draws are new prompts, as many as a batch has groups, in random
-       order and each once an epoch.
-    2. Further draws take the prompts with the highest priority from the bank. If the bank is empty, these draws take
-       new prompts too.
-    3. A prompt whose group was trained on enters the bank; its priority P is the relative variance of its metrics.
-       After a later visit, P ← momentum · P + (1 - momentum) · relative variance.
+    1. After each update of the weights, the first draws are new prompts, in random order and each once an epoch. There
+       are as many of these draws as a batch has groups.
+    2. Further draws take the prompts with the highest priority from the bank. If the bank is empty, they take new prompts.
+    3. A prompt enters the bank if its group was trained on. Its priority P is the relative variance of its metrics. After
+       a later visit, P ← momentum · P + (1 - momentum) · relative variance.
     4. A prompt leaves the bank if its group was dropped, if it was drawn from the bank `replays` times, or if
        `capacity` prompts have a higher priority.
 
     VCRL, arXiv 2509.19803; see PAPERS.md.
 
     Attributes:
-        replays: draws of a prompt from the bank, at least 1.
+        replays: maximum number of draws of a prompt from the bank, at least 1.
         momentum: weight of the earlier priority, in [0, 1).
-        capacity: prompts in the bank, at least 1.
+        capacity: maximum number of prompts in the bank, at least 1.
 
     Raises:
         ValueError: a number is out of its range.
@@ -183,7 +182,7 @@ class Banked(Shuffled):
     traits = PromptTraits(reads_rate=True, reads=("metrics_G",))
 
     def init(self, table: PromptTable) -> Memory:
-        # `bank`: [prompt, priority, draws left] of each prompt in it. `new`: new prompts drawn since `version`.
+        # `bank`: [prompt, priority, draws left] for each of its prompts. `new`: number of new prompts since `version`.
         return Shuffled.init(self, table) | {"bank": [], "version": 0, "new": 0}
 
     def pick(
@@ -263,6 +262,6 @@ class Banked(Shuffled):
 
 
 def _is_trained(view: View, prompt: int) -> bool:
-    """Whether the group of the prompt's last visit passed the judge, even if it was not trained on."""
+    """Whether the judge passed the group of the prompt's last visit. The group may have been left out of the batch."""
     statistics = view.statistics
     return statistics.fates[int(statistics.fate_N[prompt])] in ("trained", "surplus", "stale")

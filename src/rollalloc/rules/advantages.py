@@ -1,9 +1,9 @@
 """Advantages: how much better or worse each trained rollout did than its baseline.
 
-The kernels are plain functions of rewards. `OverGroup` and `OverChosen` turn a kernel into a rule: the first applies it
-to the whole group before rows are chosen, the second to the chosen rows alone. Kernels subtract the first reward before
-anything else, so that equal rewards give advantages of exactly 0. The kernel `grpo` does not fix the kind of standard
-deviation: the framework that trains decides it (see `settled`). The kernel `GRPO` fixes it.
+The kernels are plain functions of rewards. A rule applies a kernel: `OverGroup` to the whole group before rows are
+chosen, `OverChosen` to the chosen rows alone. Kernels first subtract one of the rewards, so that equal rewards give
+advantages of exactly 0. With the kernel `grpo`, the training framework decides between the population's and the
+sample's standard deviation (see `settled`). The kernel `GRPO` fixes it.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def _standardised(ddof: int) -> Promises:
         std, spread = float(advantages_G.std(ddof=ddof)), float(rewards_G.std(ddof=ddof))
         least = spread / (spread + _MOST_EPS)
         return _centred(rewards_G, advantages_G) | {
-            "their standard deviation is 1, reduced only by `eps`": least - 1e-9 < std < 1 + 1e-9
+            "their standard deviation is at most 1, and less only because of `eps`": least - 1e-9 < std < 1 + 1e-9
         }
 
     return promises
 
 
 def _shifted(rewards_G: ArrayLike) -> NDArray[np.float64]:
-    """Rewards minus the first one. The differences of equal rewards are exactly 0."""
+    """Rewards minus the first one. If they are equal, the differences are exactly 0."""
     reward_G = as_floats(rewards_G, "rewards_G")
     return reward_G - reward_G[0] if reward_G.size else reward_G
 
@@ -73,14 +73,14 @@ def grpo(rewards_G: ArrayLike, *, eps: float = 1e-6, ddof: int = 0) -> NDArray[n
     shifted_G = _shifted(rewards_G)
     if shifted_G.size <= ddof:
         return np.zeros_like(shifted_G)
-    # This is called for every group. For so few values it is faster than numpy's `mean` and `std`.
+    # For the few values of a group, this is faster than numpy's `mean` and `std`.
     from_mean_G = shifted_G - shifted_G.sum() / shifted_G.size
     std = np.sqrt((from_mean_G * from_mean_G).sum() / (shifted_G.size - ddof))
     return from_mean_G / (std + eps)
 
 
 def dr_grpo(rewards_G: ArrayLike) -> NDArray[np.float64]:
-    """Dr. GRPO's advantage: A_i = r_i - mean. GRPO's division by std favours groups with little variance.
+    """Dr. GRPO's advantage: A_i = r_i - mean. There is no division by std, which favours groups with little variance.
 
     Liu et al., Dr. GRPO, arXiv 2503.20783.
 
@@ -100,7 +100,7 @@ def dr_grpo(rewards_G: ArrayLike) -> NDArray[np.float64]:
 def rloo(rewards_G: ArrayLike) -> NDArray[np.float64]:
     """Advantage with a leave-one-out baseline: A_i = r_i - mean of the other rewards.
 
-    Ahmadian et al., arXiv 2402.14740. A single rollout has no others; its advantage is 0.
+    Ahmadian et al., arXiv 2402.14740. The advantage of a single rollout is 0.
 
     Args:
         rewards_G: shape (G,), finite.
@@ -117,7 +117,7 @@ def rloo(rewards_G: ArrayLike) -> NDArray[np.float64]:
 
 
 def pods(rewards_M: ArrayLike) -> NDArray[np.float64]:
-    """GRPO's advantage as PODS computes it over the rows that it kept: the sample's std, eps 1e-4.
+    """GRPO's advantage as in PODS: over the kept rows, with the sample's std and eps 1e-4.
 
     Xu et al., arXiv 2504.13818.
 
@@ -138,11 +138,11 @@ Deviation = Literal["population", "sample"]
 
 @dataclass(frozen=True, slots=True)
 class GRPO:
-    """The kernel `grpo` with a fixed kind of standard deviation, in every framework: A_i = (r_i - mean) / (std + eps).
+    """The kernel `grpo` with a fixed kind of standard deviation: A_i = (r_i - mean) / (std + eps).
 
     Attributes:
-        ddof: 0 for the population's std, 1 for the sample's. For rewards (1, 0, 0, 0) the first advantage is 1.732
-            or 1.5.
+        ddof: 0 for the population's std, 1 for the sample's. For the rewards (1, 0, 0, 0), the first advantage is 1.732
+            with 0 and 1.5 with 1.
         eps: avoids a division by a very small std; above 0.
 
     Raises:
@@ -163,7 +163,7 @@ class GRPO:
 
 
 def kernel_of(deviation: Deviation | None) -> Kernel:
-    """The kernel for a recipe's parameter `deviation`. None: plain `grpo`, whose deviation the framework chooses.
+    """The kernel for a recipe's parameter `deviation`. None: `grpo`, and the training framework chooses the deviation.
 
     Raises:
         ValueError: the name is unknown.
@@ -175,9 +175,7 @@ def kernel_of(deviation: Deviation | None) -> Kernel:
 
 
 def _promises_of(kernel: Kernel) -> Promises | None:
-    """What a kernel promises about a whole group, beyond the promises of every kernel; None for a kernel that the user
-    wrote.
-    """
+    """The promises of a known kernel about a whole group, in addition to those of every kernel; None for other kernels."""
     if isinstance(kernel, GRPO):
         return _standardised(kernel.ddof)
     known: dict[Kernel, Promises] = {
@@ -198,7 +196,7 @@ class _OfKernel(AdvantageRule):
     def kept(
         self, rewards_G: NDArray[np.float64], made_M: NDArray[np.float64], of_M: NDArray[np.float64]
     ) -> dict[str, bool]:
-        """Check the promises that hold for every group-relative kernel, and those of this kernel.
+        """Check the promises of every group-relative kernel, and the promises of this kernel.
 
         Args:
             rewards_G: the rewards from which the statistics are computed.
@@ -219,7 +217,7 @@ class _OfKernel(AdvantageRule):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OverGroup(_OfKernel):
-    """Apply the kernel to the whole group, before the choice of rows."""
+    """Apply the kernel to the rewards of the whole group. The rows get their share of the result."""
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return self.kernel(group.rewards_G)[chosen_M]
@@ -237,7 +235,7 @@ class OverGroup(_OfKernel):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OverChosen(_OfKernel):
-    """Apply the kernel to the chosen rows alone."""
+    """Apply the kernel to the rewards of the chosen rows alone."""
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return self.kernel(group.rewards_G[chosen_M])
@@ -254,7 +252,7 @@ class OverChosen(_OfKernel):
 
 @dataclass(frozen=True, slots=True)
 class Rewards(AdvantageRule):
-    """A_i = r_i: REINFORCE without a baseline, or with a baseline over the batch (`BatchMean`)."""
+    """A_i = r_i: REINFORCE without a baseline. The batch rule `BatchMean` may subtract a baseline."""
 
     traits = Traits(reads=("rewards_G",))
 
@@ -281,7 +279,7 @@ class Successes(AdvantageRule):
     ) -> dict[str, bool]:
         rewards = [group.in_order[g].reward for g in chosen_M.tolist()]
         return {
-            "a positive reward is its own advantage, any other gives 0": all(
+            "the advantage is the reward if that is positive, otherwise 0": all(
                 (made == reward) if reward > 0 else made == 0
                 for made, reward in zip(advantages_M.tolist(), rewards, strict=True)
             )
@@ -292,7 +290,7 @@ class Successes(AdvantageRule):
 class AgainstBaseline(AdvantageRule):
     """A_i = r_i - b, where b is the reward that the prompt rule expected when it drew the prompt.
 
-    If the prompt rule made no prediction, b is the mean of the group's rewards, and a single rollout has advantage 0.
+    If the prompt rule expected no reward, b is the mean of the group's rewards. The advantage of a single rollout is then 0.
     """
 
     traits = Traits(reads=("rewards_G",))
@@ -325,13 +323,13 @@ def variance_ratio(over_R: NDArray[np.float64], uncertainty_R: NDArray[np.float6
         neg = min(1, mean of u over rows with A > 0  /  mean of u over rows with A < 0)        u: `Done.uncertainty`
 
     Successes and failures estimate the same gradient, because p · E[∇ log π | right] = -(1 - p) · E[∇ log π | wrong] =
-    ∇p. Two estimates of the same quantity are best weighted by the inverses of their variances. With a baseline of p,
-    the weight of failures divided by that of successes is E[|∇ log π|² | right] / E[|∇ log π|² | wrong]. The
-    uncertainty u is proportional to |∇ log π|², so u is used here in its place.
+    ∇p. The best combination of two such estimates weights each by the inverse of its variance. With a baseline of p, the
+    weight of failures, relative to that of successes, is then E[|∇ log π|² | right] / E[|∇ log π|² | wrong]. The formula
+    uses the uncertainty u, because |∇ log π|² is roughly proportional to it.
 
-    The result is small if right answers are nearly certain and wrong ones are diverse, and large if right answers
-    are diverse. With few rows on one side it is noisy. It assumes a loss that sums over a row's tokens
-    (`token_mean`). This method is ours; see docs/foresight.md.
+    The result is small if right answers are nearly certain and wrong ones are diverse. It is noisy if few rows have
+    A > 0 or few have A < 0. It assumes a loss that sums over a row's tokens (`token_mean`). This method is ours; see
+    docs/foresight.md.
 
     Args:
         over_R: advantage of each row over its baseline, shape (R,).
@@ -352,15 +350,15 @@ def variance_ratio(over_R: NDArray[np.float64], uncertainty_R: NDArray[np.float6
 class BatchMean(BatchRule):
     """Subtract a baseline from each advantage of the batch, and multiply negative results by neg.
 
-        A_i ← A_i - b                              if a reward b was expected of the prompt when it was drawn
+        A_i ← A_i - b                              if the prompt rule expected a reward b when it drew the prompt
         A_i ← A_i - mean of A_j over j ≠ i         otherwise, over all other rows of the batch
 
-    With `Rewards` and no expectations this is REINFORCE with a leave-one-out baseline over the whole batch, which is
-    unbiased. The advantage of a single row is 0. For binary rewards and b = p̂, the expected update is ∇p · (1 - p̂ +
-    neg · p̂). So neg changes the weight of each prompt and the variance, but not the direction of a prompt's update.
+    With `Rewards` and no expected rewards, this is REINFORCE with a leave-one-out baseline over the whole batch, which
+    is unbiased. The advantage of a single row is 0. For binary rewards and b = p̂, the expected update for a prompt is
+    ∇p · (1 - p̂ + neg · p̂): neg changes its length and variance, but not its direction.
 
     Attributes:
-        neg: weight of negative advantages, 0 or more. None: `variance_ratio` of each batch.
+        neg: weight of negative advantages, 0 or more. None: the result of `variance_ratio` for each batch.
 
     Raises:
         ValueError: the weight is negative or not finite.
@@ -371,7 +369,7 @@ class BatchMean(BatchRule):
     def __post_init__(self) -> None:
         if self.neg is not None and not 0 <= self.neg < float("inf"):
             raise ValueError(
-                f"neg must be 0 or more and finite, or None to follow the batch's variance, got {self.neg!r}"
+                f"neg must be 0 or more and finite, or None to compute it from each batch, got {self.neg!r}"
             )
 
     @property
@@ -409,7 +407,7 @@ class BatchMean(BatchRule):
 
     @staticmethod
     def _weight_row_by_row(over: Sequence[float], groups: Sequence[GroupView], chosen: Chosen) -> float:
-        """`variance_ratio` of the trained rows, computed row by row."""
+        """`variance_ratio` of the trained rows, computed in a second way."""
         rows = [(group, row) for group, chosen_M in zip(groups, chosen, strict=True) for row in chosen_M.tolist()]
         known = [(above, float(group.uncertainties_G[row])) for above, (group, row) in zip(over, rows, strict=True)]
         right = [each for above, each in known if above > _ROUNDING and not isnan(each)]
@@ -425,7 +423,7 @@ def _mean_of_others(values: NDArray[np.float64], i: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class BatchNormalised(BatchRule):
-    """A_i ← (A_i - mean) / (std + eps) over the batch, as in SPO, arXiv 2509.13232.
+    """Normalise over the batch: A_i ← (A_i - mean) / (std + eps). SPO, arXiv 2509.13232.
 
     Attributes:
         eps: avoids a division by a very small std; above 0.
@@ -452,7 +450,7 @@ class BatchNormalised(BatchRule):
         std = float(before.std())
         return {
             "equal advantages become 0": bool(np.ptp(before) > 0 or not after.any()),
-            "each advantage is its distance from the mean, in standard deviations": bool(
+            "each advantage is its difference from the mean, divided by the standard deviation": bool(
                 np.allclose(after * (std + self.eps), before - before.mean(), atol=1e-9 * (1 + np.abs(before).max()))
             ),
         }
@@ -464,11 +462,11 @@ def _split_as(like: Batchwise, made_R: NDArray[np.float64]) -> Batchwise:
 
 
 def settled(rule: Any, kernel: GRPO) -> Any:
-    """Return the rule with the training framework's standard deviation, if the rule does not fix one itself.
+    """Return the rule with the training framework's kernel, if the rule leaves the standard deviation to the framework.
 
     Args:
-        rule: any advantage rule. A rule with plain `grpo` does not fix the kind of standard deviation; without this
-            call it uses the population's.
+        rule: any advantage rule. A rule with the kernel `grpo` leaves it to the framework; all others are returned
+            unchanged.
         kernel: the framework's kernel.
     """
     return replace(rule, kernel=kernel) if isinstance(rule, _OfKernel) and rule.kernel is grpo else rule

@@ -1,4 +1,4 @@
-"""Intake rules: how many groups to open now. They limit the number of groups that wait or run."""
+"""Intake rules: they say how many groups to open now."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Fill(IntakeRule):
         return view.need - view.on_the_way
 
     def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
-        return {"the groups under way and the new ones fill the batch exactly": view.on_the_way + opened == view.need}
+        return {"the unfinished groups and the new ones fill the batch exactly": view.on_the_way + opened == view.need}
 
 
 @dataclass(frozen=True, slots=True)
 class KeepInFlight(IntakeRule):
-    """Keep `groups` groups running in the first stage, unless the groups in later stages already fill the batch.
+    """Keep `groups` groups running in the first stage, except while later stages have enough groups for the batch.
 
-    It opens `groups - running[0]` groups if (held + running in later stages) < need + extra. `extra` is one batch if
-    the rule looks ahead, otherwise 0. At most need + extra + groups groups are held at any time.
+    Later stages have enough if `need` + extra groups are running or waiting there. `extra` is one batch if the rule looks
+    ahead, otherwise 0.
 
     Attributes:
         groups: number of groups in the first stage, at least 1.
-        ahead: if the recipe allows staleness, also open groups for the batch after the current one. The first stage
-            of the next batch then runs together with the last stage of this one, at the price of one version of
-            staleness.
+        ahead: True: if the recipe allows staleness, also open groups for the batch after the current one. The first
+            stage of the next batch then runs at the same time as the last stage of this batch, and its rollouts are one
+            version older.
     """
 
     groups: int
@@ -57,7 +57,7 @@ class KeepInFlight(IntakeRule):
         return self.groups - view.running_S[0] if further_on < view.need + ahead else 0
 
     def _ahead(self, view: View) -> int:
-        """Number of groups wanted beyond the current batch."""
+        """Number of groups to open for the next batch already."""
         return view.groups if self.ahead and view.max_staleness else 0
 
     def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
@@ -66,7 +66,7 @@ class KeepInFlight(IntakeRule):
         return {
             "no more than `groups` run in the first stage": opened <= 0 or running <= self.groups,
             "no group is opened while later stages have enough groups": opened <= 0 or later < wanted,
-            "if they do not have enough and the batch lacks groups, the first stage is full": (
+            "if later stages lack groups and the batch too, the first stage is full": (
                 later >= wanted or view.need == 0 or running >= self.groups
             ),
         }
@@ -76,9 +76,8 @@ class KeepInFlight(IntakeRule):
 class Ahead(IntakeRule):
     """Open as many groups as another rule, `of`, would open if a batch had `groups` more groups.
 
-    Without staleness, the wrapped rule `of` decides alone. This rule is meant for trainers that take a batch while rollouts
-    are running. With `Fill`, a batch then consists of the groups that end first, and the others belong to the next
-    batch.
+    For trainers that take a batch while rollouts are running. With `Fill`, a batch then consists of the groups that end
+    first, and later groups go into the next batch. Without staleness, this rule returns what `of` returns.
 
     Attributes:
         of: the wrapped rule.
@@ -102,10 +101,10 @@ class Ahead(IntakeRule):
         return self.of(self._seen(view), memory)
 
     def _seen(self, view: View) -> View:
-        """The view that the wrapped rule `of` gets."""
+        """The view for the wrapped rule: its `need` includes the additional groups."""
         if not view.max_staleness:
             return view
-        # Count the groups that are ready beyond this batch: if the trainer is slow, more groups would only become stale.
+        # Groups that are ready count, also those beyond this batch: if the trainer is slow, more groups would become stale.
         return view._replace(need=max(0, view.groups + self.groups - view.held_S[-1]))
 
     def promises(self, opened: int, view: View, memory: Memory) -> Mapping[str, bool]:

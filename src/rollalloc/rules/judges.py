@@ -1,4 +1,4 @@
-"""Judges: what happens to a group when its results have arrived."""
+"""Judges: they decide what happens to a group as its results arrive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mixed(group: GroupView) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Complete(JudgeRule):
-    """Train on every group when all its rollouts have ended (GRPO). `until`: when its prompt may be drawn again."""
+    """Train on every group when all its rollouts have ended (GRPO). `until` says when its prompt may be drawn again."""
 
     until: Until = NEXT_EPOCH
 
@@ -39,11 +39,11 @@ class Complete(JudgeRule):
 
 @dataclass(frozen=True, slots=True)
 class NonzeroVariance(JudgeRule):
-    """Keep a complete group if its metrics differ, and drop it otherwise: DAPO's dynamic sampling, arXiv 2503.14476.
+    """Train on a group if its metrics differ, and drop it otherwise. DAPO's dynamic sampling, arXiv 2503.14476.
 
     Attributes:
-        act: the verdict for a group that is kept: TRAIN in the last stage, NEXT in an earlier one.
-        early: keep a group as soon as two metrics differ, without waiting for its other rollouts.
+        act: the verdict if metrics differ: TRAIN in the last stage, NEXT in an earlier stage.
+        early: True: decide as soon as two metrics differ. False: wait until all rollouts have ended.
         until: when the prompt may be drawn again.
     """
 
@@ -69,7 +69,7 @@ class NonzeroVariance(JudgeRule):
             "a group is dropped only if it ended and its metrics are equal": (
                 verdict is None or verdict.act is not Act.DROP or (ended and not differ)
             ),
-            "it decides when all rollouts ended, and early just where it says so": (
+            "it decides when all rollouts have ended, or with `early` as soon as metrics differ": (
                 (verdict is not None) == (ended or (self.early and differ))
             ),
         }

@@ -1,4 +1,4 @@
-"""Promote rules: which of the groups that passed a stage go on if there are more than needed."""
+"""Promote rules: they choose which groups go on if more passed a stage than are needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollalloc.core.rule import PromoteRule, PromoteTraits, View
 
 
 class _ByAge(PromoteRule):
-    """Groups in the order of their rollouts' age; `sign` is 1 if the oldest go first, and -1 if the newest go first."""
+    """Sort groups by the age of their rollouts. `sign` is 1 for the oldest first, -1 for the newest first."""
 
     __slots__ = ()
     sign: ClassVar[int]
@@ -28,27 +28,27 @@ class _ByAge(PromoteRule):
         left = [self.sign * group.first_version for group in _left(chosen, held)]
         return {
             "k groups go on, or all if fewer wait": len(chosen) == min(k, len(held)),
-            "none goes before one that comes first by its age": not left or not ages or max(ages) <= min(left),
+            "groups go on in the order of age": not left or not ages or max(ages) <= min(left),
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Oldest(_ByAge):
-    """Groups with the oldest rollouts first; of equally old groups, those drawn first."""
+    """Groups with the oldest rollouts go first. Of equally old groups, those drawn first."""
 
     sign: ClassVar[int] = 1
 
 
 @dataclass(frozen=True, slots=True)
 class MostRecent(_ByAge):
-    """Groups with the newest rollouts first; of equally old groups, those drawn last."""
+    """Groups with the newest rollouts go first. Of equally old groups, those drawn last."""
 
     sign: ClassVar[int] = -1
 
 
 @dataclass(frozen=True, slots=True)
 class RandomOrder(PromoteRule):
-    """Random groups."""
+    """Groups go on in random order."""
 
     traits = PromoteTraits(reads=())
 
@@ -61,16 +61,15 @@ class RandomOrder(PromoteRule):
 
 @dataclass(frozen=True, slots=True)
 class TopVariance(PromoteRule):
-    """Groups whose metrics have the highest variance first; if variances are equal, those drawn last.
+    """Groups whose metrics have the highest variance go first. If variances are equal, those drawn last go first.
 
-    This differs from Pilot-Commit's published order in two ways. Groups that would be too old after the next update go
-    first; otherwise they could wait until the rollouts paid for them are too old to train on. And the rule waits while
-    groups are running in its stage, because the highest variance is known only when all have ended. This wait ends,
-    because intake rules open no new groups while enough are waiting.
+    This differs from Pilot-Commit's published order in two ways. First, groups that would be too old after the next
+    update go before all others, because their rollouts would be lost otherwise. Second, no group goes on while groups are
+    running in the stage, because the highest variance is known only when all have ended.
 
     Attributes:
-        always: True: this rule is used even if rollouts stream, and the run waits for the whole stage. None: if
-            rollouts stream, `Oldest` replaces this rule.
+        always: True: keep this rule if rollouts stream; the run then waits for the whole stage. None: if rollouts stream,
+            `Oldest` replaces this rule.
     """
 
     always: bool | None = None
@@ -86,7 +85,7 @@ class TopVariance(PromoteRule):
 
     def _rank(self, group: GroupView, view: View) -> tuple[bool, float, int]:
         lasts = view.version - group.first_version < view.max_staleness
-        # With staleness 0, every group would be too old after the next update, so none has priority.
+        # With staleness 0, every group would be too old after the next update. Then none has priority.
         variance = round(float(np.var(group.metrics_G)), 12)
         return (lasts if view.max_staleness else True, -variance, -group.group)
 
@@ -103,7 +102,7 @@ class TopVariance(PromoteRule):
         return {
             "k groups go on, or all if fewer wait; none while some still run in the stage": len(chosen)
             == (0 if awaited else min(k, len(held))),
-            "no group that is about to be too old is left behind while another one goes on": not last or not variances,
+            "a group that is about to be too old goes before all others": not last or not variances,
             "of the others, the groups with the highest variance go on": (
                 not variances or min(variances) >= best_left - 1e-9
             ),

@@ -1,4 +1,4 @@
-"""Prompt rules: which prompts are drawn next, before any rollout of them exists."""
+"""Prompt rules: they choose the prompts that are drawn next, before any rollout of them exists."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from rollalloc.core.table import PromptTable
 
 @dataclass(frozen=True, slots=True)
 class Shuffled(PromptRule):
-    """Draw each prompt once an epoch, in random order. Other prompt rules derive from it and add a record of the
-    prompts.
-    """
+    """Draw each prompt once an epoch, in random order."""
 
     def init(self, table: PromptTable) -> Memory:
-        # The order is shuffled again when the cursor is at its end.
+        # A cursor at the end makes the first `pick` shuffle the order.
         return {"order": np.arange(len(table), dtype=np.int32), "cursor": len(table)}
 
     def pick(
@@ -32,10 +30,9 @@ class Shuffled(PromptRule):
     def beside(
         self, taken: Sequence[int], memory: Memory, k: int, free_N: NDArray[np.bool_], rng: np.random.Generator
     ) -> list[int]:
-        """Like `pick`, for a rule that has already drawn the free prompts `taken` in the same call.
+        """Draw k prompts like `pick`. `taken` lists free prompts that the caller has already drawn in the same call.
 
-        Prompts whose turn is still to come in this pass are drawn first. Prompts that became free after their turn
-        follow, in a new order.
+        Prompts that were not drawn in this pass come first. Then the order is shuffled, and a new pass begins.
         """
         picked, order, cursor = list(taken), memory["order"], int(memory["cursor"])
         wanted = len(taken) + k
@@ -56,17 +53,17 @@ class Shuffled(PromptRule):
     def promises(
         self, picked: Sequence[Any], before: Memory, k: int, free_N: NDArray[np.bool_], view: View
     ) -> dict[str, bool]:
-        return {"fewer than asked only if no more are free": len(picked) == min(k, int(np.count_nonzero(free_N)))}
+        return {"k prompts, or all that are free": len(picked) == min(k, int(np.count_nonzero(free_N)))}
 
 
 def _free(block: NDArray[np.int32], free_N: NDArray[np.bool_], picked: list[int]) -> NDArray[np.bool_]:
-    """The prompts of a block that may be drawn. `free_N` still counts those picked earlier in this call as free."""
+    """Which prompts of a block may be drawn: those that are free and not in `picked`."""
     return free_N[block] & ~np.isin(block, picked) if picked else free_N[block]
 
 
 @dataclass(frozen=True, slots=True)
 class InOrder(PromptRule):
-    """Draw each prompt once an epoch, in the order of the data set, such as a curriculum made by the user."""
+    """Draw each prompt once an epoch, in the order of the data set. Use it for a curriculum of your own."""
 
     def init(self, table: PromptTable) -> Memory:
         return {"next": 0}
@@ -83,7 +80,7 @@ class InOrder(PromptRule):
 
     @staticmethod
     def _free(free_N: NDArray[np.bool_], begin: int, end: int, count: int) -> list[int]:
-        """The first `count` free prompts from `begin` on. They are searched for in blocks of growing size."""
+        """The first `count` free prompts from `begin` on, found in blocks of growing size."""
         found: list[int] = []
         block = 4 * count + 64
         while len(found) < count and begin < end:
@@ -103,9 +100,7 @@ class InOrder(PromptRule):
 
 @dataclass(frozen=True, slots=True)
 class AsOffered(OfferedPromptRule):
-    """Draw the prompts that a framework's own data loader hands over, in its order. Prompts that are not free are
-    skipped.
-    """
+    """Draw the prompts that a framework's own data loader offers, in its order. Skip prompts that are not free."""
 
     def init(self, table: PromptTable) -> Memory:
         return {"queue": [], "ended": False}
@@ -140,7 +135,7 @@ class AsOffered(OfferedPromptRule):
 
 
 def some_free(free_N: NDArray[np.bool_], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """At most `count` different random free prompts. It scans all prompts only if free ones are rare."""
+    """At most `count` different random free prompts. If free prompts are common, this does not scan all prompts."""
     tried = np.unique(rng.integers(free_N.size, size=4 * count))
     found = tried[free_N[tried]]
     if found.size < count:
@@ -149,13 +144,13 @@ def some_free(free_N: NDArray[np.bool_], count: int, rng: np.random.Generator) -
 
 
 def prior_rate(table: PromptTable, prompt: int) -> float:
-    """The prior success rate of one prompt, see `prior_rates`."""
+    """The prior success rate of one prompt, in [0, 1]; see `prior_rates`."""
     prior = float("nan") if table.prior_N is None else float(np.asarray(table.prior_N)[prompt])
     return 0.5 if isnan(prior) else prior
 
 
 def prior_rates(table: PromptTable) -> NDArray[np.float64]:
-    """The prior success rate of each prompt, before its first rollout, shape (N,); 1/2 if the table has none."""
+    """The prior success rate of each prompt, before its first rollout, shape (N,); 1/2 if it is unknown."""
     if table.prior_N is None:
         return np.full(len(table), 0.5)
     return np.nan_to_num(np.asarray(table.prior_N, np.float64), nan=0.5)
@@ -175,15 +170,16 @@ def prior_counts(table: PromptTable, weight: float) -> tuple[NDArray[np.float64]
 
 
 def rises(picked: Sequence[Drawn], score_K: Sequence[float]) -> bool:
-    """Whether, among the prompts of one draw, a higher score never goes with a smaller `sampling_ratio`."""
+    """Whether the `sampling_ratio`s of the prompts rise with their scores."""
     chance_K = np.array([each.sampling_ratio or 0.0 for each in picked])[np.argsort(score_K, kind="stable")]
     return bool((np.diff(chance_K) >= -1e-6).all() and (chance_K > 0).all())
 
 
 def without_replacement(chance_K: NDArray[np.float64], k: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Draw at most k different indices, each in proportion to its chance among those left, by Gumbel's trick.
+    """Draw at most k different indices, without replacement, with probability ∝ `chance_K` (Gumbel's trick).
 
-    Returns them in the order in which they were drawn.
+    Returns:
+        The indices in the order in which they were drawn.
     """
     key_K = np.log(chance_K) + rng.gumbel(size=chance_K.size)
     return np.argsort(-key_K, kind="stable")[:k]

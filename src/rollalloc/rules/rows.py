@@ -1,4 +1,4 @@
-"""Row rules: which scored rollouts of a group are trained on, and with which loss weight."""
+"""Row rules: they choose the scored rollouts of a group to train on, and their loss weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Chosen = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 def max_variance_subset(rewards_G: ArrayLike, m: int) -> NDArray[np.int64]:
-    """The m rewards with the largest variance. For some i, these are the i highest and the m - i lowest rewards.
+    """The m rewards with the largest variance: for some i, the i highest and the m - i lowest rewards.
 
-    The variance of every such subset follows from prefix sums of r and r². Sorting dominates the cost, O(G log G).
+    Prefix sums of r and r² give the variance for every i, so sorting takes most of the time: O(G log G).
     PODS, Xu et al., arXiv 2504.13818.
 
     Args:
@@ -39,8 +39,8 @@ def max_variance_subset(rewards_G: ArrayLike, m: int) -> NDArray[np.int64]:
         raise ValueError(f"m must be at most the number of rewards, {reward_G.size}, got {m}")
     order_G = np.argsort(reward_G, kind="stable")
     sorted_G = reward_G[order_G]
-    # Centre on the middle of the range and divide by its width. Otherwise squares of large rewards could
-    # overflow, or lose the differences. This is exact for binary rewards.
+    # Centre on the middle of the range and divide by its width. Otherwise, squares of large rewards could overflow or
+    # lose digits. For binary rewards this is exact.
     sorted_G = sorted_G - (sorted_G[0] / 2 + sorted_G[-1] / 2)
     sorted_G = sorted_G / (np.abs(sorted_G).max() or 1.0)
     lowest, highest = sorted_G[:m][::-1], sorted_G[sorted_G.size - m :][::-1]
@@ -50,13 +50,16 @@ def max_variance_subset(rewards_G: ArrayLike, m: int) -> NDArray[np.int64]:
 
 
 def _sums(lowest_M: NDArray[np.float64], highest_M: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each i from 0 to m, the sum of the i highest and the m - i lowest values. Both arguments are descending."""
+    """For each i from 0 to m, the sum of the i highest and the m - i lowest values.
+
+    Both arguments are sorted in descending order.
+    """
     of_lowest = np.concatenate([np.cumsum(lowest_M[::-1])[::-1], [0.0]])
     of_highest = np.concatenate([[0.0], np.cumsum(highest_M)])
     return of_lowest + of_highest
 
 
-_MOST_SUBSETS = 1000  # with at most this many subsets, `promises` tries them all
+_MOST_SUBSETS = 1000  # `promises` tries all subsets if there are at most this many
 
 
 def _split(chosen: Chosen, group: GroupView) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -70,7 +73,7 @@ def even(chosen: NDArray[np.int64]) -> Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Everything(RowRule):
-    """Every scored rollout, with weight 1."""
+    """Take every scored rollout, with weight 1."""
 
     traits = RowTraits(reads=())
 
@@ -86,7 +89,7 @@ class Everything(RowRule):
 
 @dataclass(frozen=True, slots=True)
 class _Some(RowRule):
-    """Base class of the rules that take m rollouts. They take all rollouts if only m or fewer have a score."""
+    """Base class of the rules that take m rollouts, or all if at most m have a score."""
 
     m: int
 
@@ -103,7 +106,7 @@ class _Some(RowRule):
         return even(self.choose(group, rng))
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
-        """m indices, ascending, for a group of more than m rollouts."""
+        """Choose m indices, ascending. The group has more than m rollouts."""
         raise NotImplementedError
 
     def promises(self, chosen: Chosen, group: GroupView, view: View) -> dict[str, bool]:
@@ -116,15 +119,13 @@ class _Some(RowRule):
         } | (self.best(kept_M, left_L) if left_L.size else {})
 
     def best(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
-        """The promises that compare the chosen rewards with those left out. This method is not called if all were
-        chosen.
-        """
+        """Compare the chosen rewards with those that were left out, of which there is at least one."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class MaxVariance(_Some):
-    """The m rollouts whose rewards have the largest variance (PODS)."""
+    """Take the m rollouts whose rewards have the largest variance (PODS)."""
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         return max_variance_subset(group.rewards_G, self.m)
@@ -139,7 +140,7 @@ class MaxVariance(_Some):
 
 @dataclass(frozen=True, slots=True)
 class MaxReward(_Some):
-    """The m rollouts with the highest reward; if rewards are equal, those ordered first."""
+    """Take the m rollouts with the highest reward. Of equal rewards, take those ordered first."""
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         return np.sort(np.argsort(-group.rewards_G, kind="stable")[: self.m])
@@ -150,7 +151,7 @@ class MaxReward(_Some):
 
 @dataclass(frozen=True, slots=True)
 class Random(_Some):
-    """m random rollouts, without replacement."""
+    """Take m random rollouts, without replacement."""
 
     @property
     def traits(self) -> RowTraits:
@@ -162,7 +163,7 @@ class Random(_Some):
 
 @dataclass(frozen=True, slots=True)
 class Percentile(_Some):
-    """m rollouts spread evenly over the sorted rewards, at the quantiles (j + 1/2) / m."""
+    """Take m rollouts that are spread evenly over the sorted rewards, at the quantiles (j + 1/2) / m."""
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         count = group.rewards_G.size
@@ -182,10 +183,10 @@ class Percentile(_Some):
 
 @dataclass(frozen=True, slots=True)
 class Balanced(_Some):
-    """m rollouts, half of them successes and half failures, in the order of their ids. If one kind has too few, take
-    more of the other.
+    """Take m rollouts, half of them successes and half failures. If one kind has too few, take more of the other.
 
-    If m is odd, the number of failures is one larger than that of successes. Reinforce-Ada, arXiv 2510.04996.
+    Of each kind, the rollouts ordered first are taken. If m is odd, one more failure than successes is taken.
+    Reinforce-Ada, arXiv 2510.04996.
 
     Attributes:
         above: a metric above this is a success.
@@ -194,7 +195,7 @@ class Balanced(_Some):
     above: float = SUCCESS_ABOVE
 
     def __post_init__(self) -> None:
-        # `super()` does not work here, because a dataclass with slots is a new class.
+        # `super()` does not work here: `slots=True` makes a new class.
         at_least("m", self.m, 1)
         if not 0 <= self.above < 1:
             raise ValueError(f"above must be in [0, 1), got {self.above!r}")
@@ -219,7 +220,7 @@ class Balanced(_Some):
             "half successes and half failures if there are enough of both": (
                 group.scored <= self.m or expected is None or won == expected
             ),
-            "all rollouts of the kind that is too rare": expected is not None
+            "all rollouts of the kind of which there are too few": expected is not None
             or won == total
             or len(kept) - won == len(wins) - total,
             "those ordered first of each kind": all(

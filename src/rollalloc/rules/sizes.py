@@ -12,7 +12,7 @@ from rollalloc.core.rule import Memory, SizeRule, View
 
 @dataclass(frozen=True, slots=True)
 class Fixed(SizeRule):
-    """n rollouts for every group."""
+    """Give every group n rollouts."""
 
     n: int
 
