@@ -32,6 +32,12 @@ of its prompts at 8M) and outside the clock.
   each of them had the most right rollouts among the first 2,304 of the GPU's tuning runs (the table in docs/trl.md; stock
   with n = 4 and n = 8 were equal). Seeds 200 to 204, first stock and `line`, as many as the time allows. Right rollouts
   among the first 1,536 are told as well, if the target is not reached. No run was over on that day (dev/LOG.md).
+- 135M on a GPU again, planned on 2026-11-26 at 16:45 before any run, with the fault of the first plan mended: the same
+  model, precision and target, 512 held-out prompts every 192 rollouts. Rates 1e-5, 2e-5, 4e-5, 8e-5 on seed 100 for stock
+  with n = 4, `line`, `foresight` and `line-64`, which is `line` with 64 rows in a step, because a step of 64 takes a GPU
+  hardly longer than one of 32. Then all four and `line-only` on seeds 200 to 204, seeds outside, in this order, as many
+  as the time allows. About ten runs share the GPU, so that only rollouts and tokens are compared; `seconds` is run for
+  stock and `line-64` alone, if time is left.
 - Stock: 64 rows in a step, in groups of 4, 8 and 16. Ours: `recipes.reinforce(groups=32)`, which is 32 rows in a step.
 - Rates, four for each arm at 0.15M: 1.5e-4, 3e-4, 6e-4, 1.2e-3.
   Tuning seed 100. A tuning run ends at the target, or without
@@ -64,7 +70,7 @@ of its prompts at 8M) and outside the clock.
 - Other recipes by the one line, seeds 200 to 202: GRPO, PODS, DAPO and Pilot-Commit, at the same two rates.
   Foresight with `once=False`, and with and without an adaptive clip of 1.5, which has been taken out since, seeds 200 to
   204, at 6e-4 only: does it fall?
-- A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 1,536 at 135M) or until two
+- A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 1,792 at 135M) or until two
   successive evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
   there were two tuning seeds, and all three stock arms had final runs.
@@ -134,7 +140,7 @@ class Size:
         least: rollouts that each run goes on to; it ends at twice as many.
         every: rollouts between two evaluations.
         heldout: prompts that are evaluated, from the file's beginning.
-        chosen: rates that were chosen by another measurement; then no arm is tuned here.
+        arms: that are tuned at this size; the stock arms among them compete.
         target: held-out accuracy.
         bf16: whether both sides compute in bfloat16 by autocast, with weights in float32, on a GPU if there is one.
     """
@@ -145,7 +151,7 @@ class Size:
     least: int
     every: int
     heldout: int
-    chosen: Mapping[str, float] = field(default_factory=dict[str, float])
+    arms: tuple[str, ...] = ("stock-4", "line", "foresight")
     target: float = 0.85
     bf16: bool = False
 
@@ -156,16 +162,24 @@ class Size:
 
 
 SIZES = {
-    "0.15m": Size((1.5e-4, 3e-4, 6e-4, 1.2e-3), (100,), tuple(range(200, 208)), 12_288, 512, 1024),
+    "0.15m": Size(
+        (1.5e-4, 3e-4, 6e-4, 1.2e-3),
+        (100,),
+        tuple(range(200, 208)),
+        12_288,
+        512,
+        1024,
+        arms=("stock-4", "stock-8", "stock-16", "line", "foresight", "foresight-unaveraged"),
+    ),
     "8m": Size((7.5e-5, 1.5e-4, 3e-4), (100,), tuple(range(200, 208)), 8_192, 1024, 512),
     "135m": Size(
-        (),
-        (),
+        (1e-5, 2e-5, 4e-5, 8e-5),
+        (100,),
         tuple(range(200, 205)),
-        1_536,
-        256,
-        256,
-        chosen={"stock-4": 2e-5, "line-only": 2e-5, "line": 2e-5},
+        1_792,
+        192,
+        512,
+        arms=("stock-4", "line", "foresight", "line-64"),
         target=0.7,
         bf16=True,
     ),
@@ -213,6 +227,12 @@ MAIN = {
     "stock-8": stock(8),
     "stock-16": stock(16),
     "line": line("the one line, averaged", reinforce, **LIKE_OURS),
+    "line-64": line(
+        "the one line, 64 rows in a step, averaged",
+        partial(recipes.reinforce, groups=64),
+        **LIKE_OURS,
+        per_device_train_batch_size=64,
+    ),
     "foresight": line("the one line, foresight, averaged", foresight, **LIKE_OURS),
     "foresight-unaveraged": line("the one line, foresight, not averaged", foresight, 0, **LIKE_OURS),
 }
@@ -616,8 +636,8 @@ def two_best(out: Path, size: str, arm: str) -> list[float]:
 
 def tuned(out: Path, size: str) -> dict[str, float]:
     """The best rate of each tuned arm. Raises ValueError if a run of the tuning is missing."""
-    best = dict(SIZES[size].chosen)
-    for arm in tuned_arms(out, size):
+    best: dict[str, float] = {}
+    for arm in SIZES[size].arms:
         scores = rates_of(out, size, arm, SIZES[size].tuning)
         if not scores.keys() >= set(two_best(out, size, arm)):
             raise ValueError(f"{out} lacks runs of {arm} at {size}; first: against_trl.py tune {size} {out}")
@@ -628,21 +648,9 @@ def tuned(out: Path, size: str) -> dict[str, float]:
 def best_stock(out: Path, size: str) -> tuple[str, int]:
     """The name and the n of the stock arm that tuned best, of those that were tuned."""
     best = tuned(out, size)
-    if chosen := [arm for arm in SIZES[size].chosen if arm.startswith("stock")]:
-        return chosen[0], int(chosen[0].removeprefix("stock-"))
     scores = {arm: rates_of(out, size, arm, SIZES[size].tuning)[best[arm]] for arm in best if arm.startswith("stock")}
     name = min(scores, key=lambda arm: scores[arm])
     return name, int(name.removeprefix("stock-"))
-
-
-def tuned_arms(out: Path, size: str) -> list[str]:
-    """The arms that are tuned at a size: all at the smallest one, and of stock the best of these elsewhere."""
-    if SIZES[size].chosen:
-        return []
-    smallest = next(iter(SIZES))
-    if size == smallest:
-        return [*MAIN]
-    return [best_stock(out, smallest)[0], "line", "foresight"]
 
 
 # ------------------------------------------------------------------------------------------------------------- many runs
@@ -650,7 +658,7 @@ def tuned_arms(out: Path, size: str) -> list[str]:
 
 def tuning_keys(out: Path, size: str) -> Iterator[Key]:
     """The runs of the tuning, in order; those of the second seed follow from the first seed's."""
-    one, arms = SIZES[size], tuned_arms(out, size)
+    one, arms = SIZES[size], SIZES[size].arms
     for seed in one.tuning[:1]:
         for rate in one.rates:
             for arm in arms:
@@ -665,7 +673,7 @@ def final_keys(out: Path, size: str) -> Iterator[Key]:
     """The final runs, in order."""
     best, (name, n) = tuned(out, size), best_stock(out, size)
     for seed in SIZES[size].final:
-        for arm in dict.fromkeys((name, "line-only", *(arm for arm in best if not arm.startswith("stock")))):
+        for arm in (name, *(arm for arm in best if not arm.startswith("stock")), "line-only"):
             yield Key(size, arm, best.get(arm, best[name]), seed, n)
 
 
@@ -787,7 +795,7 @@ def summary_of(out: Path, size: str) -> dict[str, Any]:
     ]
     tuning = {
         arm: {rate: score[0] for rate, score in rates_of(out, size, arm, SIZES[size].tuning[:1]).items()}
-        for arm in tuned_arms(out, size)
+        for arm in SIZES[size].arms
     }
     dates = sorted({one.date for one in over(out, size)})
     versions = over(out, size)[0].versions
@@ -906,14 +914,15 @@ def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
 
 
 def report(out: Path, docs: Path) -> None:
-    """Write the summary, the tables and the figure."""
-    found: dict[str, Any] = {}
+    """Write the summary, the tables and the figure. A size without runs in `out` keeps its summary."""
+    place = docs / "against_trl.json"
+    found: dict[str, Any] = json.loads(place.read_text()) if place.exists() else {}
     for size in SIZES:
         try:
             found[size] = summary_of(out, size)
         except ValueError as error:
             print(error)
-    write_text(docs / "against_trl.json", json.dumps(found, indent=1) + "\n")
+    write_text(place, json.dumps(found, indent=1) + "\n")
     for size, one in found.items():
         print(f"\n{size}, {', '.join(one['dates'])}, {one['versions']}\n")
         print(*table_of(one, SIZES[size].target), sep="\n")
