@@ -1,4 +1,4 @@
-"""Recipes by name, as configurations and command lines give them."""
+"""Make recipes from names, which configurations and command lines use."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def dapo_carry(
     max_candidates: int | None = None,
     deviation: Deviation | None = None,
 ) -> Recipe:
-    """DAPO, which carries surplus groups into the next batch instead of discarding them.
+    """DAPO that carries surplus groups into the next batch instead of discarding them.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
-        gen_groups: prompts that are generated at a time, at least 1. None: three times `groups`.
-        max_candidates: maximum number of prompts that are tried for one batch; after that the batch is short. None: no
-            limit.
-        deviation: as for `recipes.grpo`.
+        gen_groups: number of prompts in generation at a time, at least 1. None: three times `groups`.
+        max_candidates: maximum number of prompts tried for one batch. At this limit, the batch is trained on with the
+            groups that were kept. None: no limit.
+        deviation: the kind of standard deviation, see `recipes.grpo`.
 
     Raises:
         ValueError: a number is out of its range.
@@ -40,13 +40,13 @@ def dapo_carry(
 
 
 def pilot_commit_pods(**parameters: Any) -> Recipe:
-    """Pilot-Commit, trained on the m rollouts of each group with the largest reward variance, as PODS does.
+    """Pilot-Commit, trained on the m rollouts of each group with the largest reward variance, as in PODS.
 
     Args:
-        parameters: those of `recipes.pilot_commit` and `recipes.pods`; n of PODS is n_pilot + n_commit.
+        parameters: parameters of `recipes.pilot_commit` and `recipes.pods`. PODS's n must equal n_pilot + n_commit.
 
     Raises:
-        ValueError: as for `make_recipe`.
+        ValueError: a parameter is unknown or not allowed, see `make_recipe`.
     """
     return make_recipe("pilot_commit+pods", parameters)
 
@@ -80,21 +80,21 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
     """Return the recipe with that name and those parameters.
 
     Args:
-        name: a key of `RECIPES`; or `module:object`, which is imported and therefore runs that module's code, where
-            the object is a recipe or a function that returns one; or several of these joined by "+", which
+        name: one of three things. A key of `RECIPES`. `module:object`, where the object is a recipe or a function that
+            returns one; the module is imported, so its code runs. Or several such names joined by "+", which
             `recipes.mix` composes.
-        parameters: arguments of the recipe function. In a mixture, each function takes those that it knows. If the
-            stages of one part set the number of rollouts of a group, as in Pilot-Commit and racing, another part
-            that needs n gets their sum.
+        parameters: arguments of the recipe function. In a mixture, each function gets the parameters that it knows. If
+            one part of a mixture needs n, and the stages of another part already set the number of rollouts of a group
+            (as in Pilot-Commit and racing), n is this number.
 
     Raises:
-        ValueError: the name or a parameter is unknown (the message names the nearest right one), a parameter is
-            missing, or n contradicts the stages.
+        ValueError: the name or a parameter is unknown, a parameter is missing, or n contradicts the stages. For an
+            unknown name, the message suggests the most similar one.
     """
     refuse_unknown(name, parameters, parameters_of(name))
     parts = _parts(name)
     if len(parts) > 1 and "groups" not in parameters and "groups" in signature_of(name):
-        parameters = {**parameters, "groups": signature_of(name)["groups"].default}  # the first part's default for all
+        parameters = {**parameters, "groups": signature_of(name)["groups"].default}  # the default of the first part
         if parameters["groups"] is inspect.Parameter.empty:
             raise ValueError(f"{name} needs groups; it takes {', '.join(parameters_of(name))}")
     n = group_size(name, parameters)
@@ -117,15 +117,15 @@ def in_shape(
     """Return a recipe with the sizes of a framework's batch, except for sizes that the user set.
 
     Args:
-        recipe: a name, as for `make_recipe`; or a recipe. A recipe stays as it is if its call set `groups`, or if it
-            was changed after the call.
+        recipe: a name, see `make_recipe`; or a recipe. A recipe is returned unchanged if `groups` was set in the call that
+            made it, or if it was changed after that call.
         parameters: parameters of a recipe that is given by name.
-        groups: the framework's prompts in a batch.
-        n: the framework's rollouts per prompt.
-        trained: as for `recipes.shapes.sizes_for`.
+        groups: the framework's number of prompts in a batch.
+        n: the framework's number of rollouts per prompt.
+        trained: True: n counts the rollouts that are trained on. False: n counts all rollouts.
 
     Raises:
-        ValueError: as for `make_recipe`.
+        ValueError: a name or a parameter is not allowed, see `make_recipe`.
     """
     if isinstance(recipe, str):
         own = all(made in RECIPES.values() for made in _parts(recipe).values())
@@ -141,41 +141,42 @@ def in_shape(
 
 
 def signature_of(name: str) -> Mapping[str, inspect.Parameter]:
-    """The parameters of the recipe with that name, with their defaults; empty if the name stands for a recipe value.
+    """The parameters of the recipe function with this name, with their defaults; empty if the name is of a recipe.
 
     Raises:
-        ValueError: the name is unknown; the message names the nearest right one.
+        ValueError: the name is unknown; the message suggests the most similar name.
     """
     taken: dict[str, inspect.Parameter] = {}
     for made in _parts(name).values():
         for key, parameter in _takes(made).items():
             taken.setdefault(key, parameter)
     if "n" in taken and _SAY_N & taken.keys():
-        taken["n"] = taken["n"].replace(default=None)  # None: the sum of the stages
+        taken["n"] = taken["n"].replace(default=None)  # None: use the number that the stages set
     return taken
 
 
 def functions_of(name: str) -> Mapping[str, Recipe | Callable[..., Any]]:
-    """The functions that make the recipe with that name; for a mixture, each part by its own name.
+    """The functions that make the recipe with this name, by the names of the parts that "+" joins.
 
     Raises:
-        ValueError: as for `signature_of`.
+        ValueError: the name is unknown.
     """
     return _parts(name)
 
 
 def parameters_of(name: str) -> tuple[str, ...]:
-    """The names of the parameters of the recipe with that name.
+    """The names of the parameters of the recipe with this name.
 
     Raises:
-        ValueError: as for `signature_of`.
+        ValueError: the name is unknown.
     """
     return tuple(signature_of(name))
 
 
 def group_size(name: str, parameters: Mapping[str, Any]) -> int | None:
-    """Rollouts of a group, if one part of a mixture takes n and the stages of another part set the number; otherwise
-    None.
+    """The number of rollouts of a group if the stages of one part of a mixture set it and another part needs n.
+
+    None if the name is not such a mixture.
 
     Raises:
         ValueError: the name is unknown.
@@ -190,16 +191,16 @@ def group_size(name: str, parameters: Mapping[str, Any]) -> int | None:
 
 
 def standard(name: str) -> str:
-    """The name as in `RECIPES`, if it joins the same parts in another order; otherwise the name itself."""
+    """Return the key of `RECIPES` that joins the same parts in any order; without such a key, the name itself."""
     parts = sorted(part.strip() for part in name.split("+"))
     return next((each for each in RECIPES if sorted(each.split("+")) == parts), name)
 
 
 def refuse_unknown(name: str, parameters: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse parameters that are not known.
+    """Raise an error if a parameter is not known.
 
     Raises:
-        ValueError: names the parameter and the nearest right one.
+        ValueError: names the parameter and suggests the most similar known one.
     """
     known = list(known)
     for parameter in parameters:
@@ -215,7 +216,7 @@ def _made(name: str, made: Recipe | Callable[..., Any], parameters: Mapping[str,
     missing = [key for key, p in known.items() if p.default is p.empty and key not in parameters]
     if missing:
         raise ValueError(f"{name} needs {', '.join(missing)}; it takes {', '.join(known)}")
-    kinds = get_type_hints(made) if made in RECIPES.values() else {}  # a user's own function checks its own arguments
+    kinds = get_type_hints(made) if made in RECIPES.values() else {}  # a user's own function must check its arguments
     given = {key: _typed(name, key, parameters[key], kinds.get(key)) for key in known if key in parameters}
     recipe = made(**given)
     if not isinstance(recipe, Recipe):
@@ -224,10 +225,10 @@ def _made(name: str, made: Recipe | Callable[..., Any], parameters: Mapping[str,
 
 
 def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
-    """A parameter's value, converted to the annotated type. Whole numbers and words are checked by the recipe itself.
+    """Convert a parameter's value to the annotated type. The recipe itself checks whole numbers and words.
 
     Raises:
-        ValueError: the value is of another kind.
+        ValueError: the value cannot be converted.
     """
     if kind == tuple[int, ...]:
         if isinstance(value, (list, tuple)) and all(type(each) is int for each in value):
@@ -273,7 +274,7 @@ def _find(name: str) -> Recipe | Callable[..., Any]:
         raise ImportError(f"recipe {name}: {error}; install it, or run from the folder that holds it") from error
     except AttributeError as error:
         raise AttributeError(f"recipe {name}: {error}; check the name after the colon") from error
-    except ImportError:  # its message already says what is wrong
+    except ImportError:  # its message is clear enough
         raise
     except (Exception, SystemExit) as error:
         raise ImportError(

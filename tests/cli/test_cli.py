@@ -187,7 +187,7 @@ def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
         ((*OWN, "--aggregation", "mean"), "aggregation must be one of token_mean, sequence_mean, dr_grpo, got 'mean'"),
         ((*OWN, "--dual-clip", "1"), "--dual-clip: expected dual above 1"),
         ((*OWN, "--schedule", "constant", "--schedule-steps", "9"), "--schedule, --warmup-steps, --schedule-steps: "),
-        ((*OWN, "--lora", "65"), "whose smaller side is 64; give a smaller rank, or other targets"),
+        ((*OWN, "--lora", "65"), "is larger than 64, the smaller side of"),
         ((*OWN, "--lora-alpha", "8"), "--lora-alpha: only for adapters; give --lora RANK as well"),
         (("--task", "sort", "--lora", "4"), "--lora: the task sets this itself"),
         ((*OWN, "--no-overlap"), "--no-overlap: only the asynchronous engine uses it"),

@@ -85,7 +85,7 @@ def test_the_head_gets_adapters_only_where_it_is_named_and_not_the_embeddings(po
     tied = policy_of()
     tied.model.config.tie_word_embeddings = True
     tied.model.tie_weights()
-    with pytest.raises(ValueError, match="lm_head is the head, tied to the embeddings"):
+    with pytest.raises(ValueError, match="lm_head is the head, whose weights are tied to the embeddings"):
         tied.with_lora(Lora(2, targets=("lm_head",)), seed=0)
 
 
@@ -110,7 +110,7 @@ def test_adapters_out_of_range_are_refused(made, said):
         (Lora(2, targets=("q_prj",)), "no linear layer 'q_prj'; it has down_proj, gate_proj, k_proj"),
         (Lora(2, targets=("proj",)), "no linear layer 'proj'"),
         (Lora(2, targets=("embed_tokens",)), "no linear layer 'embed_tokens'"),
-        (Lora(17), r"rank 17 is more than model\.layers\.0\..* has, whose smaller side is 16; give a smaller rank"),
+        (Lora(17), r"rank 17 is larger than 16, the smaller side of model\.layers\.0\..*; give a smaller rank"),
     ],
 )
 def test_adapters_that_do_not_go_with_the_model_are_refused_and_nothing_is_changed(policy, lora, said):

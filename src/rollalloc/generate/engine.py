@@ -22,7 +22,7 @@ Scoring = tuple[list[Generation], Future[list[Outcome]]]  # rollouts that ended,
 
 
 class RolloutEngine(Protocol):
-    """Generates and scores the rollouts that an allocator orders, and keeps them until they are released.
+    """Generates and scores the rollouts that an allocator orders, and keeps their data until they are released.
 
     This is how a training loop uses an engine:
 
@@ -34,14 +34,13 @@ class RolloutEngine(Protocol):
         tell(allocator, engine.poll(), outcomes=engine.outcomes, remedy=engine.remedy)
 
     `poll` returns each submitted rollout exactly once: scored, failed or cancelled. All methods are called from one
-    thread. `SyncEngine` and `AsyncEngine` generate on this machine; `drivers.tinker` has an engine that uses a remote
-    service.
+    thread. `SyncEngine` and `AsyncEngine` generate on this machine; the engine in `drivers.tinker` uses a remote service.
 
     Attributes:
-        generations: by rollout id, the data that an update needs, for rollouts that are scored and not released.
+        generations: data that an update needs, by rollout id, of the rollouts that are scored and not yet released.
         outcomes: counts and metrics of all rollouts.
-        remedy: advice to the user, added to an error about a metric.
-        streams: whether rollouts continue while a batch is trained, so that the loop also submits and polls during
+        remedy: advice to the user, which is added to the error about a metric outside [0, 1].
+        streams: True: rollouts continue while a batch is trained, so the training loop must submit and poll during
             training.
     """
 
@@ -52,7 +51,7 @@ class RolloutEngine(Protocol):
 
     @property
     def can_update(self) -> bool:
-        """Whether the weights may change now. False during a wave of a synchronous engine: poll until it ends."""
+        """Whether the weights may change now. If not, a synchronous engine is generating a wave: poll until it ends."""
         return True
 
     def capacity(self) -> int | None:
@@ -92,10 +91,10 @@ class RolloutEngine(Protocol):
         ...
 
     def pause(self) -> None:
-        """Prepare for an evaluation. The run may be saved during it."""
+        """Prepare for an evaluation, during which the run may be saved."""
 
     def drain(self) -> list[RolloutResult]:
-        """Wait for the running rollouts and return them, if generating them again would cost money."""
+        """Wait for running rollouts and return them, if generating them again would cost money."""
         return []
 
     def figures(self) -> dict[str, Any]:
@@ -103,14 +102,14 @@ class RolloutEngine(Protocol):
         return self.outcomes.figures()
 
     def close(self) -> None:
-        """Free the generator. Running rollouts are lost; a resumed run gets them from the allocator's `outstanding`."""
+        """Free the generator. Running rollouts are lost. After a resume, the allocator's `outstanding` lists them."""
 
-    # The entries of the state that contain `generations`.
+    # They pack and unpack `generations` for the saved state.
     pack: Callable[..., Any] = staticmethod(pack_generations)
     unpack: Callable[..., Any] = staticmethod(unpack_generations)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The complete state, as plain data and tensors. Running rollouts start again after a resume."""
+        """The complete state, as plain data and tensors. Running rollouts are not included: they start again on resume."""
         described, tensors = self.pack(list(self.generations.values()))
         return {"generations": described, "stream": None, **self.outcomes.state()}, tensors
 
@@ -123,9 +122,9 @@ class RolloutEngine(Protocol):
 
 
 class LocalEngine(RolloutEngine):
-    """The part that `SyncEngine` and `AsyncEngine` share: scoring, logging and keeping rollouts.
+    """The code that `SyncEngine` and `AsyncEngine` share: scoring, logging and keeping rollouts.
 
-    `behaviour` provides the policy that generates. One line of JSON per rollout is written to the file `log`.
+    `behaviour` provides the policy that generates. The file `log` gets one line of JSON per rollout.
     """
 
     def __init__(
@@ -157,7 +156,7 @@ class LocalEngine(RolloutEngine):
     def score_samples(
         self, prompts: EncodedPrompts, generations: Sequence[tuple[int, Generation]]
     ) -> Future[list[Outcome]]:
-        """Start scoring pairs of a prompt index and a generation."""
+        """Start scoring generations. Each comes with the index of its prompt."""
         texts = prompts.prompt_set
         return self.scorer.submit(
             [
@@ -168,7 +167,7 @@ class LocalEngine(RolloutEngine):
 
     def _score(self, ended: Sequence[Generation]) -> Future[list[Outcome]]:
         """Start scoring rollouts that ended. Stopped rollouts get no score."""
-        if any(generation.cancelled for generation in ended):  # a list contains either only stopped rollouts or none
+        if any(generation.cancelled for generation in ended):  # then all of them are cancelled
             no_scores: Future[list[Outcome]] = Future()
             no_scores.set_result([Unscored("stopped")] * len(ended))
             return no_scores

@@ -23,7 +23,7 @@ SCORE_AND_ACC = (
     "there is no `acc`, and the score may be any finite number. Then resume"
 )
 _ROUNDING = 1e-3  # tolerance for log-probabilities above 0 and for metrics outside [0, 1]
-_REASONS = 20  # reasons counted separately; exceptions that quote the completion would give one reason per rollout
+_REASONS = 20  # number of reasons counted separately, because exceptions may quote the completion and so all differ
 _OTHER_REASONS = "other reasons"
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
@@ -34,8 +34,8 @@ class Outcomes:
     Attributes:
         unscored: rollouts without a score since the run began, by reason.
         ended: number of rollouts in this process that ended without being cancelled.
-        truncated: number of these that the length limit cut off.
-        no_rate: the first metric outside [0, 1] in this process, which cannot be a success rate; None: there was none.
+        truncated: number of those rollouts that the length limit cut off.
+        no_rate: the first metric outside [0, 1] in this process; None if all can be success rates.
     """
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class Outcomes:
         self.unscored[reason] = self.unscored.get(reason, 0) + 1
 
     def figures(self) -> dict[str, Any]:
-        """Metrics of all rollouts scored since the last call. Those not trained on are included, so that means are not
-        biased.
+        """Metrics of all rollouts scored since the last call. Rollouts that are not trained on are included, because means
+        over a selection would be biased.
         """
         waves, self._waves = self._waves, []
         if not waves:
@@ -102,10 +102,10 @@ class RolloutResult:
         outcome: its score, or the reason why it has none. Ignored if the rollout was cancelled.
         tokens: number of tokens that the model generated.
         version: version of the weights at its first token.
-        last_version: version of the weights at its last token; None: the same version.
+        last_version: version of the weights at its last token; None: the same as `version`.
         truncated: whether it reached the length limit.
-        cancelled: whether it was stopped because the core asked for it.
-        uncertainty: see `uncertainty_of`; None if the engine returned no log-probabilities.
+        cancelled: whether it was stopped.
+        uncertainty: Σ (1 - π)² over its tokens, see `uncertainty_of`; None if the engine returns no log-probabilities.
     """
 
     rollout: int
@@ -119,7 +119,7 @@ class RolloutResult:
 
     @property
     def is_scored(self) -> bool:
-        """Whether the rollout was not cancelled and has a score, so that it may be trained on."""
+        """Whether the rollout may be trained on: it has a score and was not cancelled."""
         return not self.cancelled and isinstance(self.outcome, Scored)
 
 
@@ -173,12 +173,12 @@ def tell(
     Args:
         allocator: receives one event per result.
         results: the results, in the order of the events.
-        outcomes: counts the results of rollouts that were not cancelled. None: they are counted elsewhere.
-        remedy: advice to the user if the metric is not a success rate.
+        outcomes: counts the results of rollouts that were not cancelled. None: nothing is counted here.
+        remedy: advice to the user, for the error about a metric outside [0, 1].
 
     Raises:
-        MetricError: a metric is outside [0, 1], and the recipe reads it as a success rate. The message ends with the
-            remedy.
+        MetricError: a metric is outside [0, 1], and the recipe reads it as a success rate. The message ends with
+            `remedy`.
     """
     if outcomes is not None:
         for result in results:
@@ -191,7 +191,7 @@ def tell(
 
 
 def mostly_unscored(why: str, reason: str | None) -> str:
-    """Return the reason why a run ended in which most rollouts have no score, with their most frequent reason."""
+    """Add to the reason why a run ended the most frequent reason for a missing score."""
     return f"{why}. Most rollouts have no score, mostly because: {reason}"
 
 
@@ -201,7 +201,7 @@ def no_scores(why: str) -> NoScores:
 
 
 class RolloutLog:
-    """The file `rollouts.jsonl`, with one line of JSON per rollout. Without a path nothing is written."""
+    """The file `rollouts.jsonl`, with one line of JSON per rollout. Nothing is written if the path is None."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -209,7 +209,7 @@ class RolloutLog:
 
     @property
     def wanted(self) -> bool:
-        """Whether anything is written. If not, callers need not decode texts for the log."""
+        """Whether the log is written. If not, callers need not decode texts."""
         return self._path is not None
 
     def add(
@@ -225,7 +225,10 @@ class RolloutLog:
         text: str,
         versions: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Add a rollout; `flush` writes it. `versions`: its (version, tokens) spans if weights changed while it ran."""
+        """Add a rollout. Call `flush` to write it.
+
+        `versions` are its (version, tokens) spans, if weights changed while it ran.
+        """
         scored, reason = (outcome, None) if isinstance(outcome, Scored) else (None, outcome.reason)
         line = {
             "rollout": rollout,

@@ -1,4 +1,4 @@
-"""A key-value cache layer with spare columns, so that appending a token copies only that token."""
+"""A key-value cache layer with spare columns: appending a token copies only that token, not the whole cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOM = 32  # number of spare columns, one per token, added whenever the tensors 
 
 
 class RoomyLayer(DynamicLayer):
-    """The keys and values of one layer. Transformers gets views of the rows in use and of the filled columns."""
+    """The keys and values of one layer, in tensors with spare columns. The model sees only rows and columns in use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class RoomyLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append tokens to each row."""
+        """Append tokens to each row. Return all keys and values."""
         self.begin((key_states, value_states))
         before, after = self._filled, self._filled + key_states.shape[-2]
         if after > self._held[0].shape[-2]:
@@ -36,15 +36,13 @@ class RoomyLayer(DynamicLayer):
         self.show(len(indices), self._filled)
 
     def begin(self, like: tuple[Tensor, Tensor]) -> None:
-        """Initialise the layer with no rows; the other axes are as in `like`. Does nothing if it is initialised
-        already.
-        """
+        """Initialise an empty layer; the sizes of heads and width are those of `like`. A second call does nothing."""
         if not self._held:
             self._held = [each[:0, :, :0] for each in like]
             self.dtype, self.device, self.is_initialized = like[0].dtype, like[0].device, True
 
     def grow(self, rows: int, columns: int) -> None:
-        """Enlarge the tensors. New entries are 0, because masked entries have weight 0 but must be finite."""
+        """Enlarge the tensors. New entries are 0: they are masked with weight 0, but 0 · NaN would be NaN."""
         for at, held in enumerate(self._held):
             larger = held.new_zeros((rows, held.shape[1], columns, held.shape[3]))
             larger[: held.shape[0], :, : held.shape[2]] = held

@@ -1,8 +1,8 @@
 """A batched sampler for Hugging Face causal language models with attention.
 
-A prompt is prefilled once for all its rollouts, and a common prefix of all prompts of a wave is prefilled only once.
-Finished rollouts leave the batch. The random draw of each token is a function of (seed, prompt, rollout, position) and
-does not depend on the other rollouts of the batch.
+A prompt is prefilled once for all its rollouts. A prefix that all prompts of a wave share is prefilled only once. Finished
+rollouts leave the batch. The random draw of each token is a function of (seed, prompt, rollout, position), so it does not
+depend on the other rollouts of the batch.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from rollalloc.models.likelihood import (
 
 log = logging.getLogger(__name__)
 
-# Dropping rows copies the cache, so finished rows stay until they make up this share of the batch.
+# Dropping finished rows copies the cache, so it is done only when they make up this share of the batch.
 FINISHED_SHARE_TO_DROP = 0.1
-_AHEAD = 32  # number of tokens for which draws are computed and sent to the device at a time
+_AHEAD = 32  # random draws are computed and sent to the device for this many tokens at a time
 
 NOT_FINITE = "expected finite logits, got NaN or +inf: the weights diverged or overflow their dtype"
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment
@@ -51,7 +51,7 @@ class Request:
     """Sample these rollouts of one prompt.
 
     Attributes:
-        prompt: index of the prompt. Together with the rollout's id it is the key of the random draws.
+        prompt: index of the prompt. The index and the rollout's id are the key of the random draws.
         tokens: the prompt's token ids, at least one.
         rollouts: ids of the rollouts.
     """
@@ -68,14 +68,12 @@ class Generation:
     Attributes:
         rollout: its id.
         tokens: generated token ids, including EOS if it was sampled.
-        logprobs: float32 log-probability of each token under the distribution from which it was drawn, which is the one
-            after temperature, top-k and top-p.
-        truncated: True if the rollout reached the length limit before EOS or another token that ends a rollout.
-        cancelled: True if it was stopped before that. Then the tokens are those sampled so far, none if it had not
-            begun.
-        spans: pairs (version, number of tokens), in order: the versions of the weights under which its tokens were
-            sampled. Empty if all were sampled under the newest version. Checkpoints do not contain them, because they
-            are reported when the rollout ends.
+        logprobs: float32 log-probability of each token under the distribution from which it was drawn, that is, after
+            the temperature was applied.
+        truncated: True if the rollout reached the length limit before a token that ends a rollout.
+        cancelled: True if it was stopped before it ended. `tokens` are those sampled so far; empty if it had not begun.
+        spans: pairs (version, number of tokens), in order: the versions of the weights that sampled its tokens. Empty if
+            the newest version sampled all of them. Not saved in checkpoints.
     """
 
     rollout: int
@@ -114,12 +112,12 @@ def generate(
     pad_id: int,
     seed: int,
 ) -> list[Generation]:
-    """Sample every requested rollout to its end, like `stream` without stopping any.
+    """Sample every requested rollout to its end.
 
     Returns:
         One generation per rollout, in the order of the requests.
     """
-    with evaluating(model):  # once for all steps: `stream` sets the mode whenever rollouts end, which costs time
+    with evaluating(model):  # set once here, because `stream` would set the mode in each step, which costs time
         ended = _waves(model, requests, sampling, nullcontext, eos_ids=eos_ids, pad_id=pad_id, seed=seed)
         done = {generation.rollout: generation for generations in ended for generation in generations}
     return [done[rollout] for request in requests for rollout in request.rollouts]
@@ -137,23 +135,23 @@ def stream(
     """Sample every requested rollout. After each decoding step in which rollouts ended, yield these rollouts.
 
     `send` takes ids of rollouts to stop. The next list that is yielded contains exactly these rollouts, marked as
-    `cancelled`. More rollouts can then be stopped by another `send`.
+    `cancelled`. Then `send` may be called again.
 
     The model runs in eval mode without gradients; its previous mode is restored afterwards. If CUDA runs out of memory,
-    the unfinished rollouts of the wave start again in waves of half the rows, and get the same tokens.
+    the unfinished rollouts start again in waves of half the size, and get the same tokens.
 
-    The same requests in the same waves give exactly the same tokens. In a different batch, a rollout keeps its random
-    draws. But matrix products of a different shape may round differently, and in rare cases this changes a token.
+    The same requests in the same waves give exactly the same tokens. In a different batch, the random draws of a rollout
+    stay the same, but matrix products may round differently; in rare cases this changes a token.
 
     Args:
         eos_ids: tokens that end a rollout, in addition to `sampling.stop_ids`; each in the vocabulary.
-        pad_id: any id in the vocabulary; padding is masked.
+        pad_id: any id in the vocabulary, because padding is masked.
         seed: seed of the run.
 
     Raises:
         ValueError: a rollout is requested twice, a rollout to stop was not requested, a prompt is empty, an EOS id is
             outside the vocabulary, or `kv_tokens` is too small for one rollout.
-        FloatingPointError: the model's logits are not numbers.
+        FloatingPointError: the model's logits contain NaN or +inf.
         torch.cuda.OutOfMemoryError: the memory is too small for a single rollout.
     """
     mode = partial(evaluating, model)
@@ -170,7 +168,7 @@ def _waves(
     pad_id: int,
     seed: int,
 ) -> Generator[list[Generation], Iterable[int] | None]:
-    """Like `stream`; `mode()` returns the context manager in which the model runs, such as inference mode."""
+    """The code of `stream`. `mode()` returns the context manager in which the model runs, such as inference mode."""
     # Prompts of similar length share a wave, so that the prefill contains little padding.
     by_length = sorted(requests, key=lambda request: len(request.tokens))
     request_R = np.repeat(np.arange(len(requests)), [len(request.rollouts) for request in by_length])
@@ -215,7 +213,7 @@ def _rows_that_fit(tokens_B: NDArray[np.int64], sampling: Sampling) -> int:
     if sampling.kv_tokens is None:
         return len(tokens_B)
     sampling.refuse_small_cache(int(tokens_B[0]))
-    held_B = np.arange(1, len(tokens_B) + 1) * tokens_B  # each row takes as much room as the longest, which is the last
+    held_B = np.arange(1, len(tokens_B) + 1) * tokens_B  # each row takes as much room as the last, which is the longest
     return int(np.searchsorted(held_B, sampling.kv_tokens, side="right"))
 
 
@@ -247,14 +245,14 @@ def _mix(x_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def next_tokens(
     logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling
 ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float64]]:
-    """Return each row's next token, on the logits' device and on the host, and its float64 log-probability on the host.
+    """Return each row's next token, on the logits' device and on the host, and its log-probability in float64, on the host.
 
     Only one tensor is copied from the device to the host, which is the only synchronisation of a decoding step.
 
     Args:
         logits_BV: logits of the model, in float32.
         uniforms_B: uniform draws of the rows, on the same device.
-        sampling: settings, of which the temperature is used.
+        sampling: the settings; only the temperature is used.
     """
     if sampling.temperature != 1:
         logits_BV = logits_BV / sampling.temperature
@@ -270,21 +268,21 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
 
         token = min{v : Σ_{w≤v} exp(logits[w]) > u · Σ_w exp(logits[w])}
 
-    The inequality is strict, so a token of probability 0 (logit −∞) is never drawn; summing in float64 keeps u · total
-    below the total for every u < 1.
+    The inequality is strict, so a token of probability 0 (logit −∞) is never drawn. The sums are in float64, so that
+    u · total is below the total for every u < 1.
 
     Args:
         logits_BV: unnormalised log-probabilities in float32.
         uniforms_B: in [0, 1), float64.
 
     Returns:
-        tokens_B, and their float64 log-probabilities logprobs_B, which are NaN in rows whose logits are NaN.
+        Tokens of shape (B,), and their float64 log-probabilities, which are NaN in rows with NaN in their logits.
     """
     shifted_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
     cumulative_BV = shifted_BV.exp().cumsum(dim=-1, dtype=torch.float64)
     total_B1 = cumulative_BV[:, -1:]
     token_B1 = torch.searchsorted(cumulative_BV, uniforms_B[:, None] * total_B1, right=True)
-    token_B1.clamp_(max=logits_BV.shape[-1] - 1)  # in rows of NaN the index is past the end
+    token_B1.clamp_(max=logits_BV.shape[-1] - 1)  # if a row has NaN, the index is past the end
     return token_B1[:, 0], (shifted_BV.gather(-1, token_B1) - total_B1.log())[:, 0]
 
 
@@ -302,7 +300,7 @@ class _Wave:
         sampling: Sampling,
         ends_V: NDArray[np.bool_],
     ) -> None:
-        # The prefill happens in the first step, because out-of-memory errors are handled only there.
+        # The first step does the prefill, because only a step handles out-of-memory errors.
         self._begin = partial(Rows, model, prompts, prompt_B, pad_id)
         self._rollouts, self._sampling, self._ends_V = rollouts, sampling, ends_V
         self._rows: Rows | None = None
@@ -311,9 +309,9 @@ class _Wave:
         self._tokens_BT = np.zeros((len(rollouts), sampling.max_new_tokens), np.int64)
         self._logprobs_BT = np.zeros(self._tokens_BT.shape, np.float32)
         self._length = 0  # tokens drawn so far, the same for every row
-        # For each row still in the batch (rollouts that run, and some that ended): its place and its key.
+        # The rows in the batch include some rollouts that have ended. For each row: its place in `rollouts`, and its key.
         self._place_B, self._keys_B = np.arange(len(rollouts)), keys_B
-        # On the model's device: the newest token of each row, and its draws for the next steps.
+        # For each row, on the model's device: its newest token, and its random draws for the next steps.
         self._newest_B = self._draws_BC = torch.empty(0)
 
     @property
@@ -328,7 +326,7 @@ class _Wave:
         return ended
 
     def _step(self) -> list[Generation]:
-        """Draw each row's next token. Return the rollouts that ended with it."""
+        """Draw each row's next token. Return the rollouts that ended with this token."""
         rows, at = self._advance(), self._length
         self._newest_B, tokens_B, logprobs_B = next_tokens(rows.logits_BV, self._draws(rows), self._sampling)
         self._tokens_BT[self._place_B, at] = tokens_B
@@ -350,7 +348,7 @@ class _Wave:
         ]
 
     def _advance(self) -> Rows:
-        """Run the model one step and return the rows with the logits of the next token."""
+        """Run the model for one step. Return the rows, with logits for the next token."""
         if self._rows is None:
             self._rows = self._begin()
             return self._rows
@@ -372,7 +370,7 @@ class _Wave:
         return self._draws_BC[:, ahead]
 
     def _end(self, places: Sequence[int] | NDArray[np.int64], cancelled: bool = False) -> list[Generation]:
-        """End the rollouts at these places, and return them with the tokens that they have now."""
+        """End the rollouts at these places. Return them with the tokens sampled so far."""
         self._running_B[places] = False
         tokens_BT, logprobs_BT = self._tokens_BT[places, : self._length], self._logprobs_BT[places, : self._length]
         if np.isnan(logprobs_BT).any():
@@ -390,15 +388,15 @@ class _Wave:
 
 
 class Rows:
-    """The inputs of the model besides the next tokens, one row per rollout: the cache, the mask and the positions."""
+    """The inputs of the model other than the next token, for one row per rollout: cache, mask and positions."""
 
     def __init__(
         self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], prompt_B: NDArray[np.int64], pad_id: int
     ) -> None:
-        """Prefill each prompt once, then copy it for its rollouts. `logits_BV` are the logits of their first new token."""
+        """Prefill each prompt once, then copy it for its rollouts. `logits_BV` are then the logits for the next token."""
         self._model = model
         self._cache = DynamicCache(config=model.config)
-        # `DynamicLayer` copies the whole cache to append a token. Layers that do more than append are not replaced.
+        # `DynamicLayer` copies the whole cache to append a token. Only plain `DynamicLayer`s can be replaced.
         self._cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in self._cache.layers]
         shared = shared_prefix(model, prompts)
         rest_BP, mask_BP = padded([prompt[shared:] for prompt in prompts], pad_id, side="left", device=model.device)
@@ -427,7 +425,7 @@ class Rows:
         self._cache.batch_select_indices(torch.zeros(rows, dtype=torch.int64, device=self._model.device))
 
     def select(self, rows_B: NDArray[np.int64]) -> Tensor:
-        """Keep these rows, in this order; repeated rows are copied. Return the row indices as a tensor on the device."""
+        """Keep these rows, in this order; an index may occur several times. Return the indices as a tensor on the device."""
         at_B = sent(rows_B, self.logits_BV.device)
         self._cache.batch_select_indices(at_B)
         self._mask_BS = self._mask_BS[at_B]
@@ -436,14 +434,14 @@ class Rows:
         return at_B
 
     def feed(self, tokens_B: Tensor) -> None:
-        """Append a token to each row. `logits_BV` then are the logits of the token after it."""
+        """Append a token to each row. Afterwards, `logits_BV` are the logits for the next token."""
         if self._padded:
             self._mask_BS = torch.nn.functional.pad(self._mask_BS, (0, 1), value=True)
         self._position_B = self._position_B + 1
         self.logits_BV = self._forward(tokens_B[:, None], self._position_B[:, None])
 
     def _forward(self, ids_BS: Tensor, position_ids_BS: Tensor) -> Tensor:
-        mask = None  # rows of equal length need none, and attention is faster without it
+        mask = None  # rows of equal length need no mask, and attention is faster without one
         if self._padded:
             mask = ready_mask(self._model, self._mask_BS, ids_BS.shape[1], self._appends_only)
         output = self._model(
@@ -458,7 +456,7 @@ class Rows:
 
 
 def ends_of(model: PreTrainedModel, eos_ids: Sequence[int], sampling: Sampling) -> NDArray[np.bool_]:
-    """Return a mask of the tokens that end a rollout, shape (V,). A token outside the vocabulary is a `ValueError`."""
+    """Return a mask of the tokens that end a rollout, shape (V,). Raise a ValueError for a token outside the vocabulary."""
     ids, size = (*eos_ids, *sampling.stop_ids), model.config.get_text_config().vocab_size
     for token in ids:
         if not 0 <= token < size:

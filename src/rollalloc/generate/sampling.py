@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of sampling. Tokens are drawn from the whole distribution, since training needs its log-probabilities.
+    """Settings of sampling. There is no top-k or top-p, because training needs log-probabilities of all tokens.
 
     Attributes:
         max_new_tokens: maximum number of tokens of a rollout, including the one that ends it; at least 1.
         temperature: divides the logits, above 0.
         max_rows: maximum number of rollouts in the batch at once, at least 1. The others wait.
-        kv_tokens: maximum number of tokens in the key-value cache at once, where each rollout of a wave counts with the
-            longest prompt of the wave plus `max_new_tokens`; at least 1. The other rollouts wait. None: only `max_rows`
-            limits the cache.
+        kv_tokens: maximum number of tokens in the key-value cache at once, at least 1. A rollout counts with the longest
+            prompt of its wave plus `max_new_tokens`. Rollouts that do not fit wait. None: no limit except `max_rows`.
         stop_ids: tokens other than EOS that end a rollout, each in the vocabulary. They stay in the text.
 
     Raises:
@@ -41,7 +40,7 @@ class Sampling:
                 raise ValueError(f"{name} must be {expected}, got {getattr(self, name)}")
 
     def refuse_small_cache(self, tokens: int) -> None:
-        """Raise a ValueError if `kv_tokens` is too small for a rollout of this many tokens, including its prompt."""
+        """Raise a ValueError if `kv_tokens` is below this number of tokens, which one rollout and its prompt need."""
         if self.kv_tokens is not None and self.kv_tokens < tokens:
             raise ValueError(
                 f"kv_tokens must hold at least one rollout, {tokens} tokens with its prompt, got {self.kv_tokens}"
@@ -54,8 +53,8 @@ class Streaming:
 
     Attributes:
         overlap: True: generation runs in its own process while rewards are scored and batches are trained. False:
-            generation runs in this process, with one decoding step after each forward pass of an update. Then a run
-            does not depend on timing, and a run that was killed and resumed gives the same result.
+            generation runs in this process; an update makes one decoding step after each of its forward passes. The run
+            then does not depend on timing, and a run that was killed and resumed gives the same result.
     """
 
     overlap: bool = True

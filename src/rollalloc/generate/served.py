@@ -1,7 +1,7 @@
 """Rollouts from a model behind an OpenAI-compatible server: vLLM, SGLang, llama.cpp, Ollama, or a hosted API.
 
-The server applies the chat template and tokenizes; chat prompts are sent as messages. The key is read from
-`OPENAI_API_KEY` and never written to a file or a message.
+The server applies the chat template and tokenizes; chats are sent as messages. The key is read from `OPENAI_API_KEY` and
+never written to a file or a message.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ log = logging.getLogger(__name__)
 
 KEY = "OPENAI_API_KEY"
 _CONNECT_S = 10.0  # time limit for connecting to a server
-_LISTING_S = 20.0  # time limit for listing its models
+_LISTING_S = 20.0  # time limit for listing a server's models
 _MALFORMED = 3  # number of attempts if an answer cannot be parsed
 _VERSION = re.compile(r"(:latest|[-@]\d{4}-?\d\d-?\d\d)?")  # what servers append to the name of a model
 _SHOWN = 300  # maximum number of characters shown of a server's message
 _MOST_AT_ONCE = 1000  # maximum number of connections that the client opens
-# If a request omits these, servers use their own defaults or those of generation_config.json, such as top_k = 40 in
-# llama.cpp and 20 for Qwen.
+# If a request omits these, servers use their own defaults or those of generation_config.json: top_k is 40 in llama.cpp,
+# for example, and 20 for Qwen.
 _TOP_P = 1.0  # training samples from the whole distribution
 _NEUTRAL = {"top_p": _TOP_P, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _COMPLETE = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")  # reasons of complete answers, in lower case
 _CUT_OFF = ("length", "max_tokens")  # reasons of answers that the length limit cut off
-_REFUSALS = (400, 413, 422)  # codes for a request whose content the server does not accept
-_NO_LIST = (404, 405, 501)  # codes of a server that does not list its models
-# The older and the newer name of the field with the reasoning that vLLM removes from an answer.
+_REFUSALS = (400, 413, 422)  # status codes for a request whose content the server does not accept
+_NO_LIST = (404, 405, 501)  # status codes of a server that does not list its models
+# vLLM removes the reasoning from an answer, and puts it into a field with one of these names.
 _REASONING = ("reasoning_content", "reasoning")
-_ERROR_SENT = "an error came in place of an answer"  # with code 200
+_ERROR_SENT = "an error came in place of an answer"  # although the status code is 200
 _MOST_TOKENS = 10**9  # a larger count can only be an error
 _NO_PROTOCOL = (
-    "does not speak the OpenAI protocol: expected its JSON; give the base address of such a server, which usually ends in "
-    "/v1"
+    "does not speak the OpenAI protocol: expected its JSON; give the base address of an OpenAI-compatible API, which "
+    "usually ends in /v1"
 )
 # The library of openai's HTTP client: httpx, or httpx2 of openai 3.
 _HTTP = import_module(openai.DefaultAsyncHttpxClient.__base__.__module__.partition(".")[0])
@@ -73,14 +73,14 @@ class PromptRefused(ServerFailed):
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """The address of a server, and limits for its use.
+    """The address of a server, and the limits on requests to it.
 
     Attributes:
         url: the API's base address, e.g. http://localhost:8000/v1.
         concurrency: maximum number of open requests, at least 1.
         limit_s: time limit of a request in seconds, above 0.
-        retries: number of retries of a request that failed (no connection, time-out, 408, 409, 429, 5xx), with growing
-            pauses.
+        retries: number of times that a failed request is repeated, with growing pauses. This holds for lost connections,
+            time-outs and the status codes 408, 409, 429 and 5xx.
 
     Raises:
         ValueError: a value is out of its range, or the address is not valid.
@@ -115,11 +115,11 @@ class Answer:
 
     Attributes:
         text: text of the completion.
-        tokens: number of tokens of the completion, as counted by the server; None if the server does not report it.
-        prompt_tokens: number of tokens of the prompt, as counted by the server; None as above.
-        truncated: whether the length limit cut it off.
-        failure: why the answer cannot be used as a rollout: the server cut it off for another reason, or refused the
-            prompt. Empty if it can be used.
+        tokens: number of tokens of the completion, as the server counts them; None if the server does not report it.
+        prompt_tokens: number of tokens of the prompt, as the server counts them; None if the server does not report it.
+        truncated: whether the length limit cut the completion off.
+        failure: why the answer cannot be used as a rollout; empty if it can. The server refused the prompt, or cut the
+            answer off for another reason than its length.
     """
 
     text: str
@@ -135,11 +135,11 @@ class Ask:
 
     Attributes:
         model: name of the model.
-        sampling: its maximum tokens and temperature are sent. top_p, top_k, min_p and the repetition penalty are switched
-            off, if the server knows these parameters.
+        sampling: the maximum number of tokens and the temperature. top_p, top_k, min_p and the repetition penalty are
+            switched off if the server knows these parameters.
         template_args: arguments of the server's chat template.
-        skip_refused: True: a prompt that the server refuses gives an answer with a `failure`. False: it raises an
-            error.
+        skip_refused: True: a prompt that the server refuses gives an answer with a `failure`. False: it raises a
+            `PromptRefused`.
     """
 
     model: str
@@ -148,16 +148,14 @@ class Ask:
     skip_refused: bool = False
 
     def digest(self, prompt: Prompt) -> str:
-        """A digest of everything that determines the distribution of the answers to a prompt."""
+        """A digest of the prompt and of all settings on which the answers depend."""
         sampling = self.sampling
         asked = [self.model, sampling.max_new_tokens, sampling.temperature, _TOP_P, dict(self.template_args)]
         return blake2b(json.dumps([*asked, prompt], sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
 class _WholeAnswers(openai.DefaultAsyncHttpxClient):
-    """An HTTP client whose time limit applies to the whole answer. In its base class, it applies to each part of an
-    answer.
-    """
+    """An HTTP client with a time limit for the whole answer. The base class limits only the time for each part."""
 
     async def send(self, request: Any, **options: Any) -> Any:
         limit_s = request.extensions["timeout"]["read"]
@@ -168,20 +166,20 @@ class _WholeAnswers(openai.DefaultAsyncHttpxClient):
 
 
 class ServedModel:
-    """A model behind a server. Requests are sent from a thread that ends with the `with` block.
+    """A model behind a server. Use it in a `with` block, which starts and ends a thread for requests.
 
-    If the block ends with an error, no further request is sent, but open requests are completed, because they are paid
-    for. After Ctrl-C open requests are cancelled.
+    If the block ends with an error, no further request is sent, but open requests are completed because they cost money
+    anyway. After Ctrl-C open requests are cancelled.
 
     Args:
         endpoint: the server, and limits for its use.
         ask: the model and the sampling parameters.
 
     Attributes:
-        refused: parameters that the server does not know, so that its own defaults apply.
+        refused: parameters that the server does not know. It uses its own values for them.
 
     Raises:
-        ValueError: the key contains characters that cannot be sent, or the environment's proxy cannot be used.
+        ValueError: the key contains characters that cannot be sent, or the proxy in the environment cannot be used.
     """
 
     def __init__(self, endpoint: Endpoint, ask: Ask) -> None:
@@ -223,7 +221,7 @@ class ServedModel:
         self._stack.__exit__(kind, *rest)
 
     def check(self) -> None:
-        """Check that the server responds, uses the protocol, accepts the key and serves the model. This costs nothing.
+        """Check that the server responds, uses the protocol, accepts the key and serves the model. Nothing is generated.
 
         Raises:
             ServerFailed: a check failed. The message says which one, and what to do.
@@ -246,15 +244,15 @@ class ServedModel:
             )
 
     def answers(self, prompts: Sequence[Prompt], keep: Callable[[int, Answer], None]) -> Sequence[Future[Answer]]:
-        """Request a completion of each prompt, in order, a limited number at a time.
+        """Request a completion of each prompt, in order. At most `Endpoint.concurrency` requests are open at a time.
 
         Args:
             prompts: one prompt for each request.
-            keep: called in the thread with the number of a request and its answer, as soon as the answer has arrived.
+            keep: called with the number of a request and its answer when the answer arrives, in the thread for requests.
 
         Returns:
-            The future answers. If a request failed, its future raises `ServerFailed`, or what `keep` raised; later
-            requests are not sent, and their futures raise `ServerFailed`.
+            One future per prompt. If a request or `keep` fails, its future raises that error. Later requests are then not
+            sent, and their futures raise `ServerFailed`.
         """
 
         async def answer(number: int) -> Answer:
@@ -271,7 +269,7 @@ class ServedModel:
 
         for number in range(len(prompts)):
             self._futures.append(self._thread.start_task_soon(answer, number))
-            wait(self._futures[:1])  # send the first one alone, to learn which parameters the server knows
+            wait(self._futures[:1])  # wait only for the first answer, to learn which parameters the server knows
         return self._futures
 
     async def _answer(self, prompt: Prompt) -> Answer:
@@ -286,12 +284,14 @@ class ServedModel:
             except openai.OpenAIError as error:
                 raise ServerFailed(self._why(error)) from None
             except (AttributeError, TypeError, ValueError, LookupError) as error:  # incomplete or unexpected JSON
-                problem = error_text(error).removeprefix("ValueError: ")  # cut only after the key is removed
+                problem = error_text(error).removeprefix("ValueError: ")  # shortened later, after the key is removed
         what = "does not answer" if _ERROR_SENT in problem else _NO_PROTOCOL
         raise ServerFailed(f"{self.endpoint.url} {what} ({self._hidden(problem)}, {_MALFORMED} times)")
 
     async def _request(self, prompt: Prompt) -> Any:
-        """Send a request. Optional parameters that the server does not know are omitted from then on."""
+        """Send a request. If the server does not know an optional parameter, send it again without the parameter.
+        Later requests leave the parameter out too.
+        """
         while True:
             length, extra = self._length, {name: _NEUTRAL[name] for name in _NEUTRAL if name not in self.refused}
             try:
@@ -301,7 +301,7 @@ class ServedModel:
                 unknown = [name for name in extra if name in message]
                 if error.status_code not in _REFUSALS:
                     raise
-                if unknown:  # empty if another request has already removed them
+                if unknown:  # may be in `refused` already, because of another request
                     self.refused += [name for name in unknown if name not in self.refused]
                 elif length == "max_tokens" and "max_completion_tokens" in message:
                     self._length = "max_completion_tokens"
@@ -354,13 +354,13 @@ class ServedModel:
         return Answer(text or "", tokens, prompt_tokens, truncated=ending in _CUT_OFF, failure=failure)
 
     def _warn(self, what: str, why: str) -> None:
-        """Log a warning, once for each `why`."""
+        """Log a warning, but only once for each `why`."""
         if why not in self._warned:
             self._warned.add(why)
             log.warning("%s %s, but %s", self.endpoint.url, what, why)
 
     def _by_proxy(self) -> str:
-        """A hint, if requests go through a proxy that the environment names; empty if they do not."""
+        """A hint for error messages, if the environment names a proxy for this address; else empty."""
         parts, proxies = urlsplit(self.endpoint.url), getproxies()
         if proxy_bypass(parts.netloc) or not (parts.scheme in proxies or "all" in proxies):
             return ""
@@ -410,12 +410,12 @@ class ServedModel:
         return self._hidden(text if code is None or str(code) in text else f"{code}: {text}")
 
     def _hidden(self, text: str) -> str:
-        """Make a server's text short and safe to print, and remove the key, which some servers repeat."""
+        """Make a server's text short and safe to print. Remove the key, because some servers repeat it."""
         return visible(text.replace(self._key, "[key]") if self._key else text)[:_SHOWN].strip()
 
 
 def _same_model(asked: str, served: str) -> bool:
-    """Whether an answer names the model that was asked for, perhaps without its organisation or with a version."""
+    """Whether the names are of the same model. The served name may lack the organisation or have a version."""
     return asked.endswith(f"/{served}") or (served.startswith(asked) and bool(_VERSION.fullmatch(served, len(asked))))
 
 

@@ -16,17 +16,17 @@ _Wave = Generator[list[Generation], Iterable[int] | None]
 class SyncEngine(LocalEngine):
     """Generates and scores in waves. A wave contains all rollouts that were submitted before a `poll`.
 
-    Rollouts are scored while others are still generated. `poll` returns a wave in the order in which it was submitted,
-    so that the allocator's events do not depend on how long scoring takes. If a stage in `stopping` has rollouts in a wave,
-    `poll` returns the wave in parts, one after each decoding step in which rollouts ended, so that other rollouts can be
-    cancelled.
+    Rollouts are scored while others are still generated. `poll` returns a wave in the order in which it was submitted, so
+    that the allocator's events do not depend on the time that scoring takes. If a wave has rollouts of a stage in
+    `stopping`, `poll` returns parts of the wave instead: after each decoding step, the rollouts that ended in it. Other
+    rollouts can then be cancelled.
 
     Args:
-        shared: as for `LocalEngine`.
+        shared: the arguments of `LocalEngine`.
         stopping: indices of the stages that have a stop rule (`Recipe.stopping`).
 
     Attributes:
-        on_ended: called with the number of rollouts that ended in a decoding step, to show progress.
+        on_ended: called with the number of rollouts that ended in a decoding step, for a progress display.
     """
 
     def __init__(self, *shared: Any, stopping: Collection[int] = ()) -> None:
@@ -63,7 +63,7 @@ class SyncEngine(LocalEngine):
         if any(order.stage in self._stopping for order in orders):
             self._wave = wave
             return results + self._scored(next(wave))
-        self._to_cancel.clear()  # too late: these rollouts end before they can be stopped
+        self._to_cancel.clear()  # rollouts of a whole wave cannot be stopped; they end
         return results + self._whole(wave)
 
     def load_weights(self, version: int) -> None:
@@ -85,7 +85,7 @@ class SyncEngine(LocalEngine):
         return results
 
     def _whole(self, wave: _Wave) -> list[RolloutResult]:
-        """Generate a wave to its end, and return its results in the order in which it was submitted."""
+        """Generate a wave to its end. Return its results in the order in which it was submitted."""
         place_of = {rollout: place for place, rollout in enumerate(self._order_of)}
         scoring: list[Scoring] = []
         for ended in wave:

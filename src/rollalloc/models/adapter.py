@@ -20,25 +20,25 @@ from rollalloc.models.lora import Lora
 
 _NAME = "default"  # PEFT's default name of an adapter; with another name, PEFT would write into a subfolder
 _BASE, _ADAPTER = ".base_layer.", ".lora_"  # parts of the names of an adapted layer's tensors
-_NAMED = 12  # an error lists at most this many layers
+_NAMED = 12  # maximum number of layers that an error lists
 BASE_FILE = "base.json"
 
 
 class Adapter:
-    """Adds LoRA adapters to a model and freezes its other weights. The model is changed in place and keeps its class.
+    """LoRA adapters of a model, whose other weights are frozen. The model is changed in place and keeps its class.
 
     Args:
         model: a model in eval mode.
         lora: the settings of the adapters.
-        seed: seed of their initial values.
+        seed: seed of the adapters' initial values.
 
     Attributes:
-        base: SHA-256 of the model's own parameters, in order; these never change.
+        base: SHA-256 of the model's own parameters, which never change.
 
     Raises:
         ImportError: PEFT is not installed.
-        ValueError: a target is not a linear layer, or is the head of a model with tied embeddings; or the rank exceeds a
-            layer's smaller side.
+        ValueError: a target is not a linear layer; a target is the head of a model with tied embeddings; or the rank
+            exceeds the smaller side of a layer.
     """
 
     def __init__(self, model: PreTrainedModel, lora: Lora, *, seed: int) -> None:
@@ -54,7 +54,7 @@ class Adapter:
         self._peft.eval()
 
     def save(self, folder: Path, name: str) -> None:
-        """Write the adapters in PEFT's format, with the name or folder of their base model and its digest."""
+        """Write the adapters in PEFT's format, with the digest of the base model and `name`, its name or folder."""
         config = self._peft.peft_config[_NAME]
         config.base_model_name_or_path = str(Path(name).resolve()) if name and Path(name).is_dir() else name
         self._peft.save_pretrained(str(folder))
@@ -62,12 +62,12 @@ class Adapter:
         (folder / BASE_FILE).write_text(json.dumps(base, indent=1) + "\n", encoding="utf-8")
 
     def plain_copy(self) -> PreTrainedModel:
-        """A copy of the model with the adapters merged into its weights."""
+        """A copy of the model in which the adapters are merged into the weights."""
         return deepcopy(self._peft).merge_and_unload().eval()
 
 
 def plain_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """The names and weights of a model, with adapters merged into the weights: W + alpha / rank · B A."""
+    """The names and weights of a model. Adapters are merged into the weights: W + alpha / rank · B A."""
     layers: dict[str, Any] = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
     for name, tensor in model.state_dict().items():
         owner, of_base, _ = name.partition(_BASE)
@@ -103,18 +103,21 @@ def _targets(model: PreTrainedModel, lora: Lora) -> list[str]:
             shown = ", ".join(known[:_NAMED]) + (", ..." if len(known) > _NAMED else "")
             raise ValueError(f"LoRA: the model has no linear layer {target!r}; it has {shown}")
         if any(layer is head for layer in matching.values()) and model.config.get_text_config().tie_word_embeddings:
-            raise ValueError(f"LoRA: {target} is the head, tied to the embeddings; take it out, or untie it")
+            raise ValueError(
+                f"LoRA: {target} is the head, whose weights are tied to the embeddings; leave it out of "
+                "the targets, or untie it"
+            )
         chosen |= {name: layer for name, layer in matching.items() if lora.targets or layer is not head}
     sides = {name: min(cast("Tensor", layer.weight).shape) for name, layer in chosen.items()}
     least = min(sides, key=sides.__getitem__)
     if lora.rank > sides[least]:
-        problem = f"rank {lora.rank} is more than {least} has, whose smaller side is {sides[least]}"
+        problem = f"rank {lora.rank} is larger than {sides[least]}, the smaller side of {least}"
         raise ValueError(f"LoRA: {problem}; give a smaller rank, or other targets")
     return sorted(set(lora.targets)) or known
 
 
 def peft_module() -> Any:
-    """The library, or an `ImportError` that says what to install."""
+    """The module `peft`. Raise an ImportError that says what to install if it is missing."""
     try:
         return importlib.import_module("peft")
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""Attention on CPUs by plain matrix products, in the two cases in which PyTorch's fused kernel is slower.
+"""Attention on CPUs by matrix products, for two cases in which PyTorch's fused attention is slower.
 
-Fused attention is slower when decoding one token at a time on several threads, and in bfloat16, where its backward pass
-takes half of the time of an update.
+These are decoding of one token at a time on several threads, and bfloat16, in which fused attention's backward pass takes
+half of the time of an update.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 MOST_SCORES = 2**23, 2**26  # maximum number of attention scores in memory, with and without gradients; 4 bytes each
-DECODING = "rollalloc_decoding"  # the name under which transformers knows this implementation
+DECODING = "rollalloc_decoding"  # transformers' name for this implementation
 # Arguments of transformers' own function that this implementation does not support.
 _SPECIAL = ("position_bias", "softcap", "cache", "s_aux", "output_attentions")
 
 
 @contextmanager
 def decoding_attention(model: PreTrainedModel) -> Iterator[None]:
-    """A context in which a model with `sdpa` attention on several CPU threads decodes tokens by two matrix products.
+    """A context in which a model decodes by two matrix products. It changes only models with `sdpa` attention on a CPU.
 
-    Nothing changes for other models, or with one thread, where the fused kernel is as fast.
+    With one thread nothing changes, because fused attention is as fast there.
     """
     with attention_by_products(model) if torch.get_num_threads() > 1 else nullcontext():
         yield
@@ -36,12 +36,12 @@ def decoding_attention(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def attention_by_products(model: PreTrainedModel) -> Iterator[None]:
-    """A context in which a model with `sdpa` attention on a CPU uses `attend`. Nothing changes for other models.
+    """A context in which a model uses `attend`. It changes only models with `sdpa` attention on a CPU.
 
-    Do not use it with gradient checkpointing, which would recompute layers after the context has ended.
+    Do not use it with gradient checkpointing: layers would be recomputed after the context has ended.
     """
     config = model.config
-    # Models with their own attention functions have their own registry. These models are not changed.
+    # A model with its own attention functions has its own registry. Such a model is not changed.
     register = getattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS", None)
     if (
         model.device.type != "cpu"
@@ -69,21 +69,20 @@ def attend(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Attention with the result of transformers' `sdpa`.
+    """Compute attention with the same result as transformers' `sdpa`.
 
         out[b, h] = softmax(scaling · query[b, h] · key[b, k]ᵀ + mask[b]) · value[b, k],   k = h // (H / K)
 
-    This is computed here if each row has one query. Under bfloat16's autocast it is also computed here if there are at most
-    `MOST_SCORES` attention scores, because they must be stored; the fused kernel does not store them. All other cases go to
-    `sdpa`.
+    Matrix products are used in two cases: each row has one query; or bfloat16's autocast is on and there are at most
+    `MOST_SCORES` attention scores, which must be stored. In all other cases `sdpa` is called.
 
     Args:
         module: the layer.
         query_BHTD: T queries for each of H heads, of size D.
-        key_BKSD: S keys for each of K heads; H / K query heads share one.
+        key_BKSD: S keys for each of K heads. H / K query heads share a key head.
         value_BKSD: S values for each of K heads.
-        attention_mask: shape (B, 1, T, S), True where attention is allowed; `sdpa` also takes masks to be added. None: all
-            keys or, in a causal layer, those that are not later.
+        attention_mask: shape (B, 1, T, S), True where attention is allowed. `sdpa` also accepts a mask to be added. None:
+            each query attends to all keys or, in a causal layer, to all keys that are not later.
         scaling: factor of the scores; None: 1 / √D.
         more: further arguments for `sdpa`.
     """
@@ -98,19 +97,19 @@ def attend(
         keys = key_BKSD.shape[2]
         attention_mask = query_BHTD.new_ones(queries, keys, dtype=torch.bool).tril(keys - queries)[None, None]
     shared = key_BKSD.shape[1]
-    query_BKRD = query_BHTD.reshape(batch, shared, -1, size)  # R counts the queries that share the keys of one head
+    query_BKRD = query_BHTD.reshape(batch, shared, -1, size)  # R: the queries that share the keys of one head
     scores_BKRS = (query_BKRD * (size**-0.5 if scaling is None else scaling)) @ key_BKSD.transpose(2, 3)
     if attention_mask is not None:
-        # The value is finite. With -inf, a padding token that attends to nothing would become NaN, and 0 · NaN would
-        # reach other tokens.
+        # A finite number instead of -inf: a padding token that attends to nothing would become NaN with -inf, and
+        # 0 · NaN would spread to other tokens.
         lowest = torch.finfo(scores_BKRS.dtype).min
         scores_BKRS.view(batch, heads, queries, -1).masked_fill_(~attention_mask, lowest)
     out_BKRD = scores_BKRS.softmax(dim=-1, dtype=torch.float32).to(value_BKSD.dtype) @ value_BKSD
-    # Values may be narrower than keys.
+    # The width is inferred, because values may be narrower than keys.
     return out_BKRD.view(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
 
 
 def _causal(module: nn.Module, more: Mapping[str, Any]) -> bool:
-    """Whether a layer without a mask is causal, decided as `sdpa` does."""
+    """Whether a layer without a mask is causal, by the rule of `sdpa`."""
     is_causal = more.get("is_causal")
     return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)

@@ -15,13 +15,12 @@ from rollalloc.models.policy import Policy
 class Behaviour:
     """The policy that samples, for rollouts and evaluations.
 
-    In float32 it is the trained policy itself. In half precision it is a copy with adapters merged into its weights; each
-    call of `policy` copies the current trained weights, rounded, into it. `rollalloc.train.update` corrects for the
-    rounding.
+    In float32 this is the trained policy itself. In half precision it is a rounded copy with merged adapters, into which
+    each call of `policy` copies the current trained weights. `rollalloc.train.update` corrects for the rounding.
 
     Args:
         policy: the trained policy.
-        dtype: number format of weights and key-value cache while sampling.
+        dtype: number format of the weights and of the key-value cache during sampling.
         plain: if the policy has adapters, use a copy even in float32, because a generator in another process needs plain
             weights.
 
@@ -35,7 +34,7 @@ class Behaviour:
         if dtype == "float32" and (policy.adapter is None or not plain):
             return
         model = deepcopy(policy.model) if policy.adapter is None else policy.adapter.plain_copy()
-        for parameter in model.parameters():  # buffers stay as they are, because rotary frequencies need full precision
+        for parameter in model.parameters():  # not buffers: rotary frequencies need full precision
             parameter.data = parameter.data.to(getattr(torch, dtype))
         model.requires_grad_(plain)  # `weights_of` returns the parameters that require gradients
         self._copy = replace(policy, model=model, adapter=None)

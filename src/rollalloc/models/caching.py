@@ -1,4 +1,4 @@
-"""Checks whether the sampler can generate with a model: it must be able to select and repeat rows of the cache."""
+"""Checks whether the sampler can generate with a model. For this, rows of its cache must be selectable and repeatable."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rollalloc.models.likelihood import cache_argument, evaluating
 
 
 def why_not(model: PreTrainedModel) -> str | None:
-    """Why the sampler cannot generate with a model; None if it can.
+    """The reason why the sampler cannot generate with a model; None if it can.
 
-    The model fills a cache with two rows of two tokens. Then three rows are selected, and every state in the cache must have
-    three rows. This holds for keys and values. It does not hold for the state of linear attention, or for a state
+    The check lets the model fill a cache with two rows of two tokens, and selects three rows. Then every state in the
+    cache must have three rows. Keys and values pass this check. The state of linear attention does not, nor does a state
     outside of the cache.
     """
     rows_B = torch.tensor([1, 0, 1], device=model.device)
@@ -49,7 +49,7 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 
 def _states(layer: object) -> Iterator[Tensor]:
-    """The tensors with a row dimension in a layer of a cache, directly or in dictionaries."""
+    """All tensors in a layer of a cache, directly or in dictionaries, except those without axes."""
     for value in vars(layer).values():
         for held in value.values() if isinstance(value, dict) else [value]:
             if isinstance(held, Tensor) and held.ndim:

@@ -1,4 +1,4 @@
-"""Number formats that a run may choose."""
+"""Number formats that a run can choose from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features of prompts for a predictor, computed by one forward pass of the model over each prompt."""
+"""Computes features of prompts for a predictor, by one forward pass of the model over each prompt."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from rollalloc.models.likelihood import evaluating, padded
 from rollalloc.models.policy import computing
 
 BATCH_TOKENS = 4096
-SAMPLE = 256  # number of prompts from which the mean and deviation of each column are estimated
-_NOISE = 1e-5  # columns whose deviation is below this share of their layer's root mean square count as constant
+SAMPLE = 256  # number of prompts from which the mean and the standard deviation of each column are estimated
+_NOISE = 1e-5  # a column is constant if its standard deviation is below this share of its layer's root mean square
 
 Progress = Callable[[int, int], None]
 
@@ -54,21 +54,20 @@ def features_of(
 
         hidden[n] = standardised((s[n] − mean) / deviation · P),   s[n, l] = Σ_t h[n, l, t]
 
-    h[n, l, t] is the hidden state of layer l (embeddings included) at token t of prompt n. Some columns of a large model are
-    a thousand times larger than others, so each column of s is first centred and scaled with the mean and deviation over a
-    sample of 256 prompts. P is a random projection to `width` columns. It is left out if there are not more columns
-    than that. The features depend on the model's present weights, which are not changed; call it before training. Apart
-    from means and deviations, the features of a prompt do not depend on other prompts, up to rounding.
+    h[n, l, t] is the hidden state of layer l (embeddings included) at token t of prompt n. Columns of a large model may
+    differ by a factor of a thousand. Therefore each column of s is first centred and scaled with its mean and standard
+    deviation over a sample of 256 prompts. P is a random projection to `width` columns; with at most `width` columns,
+    there is no projection. The features depend on the model's weights, so call this before training.
 
     Args:
-        model: a model in any mode; there must be memory for the hidden states of all layers of one batch.
+        model: a model in any mode. There must be memory for the hidden states of all layers of one batch.
         tokens: N prompts of at least one token id each.
-        pad_id: any id in the vocabulary; padding is masked.
+        pad_id: any id in the vocabulary, because padding is masked.
         width: maximum number of columns of a block, in [1, 4096].
         seed: seed of projection, hash and sample.
-        batch_tokens: maximum number of tokens of a forward pass, with padding; at least 1. A longer prompt is computed
-            alone.
-        precision: precision in which the model computes; sums and projection are in float32.
+        batch_tokens: maximum number of tokens of a forward pass, with padding; at least 1. A longer prompt gets a pass of
+            its own.
+        precision: precision of the forward passes. Sums and projection are in float32.
         progress: called after each forward pass with the number of tokens done and the number of all tokens.
 
     Raises:
@@ -91,7 +90,7 @@ def features_of(
 
 
 def weights_digest(model: PreTrainedModel) -> str:
-    """A digest of a model's weights, rounded to bfloat16 so that it does not depend on the precision of loading."""
+    """A digest of a model's weights. They are rounded to bfloat16, so that the precision of loading has no effect."""
     digest = sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
@@ -102,7 +101,7 @@ def weights_digest(model: PreTrainedModel) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Passes:
-    """Runs forward passes over batches of prompts of similar length, and sums hidden states over each prompt's tokens."""
+    """Runs forward passes over batches of prompts with similar lengths, and sums hidden states over a prompt's tokens."""
 
     model: PreTrainedModel
     tokens: Sequence[Tokens]
@@ -118,11 +117,11 @@ class _Passes:
             finite_B = sums_LBH.isfinite().all(dim=2).all(dim=0).cpu().numpy()
             if not finite_B.all():
                 problem = f"the model's hidden states of prompt {int(rows_B[~finite_B][0])} are not finite"
-                raise ValueError(f"{problem}; try another precision, or take that prompt out")
+                raise ValueError(f"{problem}; try another precision, or leave this prompt out")
             yield rows_B, sums_LBH
 
     def _batches(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Prompts sorted by length, in batches of at most `batch_tokens` tokens with padding, but at least one prompt."""
+        """Sort prompts by length. Yield batches of at most `batch_tokens` tokens with padding, or of one longer prompt."""
         ordered = rows[np.argsort(self.lengths_N[rows], kind="stable")]
         start = 0
         for end, longest in enumerate(self.lengths_N[ordered].tolist()):
@@ -134,7 +133,7 @@ class _Passes:
 
     def _sums(self, rows_B: NDArray[np.int64]) -> Tensor:
         model, device = self.model, self.model.device
-        # Padding is on the right, so causal attention never sees it and default positions are right.
+        # Padding is on the right, where causal attention does not see it and default positions stay correct.
         ids_BT, mask_BT = padded([self.tokens[row] for row in rows_B], self.pad_id, side="right", device=device)
         body: Any = model.get_decoder()  # without the head, since no logits are needed
         with computing(model, self.precision):
@@ -149,7 +148,7 @@ class _Passes:
 
 
 class _Reduction:
-    """Centres and scales each column of the sums with statistics of S sampled prompts, then projects to `width` columns."""
+    """Centres and scales the columns of sums, then projects them to `width` columns. Uses statistics of S prompts."""
 
     def __init__(self, sample_LSH: Tensor, width: int, seed: int) -> None:
         layers, _, hidden = sample_LSH.shape
@@ -173,7 +172,7 @@ def _hidden(passes: _Passes, width: int, seed: int, progress: Progress) -> NDArr
     sample = np.sort(rng(seed, "feature sample").choice(prompts, min(SAMPLE, prompts), replace=False))
     rest = np.setdiff1d(np.arange(prompts), sample)
     with evaluating(passes.model):
-        held = list(passes(sample))  # kept, since the sample's sums are used twice
+        held = list(passes(sample))  # a list, because the sample's sums are used twice
         reduced = _Reduction(torch.cat([sums_LBH for _, sums_LBH in held], dim=1), width, seed)
         x_ND = np.empty((prompts, reduced.width), np.float32)
         for rows_B, sums_LBH in chain(held, passes(rest)):
@@ -184,7 +183,7 @@ def _hidden(passes: _Passes, width: int, seed: int, progress: Progress) -> NDArr
 
 
 def _lengths(model: PreTrainedModel, tokens: Sequence[Tokens]) -> NDArray[np.int64]:
-    """Number of tokens of each prompt, checked against the model's context."""
+    """Number of tokens of each prompt. Raise a ValueError if a prompt does not fit into the model's context."""
     lengths_N = np.array([len(prompt) for prompt in tokens], np.int64)
     if not lengths_N.size or lengths_N.min() == 0:
         problem = f"none in prompt {lengths_N.argmin()}" if lengths_N.size else "no prompts"
@@ -197,7 +196,7 @@ def _lengths(model: PreTrainedModel, tokens: Sequence[Tokens]) -> NDArray[np.int
 
 
 def _vocabulary(model: PreTrainedModel, tokens: Sequence[Tokens]) -> int:
-    """Number of tokens in the vocabulary. Raises a ValueError if a prompt has a token outside of it."""
+    """Number of tokens in the vocabulary. Raise a ValueError if a prompt has a token outside the vocabulary."""
     lowest, highest = min(map(min, tokens)), max(map(max, tokens))
     known = cast("torch.nn.Embedding", model.get_input_embeddings()).num_embeddings
     if lowest < 0 or highest >= known:

@@ -1,4 +1,4 @@
-"""Forward passes that compute the log-probabilities of given completions."""
+"""Computes the log-probabilities of given completions by forward passes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollalloc.models.attention import DECODING
 
 Tokens = Sequence[int]
 
-LEAST_SHARED = 16  # a common prefix of at least this many tokens is computed once for all prompts
+LEAST_SHARED = 16  # minimum length of a common prefix for which sharing saves time
 _BY_LENGTH = ("dynamic", "longrope")  # rotary embeddings whose frequencies depend on the length of the row
 
 
@@ -36,19 +36,19 @@ def completion_logprobs(
 
         logprobs[b, t] = log softmax(logits / temperature)[completions[b][t]]
 
-    The model's head runs only at positions that predict a completion token. The model's mode (train or eval) and the
-    caller's gradient mode are used.
+    The model's head runs only at positions that predict a completion token. This function changes neither the model's
+    mode (train or eval) nor the gradient mode.
 
     Args:
         model: the model.
         prompts: B prompts of at least one token id each.
         completions: B completions of at least one token id each, with EOS if they have one.
-        pad_id: any id in the vocabulary; padding is masked.
+        pad_id: any id in the vocabulary, because padding is masked.
         temperature: temperature of the distribution, above 0.
-        share: compute a common prefix of all prompts once, if the model can (`shared_prefix`). This uses a cache.
+        share: True: compute a common prefix of all prompts only once, if the model allows it (`shared_prefix`).
 
     Returns:
-        logprobs_BT in float32, 0 after a completion's end; and mask_BT, True on its tokens. T is the longest completion.
+        logprobs_BT in float32, 0 after a completion's end; and mask_BT, True on completion tokens. T is the largest length.
 
     Raises:
         ValueError: there are no prompts, there is not one completion per prompt, or a prompt or completion is empty.
@@ -69,20 +69,20 @@ def _completion_logits(
     temperature: float,
     shared: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, divided by the temperature, that predict the completions' tokens; the padded tokens; and their mask.
+    """Logits that predict the completions' tokens, divided by the temperature; the padded tokens; and their mask.
 
-    The first `shared` tokens, which all prompts have in common, are computed once.
+    The first `shared` tokens are the same in all prompts and are computed once.
     """
     rests = [prompt[shared:] for prompt in prompts]
     prompt_BP, prompt_mask_BP = padded(rests, pad_id, side="left", device=model.device)
     completion_BT, mask_BT = padded(completions, pad_id, side="right", device=model.device)
-    # The last token of a completion predicts a token after its end, so the model need not see it.
+    # The last token of a completion predicts nothing, so the model need not see it.
     fed_BS = torch.cat([prompt_mask_BP, mask_BT[:, :-1]], dim=1)
     ragged = any(len({len(row) for row in column}) > 1 for column in (prompts, completions))
     seen_BS = nn.functional.pad(fed_BS, (shared, 0), value=True)
     output = model(
         input_ids=torch.cat([prompt_BP, completion_BT[:, :-1]], dim=1),
-        # Without padding, pass the plain mask: the model detects that it is all True and uses faster attention.
+        # Without padding, pass the plain mask: the model then notices that it is all True, and uses faster attention.
         attention_mask=ready_mask(model, seen_BS, fed_BS.shape[1]) if ragged else seen_BS,
         position_ids=positions(fed_BS) + shared,
         **cache_argument(model, _read_once(model, prompts[0][:shared], len(prompts)) if shared else None),
@@ -103,7 +103,7 @@ def _takes_cache(kind: type[PreTrainedModel]) -> bool:
 
 
 def _read_once(model: PreTrainedModel, tokens: Tokens, rows: int) -> DynamicCache:
-    """Compute the keys and values of a common prefix in one row, and expand them to all rows. Gradients add up."""
+    """Compute the keys and values of a common prefix in one row, and expand them to all rows. Gradients of rows add up."""
     cache = DynamicCache(config=model.config)
     ids_1P = sent(np.array([tokens], np.int64), model.device)
     model(input_ids=ids_1P, **cache_argument(model, cache), use_cache=True, logits_to_keep=1)
@@ -114,14 +114,13 @@ def _read_once(model: PreTrainedModel, tokens: Tokens, rows: int) -> DynamicCach
 
 
 def shared_prefix(model: PreTrainedModel, prompts: Sequence[Tokens]) -> int:
-    """Length of the prefix that all prompts share and that the model can compute once. It never includes a prompt's
-    last token.
+    """Length of the common prefix of all prompts that the model can compute once. A prompt's last token is never included.
 
-    It is 0 if the prefix is too short to save time, or if the model cannot share it. The model must be in eval mode,
-    have a cache of plain keys and values, and take positions from position ids alone, because padding lies between the
-    prefix and the rest of a row.
+    0 if the prefix is too short to save time, or if the model cannot share a prefix. To share one, the model must be in
+    eval mode, have a cache of keys and values only, and take positions from position ids alone (because padding lies
+    between the prefix and the rest of a row).
     """
-    first, last = min(prompts, key=tuple), max(prompts, key=tuple)  # a prefix of these two is a prefix of all prompts
+    first, last = min(prompts, key=tuple), max(prompts, key=tuple)  # their common prefix is the prefix of all prompts
     most = min(map(len, prompts)) - 1
     shared = next((at for at in range(most) if first[at] != last[at]), most)
     return shared if len(prompts) > 1 and shared >= LEAST_SHARED and _can_share(model) else 0
@@ -133,18 +132,18 @@ def _can_share(model: PreTrainedModel) -> bool:
 
 
 def _rotary(config: PretrainedConfig) -> bool:
-    """Whether a token's position comes from its position id alone."""
+    """Whether the model takes a token's position from its position id alone."""
     rope: Any = getattr(config, "rope_parameters", None)
     return rope is not None and rope.get("rope_type") not in _BY_LENGTH and not getattr(config, "alibi", False)
 
 
 def appends_only(config: PretrainedConfig) -> bool:
-    """Whether a model's cache consists of the keys and values of all tokens, in order, and nothing else."""
+    """Whether a model's cache consists only of the keys and values of all tokens, in order."""
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
 
 
 def _logprobs(logits_BTV: Tensor, completion_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    # The same as log_softmax, but without a second tensor of the vocabulary's width.
+    # The same as log_softmax, but without a second tensor of shape (B, T, V).
     logprobs_BT = logits_BTV.gather(-1, completion_BT[..., None]).squeeze(-1) - logits_BTV.logsumexp(-1)
     return logprobs_BT.masked_fill(~mask_BT, 0.0)
 
@@ -158,7 +157,7 @@ def exact_answers(
     temperature: float = 1.0,
     batch_rows: int = 512,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Exact probability of each prompt's only right answer, and the mean entropy of the policy along it.
+    """Exact probability of each prompt's only right answer, and the mean entropy of the policy over the answer's tokens.
 
         p[n] = exp(Σ_t log π(answers[n][t] | prompts[n], answers[n][:t]))
         entropy[n] = mean_t H(π(· | prompts[n], answers[n][:t]))
@@ -169,7 +168,7 @@ def exact_answers(
         model: the model.
         prompts: N prompts as token ids; N may be 0.
         answers: their right answers as token ids, with EOS.
-        pad_id: any id in the vocabulary.
+        pad_id: any id in the vocabulary, because padding is masked.
         temperature: temperature at which rollouts are sampled, above 0.
         batch_rows: rows per forward pass, at least 1.
 
@@ -191,7 +190,7 @@ def exact_answers(
             )
             logprobs_BT = _logprobs(logits_BTV, answer_BT, mask_BT).double()
             p_B = logprobs_BT.sum(dim=1).exp()
-            # In small parts, because the entropy needs more tensors of the vocabulary's width.
+            # In small parts, because the entropy needs further tensors of the vocabulary's size.
             entropy_BT = torch.cat([_entropy(few_BTV) for few_BTV in logits_BTV.split(32)]) * mask_BT
             entropy_B = entropy_BT.double().sum(dim=1) / mask_BT.sum(dim=1)
             p_N[rows_B], entropy_N[rows_B] = torch.stack([p_B, entropy_B]).cpu().numpy()
@@ -205,12 +204,12 @@ def _entropy(logits_BTV: Tensor) -> Tensor:
 def padded(
     sequences: Sequence[Tokens], pad_id: int, *, side: Literal["left", "right"], device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """Pad sequences of unequal length to one matrix.
+    """Pad sequences of different lengths to one matrix.
 
     Args:
         sequences: B sequences of at least one token id each.
         pad_id: id of the padding.
-        side: where padding goes.
+        side: the side on which padding is added.
         device: device of the result.
 
     Returns:
@@ -232,23 +231,23 @@ def padded(
 
 
 def sent(array: NDArray[Any], device: torch.device | str) -> Tensor:
-    """Copy an array to a device. On CUDA the host does not wait for the GPU's pending work."""
-    # The non-blocking copy is safe on CUDA, which reads unpinned memory before the call returns. Other devices may read
-    # it later.
+    """Copy an array to a device. With CUDA, the host does not wait for the GPU's pending work."""
+    # With CUDA this non-blocking copy is safe: unpinned memory is read before the call returns. Other devices may read it
+    # later.
     return torch.from_numpy(array).to(device, non_blocking=torch.device(device).type == "cuda")
 
 
 def ready_mask(model: PreTrainedModel, mask_BS: Tensor, queries: int, appends: bool | None = None) -> Tensor:
-    """Expand a mask of keys to the mask that attention takes, shape (B, 1, queries, S).
+    """Expand a mask of keys to a mask for attention, shape (B, 1, queries, S).
 
-    Models do the same, but they first test whether the whole mask is True. For this test, the host waits for the GPU at
-    every pass. `mask_BS` is returned unchanged if the model might expand it in another way.
+    Models do the same, but first test whether the whole mask is True, and for this test the host waits for the GPU.
+    `mask_BS` is returned unchanged if the model might expand it in another way.
 
     Args:
         model: the model.
         mask_BS: shape (B, S), False on padding.
-        queries: the mask is for the last `queries` tokens of each row.
-        appends: `appends_only(model.config)`, from a caller that makes many passes; None: it is determined here.
+        queries: number of tokens at the end of each row for which the mask is made.
+        appends: the value of `appends_only(model.config)`, to save time; None: compute it.
     """
     config = model.config
     known = config._attn_implementation in (DECODING, "sdpa") and not getattr(config, "alibi", False)
@@ -264,20 +263,20 @@ def ready_mask(model: PreTrainedModel, mask_BS: Tensor, queries: int, appends: b
 
 
 def positions(mask_BT: Tensor) -> Tensor:
-    """Position ids, shape (B, T): each row's tokens are numbered from 0, and padding is not counted."""
+    """Position ids, shape (B, T). They number the tokens of each row from 0, without padding."""
     return (mask_BT.cumsum(dim=1) - 1).clamp(min=0)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """A context of inference mode and eval mode. Afterwards each module has the mode it had before."""
+    """A context of inference mode and eval mode. Afterwards, the previous modes are restored."""
     with in_eval_mode(model), torch.inference_mode():
         yield
 
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """A context of eval mode. Afterwards each module has the mode it had before."""
+    """A context of eval mode. Afterwards, the previous mode of each module is restored."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

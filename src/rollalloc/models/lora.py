@@ -14,14 +14,14 @@ class Lora:
 
         W' = W + alpha / rank · B A,   A of shape (rank, in), B of shape (out, rank)
 
-    A is random and B zero at first, so that training begins at the base model. There is no dropout, because with it,
-    the update and the sampler would compute different log-probabilities.
+    A begins random and B begins as 0, so training begins at the base model. There is no dropout: with it, the update and
+    the sampler would compute different log-probabilities.
 
     Attributes:
         rank: rank of B A, at least 1 and at most the smaller side of each adapted matrix.
         alpha: scale, above 0; None: 2 · rank.
-        targets: names of the linear layers to adapt, or the last parts of their names, for example "q_proj" or
-            "mlp.up_proj"; empty: all but the head.
+        targets: names of the linear layers to adapt, or ends of their names, for example "q_proj" or "mlp.up_proj";
+            empty: all linear layers except the head.
 
     Raises:
         ValueError: a value is out of range.
@@ -41,5 +41,5 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """The value of alpha; 2 · rank if it is None."""
+        """alpha, or 2 · rank if alpha is None."""
         return 2.0 * self.rank if self.alpha is None else self.alpha

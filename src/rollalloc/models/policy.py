@@ -30,14 +30,13 @@ class Policy:
     """A model, its tokenizer, and the token ids the engine needs.
 
     Attributes:
-        model: the model, always in eval mode: with dropout, update and sampler would compute different log-probabilities.
+        model: the model, always in eval mode. (With dropout, update and sampler would compute different log-probabilities.)
         tokenizer: a Hugging Face tokenizer.
         eos_ids: ids of the tokens that end a rollout.
         pad_id: id of the padding token; padding is always masked.
         context: maximum number of tokens that the model can attend to.
         vocabulary: number of tokens for which the model has embeddings.
-        adapter: the LoRA adapters that are trained, while the model's own weights are frozen. None: all weights are
-            trained.
+        adapter: the LoRA adapters. If there are adapters, only they are trained. None: all weights are trained.
     """
 
     model: PreTrainedModel
@@ -61,12 +60,12 @@ class Policy:
         Raises:
             FileNotFoundError: `name` is a path, and the folder does not exist.
             OSError: the model does not exist, or has no safetensors.
-            ValueError: the device, folder, tokenizer or model cannot be used; says why.
+            ValueError: the device, the folder, the tokenizer or the model cannot be used; the message says why.
         """
         name, device = _found(name), usable_device(device)
         if (Path(name) / _ADAPTER_CONFIG).is_file():
             raise ValueError(_is_adapter(name))
-        # Load the model before the tokenizer: if the model does not exist, its error message is the clearer one.
+        # Load the model before the tokenizer: if the name is wrong, the model's error message is the clearer one.
         model = _from_hub(name, AutoModelForCausalLM, dtype=torch.float32, use_safetensors=True)
         if getattr(model, "_hf_peft_config_loaded", False):
             raise ValueError(_is_adapter(name))
@@ -82,7 +81,7 @@ class Policy:
             raise ValueError(f"{name} has no end-of-sequence token; set eos_token in its tokenizer")
         embeddings = cast("torch.nn.Embedding", model.get_input_embeddings())
         pad_id = tokenizer.pad_token_id
-        if pad_id is None or pad_id >= embeddings.num_embeddings:  # the model may have no embedding for it
+        if pad_id is None or pad_id >= embeddings.num_embeddings:  # then the model has no embedding for padding
             pad_id = eos_ids[0]
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context is None:
@@ -94,7 +93,7 @@ class Policy:
 
         Args:
             lora: rank, scale and layers of the adapters.
-            seed: seed of their initial values.
+            seed: seed of the adapters' initial values.
 
         Raises:
             ImportError: PEFT is not installed.
@@ -105,9 +104,9 @@ class Policy:
         return replace(self, adapter=Adapter(self.model, lora, seed=seed))
 
     def save(self, folder: Path) -> None:
-        """Write model and tokenizer, for `load` and `from_pretrained`.
+        """Write the model and the tokenizer to a folder, for `load` and for `from_pretrained`.
 
-        If the policy has adapters, they are merged into the model's weights. The adapters alone are also written, to
+        If the policy has adapters, they are merged into the written weights. The adapters are also written on their own, to
         `adapter/`, for PEFT.
         """
         if self.adapter is None:
@@ -130,10 +129,10 @@ class Policy:
 
         Args:
             text: the answer.
-            to: name of the prompt, for error messages.
+            to: name of the prompt, for the error message.
 
         Raises:
-            ValueError: the tokenizer or the model does not know a token of it.
+            ValueError: the tokenizer or the model does not know a token of the text.
         """
         encoded = partial(self.tokenizer, text, add_special_tokens=False)
         ids = known_tokens(f"the answer to {to}", text, lambda: encoded()["input_ids"])
@@ -160,25 +159,25 @@ class Policy:
 
 
 def context_of(name: str | Path) -> int | None:
-    """Maximum number of tokens that a model can attend to, from its configuration; None if the configuration lacks it."""
+    """Maximum number of tokens that a model can attend to, from its configuration; None if it is not given there."""
     try:
         config = _from_hub(_found(name), AutoConfig).get_text_config()
-    except (OSError, ValueError):  # `Policy.load` will raise a clearer error
+    except (OSError, ValueError):  # `Policy.load` raises a clearer error later
         return None
     return getattr(config, "max_position_embeddings", None)
 
 
 def usable_device(name: str | None) -> str:
-    """Try a device and return its name. None: a GPU if there is one, otherwise the CPU.
+    """Return the name of a device after trying it. None: a GPU if there is one, otherwise the CPU.
 
     Raises:
-        ValueError: the device cannot be used; lists the devices that can.
+        ValueError: the device cannot be used; the message lists the devices that can.
     """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, device=name).cpu()
-    except Exception as error:  # its type depends on the device
+    except Exception as error:  # the type of the error depends on the device
         devices = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
         reason = str(error).partition("\n")[0]
         raise ValueError(f"device {name!r} cannot be used here ({reason}); there is {', '.join(devices)}") from None
@@ -187,14 +186,14 @@ def usable_device(name: str | None) -> str:
 
 @contextmanager
 def computing(model: PreTrainedModel, precision: Precision, *, again: bool = False) -> Iterator[None]:
-    """A context in which a model computes in the given precision. Weights and gradients stay in float32.
+    """A context in which a model computes with the given precision. Weights and gradients stay in float32.
 
-    Leave it before the weights change, because PyTorch's autocast caches the cast weights.
+    End it before the weights change, because PyTorch's autocast keeps copies of the weights.
 
     Args:
         model: the model.
         precision: "fp32", "bf16", or "auto": bf16 on GPUs that support it.
-        again: the backward pass recomputes the model's layers, as gradient checkpointing does.
+        again: True if the backward pass recomputes the model's layers, as gradient checkpointing does.
     """
     device, half = model.device, in_bf16(model.device, precision)
     attention = attention_by_products(model) if half and not again else nullcontext()
@@ -213,7 +212,7 @@ def _is_adapter(name: str | Path) -> str:
 
 
 def _found(name: str | Path) -> str:
-    """A model's name on the hub unchanged, or its folder with ~ expanded."""
+    """Return a model's name on the hub unchanged, or its folder with ~ expanded."""
     text = str(name)
     path = Path(text).expanduser() if text.startswith("~") else Path(text)
     is_path = isinstance(name, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1
@@ -226,7 +225,7 @@ def _found(name: str | Path) -> str:
 
 
 def _from_hub(name: str, kind: Any, **how: Any) -> Any:
-    """Call `kind.from_pretrained`; if the hub is unreachable, the error says so."""
+    """Call `kind.from_pretrained`. If the hub cannot be reached, raise an error that says so."""
     unreachable = None if Path(name).is_dir() else why_unreachable()
     try:
         return kind.from_pretrained(name, **how)
@@ -234,15 +233,11 @@ def _from_hub(name: str, kind: Any, **how: Any) -> Any:
         if unreachable is None:
             raise
         why = f"no folder and no local copy of a model has this name, and the hub cannot be asked ({unreachable})"
-        raise FileNotFoundError(
-            ENOENT, f"{why}; give a model's folder, or try where there is a network", name
-        ) from error
+        raise FileNotFoundError(ENOENT, f"{why}; give a model's folder, or try again with a network", name) from error
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that end a rollout. The tokenizer's comes first, because it ends the answers on which the model was
-    trained.
-    """
+    """The tokens that end a rollout. The tokenizer's token comes first, because answers end with it in training data."""
     generation = model.generation_config
     named = None if generation is None else generation.eos_token_id
     ids = list(named) if isinstance(named, (list, tuple)) else [named]

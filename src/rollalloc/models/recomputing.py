@@ -13,10 +13,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 @contextmanager
 def recomputing(model: nn.Module) -> Iterator[None]:
-    """A context in which only the inputs of the model's layers are stored, and the backward pass recomputes the rest.
+    """A context in which only the inputs of the model's layers are stored. The backward pass recomputes the rest.
 
-    Do not give the model a cache, because a recomputed layer would append to it a second time. Source: Training deep
-    nets with sublinear memory cost, arXiv 1604.06174.
+    Call the model without a cache, because a recomputed layer would append to the cache a second time. Source: Training
+    deep nets with sublinear memory cost, arXiv 1604.06174.
 
     Raises:
         ValueError: the model has no layers that transformers can checkpoint.
@@ -27,7 +27,7 @@ def recomputing(model: nn.Module) -> Iterator[None]:
         raise ValueError(f"{problem}; train it without gradient checkpointing, with a smaller tokens_per_forward")
     before = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
-        # Nothing is random in eval mode, so the random state need not be preserved.
+        # In eval mode nothing is random, so the random state need not be saved.
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     try:
         yield

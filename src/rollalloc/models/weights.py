@@ -1,4 +1,4 @@
-"""A model's trained weights by name, for saving, sending and loading."""
+"""A model's trained weights by name: to save, to send and to load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollalloc.core.packing import exact_keys
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Trained parameters and persistent buffers by name. Tied parameters occur once."""
+    """Trained parameters and persistent buffers by name. A tied parameter occurs only once."""
     saved = model.state_dict(keep_vars=True)
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in saved}
     return dict(trained(model)) | buffers
@@ -23,10 +23,10 @@ def trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
 
 
 def load_weights(model: torch.nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Copy weights that `weights_of` returned into a model of the same kind.
+    """Copy weights into a model of the same kind.
 
     Raises:
-        ValueError: names or shapes differ from the model's.
+        ValueError: names or shapes are not those of the model.
     """
     check_weights(model, saved)
     with torch.no_grad():
@@ -40,10 +40,10 @@ def check_weights(model: torch.nn.Module, saved: Mapping[str, Tensor], what: str
     Args:
         model: the model.
         saved: weights by name.
-        what: name of the weights, for the error.
+        what: name of the weights, for the error message.
 
     Raises:
-        ValueError: names or shapes differ from the model's.
+        ValueError: names or shapes are not those of the model.
     """
     expected = weights_of(model)
     exact_keys(saved, expected, what)

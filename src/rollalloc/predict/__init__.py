@@ -1,1 +1,1 @@
-"""Predict a prompt's success rate before paying for a rollout of it. Needs only numpy; no I/O."""
+"""Predict a prompt's success rate before its rollouts are generated. Needs only numpy; no I/O."""

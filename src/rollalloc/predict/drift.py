@@ -1,4 +1,4 @@
-"""Follow a common drift of all logits: a random walk, estimated by Kalman steps from prediction errors."""
+"""Estimate a drift that all logits share: a random walk, followed by Kalman steps on prediction errors."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def step(
 ) -> tuple[float, float]:
     """One extended Kalman step: P⁻ = P + qM, δ ← δ + P⁻g / (1 + P⁻I), P ← P⁻ / (1 + P⁻I).
 
-    g = Σ (h − np)·p′ / (p(1 − p)) is the score of δ and I = Σ n·p′² / (p(1 − p)) its information. Both sums are over
-    the events since the last step, which had M rollouts.
+    g = Σ (h − np)·p′ / (p(1 − p)) is the score of δ, and I = Σ n·p′² / (p(1 − p)) is its information. Both sums are over
+    the events since the last step. These events had M rollouts in all.
 
     Args:
         offset: δ, in logits.
         variance: P, the variance of δ, at least 0.
         said_K: p, the predicted rate of each event under δ, in (0, 1).
         slope_K: p′ = ∂p/∂δ.
-        hits_K: h, the sum of the event's metrics, in [0, count].
-        count_K: n, the event's rollouts, at least 1.
-        rate: q, variance of the walk's step per rollout, at least 0. With 0, no drift is followed.
+        hits_K: h, the sum of each event's metrics, in [0, count].
+        count_K: n, the number of each event's rollouts, at least 1.
+        rate: q, the variance of the random walk per rollout, at least 0. With 0, the drift stays constant.
 
     Returns:
         δ and P after the step. δ moves by at most 1.

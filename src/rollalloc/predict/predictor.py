@@ -1,4 +1,4 @@
-"""The predictor mixes regressions on features, a record of each prompt and a running mean, by their past losses."""
+"""The predictor: it mixes regressions on features, each prompt's record and a running mean, by their past losses."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rollalloc.predict.ridge import Features
 
 Memory = dict[str, Any]  # the state: numpy arrays, numbers, strings and lists of them
 
-SILENT = 1e-4  # when prompts are drawn, a block of features is skipped if all its experts have a smaller weight
-_LEAST_RIDGE = 1e-4  # a smaller ridge would make columns that are nearly equal numerically singular
-FADED = 0.03  # events with a smaller weight are left out of a fit
+SILENT = 1e-4  # for draws, a block of features is skipped if each of its experts has a smaller weight than this
+_LEAST_RIDGE = 1e-4  # with a smaller ridge, nearly equal columns would make the fit numerically singular
+FADED = 0.03  # a fit leaves out events with a smaller weight than this
 
 
 def mixture(loss_E: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -32,34 +32,33 @@ class Predictor:
 
     The experts e are:
 
-    - For each block of features and each ridge λ, a logistic regression with a Laplace posterior: p_e = σ(κ(μ + δ))
-      with κ = 1/√(1 + πv/8). Events are weighted by 2^(−age/half_life). δ is the drift of all logits since the last
-      fit.
+    - For each block of features and each ridge λ, a logistic regression with a Laplace posterior. It predicts p_e = σ(κ(μ
+      + δ)), κ = 1/√(1 + πv/8), where μ and v are the mean and the variance of the logit. δ is the drift of all logits
+      since the last fit. Events are weighted by 2^(−age/half_life).
     - The running mean c of all metrics.
-    - The prompt's own record: p = (h + aB) / (n + a), for h successes in n rollouts, both faded by age. B is the
-      mixture of all other experts.
+    - The prompt's own record: p = (h + aB) / (n + a), for h successes in n rollouts. Both numbers decay with age. B is
+      the mixture of all other experts.
 
-    L_e is the log-loss of the predictions that expert e made before it knew the outcome, faded by
+    L_e is the log-loss of expert e's predictions, which were made before the outcome was known. It decays by
     2^(−rollouts/loss_half_life). Before the first fit, only the record and the mean are mixed.
 
-    In a fit, the logit of an event is φθ + D(its time) − D(now), where D is the path of the drift. So the fitted
-    parameters contain the drift up to now, and δ starts at 0 again after each fit.
-
-    The state is a flat dictionary that the caller owns and saves. Nothing is random. All durations are numbers of
+    In a fit, the logit of an event is φθ + D(its time) − D(now), where D is the path of the drift. The fitted parameters
+    thus contain the drift up to now, so δ starts at 0 again after each fit.
+    The state is a flat dictionary, which the caller keeps and saves. Nothing is random. Durations are counted in
     rollouts.
 
     Attributes:
-        ridges: λ of each regression, each 0.0001 or more, at least one.
-        half_life: half-life of an event's weight in a fit, and of a prompt's record.
+        ridges: λ of each regression, at least one; each 0.0001 or more.
+        half_life: half-life of an event's weight in a fit, and of the counts in a prompt's record.
         loss_half_life: half-life of the experts' losses.
         mean_half_life: half-life of the running mean.
-        record_weight: a, the number of rollouts that B counts as, next to the prompt's own rollouts.
-        prior_weight: number of rollouts that a prompt's prior rate counts as in its record.
-        drift_rate: q, variance of the drift's step per rollout, in logits². 0: follow no drift.
+        record_weight: a, the number of rollouts that B counts for in the prediction from a prompt's record.
+        prior_weight: number of rollouts that a prior rate counts for in a prompt's record.
+        drift_rate: q, the variance of the drift per rollout, in logits². 0: no drift.
         events: number of newest visits to keep.
-        first_fits: numbers of rollouts at which the first fits happen, ascending.
-        fit_every: number of rollouts between two later fits.
-        track_every: number of rollouts between two updates of losses and drift.
+        first_fits: the first fits happen after these numbers of rollouts, ascending.
+        fit_every: number of rollouts between later fits.
+        track_every: number of rollouts between updates of losses and drift.
 
     Raises:
         ValueError: a value is out of its range.
@@ -96,7 +95,7 @@ class Predictor:
             raise ValueError(f"drift_rate must be 0 or more and finite, got {self.drift_rate!r}")
 
     def _next_fit(self, paid: int) -> int:
-        """The number of rollouts at which the next fit is due, after `paid` rollouts."""
+        """The number of rollouts after which the next fit is due. `paid` is the number so far."""
         return next((fit for fit in self.first_fits if fit > paid), paid + self.fit_every)
 
     def init(
@@ -109,9 +108,9 @@ class Predictor:
 
         Args:
             prompts: N, at least 1.
-            widths: number of columns of each block of features, at least 1. There may be no blocks.
-            prior_N: prior success rate of each prompt, in [0, 1], NaN if unknown; shape (N,). It counts for
-                `prior_weight` rollouts in the prompt's record.
+            widths: number of columns of each block of features, at least 1. It may be empty.
+            prior_N: prior success rate of each prompt, in [0, 1], NaN if unknown; shape (N,). In the prompt's record, it
+                counts for `prior_weight` rollouts.
         """
         given_N = np.full(prompts, np.nan) if prior_N is None else np.asarray(prior_N, np.float64)
         known_N = ~np.isnan(given_N)
@@ -127,12 +126,12 @@ class Predictor:
             "paid": 0,
             "mean_hits": 0.5,
             "mean_count": 1.0,
-            "drift": 0.0,  # the present value of D
+            "drift": 0.0,  # D now
             "drift_variance": 0.0,
-            "drift_fits": [0.0, 0.0],  # D at the last two fits, the older first
+            "drift_fits": [0.0, 0.0],  # D at the last two fits, the older one first
             "event_fits": [0, 0],  # number of events at these fits
             "fits": 0,
-            "tracked": 0,  # number of events whose losses are counted already
+            "tracked": 0,  # number of events that are included in the losses
             "fit_at": self._next_fit(0),
             "track_at": self.track_every,
         }
@@ -146,13 +145,11 @@ class Predictor:
 
     def __call__(self, memory: Memory, features: Features, prompts_K: ArrayLike) -> NDArray[np.float64]:
         """Predict the success rate p̂ of each of these prompts, in [0.001, 0.999]. Only their rows of the features are
-        read.
-
-        The arguments are not checked: prompts, features and metrics come from the core, which has checked them.
+        read. The arguments are not checked.
 
         Args:
             memory: not changed.
-            features: each block, of shape (N, D).
+            features: the blocks by name, each of shape (N, D).
             prompts_K: indices in [0, N), in any order.
 
         Returns:
@@ -175,11 +172,11 @@ class Predictor:
         """Learn from a visit that was scored.
 
         Args:
-            memory: is changed.
+            memory: changed in place.
             prompt: in [0, N).
             predicted: the p̂ with which the prompt was drawn, in (0, 1), for `figures`; None without a prediction.
-            hits: sum of its metrics, each in [0, 1].
-            count: number of its scored rollouts, at least 1.
+            hits: sum of the visit's metrics, each in [0, 1].
+            count: number of the visit's scored rollouts, at least 1.
         """
         hits_N, count_N, last_N, paid = memory["hits_N"], memory["count_N"], memory["last_N"], memory["paid"]
         kept = 0.5 ** (max(paid - int(last_N[prompt]), 0) / self.half_life)
@@ -196,15 +193,15 @@ class Predictor:
         memory["mean_hits"], memory["mean_count"] = faded * mean_hits + hits, faded * mean_count + count
 
     def due(self, memory: Memory) -> bool:
-        """Whether there were enough rollouts since the last `refit` for the next one."""
+        """Whether enough rollouts have been observed for the next `refit`."""
         return memory["paid"] >= min(memory["track_at"], memory["fit_at"])
 
     def refit(self, memory: Memory, features: Features) -> None:
-        """Update losses and drift, and fit the parameters again if a fit is due.
+        """Update losses and drift. If a fit is due, fit the parameters too.
 
         Args:
-            memory: is changed.
-            features: each block, of shape (N, D). Only rows of prompts with kept events are read.
+            memory: changed in place.
+            features: the blocks by name, each of shape (N, D). Only rows of prompts with kept events are read.
         """
         self._track(memory, features)
         if memory["paid"] >= memory["fit_at"]:
@@ -212,12 +209,12 @@ class Predictor:
         memory["track_at"] = memory["paid"] + self.track_every
 
     def figures(self, memory: Memory) -> dict[str, float]:
-        """Report how good the predictions were between the last two fits, and the current weights.
+        """Report how good the predictions between the last two fits were, and the current weights.
 
         Returns:
-            rollouts: number of rollouts that were predicted in this interval; auc, calibration_error and log_loss
-                (nats per rollout) of these predictions; constant_log_loss of the running mean for comparison; drift:
-                rise of all logits in the interval; drift_offset: δ now; weight/…: weight of each expert. Undefined
+            rollouts: number of rollouts predicted between these fits; auc, calibration_error and log_loss (nats per
+                rollout) of the predictions; constant_log_loss: log_loss of the running mean, for comparison; drift:
+                rise of all logits between the fits; drift_offset: δ now; weight/…: weight of each expert. Undefined
                 numbers are left out.
         """
         weight_E = self._weights(memory)
@@ -246,18 +243,18 @@ class Predictor:
         widths: Mapping[str, int] | None = None,
         prior_N: ArrayLike | None = None,
     ) -> Memory:
-        """Return the memory for another data set. Records follow their prompts; parameters, losses and drift stay.
+        """Return the memory for another data set. Records move with their prompts; parameters, losses and drift stay.
 
-        Events of prompts that left are not used in fits. If the new features have the old widths, they must have been
-        computed in the same way as the old ones, because the parameters are kept. If they have other widths, parameters
-        are fitted to the kept events at the next `refit`, and losses start anew.
+        Events of removed prompts are not used in fits. If a block keeps its width, its parameters are kept, so its new
+        features must have the same meaning. If a width changes, parameters are fitted to the kept events at the next
+        `refit`, and losses start again.
 
         Args:
             memory: not changed.
-            source_N: for each prompt of the new data set its index in the old one, each at most once, −1 for a new
-                prompt.
-            widths: number of columns of each block of the new features. None: as before.
-            prior_N: as in `init`; used for new prompts.
+            source_N: for each prompt of the new data set, its index in the old one, or −1 if it is new. No index may occur
+                twice.
+            widths: number of columns of each block of the new features. None: unchanged.
+            prior_N: prior success rates of the new data set, used for new prompts; see `init`.
         """
         from_N = np.asarray(source_N, np.int64).reshape(-1)
         known_N, old = from_N >= 0, len(memory["hits_N"])
@@ -275,7 +272,7 @@ class Predictor:
 
     @staticmethod
     def _unfitted(memory: Memory, fresh: Memory) -> Memory:
-        """The records and events of a memory with the parameters of a new one; the next fit is due at once."""
+        """Keep the records and events of `memory`, and take the parameters of `fresh`. The next fit is due at once."""
         seen = memory["seen"]
         memory["event_drift"] = np.zeros_like(memory["event_drift"])
         fitted = ("blocks", "widths", "loss_E", "drift", "drift_variance", "drift_fits", "fits", "fit_at")
@@ -286,7 +283,7 @@ class Predictor:
 
     @staticmethod
     def _weights(memory: Memory) -> NDArray[np.float64]:
-        """The weight of every expert: regressions by block and ridge, then the mean, then the record; shape (E,)."""
+        """The weight of every expert, shape (E,). Order: regressions by block and ridge, the mean, the record."""
         if memory["fits"]:
             return mixture(memory["loss_E"])
         return np.concatenate([np.zeros(memory["loss_E"].size - 2), mixture(memory["loss_E"][-2:])])
@@ -296,7 +293,7 @@ class Predictor:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """μ and v of the regressions, shape (K, blocks · ridges).
 
-        A block is skipped, and its entries are 0, if the weights of all its experts are below `least`.
+        If all experts of a block have weights below `least`, the block is skipped, and its entries are 0.
         """
         ridge_count, blocks = len(self.ridges), memory["blocks"]
         flat = (prompts_K.size, len(blocks) * ridge_count)
@@ -329,7 +326,7 @@ class Predictor:
         return np.column_stack([said_KE, record_K])
 
     def _track(self, memory: Memory, features: Features) -> None:
-        """Add the losses of new events, and follow the drift."""
+        """Add the losses of new events, and update the drift."""
         at = ring.slots(memory, memory["tracked"], memory["seen"])
         if memory["fits"] and at.size:
             hits_K, count_K = memory["event_hits"][at], memory["event_count"][at].astype(np.float64)
@@ -352,11 +349,11 @@ class Predictor:
                     count_K,
                     self.drift_rate,
                 )
-            memory["event_drift"][at] = memory["drift"]  # the estimate is the drift up to these events
+            memory["event_drift"][at] = memory["drift"]  # D at these events
         memory["tracked"] = memory["seen"]
 
     def _fit(self, memory: Memory, features: Features) -> None:
-        """New parameters, fitted to the events that still have a relevant weight."""
+        """Fit new parameters to the events that have not faded."""
         at = ring.slots(memory, 0, memory["seen"])
         weight_K = 0.5 ** ((memory["paid"] - memory["event_paid"][at]) / self.half_life)
         at, weight_K = at[weight_K >= FADED], weight_K[weight_K >= FADED]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = 1e-3  # rates are clipped to [LEAST, 1 - LEAST], so one surprise costs at most 6.9 nats per rollout
+LEAST = 1e-3  # rates are clipped to [LEAST, 1 - LEAST]; this limits the log-loss of a rollout to 6.9 nats
 
 Floats = NDArray[np.float64]
 
@@ -15,8 +15,8 @@ def log_losses(said_KE: Floats, hits_K: Floats, count_K: Floats) -> Floats:
 
     Args:
         said_KE: p, the predictions, shape (K, E).
-        hits_K: h, the sum of metrics, in [0, count].
-        count_K: n, the rollouts.
+        hits_K: h, the sum of each event's metrics, in [0, count].
+        count_K: n, the number of each event's rollouts.
 
     Returns:
         Shape (E,), in nats.
@@ -26,10 +26,9 @@ def log_losses(said_KE: Floats, hits_K: Floats, count_K: Floats) -> Floats:
 
 
 def auc(said_K: Floats, hits_K: Floats, count_K: Floats) -> float | None:
-    """The probability that a success had a higher prediction than a failure; ties count half. None if there are no
-    successes or no failures.
+    """The probability that a random success had a higher prediction than a random failure; ties count half.
 
-    An event counts as `hits` successes and `count − hits` failures.
+    An event counts as `hits` successes and `count − hits` failures. None if there are no successes or no failures.
     """
     _, tie_K = np.unique(said_K, return_inverse=True)
     hits_T, misses_T = np.bincount(tie_K, hits_K), np.bincount(tie_K, count_K - hits_K)
@@ -39,10 +38,9 @@ def auc(said_K: Floats, hits_K: Floats, count_K: Floats) -> float | None:
 
 
 def calibration_error(said_K: Floats, hits_K: Floats, count_K: Floats, bins: int = 10) -> float:
-    """Σ share · |mean prediction − mean metric| over bins of events sorted by prediction, equally many in each; 0 or
-    more.
+    """Σ share · |mean prediction − mean metric| over bins; 0 or more. Events are sorted by prediction and divided equally.
 
-    Even perfect predictions have an error, by chance: about √(2 p(1 − p) bins / (π rollouts)), which is 0.05 for 640
+    By chance, even perfect predictions have an error of about √(2 p(1 − p) bins / (π rollouts)). This is 0.05 for 640
     rollouts at p = 1/2 in 10 bins.
     """
     error = 0.0

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _FARTHEST = 10.0  # standardised features are clipped to ±10
-_PRIOR_SD = 4.0  # prior standard deviation of a logit under ridge 1, for any number of features
+_PRIOR_SD = 4.0  # prior standard deviation of a logit with ridge 1, whatever the number of features
 _BIAS_RIDGE = 0.01
-# Maximum number of Newton steps; the fit has converged at a smaller gain than this, in nats.
+# Maximum number of Newton steps. The fit has converged when a step gains less than `_CONVERGED` nats.
 _MOST_STEPS, _CONVERGED = 12, 1e-5
 
 Floats = NDArray[np.float64]
@@ -25,10 +25,9 @@ def sigmoid(logit: Floats) -> Floats:
 
 
 def measure(rows_KD: Rows) -> tuple[Rows, Rows]:
-    """Centre and scale of each column: its mean, and its standard deviation or 1 if that is larger.
+    """The centre and scale of each column. The scale is the standard deviation, or 1 if that is smaller than 1.
 
-    A standardised column stays almost unchanged. A column that varies less is not scaled up, because its values may be
-    0 in nearly all rows.
+    A column that varies little is thus not scaled up: its values may be 0 in nearly all rows.
 
     Args:
         rows_KD: finite, shape (K, D).
@@ -36,12 +35,12 @@ def measure(rows_KD: Rows) -> tuple[Rows, Rows]:
     Returns:
         Centre and scale, each of shape (D,). The scale is at least 1.
     """
-    mean_D, deviation_D = rows_KD.mean(0, dtype=np.float64), rows_KD.std(0, dtype=np.float64)  # float32 may overflow
+    mean_D, deviation_D = rows_KD.mean(0, dtype=np.float64), rows_KD.std(0, dtype=np.float64)  # float32 could overflow
     return mean_D.astype(np.float32), np.maximum(deviation_D, 1.0).astype(np.float32)
 
 
 def design(rows_KD: Rows, centre_D: Rows, scale_D: Rows) -> Rows:
-    """φ = (4 / √D · clip((x − centre) / scale, ±10), 1). Under ridge 1 the prior std of a logit is about 4 for any D.
+    """φ = (4 / √D · clip((x − centre) / scale, ±10), 1). With ridge 1, the prior std of a logit is about 4 for any D.
 
     Args:
         rows_KD: finite features, shape (K, D).
@@ -54,7 +53,7 @@ def design(rows_KD: Rows, centre_D: Rows, scale_D: Rows) -> Rows:
     count, width = rows_KD.shape
     phi_KF = np.ones((count, width + 1), np.float32)
     inner_KD = phi_KF[:, :width]
-    with np.errstate(over="ignore"):  # an infinity is clipped below
+    with np.errstate(over="ignore"):  # infinities are clipped below
         np.subtract(rows_KD, centre_D, out=inner_KD)
     inner_KD /= scale_D
     np.clip(inner_KD, -_FARTHEST, _FARTHEST, out=inner_KD)
@@ -63,7 +62,7 @@ def design(rows_KD: Rows, centre_D: Rows, scale_D: Rows) -> Rows:
 
 
 def penalties(ridge: float, size: int) -> Floats:
-    """λ of each parameter, shape (F,): the ridge, and 0.01 for the bias, which is the last one."""
+    """λ of each parameter, shape (F,): `ridge`, except 0.01 for the bias, which is the last parameter."""
     ridge_F = np.full(size, ridge)
     ridge_F[-1] = _BIAS_RIDGE
     return ridge_F
@@ -74,17 +73,16 @@ def fit(
 ) -> tuple[Floats, Floats]:
     """Find θ that maximises Σ w (h·z − n·log(1 + e^z)) − ½ Σ λ θ² with z = φθ + offset, by Newton steps.
 
-    λ is 0.01 for the bias and `ridge` otherwise. The score is that of the quasi-binomial family, so hits need not be
-    whole numbers. Graded metrics vary less than successes with the same mean; for them the posterior is wider than
-    necessary.
+    λ is 0.01 for the bias and `ridge` otherwise. Hits need not be whole numbers, as in the quasi-binomial family. Graded
+    metrics vary less than successes with the same mean, so their posterior is wider than necessary.
 
     Args:
-        phi_KF: φ from `design`, shape (K, F), in float64, so that columns that are nearly equal stay
-            distinguishable.
-        hits_K: h, the sum of the metrics of each event, in [0, count].
-        count_K: n, the rollouts of each event, at least 1.
+        phi_KF: φ from `design`, shape (K, F). It must be float64, because nearly equal columns would become equal in
+            float32.
+        hits_K: h, the sum of each event's metrics, in [0, count].
+        count_K: n, the number of each event's rollouts, at least 1.
         weight_K: w, in (0, 1].
-        offset_K: logits added to those of each event.
+        offset_K: a number added to the logit of each event.
         ridge: λ, above 0.
         theta_F: start value, shape (F,).
 
@@ -109,25 +107,25 @@ def fit(
         rooted_KF = phi_KF * np.sqrt(push_K * rate_K * (1 - rate_K))[:, None]
         precision_FF = rooted_KF.T @ rooted_KF + np.diag(ridge_F)
         step_F = np.linalg.solve(precision_FF, slope_F)
-        gain = float(slope_F @ step_F)  # twice the gain predicted by the quadratic approximation
+        gain = float(slope_F @ step_F)  # the quadratic approximation predicts half of this gain
         while gain > _CONVERGED:
             z_K = logits(theta_F + step_F)
             then = cost(z_K, theta_F + step_F)
             if then <= now - 1e-4 * gain:
                 break
             step_F, gain = step_F / 2, gain / 2
-        else:  # no step length improves the objective
+        else:  # no tried step length improves the objective
             break
         theta_F, now = theta_F + step_F, then
     return theta_F, precision_FF
 
 
 def spread(precision_RFF: Floats) -> tuple[Rows, Rows]:
-    """Q and c such that the variance of φθ_r is about Σ_i c_ri (φQ)_i². One product φQ then serves every ridge r.
+    """Q and c such that the variance of φθ_r is about Σ_i c_ri (φQ)_i². The product φQ then serves every ridge r.
 
-    Q has the eigenvectors of the middle precision, and c the diagonals of Qᵀ P_r⁻¹ Q. This is exact for the middle
-    ridge. For the others it is exact if their precisions have the same eigenvectors; otherwise it is an approximation
-    that hardly changes the predicted rates.
+    Q has the eigenvectors of the middle precision, and c the diagonals of Qᵀ P_r⁻¹ Q. For the middle ridge this is exact.
+    For another ridge it is exact if its precision has the same eigenvectors, and otherwise an approximation that hardly
+    changes the predicted rates.
 
     Args:
         precision_RFF: P_r from `fit`, shape (R, F, F).
@@ -142,7 +140,7 @@ def spread(precision_RFF: Floats) -> tuple[Rows, Rows]:
 
 def moments(phi_KF: Rows, theta_RF: Floats, basis_FF: Rows, spread_RF: Rows) -> tuple[Floats, Floats]:
     """Mean and variance of the logits φθ_r under their posteriors, each of shape (K, R)."""
-    # OpenBLAS also computes on memory beyond the arrays, and NumPy would report invalid values there.
+    # NumPy would warn of invalid values here, because OpenBLAS also reads memory beyond the arrays.
     with np.errstate(invalid="ignore"):
         mean_KR = phi_KF @ theta_RF.T.astype(np.float32)
         turned_KF = phi_KF @ basis_FF
@@ -151,5 +149,5 @@ def moments(phi_KF: Rows, theta_RF: Floats, basis_FF: Rows, spread_RF: Rows) -> 
 
 
 def flatness(variance: Floats) -> Floats:
-    """κ = 1 / √(1 + πv/8). For z with mean μ and variance v, E σ(z) ≈ σ(κμ) (MacKay 1992)."""
+    """κ = 1 / √(1 + πv/8). If z has mean μ and variance v, then E σ(z) ≈ σ(κμ) (MacKay 1992)."""
     return 1.0 / np.sqrt(1.0 + np.pi * variance / 8.0)

@@ -1,4 +1,4 @@
-"""The newest visits, in a ring buffer: their results, and what was predicted before."""
+"""A ring buffer of the newest visits: their results, and the predictions before them."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-GONE = -1  # stands for a prompt that left the data set
+GONE = -1  # index of a prompt that left the data set
 
 _COLUMNS: Mapping[str, type] = {
     "event_prompt": np.int64,
     "event_hits": np.float64,  # sum of metrics
-    "event_count": np.int64,  # rollouts
-    "event_paid": np.int64,  # number of rollouts observed up to and including this event
-    "event_belief": np.float64,  # predicted rate at its draw, NaN if none
+    "event_count": np.int64,  # number of rollouts
+    "event_paid": np.int64,  # number of rollouts observed so far, including this event's
+    "event_belief": np.float64,  # rate predicted when the prompt was drawn, NaN if none
     "event_constant": np.float64,  # prediction of the running mean
-    "event_record_hits": np.float64,  # the prompt's record before the event
+    "event_record_hits": np.float64,  # the prompt's record before the event: successes, then rollouts
     "event_record_count": np.float64,
     "event_drift": np.float64,  # common drift of all logits up to the event
 }
 
 
 def empty(events: int) -> dict[str, Any]:
-    """A ring for this many events, as entries of a memory. `seen` counts all events so far."""
+    """Return the entries of a memory for a ring of this many events. `seen` counts all events so far."""
     return {"seen": 0} | {name: np.zeros(events, dtype) for name, dtype in _COLUMNS.items()}
 
 
 def append(memory: dict[str, Any], *values: float) -> None:
-    """Write an event over the oldest one. Takes one value for each column, in their order."""
+    """Write an event over the oldest one. `values` has one number for each column, in the order of the columns."""
     at = memory["seen"] % len(memory["event_prompt"])
     for name, value in zip(_COLUMNS, values, strict=True):
         memory[name][at] = value
@@ -37,8 +37,9 @@ def append(memory: dict[str, Any], *values: float) -> None:
 
 
 def slots(memory: dict[str, Any], first: int, last: int) -> NDArray[np.int64]:
-    """Positions of the events first, …, last − 1, oldest first, without those that were overwritten or whose prompt is
-    gone.
+    """Positions of the events first, …, last − 1, oldest first.
+
+    Events that were overwritten, or that are of a prompt that left the data set, are left out.
     """
     size = len(memory["event_prompt"])
     at = np.arange(max(first, memory["seen"] - size), last, dtype=np.int64) % size
@@ -46,7 +47,7 @@ def slots(memory: dict[str, Any], first: int, last: int) -> NDArray[np.int64]:
 
 
 def renumbered(event_prompt: NDArray[np.int64], source_N: NDArray[np.int64], before: int) -> NDArray[np.int64]:
-    """The indices of the events' prompts in another data set; `GONE` if they left it.
+    """The indices of the events' prompts in another data set; `GONE` for prompts that are not in it.
 
     Args:
         event_prompt: indices in the old data set, or `GONE`.

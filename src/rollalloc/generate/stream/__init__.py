@@ -1,1 +1,1 @@
-"""Rollouts that stream: each starts and ends while others run, and a batch is trained while the next one is generated."""
+"""Rollouts that stream: they start and end one by one, and the next batch is generated while a batch is trained."""

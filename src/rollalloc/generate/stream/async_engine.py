@@ -22,16 +22,16 @@ from rollalloc.generate.stream.backend import Backend, BackendDied, Pausable, Ru
 from rollalloc.models.weights import weights_of
 from rollalloc.rewards.function import Unscored
 
-_SOON_S = 0.005  # seconds to wait for generation if a score may come first
-_LATER_S = 1.0  # seconds to wait for generation if nothing else can happen
-_STEPS = 10_000  # number of newest decoding steps to keep
+_SOON_S = 0.005  # maximum seconds to wait for generation while a score may arrive
+_LATER_S = 1.0  # maximum seconds to wait for generation while no score can arrive
+_STEPS = 10_000  # number of newest decoding steps in `steps`
 
 
 class AsyncEngine(LocalEngine):
-    """Generates through a back-end, with as many rollouts in flight as it has room for.
+    """Generates through a back-end, with as many rollouts in flight as the back-end has room for.
 
     Args:
-        shared: as for `LocalEngine`.
+        shared: the arguments of `LocalEngine`.
         begin: creates the back-end; it is called with the version of the policy's weights.
         streaming: whether generation overlaps with training.
 
@@ -45,15 +45,15 @@ class AsyncEngine(LocalEngine):
         super().__init__(*shared)
         self._begin, self._streaming = begin, streaming
         self._backend: Backend | None = None
-        self._loaded = _InFlight()  # rollouts from a checkpoint, until there is a back-end
-        # Rollouts from a checkpoint that had ended and were not processed yet.
+        self._loaded = _InFlight()  # rollouts from a checkpoint, until a back-end is created
+        # Rollouts from a checkpoint that had ended when it was saved.
         self._ended_before: list[Generation] = []
-        self._died: BackendDied | None = None  # an error that arrived while a batch was trained; raised after the batch
-        self._running: set[int] = set()  # rollouts in flight that the back-end has; the others are being scored
+        self._died: BackendDied | None = None  # the back-end's error, to be raised when the current batch is trained
+        self._running: set[int] = set()  # rollouts that the back-end is generating, not those that are being scored
         self._scoring: list[Scoring] = []
         self._room = 0  # the last result of `capacity`
-        self._straddled = 0  # rollouts that continued over an update
-        self._paces = np.zeros(3)  # number of decoding steps, of rows in them, and seconds
+        self._straddled = 0  # number of rollouts that began before an update and ended after it
+        self._paces = np.zeros(3)  # sums over decoding steps: steps, rows, seconds
         self.steps: deque[tuple[int, float]] = deque(maxlen=_STEPS)
 
     # ---------------------------------------------------------------------------------------------------- the protocol
@@ -66,7 +66,7 @@ class AsyncEngine(LocalEngine):
         rows: list[RunningRow] = []
         for order in orders:
             for rollout in order.rollouts:
-                if rollout not in self._order_of:  # otherwise it came from a checkpoint and continues
+                if rollout not in self._order_of:  # a rollout from a checkpoint is in it already, and continues
                     self._order_of[rollout] = order
                     self._running.add(rollout)
                     rows.append(RunningRow(rollout, order.prompt, self.prompts.tokens[order.prompt]))
@@ -81,9 +81,9 @@ class AsyncEngine(LocalEngine):
         """Return the rollouts that were scored, stopped or failed.
 
         Raises:
-            BackendDied: the back-end died. Raised only if `wait` is True; until then the capacity is 0, so that a batch
-                that is being trained is finished first.
-            RuntimeError: nothing is in flight although there is room, so nothing can end.
+            BackendDied: the back-end died. With `wait` False, the error is kept for a later call, so that a batch that is
+                being trained is finished first. Until then, the capacity is 0.
+            RuntimeError: nothing is in flight although there is room. This is a bug.
         """
         results, self._ended = self._ended, []
         if self._died is not None:
@@ -104,7 +104,7 @@ class AsyncEngine(LocalEngine):
             return results
 
     def load_weights(self, version: int) -> None:
-        """Pass the weights to the back-end. Running rollouts continue with them. The first call starts the back-end."""
+        """Pass the weights to the back-end. The first call creates the back-end; later, running rollouts continue."""
         self._version = version
         if self._backend is None:
             self._open(version)
@@ -115,11 +115,11 @@ class AsyncEngine(LocalEngine):
                 self._died = died
 
     def pause(self) -> None:
-        """Without overlap, pause the running rollouts, so that a checkpoint can contain them."""
+        """Pause the running rollouts, so that a checkpoint can contain them. With overlap, do nothing."""
         self._in_flight()
 
     def close(self) -> None:
-        """Close the back-end. If the run continues, the allocator's `outstanding` names the rollouts that were in flight."""
+        """Close the back-end. Rollouts in flight are lost; the allocator's `outstanding` lists them."""
         if self._backend is not None:
             self._backend.close()
         self._backend = self._died = None
@@ -131,7 +131,7 @@ class AsyncEngine(LocalEngine):
         self._ended.clear()
 
     def figures(self) -> dict[str, Any]:
-        """The metrics of every engine, and those of streaming since the last call."""
+        """The metrics of `LocalEngine`, and metrics of streaming, since the last call."""
         steps, rows, seconds = self._paces.tolist()
         streamed = {
             "straddled": self._straddled,
@@ -172,7 +172,7 @@ class AsyncEngine(LocalEngine):
         self._straddled, self._paces = stream["straddled"], np.array(stream["paces"], np.float64)
 
     def _in_flight(self) -> _InFlight:
-        """Pause the back-end and return its rollouts. Empty if it cannot pause, or if timing decides what it does."""
+        """Pause the back-end and return its rollouts. Empty if it cannot pause, or with overlap."""
         if self._backend is None:
             return self._loaded
         if self._streaming.overlap or not isinstance(self._backend, Pausable):
@@ -189,7 +189,7 @@ class AsyncEngine(LocalEngine):
         return self._backend
 
     def _open(self, version: int) -> None:
-        """Start a back-end with a checkpoint's rollouts in flight. Each continues after the tokens that it has."""
+        """Create a back-end. Rollouts from a checkpoint continue after the tokens that they have."""
         self._backend = backend = self._begin(version)
         rows: list[RunningRow] = []
         for generation, order in zip(self._loaded.generations, self._loaded.orders, strict=True):
@@ -207,7 +207,7 @@ class AsyncEngine(LocalEngine):
     # ------------------------------------------------------------------------------------------------------- taking in
 
     def _take_in(self, *, wait: bool) -> list[RolloutResult]:
-        """Pass rollouts that ended to the scorer. Return those that are scored or stopped."""
+        """Take ended rollouts from the back-end and pass them to the scorer. Return those that are scored or stopped."""
         wait_s = (_SOON_S if self._scoring else _LATER_S) if wait else 0.0
         backend = self._opened
         ended = [*self._ended_before, *backend.poll(wait_s)]
@@ -223,7 +223,7 @@ class AsyncEngine(LocalEngine):
         return results + self._scored()
 
     def _wait_for_others(self) -> None:
-        """Nothing is being generated: wait for a score, or for the back-end to have room."""
+        """Wait for a score, or for the back-end to have room, because nothing is being generated."""
         if self._scoring:
             wait_for([future for _, future in self._scoring], _LATER_S, FIRST_COMPLETED)
         else:
@@ -239,8 +239,7 @@ class AsyncEngine(LocalEngine):
         return self._finish(stopped, [Unscored("stopped")] * len(stopped))
 
     def _scored(self) -> list[RolloutResult]:
-        """Return the rollouts that are scored. Without overlap, wait for all scores, so that the run does not depend on
-        timing."""
+        """Return the rollouts that are scored. Without overlap, wait for all scores: the run must not depend on timing."""
         if not self._streaming.overlap:
             wait_for([future for _, future in self._scoring])
         done = [scoring for scoring in self._scoring if scoring[1].done()]
@@ -250,7 +249,7 @@ class AsyncEngine(LocalEngine):
 
 @dataclass(frozen=True)
 class _InFlight:
-    """Unfinished rollouts, each with its order and the tokens sampled so far. Those in `cancelled` were stopped."""
+    """Unfinished rollouts with the tokens sampled so far, and the order of each."""
 
     generations: tuple[Generation, ...] = ()
     orders: tuple[Order, ...] = ()

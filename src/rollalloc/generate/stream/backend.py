@@ -3,9 +3,9 @@
 The engine calls all methods from one thread. Only `poll` waits:
 
     backend.submit([RunningRow(7, prompt=3, tokens=(5, 9, 2))])
-    for ended in backend.poll(wait_s=0.1): ...       # now and then, until 7 is among them
-    backend.load_weights(weights, version=1)         # 7, if it runs, goes on: its tokens from here on are of version 1
-    backend.cancel([7])                             # `poll` still returns 7, once: cancelled, or as it ended before that
+    for ended in backend.poll(wait_s=0.1): ...      # call it repeatedly, until it returns rollout 7
+    backend.load_weights(weights, version=1)        # if rollout 7 is running, version 1 samples its next tokens
+    backend.cancel([7])                             # `poll` still returns rollout 7, cancelled or complete
     backend.close()
 
 `poll` returns each submitted rollout exactly once, as a `Generation`. If the back-end is lost, it raises `BackendDied`.
@@ -33,10 +33,10 @@ class RunningRow:
 
     Attributes:
         rollout: its id; running rows have different ids.
-        prompt: index of its prompt. Keyed random draws depend on it and on the rollout's id.
+        prompt: index of its prompt. The keys of random draws depend on it and on the rollout's id.
         tokens: the prompt's token ids, at least one.
-        sampled: the tokens that it sampled before it was paused, with the versions of the weights. It continues after
-            that.
+        sampled: the tokens sampled before the rollout was paused, with the versions of the weights. Sampling continues
+            after them.
     """
 
     rollout: int
@@ -55,9 +55,9 @@ class Decoding:
     """Settings of decoding, for any back-end.
 
     Attributes:
-        sampling: how tokens are sampled. `max_rows` and `kv_tokens` limit the number of running rows; for `kv_tokens`
+        sampling: how tokens are sampled. `max_rows` and `kv_tokens` limit the number of running rows. For `kv_tokens`,
             each row counts with its maximum length.
-        eos_ids: tokens that end a rollout, as `sampling.stop_ids` do.
+        eos_ids: tokens that end a rollout, in addition to `sampling.stop_ids`.
         pad_id: any id in the vocabulary.
         seed: seed of the random draws.
         longest_prompt: number of tokens of the longest prompt.
@@ -83,7 +83,7 @@ class Decoding:
         return min(sampling.max_rows, sampling.kv_tokens // tokens)
 
     def refuse_unfit(self, rows: Sequence[RunningRow], running: Iterable[int]) -> None:
-        """Raise a ValueError if some of these rows cannot run beside the present ones. It names the first of them."""
+        """Raise a ValueError that names the first of these rows that cannot run together with the rows in `running`."""
         there = set(running)
         for row in rows:
             if row.rollout in there:
@@ -95,52 +95,52 @@ class Decoding:
 
 
 class BackendDied(RuntimeError):
-    """The back-end died and cannot be replaced. Its rollouts are lost."""
+    """The back-end died, and a new process does not help. Its rollouts are lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The rows of a back-end that run or wait, in order, and the rollouts that ended but were not returned by `poll` yet."""
+    """The rows of a paused back-end, running or waiting, in order; and rollouts that ended and were not yet returned."""
 
     rows: tuple[RunningRow, ...] = ()
     ended: tuple[Generation, ...] = ()
 
 
 class Backend(Protocol):
-    """Samples many rollouts at a time; each starts and ends independently of the others."""
+    """Samples many rollouts at a time. Each starts and ends independently of the others."""
 
     def capacity(self) -> int:
-        """Number of rows that may be started now. It may be 0 for a while."""
+        """Number of rows that may be started now, 0 or more."""
         ...
 
     def submit(self, rows: Sequence[RunningRow]) -> None:
-        """Start to sample these rows. Rows beyond `capacity` wait until there is room.
+        """Start to sample these rows. If there are more than `capacity`, the others wait until there is room.
 
         Raises:
             ValueError: a row is already running, is empty, or can never fit.
         """
 
     def cancel(self, rollouts: Sequence[int]) -> None:
-        """Stop these rollouts soon. Those that have ended or were never submitted are ignored."""
+        """Stop these rollouts soon. Rollouts that have ended or were never submitted are ignored."""
 
     def poll(self, wait_s: float) -> list[Generation]:
-        """Return the rollouts that ended since the last call. A back-end in this process runs one decoding step.
+        """Return the rollouts that ended since the last call. A back-end in this process runs one decoding step per call.
 
         Args:
-            wait_s: maximum seconds to wait if nothing has ended and something runs, 0 or more.
+            wait_s: maximum number of seconds to wait if nothing has ended and a rollout is running, 0 or more.
 
         Raises:
-            BackendDied: the back-end died and cannot be replaced.
-            FloatingPointError: the model's logits are not numbers.
+            BackendDied: the back-end died, and a new process does not help.
+            FloatingPointError: the model's logits contain NaN or +inf.
         """
         ...
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Sample with these weights from now on, or from the next possible moment. Running rollouts continue.
+        """Sample with these weights as soon as possible. Running rollouts continue.
 
-        When this returns, the caller may change the tensors. `Generation.spans` says under which version each token was
-        sampled. Cached keys and values of earlier weights may be kept, because importance weights only need the
-        log-probabilities of the distribution from which a token was really drawn.
+        When this returns, the caller may change the tensors. `Generation.spans` says which version sampled each token.
+        Keys and values that earlier weights computed may stay in the cache: importance weights only need the
+        log-probabilities of the distribution from which a token was drawn.
 
         Args:
             weights: by name, as `rollalloc.models.weights.weights_of` gives them.
@@ -148,11 +148,11 @@ class Backend(Protocol):
         """
 
     def paces(self) -> Sequence[tuple[int, float]]:
-        """(rows, seconds) of the decoding steps since the last call, for a cost model; empty if they are unknown."""
+        """(rows, seconds) of each decoding step since the last call, for a cost model; empty if unknown."""
         ...
 
     def figures(self) -> dict[str, Any]:
-        """Return counts for the metrics as plain data, such as how often its process was restarted."""
+        """Return counts for the metrics as plain data, such as the number of restarts of a process."""
         ...
 
     def close(self) -> None:
@@ -164,8 +164,8 @@ class Pausable(Backend, Protocol):
     """A back-end whose running rollouts can be saved, so that a resumed run continues them."""
 
     def pause(self) -> Paused:
-        """Return all rows in a form with which another back-end can start. The next `poll` continues them.
+        """Return all rows. The next `poll` continues them.
 
-        If it starts with these rows in this order and the same weights, it samples the same tokens.
+        Another back-end that starts with these rows, in this order and with the same weights, samples the same tokens.
         """
         ...

@@ -1,4 +1,4 @@
-"""Creates the back-end with which a run generates."""
+"""Creates the back-end that generates a run's rollouts."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def begin(
     seed: int,
     limit_s: float,
 ) -> Callable[[int], Backend]:
-    """Return a function that creates the back-end. It uses the policy's weights at the time of its call.
+    """Return a function that creates the back-end, with the weights that the policy has when the function is called.
 
-    The back-end has its own copy of the model. Its weights change only by `load_weights`.
+    The back-end has its own copy of the model. Only `load_weights` changes its weights.
 
     Args:
         behaviour: provides the policy that samples, without adapters.
         prompts: token ids of each prompt.
         sampling: how rollouts are sampled.
-        streaming: which back-end, and whether it runs in its own process.
-        seed: seed of all draws.
-        limit_s: a generating process is given up after this many seconds without a sign of life.
+        streaming: whether the back-end runs in its own process.
+        seed: seed of all random draws.
+        limit_s: number of seconds without a sign of life after which a generating process is killed.
 
     Returns:
-        A function from the version of the weights to the back-end. It raises the errors of `LocalBackend`.
+        A function that takes the version of the weights and returns the back-end. It raises the errors of `LocalBackend`.
 
     Raises:
         ValueError: the back-end cannot generate with the model, or has no room for one rollout.
@@ -62,16 +62,16 @@ def begin(
 def refuse_unfit_model(
     model: PreTrainedModel, prompts: Sequence[Tokens], sampling: Sampling, streaming: Streaming
 ) -> None:
-    """Check that the back-end of these settings can generate with a model, before anything is created.
+    """Check that a back-end with these settings can generate with a model. Nothing is created.
 
     Args:
         model: the model, without adapters.
         prompts: token ids of each prompt.
         sampling: how rollouts are sampled.
-        streaming: which back-end.
+        streaming: whether the back-end runs in its own process.
 
     Raises:
-        ValueError: as `begin`.
+        ValueError: the back-end cannot generate with the model, or has no room for one rollout.
     """
     sampling.refuse_small_cache(max(map(len, prompts)) + sampling.max_new_tokens)
     refuse_unstreamable(model)

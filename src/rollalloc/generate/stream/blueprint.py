@@ -1,6 +1,6 @@
-"""A description of a model as plain data, and its weights in shared memory, from which another process builds the model.
+"""A description of a model as plain data, and its weights in shared memory. From both, another process builds the model.
 
-A model itself cannot always be sent to a process: it may carry objects that cannot be pickled, such as the hooks that
+The model itself cannot always be sent to a process. It may have objects that cannot be pickled, such as the hooks that
 transformers adds when hidden states are requested.
 """
 
@@ -23,12 +23,13 @@ class Blueprint:
     """The description of a model, without its weights.
 
     Attributes:
-        kind: the model's class, which is sent by its name.
+        kind: the model's class. Only its name is sent.
         config_kind: the class of its configuration.
         config: its configuration.
         attention: name of its attention implementation.
-        same: maps each name of a parameter or buffer to the first name of the same tensor. The two differ for tied tensors.
-        trained: names of the parameters that are not frozen, each by its first name.
+        same: maps each name of a parameter or buffer to the first name of the same tensor. Only tied tensors have
+            several names.
+        trained: first names of the parameters that are not frozen.
     """
 
     kind: type[PreTrainedModel]
@@ -40,7 +41,7 @@ class Blueprint:
 
     @staticmethod
     def of(model: PreTrainedModel) -> Blueprint:
-        """The description of a model. Raises a `ValueError` if its class and configuration do not give the same model."""
+        """The description of a model. Raise a ValueError if its class and configuration would give another model."""
         firsts: dict[int, str] = {}
         here = _tensors(model)
         made = Blueprint(
@@ -53,7 +54,7 @@ class Blueprint:
         )
         try:
             there = _tensors(pickle.loads(pickle.dumps(made))._empty())
-        except Exception as error:  # its class may raise anything
+        except Exception as error:  # a model's class may raise anything
             raise ValueError(
                 f"{type(model).__name__} cannot be built from its configuration ({error}), {_ELSE}"
             ) from error
@@ -66,11 +67,11 @@ class Blueprint:
         return made
 
     def first(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """The model's parameters and buffers by their first names, including buffers that are not saved."""
+        """The model's parameters and buffers by their first names, including buffers that are left out of checkpoints."""
         return {name: tensor for name, tensor in _tensors(model).items() if self.same[name] == name}
 
     def built(self, tensors: Mapping[str, Tensor], device: torch.device) -> PreTrainedModel:
-        """Build the model, in eval mode, from parameters and buffers by their first names. They are copied."""
+        """Build the model, in eval mode, from copies of parameters and buffers, which are given by their first names."""
         model = self._empty()
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         made: dict[str, Tensor] = {}
@@ -84,7 +85,7 @@ class Blueprint:
         return model.eval()
 
     def _empty(self) -> PreTrainedModel:
-        """A model of this kind without memory for its weights (device "meta")."""
+        """A model of this kind on the device "meta", so that its weights take no memory."""
         config = self.config_kind.from_dict(dict(self.config))
         config._attn_implementation = self.attention
         with torch.device("meta"):
@@ -92,7 +93,7 @@ class Blueprint:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name; a tied tensor occurs under each of its names."""
+    """Parameters and buffers by name. A tied tensor occurs several times, under each of its names."""
     parameters = model.named_parameters(remove_duplicate=False)
     return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
 
@@ -102,10 +103,10 @@ def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:
 
 
 class SharedWeights:
-    """Shared CPU memory for weights of these names, shapes and types. It can be passed to a spawned process.
+    """Shared CPU memory for weights of fixed names, shapes and types. It can be passed to a spawned process.
 
     Args:
-        like: the first weights to store.
+        like: weights with these names, shapes and types; they are stored.
     """
 
     def __init__(self, like: Mapping[str, Tensor]) -> None:
@@ -115,7 +116,7 @@ class SharedWeights:
             first = sizes.get(tensor.dtype, 0)
             self._places[name] = tensor.dtype, first, tensor.shape
             sizes[tensor.dtype] = first + tensor.numel()
-        # One tensor per type, because each shared tensor needs a file descriptor.
+        # One tensor per type instead of one per weight, because each shared tensor needs a file descriptor.
         self._flat = {dtype: torch.empty(size, dtype=dtype).share_memory_() for dtype, size in sizes.items()}
         self.put(like)
 

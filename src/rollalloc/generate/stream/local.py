@@ -21,26 +21,26 @@ from rollalloc.models.attention import decoding_attention
 from rollalloc.models.likelihood import appends_only, cache_argument, evaluating, ready_mask, sent
 from rollalloc.models.weights import load_weights, weights_of
 
-_PREFILL_TOKENS = 1 << 15  # tokens, including padding, that may be prefilled again in one pass
-# The data of a row in `LocalBackend`.
+_PREFILL_TOKENS = 1 << 15  # maximum number of tokens, padding included, in one prefill of paused rows
+# Names of the arrays with one entry per row in `LocalBackend`.
 _OF_ROWS = ("_key_R", "_count_R", "_position_R", "_tokens_RT", "_logprobs_RT", "_versions_RT")
 
 
 class LocalBackend:
     """Samples with a model in this process. Rows join and leave at every step.
 
-    A rollout's random draws depend only on (seed, prompt, rollout, position), as in `rollalloc.generate.sampler`.
+    A rollout's random draws depend only on (seed, prompt, rollout, position).
 
     Args:
-        model: the model that samples. Its cache must consist of plain keys and values.
+        model: the model that samples. Its cache must consist of keys and values only.
         decoding: settings of decoding.
         version: version of the model's weights.
-        repeatable: True: after each `load_weights`, the keys and values of running rows are computed again, as after a
-            pause. Then a run that is paused, saved and resumed right after a `load_weights` samples the same tokens as
-            a run without interruption. False: they are kept, which saves a prefill at each update.
+        repeatable: True: after each `load_weights`, the keys and values of running rows are computed again. A run that is
+            paused, saved and resumed right after a `load_weights` then samples the same tokens as an uninterrupted run.
+            False: keys and values are kept, which saves this computation.
 
     Raises:
-        ValueError: the model's cache does not consist of plain keys and values, `kv_tokens` is too small for one rollout, or
+        ValueError: the model's cache has more than keys and values, `kv_tokens` is too small for one rollout, or
             an EOS id is outside the vocabulary.
     """
 
@@ -54,10 +54,10 @@ class LocalBackend:
         self.slots = decoding.slots
         self._version = version
         self._waiting: deque[RunningRow] = deque()
-        self._over: list[Generation] = []  # cancelled, not returned yet
+        self._over: list[Generation] = []  # cancelled rollouts that `poll` has not returned yet
         self._paces: list[tuple[int, float]] = []
         self._slab = Slab(model)
-        self._running: list[RunningRow] = []  # this and the following are in the order of the slab's rows
+        self._running: list[RunningRow] = []  # this list and the arrays below are in the order of the slab's rows
         self._key_R = np.zeros(0, np.uint64)
         self._count_R = np.zeros(0, np.int64)  # number of tokens of the completion so far
         self._position_R = np.zeros(0, np.int64)  # position of the newest token
@@ -68,7 +68,7 @@ class LocalBackend:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do in a step."""
+        """Whether a step would do anything."""
         return bool(self._running or self._waiting or self._over)
 
     # ------------------------------------------------------------------------------------------------- the interface
@@ -105,16 +105,16 @@ class LocalBackend:
         here = weights_of(self._model)
         if any(
             here[name] is not tensor for name, tensor in weights.items()
-        ):  # otherwise they are the model's own tensors
+        ):  # without this condition, the model would copy its own tensors onto themselves
             load_weights(self._model, weights)
         self._version = version
         if self._repeatable:
             self.pause()
 
     def pause(self) -> Paused:
-        """Return all rows, and drop the keys and values of those that run. The next `poll` computes them again.
+        """Return all rows. Drop the keys and values of running rows; the next `poll` computes them again.
 
-        If another back-end starts with these rows in this order and the same weights, it samples the same tokens.
+        Another back-end that starts with these rows, in this order and with the same weights, samples the same tokens.
         """
         running = [
             replace(row, sampled=replace(self._ended(at, cancelled=True), cancelled=False))
@@ -159,8 +159,7 @@ class LocalBackend:
         return output.logits[:, -1].float()
 
     def _join(self) -> Tensor:
-        """Prefill waiting rows, limited by free slots and by the size of one pass. Returns the logits of their next
-        tokens."""
+        """Prefill waiting rows, as many as there are free slots and as fit in one pass. Return their next tokens' logits."""
         joining = self._next_to_join()
         texts = [row.tokens + row.sampled.tokens for row in joining]
         place_of = {text: place for place, text in enumerate(dict.fromkeys(texts))}
@@ -174,7 +173,7 @@ class LocalBackend:
         return rows.logits_BV
 
     def _next_to_join(self) -> list[RunningRow]:
-        """Take the next waiting rows. Paused rows may be long, so one pass over all of them could be too large."""
+        """Take the next waiting rows. Paused rows may be long, so the size of one pass is limited."""
         joining: list[RunningRow] = []
         longest = 0
         while self._waiting and len(self._running) + len(joining) < self.slots:
@@ -205,7 +204,7 @@ class LocalBackend:
             self._versions_RT[at, before] = [version for version, count in row.sampled.spans for _ in range(count)]
 
     def _draw(self, logits_BV: Tensor) -> NDArray[np.int64]:
-        """Draw each row's next token. Returns the rows that end with it."""
+        """Draw each row's next token. Return the rows that end with this token."""
         count = len(self._running)
         at_B = self._count_R[:count].copy()
         draws_B = sent(uniforms(self._key_R[:count], at_B), logits_BV.device)
@@ -220,7 +219,7 @@ class LocalBackend:
         return np.flatnonzero(self._ends_V[tokens_B] | (at_B + 1 == self._sampling.max_new_tokens))
 
     def _leave(self, rows_K: NDArray[np.int64], cancelled: bool = False) -> list[Generation]:
-        """Remove rows in their present state."""
+        """Remove rows and return their rollouts in their present state."""
         if not rows_K.size:
             return []
         ended = [self._ended(at, cancelled) for at in rows_K.tolist()]
@@ -247,12 +246,12 @@ class LocalBackend:
 
 
 def _cancelled(row: RunningRow) -> Generation:
-    """The result of a row that is stopped while it waits, before its first token or after a pause."""
+    """The result of a row that is cancelled while it waits."""
     return replace(row.sampled, rollout=row.rollout, cancelled=True)
 
 
 def refuse_unstreamable(model: PreTrainedModel) -> None:
-    """Raise a `ValueError` if rollouts of this model cannot join and leave while others run."""
+    """Raise a ValueError if rollouts of this model cannot join and leave while others run."""
     if not appends_only(model.config):
         what = f"whose cache is plain keys and values, and {type(model).__name__} has sliding windows or states"
         raise ValueError(f"rollouts stream only from a model {what}: use the synchronous engine (--engine sync)")

@@ -1,8 +1,8 @@
 """A back-end in its own process, so that generation and training do not wait for each other.
 
 It is a process and not a thread, because a tiny model spends most of its time in Python code, which only one thread can
-run at a time. It has its own model. Weights reach it through shared memory, everything else through a pipe. It ends
-when the pipe is closed.
+run at a time. The process has its own model. It gets weights through shared memory, and everything else through a pipe.
+It ends when the pipe is closed.
 """
 
 from __future__ import annotations
@@ -38,25 +38,26 @@ log = logging.getLogger(__name__)
 
 _GRACE_S = 5.0  # seconds between a process's last message and its exit code
 SPEAKS_S = 0.5  # seconds between signs of life of a busy process
-_GONE = None  # received when the pipe is closed
+_GONE = None  # marks the end of the pipe
 
 
 class ProcessBackend:
     """`LocalBackend` in another process.
 
-    If the process dies, it is replaced, and its rollouts start again under the newest weights; if the weights are the
-    same, they get the same tokens. If the replacement dies before any rollout has ended, it is not replaced again. A
+    If the process dies, a new one replaces it, and its rollouts start again with the newest weights. With the same
+    weights, they get the same tokens. If the new process also dies before any rollout has ended, it is not replaced. A
     process without signs of life is killed.
 
     Args:
         model: the process builds the same model, with the same weights, on the same device.
         decoding: settings of decoding.
-        version: version of the weights that the model has.
-        limit_s: the process is given up after this many seconds without a sign of life; at its start the limit is longer.
+        version: version of the model's weights.
+        limit_s: number of seconds without a sign of life after which the process is killed; while it starts, the limit is
+            at least two minutes.
 
     Raises:
-        ValueError: as `Blueprint.of` and `LocalBackend`. An error that only the model can detect is raised by the first
-            `poll`.
+        ValueError: another process cannot build the model (`Blueprint.of`), or `LocalBackend` refuses it. Some errors are
+            found only in the process; the first `poll` raises them.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class ProcessBackend:
         )
         self._threads = max(1, torch.get_num_threads() // 2)
         self._version = version
-        self._rows: dict[int, RunningRow] = {}  # started and not returned
+        self._rows: dict[int, RunningRow] = {}  # submitted and not returned by `poll` yet
         self._cancelled: set[int] = set()  # rollouts in `_rows` that were cancelled
         self._paces: list[tuple[int, float]] = []
         self._restarts = 0
@@ -105,7 +106,7 @@ class ProcessBackend:
         while self._rows and not ended:
             try:
                 said = self._heard.inbox.get(timeout=min(LOOK_S, max(0.0, until - monotonic())))
-                while True:  # handle everything that is in the queue
+                while True:  # handle all messages in the queue
                     ended += self._take(said)
                     said = self._heard.inbox.get_nowait()
             except Empty:
@@ -115,7 +116,7 @@ class ProcessBackend:
         return ended
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        while not self._heard.wait_until_copied(LOOK_S):  # wait until the last weights that were sent are copied
+        while not self._heard.wait_until_copied(LOOK_S):  # wait until the process has copied the last weights
             self._look(f"the weights of version {version}")
         self._weights.put(weights)
         self._version = version
@@ -130,13 +131,13 @@ class ProcessBackend:
         return {"restarts": self._restarts}
 
     def close(self) -> None:
-        self._spawned.end()  # there is nothing to save
+        self._spawned.end()  # the process has nothing to save
         self._told.end()
         self._heard.end(self._spawned.connection)
         self._rows.clear()
 
     def _look(self, what: str) -> None:
-        """Check for how long the process has been silent."""
+        """Check that the process has not been silent for too long. `what` names what waits, for the message."""
         try:
             self._silence.look(self._heard.signs, what)
         except BackendDied:
@@ -175,7 +176,7 @@ class ProcessBackend:
         return ended
 
     def _replace(self) -> list[Generation]:
-        """The process died: start another one with its rollouts."""
+        """Start another process with the rollouts of the one that died."""
         code = self._spawned.end(_GRACE_S)
         self._told.end()
         self._heard.end(self._spawned.connection)
@@ -207,11 +208,11 @@ class _Told:
         self._thread.start()
 
     def say(self, what: Any) -> None:
-        """Queue a message. If the reader is gone, `poll` will notice."""
-        self._outbox.put(ForkingPickler.dumps(what))  # pickled here, so that an error is raised in the caller
+        """Queue a message. If the reader is gone, nothing is raised here."""
+        self._outbox.put(ForkingPickler.dumps(what))  # pickle here, so that the caller gets the error
 
     def end(self) -> None:
-        """Stop writing. Called when the process is gone, before its pipe is closed."""
+        """Stop writing. Call this when the process is gone, before its pipe is closed."""
         self._outbox.put(None)
         self._thread.join(_GRACE_S)
 
@@ -224,7 +225,7 @@ class _Told:
 class _Heard:
     """Reads from a pipe in a thread, so that the writer never waits. The last message is always `_GONE`.
 
-    `signs` counts the messages. `copied` says whether the last weights were copied; only the sender sets it to False.
+    `signs` counts the messages. `copied` says whether the process has copied the last weights.
     """
 
     def __init__(self, pipe: Connection) -> None:
@@ -237,13 +238,13 @@ class _Heard:
         self._thread.start()
 
     def wait_until_copied(self, wait_s: float) -> bool:
-        """Wait up to this many seconds. Returns whether the weights are copied, or can no longer be copied."""
+        """Wait up to this many seconds. Return whether waiting is over: the weights are copied, or the process is gone."""
         with self._changed:
             return self._changed.wait_for(lambda: self.copied or self._gone, wait_s)
 
     def end(self, pipe: Connection) -> None:
         """Close the pipe of a process that has ended."""
-        self._thread.join(_GRACE_S)  # end the thread first: it might read from a new file with the pipe's number
+        self._thread.join(_GRACE_S)  # before closing: the thread might read from a new file with the same number
         pipe.close()
 
     def _read(self, pipe: Connection) -> None:
@@ -259,7 +260,7 @@ class _Heard:
                     self.inbox.put(said)
         except (EOFError, OSError):
             pass
-        except Exception:  # a message that cannot be read ends the connection
+        except Exception:  # after a message that cannot be read, no more are read
             log.exception("the process that generates sent a message that cannot be read")
         finally:
             with self._changed:
@@ -276,10 +277,11 @@ def _serve(
     decoding: Decoding,
     threads: int,
 ) -> None:
-    """The process: follow messages, decode while anything runs, and report rollouts that ended or, from time to time, a
-    sign of life."""
+    """The code of the process: follow messages, decode while a rollout is running, and report rollouts that ended. If none
+    ends for some time, send a sign of life.
+    """
     torch.set_num_threads(threads)
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent decides when it ends, by closing the pipe
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the process ends only when the parent closes the pipe
         signal.signal(each, signal.SIG_IGN)
     try:
         blueprint, device = pipe.recv()
@@ -314,7 +316,7 @@ def _serve(
 
 
 def _as_it_travels(error: Exception) -> Exception:
-    """An error that can be sent through a pipe. If it does not survive pickling, its text is sent."""
+    """An error that can be sent through a pipe. If the error cannot be pickled, a RuntimeError with its text."""
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:

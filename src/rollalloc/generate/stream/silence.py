@@ -1,4 +1,4 @@
-"""Watches a process that others wait for: warns if it is silent, and gives it up after a limit."""
+"""Watches a process that others wait for. It warns if the process is silent, and gives up after a limit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ _BEGINS_S = (
 class Silence:
     """Measures how long a process has given no sign of life.
 
-    Only time during which this process was awake counts: if it was suspended for an hour, it has not waited for an hour.
-    A process that is busy with a long rollout reports that it works, so it is not silent.
+    Time in which this machine was suspended does not count. A process that works on a long rollout sends signs of life.
 
     Args:
-        who: returns the name of the process, with its id.
-        limit_s: seconds of silence after which it is given up, above 0.
+        who: returns a name for the process, including its id.
+        limit_s: seconds of silence after which `BackendDied` is raised, above 0.
         clock: returns monotonic seconds.
     """
 
@@ -34,15 +33,15 @@ class Silence:
         self.begin()
 
     def begin(self) -> None:
-        """Begin to watch another process."""
+        """Begin to watch a new process."""
         self._signs, self._silent_s, self._say_s, self._looked = 0, 0.0, 0.0, self._clock()
 
     def look(self, signs: int, what: str) -> None:
-        """Check the process. Call it at least once in `LOOK_S` while something waits.
+        """Check the process. Call this at least once every `LOOK_S` seconds while something waits for it.
 
         Args:
             signs: number of signs of life so far.
-            what: names what waits, for the message.
+            what: what waits for the process, in words for the message.
 
         Raises:
             BackendDied: the process was silent for too long.

@@ -1,8 +1,8 @@
 """A key-value cache in fixed tensors, for rows that join and leave.
 
-The first `live` rows of each tensor are in use. All rows write their next token into the same column, so a step copies
-nothing. A row's first token is in its column `start`; columns to the left are masked. When rows leave, the last rows
-take their places.
+The first `live` rows of each tensor are in use. All rows write their next token into the same column, so a decoding step
+moves no data. The first token of a row is in column `start_R` of that row; columns to its left are masked. When rows
+leave, the last rows take their places.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from rollalloc.models.likelihood import sent
 
 
 class Slab:
-    """A key-value cache of a model whose rows join and leave.
+    """A model's key-value cache with rows that join and leave.
 
     Args:
-        model: the model. Its cache must only append (`rollalloc.models.likelihood.appends_only`).
+        model: the model. Its cache must only append tokens (`rollalloc.models.likelihood.appends_only`).
 
     Attributes:
         cache: the cache to pass to the model.
         live: number of rows in use.
-        filled: number of columns with tokens. The next token is written into the column after them.
+        filled: number of columns with tokens. The next token goes into the column after them.
         start_R: column of the first token of each row in use.
     """
 
@@ -44,14 +44,16 @@ class Slab:
 
     @property
     def mask_BC(self) -> Tensor | None:
-        """The columns to which each row attends, including the next one. None: all columns."""
+        """The columns to which each row attends, including the column of the next token. None: all columns."""
         return self._mask_RC[: self.live, : self.filled + 1] if self.start_R[: self.live].any() else None
 
     def make_room(self) -> None:
-        """Make sure that there is a next column, and drop columns that no row attends to. Call it before each forward
-        pass."""
+        """Make sure that there is a column for the next token, and drop columns that no row attends to.
+
+        Call it before each forward pass.
+        """
         spare = int(self.start_R[: self.live].min(initial=self.filled))
-        if 4 * spare > self.filled:  # limits the tokens copied to four times the tokens written
+        if 4 * spare > self.filled:  # shift rarely, so that at most four tokens are copied per token written
             self._shift(-spare)
         if self.filled == self._mask_RC.shape[1]:
             self._grow(len(self.start_R), self.filled + ROOM)
@@ -61,11 +63,11 @@ class Slab:
         self.filled += 1
 
     def join(self, held: Sequence[tuple[Tensor, Tensor]], length_K: NDArray[np.int64]) -> None:
-        """Add rows behind the present ones.
+        """Add rows after the present ones.
 
         Args:
-            held: keys and values of each layer, shape (K, heads, columns, width), the last token in the last column.
-            length_K: tokens of each row, at most the columns.
+            held: keys and values of each layer, shape (K, heads, columns, width), with the last token in the last column.
+            length_K: number of tokens of each row, at most the number of columns.
         """
         rows, columns = self.live + len(length_K), held[0][0].shape[-2]
         if not self.live:
@@ -85,7 +87,7 @@ class Slab:
 
     @torch.inference_mode()
     def leave(self, rows_K: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Remove rows. Returns the places that became free among the remaining rows, and the rows that were moved there."""
+        """Remove rows and move others into their places. Return the new places of the moved rows, and their old places."""
         stay = self.live - len(rows_K)
         leaves_B = np.zeros(self.live, bool)
         leaves_B[rows_K] = True
@@ -101,7 +103,7 @@ class Slab:
         return to, movers
 
     def _grow(self, rows: int, columns: int) -> None:
-        """Enlarge the tensors to at least this size. The contents keep their places."""
+        """Enlarge the tensors to at least this size, with the same contents."""
         had_rows, had_columns = self._mask_RC.shape
         if rows <= had_rows and columns <= had_columns:
             return
