@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rollalloc.runs.metrics import fields_of
-from rollalloc.runs.values import COUNT, NUMBER, TEXT, Field, Fields, count, expect, parsed, take
-
-_DEEPEST = 32  # maximum nesting of a description
+from rollalloc.runs.values import COUNT, NUMBER, TEXT, Field, Fields, expect, parsed, take
 
 
-def _whole(value: Any) -> int:
-    expect(type(value) is int and abs(value) <= 2**64)
+def _object(value: Any) -> dict[str, Any]:
+    expect(isinstance(value, dict))
     return value
-
-
-def _group(value: Any) -> int | str:
-    return value if isinstance(value, str) else _whole(value)
-
-
-def _is(kind: type) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
-        expect(isinstance(value, kind))
-        return value
-
-    return read
 
 
 def _paths(value: Any) -> list[str]:
     expect(isinstance(value, list) and all(isinstance(path, str) for path in value))
-    return value
-
-
-def _positive(value: Any) -> int:
-    expect(count(value) > 0)
     return value
 
 
@@ -44,25 +24,11 @@ _IN_AN_EVALUATION = fields_of("every line", "eval")
 # Fields that are None if an evaluation lacks them.
 _CURVE = ("accuracy", "optimizer_steps", "version", "standard_error")
 _IN_A_DESCRIPTION: Fields = {
-    "label": TEXT,
-    "recipe": TEXT,
-    "task": TEXT,
-    "seed": Field("a whole number", _whole),
+    **dict.fromkeys(("label", "recipe", "task", "model"), TEXT),
+    **dict.fromkeys(("seed", "max_rollouts"), COUNT),
     "target": NUMBER,
-    "model": TEXT,
     "prompts": Field("a list of paths", _paths),
-    "parameters": Field("an object", _is(dict)),
-    "max_rollouts": Field("a whole number from 1", _positive),
-}
-_IN_A_ROLLOUT: Fields = {
-    "group": Field("a whole number or text", _group),
-    "key": TEXT,
-    "prompt": Field("a whole number", _whole),
-    "reward": NUMBER,
-    "tokens": COUNT,
-    "unscored": TEXT,
-    "truncated": Field("true or false", _is(bool)),
-    "text": Field("text", _is(str)),
+    "parameters": Field("an object", _object),
 }
 
 
@@ -112,35 +78,8 @@ def description(content: bytes) -> tuple[dict[str, Any], str | None]:
         out, or None.
 
     Raises:
-        ValueError: it is not a JSON object, or is nested too deeply.
+        ValueError: it is not a JSON object.
     """
     fields = parsed(content)
-    _refuse_deep(fields)
     checked, wrong = take(fields, {}, _IN_A_DESCRIPTION)
     return {name: value for name, value in fields.items() if name not in _IN_A_DESCRIPTION} | checked, wrong
-
-
-def rollout(line: bytes) -> dict[str, Any]:
-    """Parse and check a line of `rollouts.jsonl`.
-
-    Raises:
-        ValueError: it is not a JSON object, or a field is wrong.
-    """
-    taken, wrong = take(parsed(line), {}, _IN_A_ROLLOUT)
-    if wrong:
-        raise ValueError(wrong)
-    return taken
-
-
-def _refuse_deep(value: Any) -> None:
-    level = [value]
-    for _ in range(_DEEPEST):
-        level = [
-            inner
-            for node in level
-            for inner in (node.values() if isinstance(node, dict) else node)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return
-    raise ValueError(f"it is nested more than {_DEEPEST} deep")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -70,17 +69,11 @@ def visit(browser):
 
 @pytest.fixture(scope="module")
 def report(run_into, tmp_path_factory):
-    """The address of a report on two methods with hostile rollouts, labels and reasons."""
+    """The address of a report on two methods with hostile labels and reasons."""
     compare = tmp_path_factory.mktemp("compare")
     for seed in range(2):
-        folder = run_into(compare / f"grpo-{seed}", "grpo", seed, unscored={HOSTILE[0]: 3, HOSTILE[5]: 1})
+        run_into(compare / f"grpo-{seed}", "grpo", seed, unscored={HOSTILE[0]: 3, HOSTILE[5]: 1})
         run_into(compare / f"ours-{seed}", f"ours {HOSTILE[1]}", seed, speed=1.2)
-        lines = [
-            {"rollout": at, "group": at, "reward": at % 2, "tokens": 9, "truncated": at == 3, "text": text}
-            for at, text in enumerate(HOSTILE)
-        ]
-        lines += [{"rollout": 90 + at, "group": 90, "reward": at, "tokens": 9, "text": HOSTILE[at]} for at in range(2)]
-        (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return write_page(compare).as_uri()
 
 

@@ -10,7 +10,6 @@ import socket
 import pytest
 
 from rollalloc.lab.report.page import write_page
-from rollalloc.lab.report.samples import samples
 from rollalloc.runs.discovery import comparisons, run_folders
 from rollalloc.runs.files import open_regular
 from rollalloc.runs.reader import read_run
@@ -57,7 +56,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "rollouts.jsonl"])
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_no_file_of_the_run_is_named_and_the_other_runs_are_shown(write_run, tmp_path, kind, name):
     write_run("good")
@@ -67,13 +66,12 @@ def test_what_is_no_file_of_the_run_is_named_and_the_other_runs_are_shown(write_
         KINDS[kind](place)
     except PermissionError:
         pytest.skip("making a device needs root")
-    if name != "rollouts.jsonl":
-        page = write_page(tmp_path).read_text(encoding="utf-8")
-        assert "good" in page
-        assert "6,000" in page
-        assert f"{name}: " in page
-        assert "secret" not in page
-    problem = samples(place.parent).problem if name == "rollouts.jsonl" else read_run(place.parent).problem
+    page = write_page(tmp_path).read_text(encoding="utf-8")
+    assert "good" in page
+    assert "6,000" in page
+    assert f"{name}: " in page
+    assert "secret" not in page
+    problem = read_run(place.parent).problem
     assert problem.startswith(f"{name}: ")
     assert kind in problem
 

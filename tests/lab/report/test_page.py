@@ -9,11 +9,10 @@ from html.parser import HTMLParser
 import pytest
 
 from rollalloc.lab.report.page import sections, write_page
-from rollalloc.lab.report.samples import samples
 from rollalloc.runs.discovery import comparisons
 
 PNG = b"\x89PNG\r\n\x1a\n"
-FIGURES = ("where", "accuracy", "accuracy-tokens", "training", "causes", "lengths")
+FIGURES = ("where", "accuracy", "accuracy-tokens", "training", "lengths")
 
 
 class Elements(HTMLParser):
@@ -119,12 +118,10 @@ def test_no_text_of_a_run_acts_on_the_page_or_ends_a_figure(write_run, tmp_path)
     for line in lines:
         line["accounts"][name] = 5
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    kept = rollout(0, name, None, unscored=name, key=name, text=name)
-    (folder / "rollouts.jsonl").write_text(json.dumps(kept) + "\n")
     for place in (folder, tmp_path / "compare"):
         text = write_page(place).read_text(encoding="utf-8")
         assert set(text).isdisjoint(ACTING)
-        assert text.count("⟨U+202E⟩") > 5
+        assert text.count("⟨U+202E⟩") > 3
         assert text.count("</svg>") == text.count("<svg")
 
 
@@ -139,45 +136,6 @@ def test_figures_of_several_tasks_have_names_of_their_own(write_run, tmp_path):
     assert drawn == ["1-a-b-where.png", "2-a-b-where.png", f"3--{'x' * 57}-where.png"]
 
 
-# examples
-
-
-def rollout(number, group, reward, **said):
-    return {
-        "rollout": number,
-        "group": group,
-        "reward": reward,
-        "tokens": 3,
-        "truncated": False,
-        "text": f"text {number}",
-    } | said
-
-
-def test_examples_are_the_newest_of_each_fate(write_run):
-    folder = write_run()
-    lines = [
-        *(rollout(number, 0, 1.0) for number in range(4)),
-        rollout(4, 1, 1.0),
-        rollout(5, 1, 0.0),
-        rollout(6, 2, 0.0, truncated=True),
-        rollout(7, 3, None, unscored="timeout"),
-        rollout(8, 3, None, unscored="stopped"),
-    ]
-    (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"corrupt')
-    found = [(example.fate, example.text) for example in samples(folder).examples]
-    assert found == [
-        ("cut off at the length limit", "text 6"),
-        ("in a group whose rewards are all alike", "text 3"),
-        ("in a group whose rewards are all alike", "text 2"),
-        ("in a mixed group, the better", "text 4"),
-        ("in a mixed group, the worse", "text 5"),
-        ("not scored: timeout", "text 7"),
-        ("stopped early", "text 8"),
-    ]
-    (folder / "rollouts.jsonl").write_text("".join(json.dumps(rollout(at, at, 1.0)) + "\n" for at in range(3)))
-    assert {example.fate for example in samples(folder).examples} == {"the only one of its prompt"}
-
-
 def test_a_run_under_other_settings_that_has_not_ended_is_shown_beside_one_that_has(run_into, tmp_path):
     run_into(tmp_path / "first", "", 0, batches=5)
     run_into(tmp_path / "second", "", 0, batches=5, why=None, max_rollouts=9000)
@@ -186,27 +144,3 @@ def test_a_run_under_other_settings_that_has_not_ended_is_shown_beside_one_that_
         "first (grpo)",
         "second (grpo)",
     ]
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_lines_that_are_no_rollouts_are_passed_over(write_run):
-    folder = write_run()
-    lines = [
-        rollout(0, 0, 1.0),
-        rollout(1, 0, 0.0),
-        {"group": 0, "text": "without a reward"},
-        rollout(2, [1], 1.0),
-        rollout(3, 1, "<b>"),
-        rollout(4, 1, 1.0, tokens="many"),
-        ["no object"],
-    ]
-    (folder / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "[" * 100_000)
-    assert {(example.fate, example.text) for example in samples(folder).examples} == {
-        ("in a mixed group, the better", "text 0"),
-        ("in a mixed group, the worse", "text 1"),
-        ("not scored", "without a reward"),
-    }
-    said = samples(folder).problem
-    assert said.startswith("rollouts.jsonl:4 is no rollout: expected an object with its group")
-    assert said.endswith(", and 3 more")  # the corrupt line is none of them
-    write_page(folder)

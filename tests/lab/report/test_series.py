@@ -63,17 +63,6 @@ def test_of_fewer_than_five_seeds_there_is_no_interval():
     assert (enough.middle_X < enough.high_X).all()
 
 
-def test_causes_are_shares_of_what_each_window_paid():
-    run = batches(
-        {"rollouts_paid": 50, "accounts": {"trained": 50, "open": 0}},
-        {"rollouts_paid": 100, "accounts": {"trained": 60, "open": 40}},
-    )
-    over = series.causes_over_time([run], windows=2)
-    np.testing.assert_allclose(over.x_X, [50, 100])
-    np.testing.assert_allclose(over.values["trained"], [1, 0.2])
-    np.testing.assert_allclose(over.values["open"], [0, 0.8])
-
-
 def test_what_training_measured_is_brought_onto_one_axis_and_what_is_not_known_is_left_out():
     run = batches(
         {"rollouts_paid": 10, "reward_mean": 0.2, "grad_norm": 2.0, "loss": None},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import rollalloc
 from rollalloc.files.atomic import written
 from rollalloc.files.text import one_line
 from rollalloc.lab.report import series
-from rollalloc.lab.report.style import GROUND, INK, METHODS, MUTED, RULE, Kind, by_cause, cause, in_order
+from rollalloc.lab.report.style import GROUND, INK, METHODS, MUTED, RULE, by_cause
 from rollalloc.runs.recorded import RecordedRun
 
 Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one per seed; the first label is the baseline
@@ -176,93 +176,45 @@ def where_rollouts_went(methods: Methods) -> Figure | None:
         seeds = max(len(runs) for runs in methods.values())
         _rollouts_below(axes, "rollouts paid" + (", mean of the seeds" if seeds > 1 else ""))
         together = sum((Counter(accounts) for accounts in paid.values()), Counter[str]())
-        _legend(figure, [kind for kind, _ in by_cause(together)])
+        handles = [Patch(color=kind.colour.light, label=kind.words) for kind, _ in by_cause(together)]
+        figure.legend(handles=handles, loc="outside upper left", ncols=3, handlelength=0.9)
     return figure
-
-
-def causes_over_time(methods: Methods) -> Figure | None:
-    """For each method, the share of each cause among the rollouts paid in each window; None if there is only one cause."""
-
-    def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
-        over = series.causes_over_time(runs)
-        if over is None:
-            return []
-        causes = in_order(name for name, part_X in over.values.items() if part_X.any())
-        edges_X = np.append(2 * over.x_X[0] - over.x_X[1], over.x_X)
-        parts = [np.append(part_X[0], part_X) for part_X in (over.values[name] for name in causes)]
-        colours = [cause(name).colour.light for name in causes]
-        axes.stackplot(edges_X, *parts, colors=colours, linewidth=0, step="pre")
-        return causes
-
-    return _rows(methods, draw, "share of rollouts", shares=True)
 
 
 def lengths(methods: Methods) -> Figure | None:
     """For each method, the rollouts' median length, the 25–75% and 10–90% ranges, and the maximum."""
+    over_time = {label: series.lengths_over_time(runs) for label, runs in methods.items()}
+    if not any(over_time.values()):
+        return None
+    with look():
+        figure = Figure(figsize=(_WIDTH, 1.1 + 1.15 * len(methods)), layout="constrained")
+        rows = np.atleast_1d(figure.subplots(len(methods), sharex=True, sharey=True))
+        for axes, (label, over) in zip(rows, over_time.items(), strict=True):
+            axes.set_title(one_line(label, 40) + ("" if over else ": not recorded"))
+            axes.margins(x=0)
+            if over is not None:
+                _lengths(axes, over)
+        figure.supylabel("tokens", fontsize=10, color=MUTED.light)
+        _rollouts_below(rows[-1], _unit(methods))
+    return figure
 
-    def draw(axes: Axes, runs: Sequence[RecordedRun]) -> list[str]:
-        over = series.lengths_over_time(runs)
-        if over is None:
-            return []
-        colour, at = METHODS[1].light, over.values
-        if "p50" in at:
-            axes.fill_between(over.x_X, at["p10"], at["p90"], color=colour, alpha=0.18, linewidth=0)
-            axes.fill_between(over.x_X, at["p25"], at["p75"], color=colour, alpha=0.32, linewidth=0)
-        else:
-            axes.plot(over.x_X, at["min"], color=MUTED.light, linewidth=0.8, linestyle=(0, (2, 2)))
-        axes.plot(over.x_X, at["p50" if "p50" in at else "mean"], color=colour, linewidth=2)
-        axes.plot(over.x_X, at["max"], color=MUTED.light, linewidth=0.8, linestyle=(0, (2, 2)))
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
-        return [""]
 
-    return _rows(methods, draw, "tokens")
+def _lengths(axes: Axes, over: series.OverTime) -> None:
+    colour, at = METHODS[1].light, over.values
+    if "p50" in at:
+        axes.fill_between(over.x_X, at["p10"], at["p90"], color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(over.x_X, at["p25"], at["p75"], color=colour, alpha=0.32, linewidth=0)
+    else:
+        axes.plot(over.x_X, at["min"], color=MUTED.light, linewidth=0.8, linestyle=(0, (2, 2)))
+    axes.plot(over.x_X, at["p50" if "p50" in at else "mean"], color=colour, linewidth=2)
+    axes.plot(over.x_X, at["max"], color=MUTED.light, linewidth=0.8, linestyle=(0, (2, 2)))
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
 
 
 def _figure(height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
     return figure, figure.subplots()
-
-
-def _rows(
-    methods: Methods,
-    draw: Callable[[Axes, Sequence[RecordedRun]], list[str]],
-    quantity: str,
-    *,
-    shares: bool = False,
-) -> Figure | None:
-    """A row of axes for each method.
-
-    Args:
-        draw: draws a method's runs, and returns the causes that it drew; empty if nothing was recorded.
-        quantity: what the vertical axes show.
-        shares: whether these are shares of causes, which get a legend.
-    """
-    with look():
-        tall = Figure(figsize=(_WIDTH, 1.1 + 1.15 * len(methods)), layout="constrained")
-        rows = np.atleast_1d(tall.subplots(len(methods), sharex=True, sharey=True))
-        drawn: list[str] = []
-        for axes, (label, runs) in zip(rows, methods.items(), strict=True):
-            names = draw(axes, runs)
-            drawn += names
-            axes.set_title(one_line(label, 40) + ("" if names else ": not recorded"))
-            if shares:
-                axes.set_ylim(0, 1)
-                axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-                axes.set_yticks([0, 0.5, 1])
-            axes.margins(x=0)
-        if not drawn or (shares and len(set(drawn)) < 2):  # panels of one colour show nothing
-            return None
-        tall.supylabel(quantity, fontsize=10, color=MUTED.light)
-        _rollouts_below(rows[-1], _unit(methods))
-        if shares:
-            _legend(tall, [cause(name) for name in in_order(drawn)])
-    return tall
-
-
-def _legend(figure: Figure, kinds: Sequence[Kind]) -> None:
-    handles = [Patch(color=kind.colour.light, label=kind.words) for kind in kinds]
-    figure.legend(handles=handles, loc="outside upper left", ncols=3, handlelength=0.9)
 
 
 def _rollouts_below(axes: Axes, label: str) -> None:

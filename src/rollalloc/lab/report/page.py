@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ from rollalloc.files.claims import claim_files
 from rollalloc.files.text import error_text, one_line, shortened, visible
 from rollalloc.lab.bench.summary import FEWEST, RecipeSummary, Summary, summaries_of
 from rollalloc.lab.report import figures, style
-from rollalloc.lab.report.samples import ShownRollout, samples
 from rollalloc.lab.report.svg import inline_svg
-from rollalloc.lab.report.wording import caveats, damage, findings, graded, name_of, silences, story
+from rollalloc.lab.report.wording import caveats, damage, findings, graded, silences, story
 from rollalloc.runs.discovery import comparisons
 from rollalloc.runs.recorded import RecordedRun, by_label
 
@@ -68,7 +67,6 @@ class Section:
     charts: Sequence[Chart]
     summary: Summary | None
     runs: Sequence[RecordedRun]
-    examples: Mapping[str, Sequence[ShownRollout]] = field(default_factory=dict[str, Sequence[ShownRollout]])
     problems: Sequence[str] = ()
 
     @property
@@ -225,8 +223,6 @@ def _section(
     """
     methods = by_label(runs)
     drawn = dict(list(methods.items())[:_MOST_DRAWN])
-    kept = {run.folder: samples(run.folder) for run in runs}
-    unread = [f"{name_of(run)}: {visible(wrong)}" for run in runs if (wrong := kept[run.folder].problem)]
     colours = dict(zip(methods, style.METHODS * len(methods), strict=False))
     sentences = {} if summary is None else findings(summary)
     # The labels differ, because an unfinished run has other settings than the finished ones.
@@ -242,18 +238,12 @@ def _section(
             *graded(summary),
             *caveats(runs),
             *silences(methods),
-            *unread,
             *_left_out(methods),
         ],
         charts=list(_charts(drawn, runs[0].target, prefix)),
         summary=summary,
         runs=runs,
-        examples={
-            label: shown
-            for label, of_label in methods.items()  # samples are from the first run that kept some
-            if (shown := next(filter(None, (kept[run.folder].examples for run in of_label)), None))
-        },
-        problems=[*damage(runs), *unread],
+        problems=damage(runs),
     )
 
 
@@ -290,12 +280,6 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
             "Training",
             f"Of the batches{over}: reward of all that was scored, gradient norm before clipping, loss; entropy in nats.",
             figures.training,
-        ),
-        (
-            "causes",
-            "Where rollouts went, over time",
-            f"What became of the rollouts paid in each window of the run{over}.",
-            figures.causes_over_time,
         ),
         (
             "lengths",

@@ -61,16 +61,6 @@ def accuracy_over_seeds(runs: Sequence[RecordedRun], cost: str) -> Middle | None
     return Middle(x_X, point_X, low_X, high_X)
 
 
-def causes_over_time(runs: Sequence[RecordedRun], windows: int = 24) -> OverTime | None:
-    """Share of each cause among the rollouts paid in each window. The x value is the window's end."""
-    total = _over_time(runs, lambda line: line.get("accounts"), windows + 1, from_nothing=True)
-    if total is None:
-        return None
-    # "open" falls when open rollouts get their cause; these rollouts were paid in an earlier window.
-    spent = {cause: np.maximum(0, np.diff(total_X)) for cause, total_X in total.values.items()}
-    return OverTime(total.x_X[1:], _shares(spent))
-
-
 def training_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
     """Mean "reward", "grad norm" and "loss" of the batches, where they are known."""
     return _over_time(
@@ -126,17 +116,12 @@ def paid_by_cause(runs: Sequence[RecordedRun]) -> dict[str, float]:
 def _over_time(
     runs: Sequence[RecordedRun],
     value: Callable[[Line], Mapping[str, float] | None],
-    points: int = _POINTS,
-    *,
-    from_nothing: bool = False,
     kind: str | None = None,
 ) -> OverTime | None:
     """Mean over seeds on a grid of rollouts paid, up to where the shortest seed ends.
 
     Args:
         value: maps a line of the metrics to values by name.
-        points: points of the grid.
-        from_nothing: the values are running sums, which are 0 at 0 rollouts.
         kind: use only lines of this kind; by default all but evaluations.
     """
     known = [
@@ -147,13 +132,13 @@ def _over_time(
         ]
         for run in runs
     ]
-    known = [([(0, {})] if from_nothing else []) + lines for lines in known if lines]
+    known = [lines for lines in known if lines]
     if not known:
         return None
     start, end = max(lines[0][0] for lines in known), min(lines[-1][0] for lines in known)
     if end <= start:
         return None
-    x_X = np.linspace(start, end, points)
+    x_X = np.linspace(start, end, _POINTS)
     names = dict.fromkeys(name for lines in known for _, by_name in lines for name in by_name)
     values = {
         name: np.mean(
@@ -166,8 +151,3 @@ def _over_time(
         for name in names
     }
     return OverTime(x_X, values)
-
-
-def _shares(parts: Mapping[str, Array]) -> dict[str, Array]:
-    total_X = np.maximum(np.sum(list(parts.values()), axis=0), 1e-9)
-    return {name: part_X / total_X for name, part_X in parts.items()}
