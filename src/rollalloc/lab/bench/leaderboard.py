@@ -41,7 +41,6 @@ class Progress:
 
 
 Watcher = Callable[[Progress], None]
-BaseOf = Callable[[TaskPlan, Path], Config]
 
 
 def run_leaderboard(
@@ -51,8 +50,6 @@ def run_leaderboard(
     *,
     processes: int | None = None,
     watcher: Watcher | None = None,
-    base_of: BaseOf | None = None,
-    stop: StopRequest | None = None,
 ) -> None:
     """Carry out a plan, or the rest of it.
 
@@ -62,9 +59,6 @@ def run_leaderboard(
         tasks: folder where built-in tasks are created and kept.
         processes: number of runs at a time, at least 1; by default one per core.
         watcher: called about twice a second.
-        base_of: (a task of the plan, `tasks`) → a run on it, whose recipe, seed and learning rate are replaced; None:
-            that of a built-in task.
-        stop: request to stop, which the caller may also make.
 
     Raises:
         ValueError: `processes` is below 1, or the folder has another plan.
@@ -73,12 +67,11 @@ def run_leaderboard(
         Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came; active runs were saved, and the same call continues them.
         Failed: a run failed. The others were finished first. A run that diverges has not failed; it counts as a result.
     """
-    at_once = processes_at_once(processes)
-    stop = stop or StopRequest()
+    at_once, stop = processes_at_once(processes), StopRequest()
     Claims(folder, KIND).refuse_taken()
     with Lock(folder, KIND):
         freeze(plan, folder)
-        work = _Work(plan, folder, tasks, base_of or _base)  # may create tasks, which Ctrl-C interrupts immediately
+        work = _Work(plan, folder, tasks)  # may create tasks, which Ctrl-C interrupts immediately
         with stop.heard():
             carry_out(
                 work.waiting, at_once, stop, work.ended, lambda at_work: watcher and watcher(work.progress(at_work))
@@ -121,14 +114,14 @@ class _Work:
         over: number of runs that have ended.
     """
 
-    def __init__(self, plan: Plan, folder: Path, tasks: Path, base_of: BaseOf) -> None:
+    def __init__(self, plan: Plan, folder: Path, tasks: Path) -> None:
         self.plan, self.folder = plan, folder
         self.waiting: list[Job] = []
         self.failures: list[Failure] = []
         self.over, self._rollouts, self._seconds, self._share = 0, 0, 0.0, 0.0
         self._diverged = diverged_in(folder)
         for task in plan.tasks:
-            base = base_of(task, tasks)
+            base = _base(task, tasks)
             for seed in plan.seeds_of(task):
                 for contestant in plan.contestants:
                     self._list(_run(base, contestant, plan.rate_of(task), seed))

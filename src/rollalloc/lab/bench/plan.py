@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -19,8 +19,7 @@ from rollalloc.files.claims import Claims
 from rollalloc.files.opening import read_text
 from rollalloc.files.text import error_text, one_line
 from rollalloc.lab.bench.contestants import Contestant, contestants
-from rollalloc.lab.bench.presets import DEFAULT_RATE, Preset, preset_of, preset_of_rung
-from rollalloc.lab.bench.rungs import LadderRung
+from rollalloc.lab.bench.presets import DEFAULT_RATE, preset_of
 from rollalloc.lab.bench.tiers import TIERS, seconds_of
 
 PLAN, TABLE, DIVERGED = "plan.json", "leaderboard.md", "diverged.json"
@@ -120,48 +119,24 @@ def make_plan(tier: str, *, tasks: Sequence[str] = (), recipes: Sequence[str] = 
     for name, budget in sized.tasks.items():
         if not tasks or name in tasks:
             _, preset = preset_of(name)
-            preset = replace(preset, eval_every=sized.eval_every or preset.eval_every)
-            chosen.append(_task_plan(name, preset, budget, sized.seeds_of.get(name)))
-    return _plan(tier, chosen, recipes, sized.seeds)
-
-
-def plan_of_rung(rung: LadderRung, *, recipes: Sequence[str] = ()) -> Plan:
-    """The plan of one rung of the ladder, built-in or the user's, as tier `ladder` would plan it.
-
-    Args:
-        rung: as `rollalloc.lab.bench.rungs.read_rung` returns it.
-        recipes: some of the ladder's methods; empty: all of them.
-
-    Raises:
-        ValueError: an unknown method, or no baseline.
-    """
-    sized = TIERS["ladder"]
-    first = sized.seeds[0]
-    seeds = tuple(range(first, first + max(rung.run.seeds, len(sized.seeds))))
-    task = _task_plan(rung.task, preset_of_rung(rung), rung.run.max_rollouts, rung.run.seeds)
-    return _plan("ladder", [task], recipes, seeds)
-
-
-def _plan(tier: str, tasks: Sequence[TaskPlan], recipes: Sequence[str], seeds: tuple[int, ...]) -> Plan:
+            chosen.append(
+                TaskPlan(
+                    name=name,
+                    target=preset.target,
+                    budget=budget,
+                    eval_every=sized.eval_every or preset.eval_every,
+                    eval_samples=preset.eval_samples,
+                    rate=None if preset.rate == DEFAULT_RATE else preset.rate,
+                    seeds=sized.seeds_of.get(name),
+                )
+            )
     return Plan(
         tier=tier,
-        tasks=tuple(tasks),
-        contestants=contestants(recipes, TIERS[tier]),
+        tasks=tuple(chosen),
+        contestants=contestants(recipes, sized),
         rate=DEFAULT_RATE,
-        seeds=seeds,
+        seeds=sized.seeds,
         made_with=made_with(),
-    )
-
-
-def _task_plan(name: str, preset: Preset, budget: int, seeds: int | None) -> TaskPlan:
-    return TaskPlan(
-        name=name,
-        target=preset.target,
-        budget=budget,
-        eval_every=preset.eval_every,
-        eval_samples=preset.eval_samples,
-        rate=None if preset.rate == DEFAULT_RATE else preset.rate,
-        seeds=seeds,
     )
 
 

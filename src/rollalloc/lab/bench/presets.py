@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rollalloc.lab.bench.rungs import PREFIX as LADDER_PREFIX
-from rollalloc.lab.bench.rungs import RUNGS, LadderRung
+from rollalloc.lab.bench.rungs import RUNGS
 from rollalloc.lab.bench.tasks import gym, ladder, skills, sort, walks
 from rollalloc.lab.bench.tasks.files import Shown, TaskFiles, unseen
 from rollalloc.models.dtypes import Precision
@@ -64,13 +64,6 @@ class Preset:
     precision: Precision = "auto"
 
 
-def preset_of_rung(rung: LadderRung) -> Preset:
-    """The preset of a ladder rung's task."""
-    run = rung.run
-    how = {"rate": run.learning_rate, "precision": run.precision}
-    return Preset(run.target, run.max_rollouts, run.eval_every, run.eval_samples, **how)
-
-
 POOLED = ("skills", "walks")  # tasks with several pools of prompts; if none is named, the pool is "late"
 PRESETS = {
     "skills/balanced": Preset(0.80, 40_000, 1000),
@@ -88,7 +81,16 @@ PRESETS = {
     "rg/spell_backward": Preset(0.60, 20_000, 250),
     "rg/count_bits": Preset(0.59, 20_000, 250),
     "rg/simple_equations": Preset(0.64, 20_000, 250),  # the target is half-way between the initial accuracy and pass@8
-    **{rung.task: preset_of_rung(rung) for rung in RUNGS.values()},
+    **{
+        rung.task: Preset(
+            rung.run.target,
+            rung.run.max_rollouts,
+            rung.run.eval_every,
+            rate=rung.run.learning_rate,
+            precision=rung.run.precision,
+        )
+        for rung in RUNGS.values()
+    },
 }
 _SWEPT_FOR_ALL = "skills/late"  # the only task on which every recipe was tuned
 
@@ -130,7 +132,7 @@ def fields_of(task: TaskFiles) -> dict[str, Any]:
         "heldout": str(task.heldout),
         "reward": task.reward,
         "single_answer": task.single_answer,
-        "reward_workers": 1 if task.can_hang else 0,
+        "reward_workers": 0,
         "device": task.device,
     }
 

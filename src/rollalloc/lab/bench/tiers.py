@@ -113,7 +113,7 @@ RATES: Mapping[str, float] = MappingProxyType(
         "walks/mixed": 240.0,
         "rg/gcd": 400.0,
         "rg/number_filtering_misled": 350.0,
-        **{rung.task: rate for rung in RUNGS.values() if (rate := rung.run.rollouts_per_second) is not None},
+        **{rung.task: rung.run.rollouts_per_second for rung in RUNGS.values()},
     }
 )
 _UNMEASURED = min(rate for task, rate in RATES.items() if not task.startswith(PREFIX))

@@ -49,7 +49,6 @@ class TaskFiles:
         reward: `package.module:function` with the signature of verl's `compute_score`.
         max_new_tokens: tokens of the longest right answer, EOS included.
         single_answer: each prompt has exactly one right answer, so that `exact_answers` applies.
-        can_hang: the reward may never return, so it needs its own process.
         device: the device to train on; None: a GPU if there is one.
     """
 
@@ -59,7 +58,6 @@ class TaskFiles:
     reward: str
     max_new_tokens: int
     single_answer: bool
-    can_hang: bool = False
     device: str | None = "cpu"
 
 

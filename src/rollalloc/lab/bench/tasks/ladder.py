@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rollalloc.data.prompts import load_prompts
-from rollalloc.lab.bench.rungs import LadderRung, Questions, WarmedUp
+from rollalloc.lab.bench.rungs import LadderRung, WarmedUp
 from rollalloc.lab.bench.tasks.files import (
     Problem,
     Shown,
@@ -247,21 +247,17 @@ def prepare(folder: Path, rung: LadderRung, mixture: Mixture = Mixture(), *, pro
     changes, there is a new folder.
 
     Raises:
-        FileNotFoundError: the model or the questions are missing. The message names the command that creates them.
+        FileNotFoundError: the model is missing. The message names the command that creates it.
         ValueError: the warm-up ended outside its band, or a folder is not that of a task.
     """
-    if rung.questions is not None:
-        return _on_others(folder, rung, rung.questions)
     made = questions(folder / "questions", mixture)
-    model = Path(_base(folder, rung)) if rung.warm_up is None else _warm(folder, rung, made, mixture, progress)
     return TaskFiles(
-        model=model,
+        model=_warm(folder, rung, made, mixture, progress),
         train=made / "train.parquet",
         heldout=made / "heldout.parquet",
         reward=f"{__name__}:compute_score",
-        max_new_tokens=rung.run.max_new_tokens,
+        max_new_tokens=LONGEST + 1,
         single_answer=True,
-        device=rung.run.device,
     )
 
 
@@ -270,40 +266,16 @@ def questions(folder: Path, mixture: Mixture = Mixture()) -> Path:
     return prompt_files(folder, mixture, mixture.problems, "ladder")
 
 
-def _on_others(folder: Path, rung: LadderRung, asked: Questions) -> TaskFiles:
-    """A rung with questions of a public data set."""
-    found: list[Path] = []
-    for name in (asked.train, asked.heldout):
-        places = [Path(name), folder / "data" / f"{name}.parquet"]
-        if not (there := [place for place in places if place.is_file()]):
-            command = f"rollalloc data prepare {' '.join(asked.sets)} --out {folder / 'data'}"
-            raise FileNotFoundError(f"{rung.task} needs {places[1]}, which is missing; create it: {command}")
-        found.append(there[0])
-    return TaskFiles(
-        model=Path(_base(folder, rung)),
-        train=found[0],
-        heldout=found[1],
-        reward=asked.reward,
-        max_new_tokens=rung.run.max_new_tokens,
-        single_answer=asked.single_answer,
-        can_hang=True,
-        device=rung.run.device,
-    )
-
-
-def _base(folder: Path, rung: LadderRung) -> str:
-    """The folder of a rung's pretrained model, or its name on the hub.
+def _base(folder: Path, name: str) -> str:
+    """The folder of a pretrained model.
 
     Raises:
         FileNotFoundError: it is missing.
     """
-    if rung.model.hub is not None:
-        return rung.model.hub
-    name = str(rung.model.pretrained)
     place = folder / name
     if not (place / "config.json").is_file():
         raise FileNotFoundError(
-            f"{rung.task} needs {MODELS[name].title} in {place}, which is missing; create it: "
+            f"the ladder needs {MODELS[name].title} in {place}, which is missing; create it: "
             f"rollalloc model {name} {place}"
         )
     return str(place)
@@ -311,7 +283,6 @@ def _base(folder: Path, rung: LadderRung) -> str:
 
 def _warm(folder: Path, rung: LadderRung, made: Path, mixture: Mixture, progress: Shown) -> Path:
     """The folder of a rung's warmed-up model. It is created unless it exists."""
-    assert rung.warm_up is not None
     decides = {
         "model": asdict(rung.model),
         "warm_up": asdict(rung.warm_up),
@@ -320,7 +291,7 @@ def _warm(folder: Path, rung: LadderRung, made: Path, mixture: Mixture, progress
     }
     digest = sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
     settings = _Warm(rung.name, digest)
-    base = None if rung.model.hidden is not None else _base(folder, rung)
+    base = None if rung.model.pretrained is None else _base(folder, rung.model.pretrained)
     return make_once(
         folder / f"{rung.name}-{digest[:16]}",
         settings,
@@ -338,7 +309,6 @@ class _Warm:
 
 def _warm_up(to: Path, rung: LadderRung, base: str | None, made: Path, mixture: Mixture, progress: Shown) -> None:
     """Train a rung's model on demonstrations until it is in its band, and save it."""
-    assert rung.warm_up is not None
     asked = load_prompts(made / "train.parquet")
     heldout = frozenset(map(str, load_prompts(made / "heldout.parquet").prompts))
     rng = np.random.default_rng([mixture.seed, 0])
@@ -359,10 +329,8 @@ def _begun(
     rung: LadderRung, base: str | None, prompts: Sequence[str], answers: Sequence[str]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if base is not None:
-        policy = Policy.load(base, device=rung.run.device)
+        policy = Policy.load(base, device="cpu")
         return policy.model, policy.tokenizer
-    assert rung.model.hidden is not None
-    assert rung.model.layers is not None
     tokenizer = character_tokenizer(prompts, answers, _WORDS)
     return tiny_model(tokenizer, Shape(rung.model.hidden, rung.model.layers, _CONTEXT)), tokenizer
 
@@ -378,7 +346,6 @@ class _Band:
         prompts: Sequence[Any],
         answers: Sequence[Any],
     ) -> None:
-        assert rung.warm_up is not None
         self.rung, self.wanted, self.model = rung, rung.warm_up, model
         self.pad_id, eos_id = ids_of(tokenizer)
         self.prompts: list[list[int]] = [tokenizer(str(text))["input_ids"] for text in prompts]
