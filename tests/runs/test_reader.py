@@ -77,6 +77,7 @@ def test_a_wrong_line_is_named_and_left_out(path, wrong, said):
     path.write_text(line(1) + wrong + "\n" + line(3))
     run = read_run(path.parent)
     assert batches(run) == [1, 3]
+    assert run.problem is not None
     assert said in run.problem
     assert "; 1 line left out" in run.problem
 
@@ -98,6 +99,7 @@ def test_of_a_line_with_a_wrong_field_the_rest_is_taken(path, wrong):
     run = read_run(path.parent)
     assert batches(run) == [1]
     assert next(iter(wrong)) not in run.metrics[0]
+    assert run.problem is not None
     assert f"metrics.jsonl:1 expected an object with its {next(iter(wrong))}" in run.problem
     assert "left out" not in run.problem
     path.write_text(line(1, **others))
@@ -123,6 +125,7 @@ def test_a_wrong_description_is_named_and_the_metrics_are_read(path, wrong, said
     path.write_text(line(1))
     (path.parent / "run.json").write_text(wrong)
     run = read_run(path.parent)
+    assert run.problem is not None
     assert said in run.problem
     assert run.problem.startswith("run.json: ")
     assert run.paid == 10

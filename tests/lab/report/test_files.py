@@ -72,6 +72,7 @@ def test_what_is_no_file_of_the_run_is_named_and_the_other_runs_are_shown(write_
     assert f"{name}: " in page
     assert "secret" not in page
     problem = read_run(place.parent).problem
+    assert problem is not None
     assert problem.startswith(f"{name}: ")
     assert kind in problem
 
