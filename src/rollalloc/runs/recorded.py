@@ -61,27 +61,27 @@ class RecordedRun:
         return self.description.get("max_rollouts")
 
     @cached_property
-    def last(self) -> Line | None:
+    def last(self) -> Line:
         """The newest line of the metrics that is not an evaluation: evaluations may have the rollout count of earlier
-        weights.
+        weights. Empty if there are no metrics.
         """
         lines = (line for line in reversed(self.metrics) if line["kind"] != "eval")
-        return next(lines, self.metrics[-1] if self.metrics else None)
+        return next(lines, self.metrics[-1] if self.metrics else {})
 
     @property
     def ended(self) -> bool:
         """Whether the run ended normally and wrote all its results."""
-        return self.last is not None and self.last["kind"] == "end"
+        return self.last.get("kind") == "end"
 
     @property
     def failed(self) -> bool:
         """Whether the run ended with an error, and recorded it."""
-        return self.last is not None and self.last["kind"] == "failed"
+        return self.last.get("kind") == "failed"
 
     @property
     def why(self) -> str | None:
         """Why the run ended or failed. None: the run is not over, or was killed before it could record why."""
-        return str(self.last.get("why", "it ended")) if self.last and (self.ended or self.failed) else None
+        return str(self.last.get("why", "it ended")) if self.ended or self.failed else None
 
     @property
     def reached(self) -> bool:
@@ -94,17 +94,17 @@ class RecordedRun:
     @property
     def paid(self) -> int:
         """Rollouts paid so far."""
-        return self.last["rollouts_paid"] if self.last else 0
+        return self.last.get("rollouts_paid", 0)
 
     @property
     def accounts(self) -> Mapping[str, int]:
         """Rollouts paid so far, by cause."""
-        return self.last["accounts"] if self.last else {}
+        return self.last.get("accounts", {})
 
     @property
     def unscored(self) -> Mapping[str, int]:
         """Number of rollouts without a score so far, by reason."""
-        return self.last.get("unscored", {}) if self.last else {}
+        return self.last.get("unscored", {})
 
     @cached_property
     def batches(self) -> list[Line]:
