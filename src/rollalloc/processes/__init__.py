@@ -1,1 +1,1 @@
-"""Child processes that end when this one ends, and signals that ask a run to stop."""
+"""Child processes that end together with this process, and signals that ask a run to stop."""

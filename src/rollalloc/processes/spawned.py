@@ -1,4 +1,4 @@
-"""A child process with a pipe. It is killed when its handle is no longer used, and at the latest when this process ends."""
+"""A child process with a pipe. It is killed when its handle is garbage-collected, or when this process ends."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from rollalloc.processes.stopping import unheard
 class Spawned:
     """A spawned child process. It is not forked, because a fork copies locks that threads hold, but not the threads.
 
-    Keep the arguments small and send everything else through the pipe. multiprocessing writes the arguments into a pipe
-    whose reading end it also holds. If the child dies before it reads them, a write that does not fit into the pipe blocks
-    forever.
+    Keep the arguments small and send everything else through the pipe. If the child dies before it reads its arguments,
+    large arguments block this process forever, because multiprocessing itself holds the reading end of their pipe.
 
     Args:
-        serve: the function that runs in the child; called with its end of the pipe, then `arguments`.
+        serve: the function that runs in the child. It is called with the child's end of the pipe and with `arguments`.
         arguments: at most some kilobytes when pickled.
         name: name of the process.
 
     Attributes:
-        connection: our end of the pipe.
+        connection: this process's end of the pipe.
         process: the child process.
     """
 
@@ -33,7 +32,7 @@ class Spawned:
         self.connection: Connection
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=serve, args=(theirs, *arguments), name=name)
-        # At exit, the interpreter waits for its children, while the child waits for a message; so kill it before that.
+        # Kill the child early at exit. Otherwise the interpreter waits for the child, and the child waits for a message.
         self._kill = Finalize(self, _kill, (self.process,), exitpriority=1)
         try:
             with unheard():

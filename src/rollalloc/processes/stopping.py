@@ -32,7 +32,7 @@ class StopRequest:
     """Records whether a signal requested a stop while the context `heard` was open.
 
     Attributes:
-        by: the first signal; None: there was none.
+        by: the first signal that was recorded; None if there was none.
     """
 
     by: signal.Signals | None = None
@@ -40,10 +40,10 @@ class StopRequest:
     @contextmanager
     def heard(self) -> Iterator[None]:
         """A context in which SIGTERM, Ctrl-C and SIGHUP are recorded instead of ending the process. A second Ctrl-C
-        ends it.
+        ends the process.
 
-        Signals that were ignored before, as SIGHUP under `nohup`, stay ignored. Outside of the main thread, where Python
-        does not allow signal handlers, nothing changes. The previous handlers are restored at the end.
+        Signals that were ignored before stay ignored, such as SIGHUP under `nohup`. Outside of the main thread, where Python
+        does not allow signal handlers, nothing is recorded. The previous handlers are restored at the end.
         """
         before = {}
         if threading.current_thread() is threading.main_thread():
@@ -60,7 +60,7 @@ class StopRequest:
     def _come(self, number: int, frame: FrameType | None) -> None:
         if self.by is None:
             self.by = signal.Signals(number)
-            # Log from another thread: the signal may have interrupted this one while it was writing a line.
+            # Log from another thread, because the signal may have interrupted this thread while it was writing to the log.
             threading.Thread(target=_say, args=(self.by,), daemon=True).start()
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -70,10 +70,10 @@ class StopRequest:
 def unheard() -> Iterator[None]:
     """A context in which child processes start with Ctrl-C blocked.
 
-    A terminal sends Ctrl-C to all of its processes, but the parent should decide when its children end. Blocking works
-    from the child's first instruction on. A handler would not exist yet while the child imports modules.
+    A terminal sends Ctrl-C to the parent and to its children, but the parent should decide when its children end. A child
+    cannot use a handler for this, because it would not have one yet while it imports modules.
     """
-    # multiprocessing's resource tracker unblocks the signal when it starts; so start it before blocking.
+    # Start multiprocessing's resource tracker now: when it starts, it unblocks the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -1,3 +1,3 @@
-"""Reward functions and the processes that run them. A rollout is right, wrong or unscored; unscored does not count as
-wrong.
+"""Reward functions and the processes that run them. A rollout is right, wrong or unscored. An unscored rollout does not
+count as wrong.
 """

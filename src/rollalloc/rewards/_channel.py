@@ -1,9 +1,9 @@
 """The channel between a worker and its parent, and the checks of a worker's messages.
 
-Messages in both directions are frames: a length, then that many bytes. A request is a random id and a pickle. An answer is
-JSON of limited length, so that the parent never unpickles anything. It must have the id of the current request and, on
-Linux, where the kernel reports the sender, come from the worker's own process. Any other message raises
-`InvalidMessage`.
+A message is its length, followed by that many bytes. A request contains a random id and a pickle. An answer is JSON of
+limited length, so that the parent never unpickles anything from a worker. It must have the id of the current request. On
+Linux, where the kernel reports the sender, it must also come from the worker's own process. For any other message,
+`InvalidMessage` is raised.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from typing import Any
 
 from rollalloc.rewards.function import Outcome, Scored, Unscored
 
-LONGEST_REASON = 2000  # maximum characters of a reason: why a sample is unscored, or the function not loaded
+LONGEST_REASON = (
+    2000  # maximum number of characters of the reason for a missing score or for a function that did not load
+)
 LOST_CHANNEL = 117  # exit code of a worker whose reward function closed or replaced its channel
 _LENGTH = struct.Struct("!I")
 _ID_BYTES = 8
 _LONGEST_ANSWER = 65_536  # bytes
-_MOST_READ = 1 << 20  # bytes at a time
+_MOST_READ = 1 << 20  # maximum number of bytes in one read
 _CREDENTIALS = struct.Struct("3i")  # process, user, group; see unix(7)
-_HIGHEST_DESCRIPTOR = 65_536  # highest descriptor to use, even if the process's limit is higher
+_HIGHEST_DESCRIPTOR = 65_536  # highest file descriptor to use, even if the process may use higher ones
 
 
 class InvalidMessage(Exception):
@@ -56,7 +58,7 @@ class Answer:
     Attributes:
         request: the request's id.
         outcome: the outcome.
-        fit: whether the sample's changes to the process were undone; if not, the worker gets no further sample.
+        fit: whether the sample's changes to the process were undone. If not, the worker gets no further sample.
     """
 
     request: str
@@ -71,7 +73,7 @@ def new_request(message: bytes) -> tuple[str, bytes]:
 
 
 class ParentEnd:
-    """The parent's end. It never blocks, and checks each message."""
+    """The parent's end of the channel. It never blocks, and checks each message."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -110,7 +112,7 @@ class ParentEnd:
 
         Raises:
             EOFError: the worker's end is closed.
-            InvalidMessage: the data is not a message of the worker.
+            InvalidMessage: the data is not a valid message from the worker.
         """
         while True:
             if len(self._received) >= _LENGTH.size:
@@ -128,7 +130,7 @@ class ParentEnd:
                 return None
 
     def _read(self) -> bool:
-        """Read data that has arrived and check its sender. False: no data. One read returns data of one sender only."""
+        """Read data that has arrived, and check its sender. Return False if there is none. (A read has one sender only.)"""
         room = socket.CMSG_LEN(_CREDENTIALS.size) if self._knows_senders else 0
         try:
             received, ancillary, _, _ = self._connection.recvmsg(_LONGEST_ANSWER, room)
@@ -141,7 +143,7 @@ class ParentEnd:
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
                 sender = _CREDENTIALS.unpack(data)[0]
-                if self._sender is None:  # the first message is the worker's, since it has not started other processes
+                if self._sender is None:  # the first message is from the worker, which has no child processes yet
                     self._sender = sender
                 if sender != self._sender:
                     raise InvalidMessage
@@ -150,7 +152,7 @@ class ParentEnd:
 
 
 def _decode(encoded: bytes) -> Started | Ready | Answer:
-    """Decode a message. Raises InvalidMessage if it differs in any way from what a worker sends."""
+    """Decode a message. Raise InvalidMessage if it differs in any way from what a worker sends."""
     try:
         message = loads(encoded)
     except (ValueError, RecursionError):
@@ -171,12 +173,12 @@ def _decode(encoded: bytes) -> Started | Ready | Answer:
 
 
 class WorkerEnd:
-    """The worker's end, protected against accidents of the reward function.
+    """The worker's end of the channel, protected against accidents of the reward function.
 
-    It is a bare descriptor, so that code which closes all open socket objects does not find it. The descriptor has a high
-    number, since programs often close or overwrite low ones. It is closed in forked processes, and programs that the
-    function executes do not inherit it. If it was closed or replaced nevertheless, the process exits, because an answer
-    could end up in a file of the user.
+    It is a bare file descriptor, so that code that closes all open socket objects does not find it. The descriptor has a
+    high number, because programs often close or overwrite low ones. It is closed in forked processes, and programs that
+    the function executes do not inherit it. If the function closes or replaces it all the same, the process exits;
+    otherwise an answer could be written into a file of the user.
 
     Args:
         descriptor: the socket; it is duplicated and then closed.

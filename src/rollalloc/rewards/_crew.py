@@ -17,12 +17,12 @@ from rollalloc.rewards._handle import Limits, Lost, WorkerHandle
 from rollalloc.rewards.function import Outcome, Sample, Unscored
 from rollalloc.rewards.tally import Tally
 
-_CHUNK = 64  # samples sent at once; their outcomes must fit into the socket's buffer
-_CHUNK_BYTES = 65_536  # bytes of samples sent at once; a longer sample is sent alone
-# An error in a used worker is accepted without a second try in a fresh worker once fresh workers have raised the same
-# message `TRUSTED_MESSAGE` times, or the same type of error `TRUSTED_TYPE` times.
+_CHUNK = 64  # maximum number of samples sent at once; their outcomes must fit into the socket's buffer
+_CHUNK_BYTES = 65_536  # maximum number of bytes of samples sent at once; a longer sample is sent alone
+# An error in a used worker is normally tried again in a fresh worker. It is accepted at once if fresh workers have raised
+# the same message `TRUSTED_MESSAGE` times, or the same type of error `TRUSTED_TYPE` times.
 TRUSTED_MESSAGE, TRUSTED_TYPE = 2, 8
-_MAX_MESSAGES = 1000  # maximum number of error messages that are counted separately
+_MAX_MESSAGES = 1000  # maximum number of messages and types of errors to count
 
 
 class Job:
@@ -36,20 +36,20 @@ class Job:
             self.future.set_result([])
 
     def note_answer(self) -> None:
-        """Count an outcome, and complete the future once all samples have one. A cancelled future stays cancelled."""
+        """Count an outcome. Complete the future when all samples have an outcome, unless it was cancelled."""
         self._unanswered -= 1
         if self._unanswered == 0 and self.future.set_running_or_notify_cancel():
             self.future.set_result([task.outcome for task in self.tasks if task.outcome is not None])
 
 
 class Task:
-    """A sample, the message that sends it to a worker, and its outcome once it is known."""
+    """A sample, the message that sends it to a worker, and later its outcome."""
 
     def __init__(self, job: Job, sample: Sample, max_chars: int) -> None:
         self.job = job
         self.sample = sample
         self.outcome: Outcome | None = None
-        self.doubted: Outcome | None = None  # the error from a used worker, before the retry in a fresh one
+        self.doubted: Outcome | None = None  # the error from a used worker, if the sample was retried
         self.message = b""
         if len(sample.completion) > max_chars:
             reason = f"completion has {len(sample.completion)} characters, more than the limit of {max_chars}"
@@ -62,7 +62,7 @@ class Task:
 class _TrustedErrors:
     """Counts the errors that fresh workers raise.
 
-    A frequent error is caused by the samples, not by what a worker scored before.
+    If an error is frequent there, its cause is the samples themselves, and not what a worker scored before.
     """
 
     def __init__(self) -> None:
@@ -78,28 +78,28 @@ class _TrustedErrors:
         """Count a fresh worker's outcome.
 
         Args:
-            before: the error of the same sample in a used worker; None: it was not tried before.
+            before: the error of the same sample in a used worker; None if the sample was not tried before.
             outcome: the fresh worker's outcome.
         """
         if isinstance(outcome, Unscored) and outcome.raised:
             self._counts[_type(outcome)] += 1
-            if len(self._counts) < _MAX_MESSAGES:  # each sample may raise a different message
+            if len(self._counts) < _MAX_MESSAGES:  # limited, because each sample may raise a different message
                 self._counts[outcome.reason] += 1
-        elif isinstance(before, Unscored):  # the used worker caused the error, so that error is not to be trusted
+        elif isinstance(before, Unscored):  # the error came from the used worker, so it is not trusted any more
             self._counts[_type(before)] = self._counts[before.reason] = 0
 
 
 def _type(outcome: Unscored) -> str:
-    """The exception's type, with a colon, so that it never equals the message of another exception."""
+    """The exception's type, followed by a colon, so that it cannot equal the message of another exception."""
     return outcome.reason.partition(":")[0] + ":"
 
 
 class Crew:
     """Worker processes, and a thread that sends them samples and replaces dead ones. The first error ends the thread.
 
-    If a sample raises an error or kills its worker, and the worker was used before, an earlier sample may have caused it.
-    So the sample is tried once more in a fresh worker, and that outcome counts. An error that fresh workers raise often
-    (`_TrustedErrors`) counts at once, since starting a process is expensive.
+    If a sample raises an error or kills its worker, an earlier sample in the same worker may be the cause. The sample is
+    then tried again in a fresh worker, and the second outcome counts. Starting a process is expensive, so an error that
+    fresh workers raise often (`_TrustedErrors`) is accepted without a second try.
 
     Args:
         limits: the limits of each worker, and the number of workers.
@@ -114,7 +114,7 @@ class Crew:
         self._waiting: deque[Task] = deque()
         self._retries: deque[Task] = deque()  # tasks that need a fresh worker
         self._errors = _TrustedErrors()
-        self._lock = Lock()  # ensures that no job is taken once the crew has ended
+        self._lock = Lock()  # held so that no job is queued after the crew has ended
         self._ended = False
         self._process_id = os.getpid()
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -123,7 +123,7 @@ class Crew:
         self._thread.start()
 
     def take(self, job: Job) -> bool:
-        """Queue a job. False if this crew has ended, or belongs to the process from which this one was forked."""
+        """Queue a job. Return False if this crew has ended, or if this process was forked from the one that has the crew."""
         with self._lock:
             if self._ended or os.getpid() != self._process_id:
                 return False
@@ -140,17 +140,17 @@ class Crew:
                 return
             self._ended = True
             self._wake()
-        if current_thread() is not self._thread:  # a future's callback runs in that thread and may close the scorer
+        if current_thread() is not self._thread:  # a future's callback runs in the thread itself, and may call `close`
             self._thread.join()
 
     def _forget(self, job: Job) -> None:
-        """Drop a job whose future is done; if it was cancelled, wake the thread, so that it ends the job's samples."""
+        """Drop a job whose future is done. If it was cancelled, wake the thread, which then stops the job's samples."""
         self._jobs.discard(job)
         if job.future.cancelled() and os.getpid() == self._process_id:
             self._wake()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # the buffer is full of wake-ups already, or the thread has ended
+        with suppress(OSError):  # the thread has ended, or the buffer is full of wake-ups
             self._wake_sender.send(b"!")
 
     def _run(self) -> None:
@@ -167,13 +167,13 @@ class Crew:
             self._shut_down(error)
 
     def _drop_cancelled(self) -> None:
-        """End the workers whose current job was cancelled. Waiting tasks are dropped when their turn comes."""
+        """End the workers whose current job was cancelled. Waiting tasks of cancelled jobs are dropped later."""
         for worker in [worker for worker in self._workers if worker.pending]:
             if worker.pending[0][1].job.future.cancelled():
                 self._end(worker)
 
     def _start_workers(self) -> None:
-        """Start as many workers as there is work for. If retries need fresh workers, end idle workers that were used."""
+        """Start as many workers as there is work for. For retries, replace idle workers that were used by fresh ones."""
         fresh_needed = len(self._retries) - sum(worker.fresh and not worker.pending for worker in self._workers)
         used = [worker for worker in self._workers if worker.idle and not worker.fresh]
         room = self._limits.workers - len(self._workers)
@@ -197,7 +197,7 @@ class Crew:
         return []
 
     def _next_chunk(self) -> list[Task]:
-        """The next tasks that need a worker. Chunks shrink as the queue does, so that workers finish at the same time."""
+        """The next tasks that need a worker. Chunks get smaller towards the end, so that workers finish at the same time."""
         size = min(_CHUNK, -(-len(self._waiting) // (4 * self._limits.workers)))
         tasks: list[Task] = []
         length = 0
@@ -211,7 +211,7 @@ class Crew:
     def _answer_without_worker(self, task: Task) -> bool:
         if task.job.future.cancelled():
             return True
-        if task.outcome is not None:  # too long
+        if task.outcome is not None:  # the completion is too long
             self._settle(task, task.outcome, 0.0)
             return True
         return False
@@ -220,7 +220,7 @@ class Crew:
         """Wait until a worker answers or is overdue, or this thread is woken; then handle the answers."""
         deadlines = [worker.deadline for worker in self._workers if not worker.idle]
         if not deadlines and (self._waiting or self._retries):
-            return  # the last tasks needed no worker, so more tasks can be handed out immediately
+            return  # no worker is busy, but there are tasks to hand out
         with DefaultSelector() as selector:
             selector.register(self._wake_receiver, EVENT_READ)
             for worker in self._workers:
@@ -260,7 +260,7 @@ class Crew:
             self._end(worker)
 
     def _end(self, worker: WorkerHandle) -> None:
-        """End a worker; its unanswered tasks wait for another."""
+        """End a worker. Its unanswered tasks will get another worker."""
         self._workers.remove(worker)
         worker.stop()
         self._waiting.extendleft(task for _, task in reversed(worker.pending))
@@ -271,8 +271,8 @@ class Crew:
         task.job.note_answer()
 
     def _shut_down(self, error: BaseException | None) -> None:
-        """Stop the workers, and complete all open futures, even if stopping fails. They get the error, or are
-        cancelled.
+        """Stop the workers, and complete all open futures, even if stopping fails. With an error, the futures raise it;
+        without one, they are cancelled.
         """
         with self._lock:
             self._ended = True

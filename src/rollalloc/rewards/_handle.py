@@ -18,9 +18,9 @@ from rollalloc.rewards import _keeper
 from rollalloc.rewards._channel import LOST_CHANNEL, Answer, InvalidMessage, ParentEnd, Ready, Started, new_request
 from rollalloc.rewards.function import Outcome, Unscored
 
-_START_LIMIT_S = 300.0  # importing a user's module may load a model from a slow disk
-_EXIT_GRACE_S = 1.0  # time from the end of the channel until the exit code is available
-_KILL_GRACE_S = 5.0  # time for the keeper to kill the processes that the worker started
+_START_LIMIT_S = 300.0  # long, because the user's module may load a model from a slow disk
+_EXIT_GRACE_S = 1.0  # seconds to wait for the exit code after the channel is closed
+_KILL_GRACE_S = 5.0  # seconds to wait while the keeper kills the processes that the worker started
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Limits:
 
 
 class Lost(Exception):
-    """A worker died or must be killed. The message is the reason why its current sample has no score, if it had one.
+    """A worker died or must be killed. The message says why its current sample, if there is one, has no score.
 
     Attributes:
-        discarded: number of its answers that were discarded.
+        discarded: number of the worker's answers that were discarded.
     """
 
     def __init__(self, reason: str, discarded: int = 0) -> None:
@@ -48,7 +48,7 @@ class Lost(Exception):
 
 @dataclass(frozen=True)
 class Answered:
-    """A task's outcome, its seconds, whether the worker may continue, and whether it was the worker's first sample."""
+    """A task's outcome and seconds; whether the worker may get more tasks; whether this was the worker's first sample."""
 
     task: Any
     outcome: Outcome
@@ -61,10 +61,10 @@ class WorkerHandle:
     """One worker process.
 
     Attributes:
-        pending: requests without an answer, and their tasks; the worker is on the first.
-        fresh: whether the worker has answered nothing yet.
-        since: time at which it started the current task.
-        deadline: time at which the current task is overdue; without meaning for an idle worker.
+        pending: requests without an answer, and their tasks, in order. The worker is scoring the first.
+        fresh: True until the worker has answered for the first time.
+        since: time at which the worker began its current task.
+        deadline: time until which the current task must be answered. It has no meaning while the worker is idle.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -94,12 +94,12 @@ class WorkerHandle:
         self.channel.flush()
 
     def next_answer(self) -> Answered | None:
-        """The worker's next answer; None if there is none yet.
+        """The worker's next answer; None if none has arrived.
 
         Raises:
-            Lost: the worker died, exceeded its time limit, or sent a message that is not its own answer to the first of
-                `pending`.
-            RuntimeError: one of these happened before the worker was ready, or it could not load the function.
+            Lost: the worker died, exceeded its time limit, or sent something other than its own answer to the first
+                request in `pending`.
+            RuntimeError: the worker did so before it was ready, or it could not load the function.
         """
         try:
             while (message := self.channel.receive()) is not None:
@@ -131,7 +131,7 @@ class WorkerHandle:
             self._keeper.kill()
             self._keeper.wait()
         self.channel.close()
-        # A killed keeper may have left the worker running.
+        # If the keeper was killed, the worker may still be running.
         if self._process_id is not None and self._keeper.returncode == -signal.SIGKILL:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process_id, signal.SIGKILL)
@@ -140,7 +140,7 @@ class WorkerHandle:
         if not self.pending or answer.request != self.pending[0][0]:
             raise InvalidMessage
         if isinstance(answer.outcome, Unscored) and answer.outcome.reason.startswith("MemoryError"):
-            # The worker may keep the memory, so that the next samples would also run out of memory.
+            # The worker may keep this memory, and the next samples would run out of memory too.
             raise Lost(f"worker ran out of memory (limit {self._limits.memory_gb:g} GB)")
         (_, task), seconds = self.pending.popleft(), monotonic() - self.since
         first, self.fresh = self.fresh, False
@@ -193,7 +193,7 @@ run_path({_keeper.__file__!r})["keep"]({os.getpid()}, {descriptor}, serve)
     return subprocess.Popen(
         [sys.executable, "-c", program],
         pass_fds=(descriptor,),
-        start_new_session=True,  # so that the terminal's Ctrl-C does not reach it
+        start_new_session=True,  # Ctrl-C in the terminal does not reach the keeper then
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

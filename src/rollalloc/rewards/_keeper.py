@@ -1,8 +1,8 @@
-"""The process between `WorkerScorer` and a worker. It kills the worker together with every process the worker started.
+"""The process between `WorkerScorer` and a worker. It kills the worker, and every process that the worker started.
 
-It runs no user code, so it still works if a reward function blocks the interpreter or kills its parent process. It is run
-by its file path and does not import the package, because imports may start threads, and a process with threads cannot fork
-safely.
+It runs no user code, so it still works if a reward function blocks the interpreter or kills its parent process. It is
+started by its file path and does not import the package: imports may start threads, and a process with threads cannot
+fork safely.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 def keep(parent_id: int, descriptor: int, serve: Callable[[int], None]) -> None:
     """Fork the worker and wait until it ends, the parent ends, or SIGTERM arrives. Then kill the worker and its processes.
 
-    Does not return: this process exits with the worker's exit code or signal. On Linux, orphans of the worker become
-    children of this process, so that it finds and kills them even if they moved to another session. Elsewhere it kills
-    only the worker's process group.
+    Does not return: this process exits with the worker's exit code or signal. On Linux, this process becomes the parent of
+    the worker's orphans, so it finds and kills them even if they moved to another session. Elsewhere it kills only the
+    worker's process group.
 
     Args:
-        parent_id: the parent's process id, with which this process notices that the parent has ended. The channel does
-            not show this, because other processes that the parent forked may hold it open.
-        descriptor: the worker's end of the channel.
+        parent_id: the parent's process id. It is needed to notice that the parent has ended: the channel may stay open
+            then, because other processes that the parent forked hold it too.
+        descriptor: the file descriptor of the worker's end of the channel.
         serve: called in the worker with `descriptor`.
     """
     _control_process(_PR_SET_CHILD_SUBREAPER, 1)
@@ -40,7 +40,7 @@ def keep(parent_id: int, descriptor: int, serve: Callable[[int], None]) -> None:
         _control_process(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != keeper_id:
             os._exit(1)
-        os.setsid()  # a function that signals its process group must not reach the parent
+        os.setsid()  # so that a function that signals its process group does not reach the parent
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         try:
             serve(descriptor)
@@ -57,7 +57,7 @@ def keep(parent_id: int, descriptor: int, serve: Callable[[int], None]) -> None:
 
 
 def _end_all(worker_id: int, status: int | None) -> int:
-    """Kill the worker and every process it started. Returns the worker's exit status."""
+    """Kill the worker and every process that it started. Return the worker's exit status."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(worker_id, signal.SIGKILL)
     while True:
@@ -71,7 +71,7 @@ def _end_all(worker_id: int, status: int | None) -> int:
 
 
 def _reap(options: int) -> dict[int, int]:
-    """The ids of children that have ended -> their exit status."""
+    """Exit statuses of the children that have ended, by process id."""
     ended: dict[int, int] = {}
     with suppress(ChildProcessError):
         while True:
@@ -95,7 +95,7 @@ def _children() -> list[int]:
 
 
 def _exit_as(status: int) -> None:
-    """End this process with the exit code or the signal of another process's exit status."""
+    """End this process in the same way as the process with this exit status: with its exit code, or by its signal."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -109,7 +109,7 @@ def _exit_as(status: int) -> None:
 def _control_process(option: int, value: int) -> None:
     if sys.platform != "linux":
         return
-    with suppress(ImportError):  # Python may be built without ctypes; then orphans in other sessions are not killed
+    with suppress(ImportError):  # without ctypes, orphans in other sessions are not killed
         import ctypes
 
         ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)

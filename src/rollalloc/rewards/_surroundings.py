@@ -22,35 +22,35 @@ from typing import Any
 
 from rollalloc.rewards._channel import most_descriptors
 
-_SPARE_THREADS = 128  # number of threads that a function may keep between samples, for example in a pool
-_OPEN_SHARE = 0.25  # a function may keep this share of the allowed open files between samples
-# Modules whose functions guards for untrusted code and mocks often replace; this package's modules are added.
+_SPARE_THREADS = 128  # number of threads that a function may leave running after a sample, for example in a pool
+_OPEN_SHARE = 0.25  # share of the allowed open files that a function may leave open after a sample
+# Modules with functions that mocks and guards for untrusted code often replace. This package's modules are added.
 _OFTEN_PATCHED = (builtins, os, os.path, pickle, shutil, signal, subprocess, sys, time)
 _OWN = __name__.rpartition(".")[0]
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
-_SIGNALS = range(1, 32)  # without real-time signals, which have no standard use
+_SIGNALS = range(1, 32)  # the standard signals, without real-time signals
 _ATTEMPTS = 10
 _getsignal: Callable[[int], Any] = import_module(
     "_signal"
-).getsignal  # 30 times faster than signal's, which makes enums
-_setitimer = signal.setitimer  # saved before a sample can replace it
+).getsignal  # 30 times faster than signal.getsignal, which creates enums
+_setitimer = signal.setitimer  # stored now, because a sample may replace it later
 
 
 class Surroundings:
-    """The state of this process when it is created, to which `restore` returns after each sample.
+    """The state of this process at creation. `restore` returns the process to it after each sample.
 
-    The state consists of timers, signal handlers and the signal mask; resource limits; the three standard streams; working
-    directory, environment, umask and time zone; the interpreter's hooks and recursion limit; the module search path and
-    finders; the decimal context; the table of modules; and the functions of the built-ins, of modules for processes and
-    files, and of this package. The contents of other modules are not restored: a function may keep caches, pools and
-    connections there, and a function that it replaced there stays replaced.
+    The state consists of: timers, signal handlers and the signal mask; resource limits; the three standard streams; the
+    working directory, environment, umask and time zone; the interpreter's hooks and recursion limit; the module search
+    path and finders; the decimal context; the table of modules; and functions of three kinds of modules: the built-ins,
+    modules for processes and files, and this package. Other modules are not restored. A function may keep caches, pools
+    and connections in them, and replacements that it makes there stay.
     """
 
     def __init__(self) -> None:
         own = [module for name, module in list(sys.modules.items()) if name.rpartition(".")[0] == _OWN]
         self._tables = [_Table(vars(module), callable) for module in (*_OFTEN_PATCHED, *own)]
-        # Only top-level modules: checking every submodule would take longer than a simple reward.
+        # Only top-level modules: to check every submodule would take longer than a simple reward.
         self._tables.append(_Table(sys.modules, lambda module: "." not in getattr(module, "__name__", ".")))
         self._modules = len(sys.modules)
         self._search_path = list(sys.path)
@@ -59,7 +59,7 @@ class Surroundings:
         ]
         self._time_zone = _time_zone()
         self._was_hooked = False
-        sys.addaudithook(self._note_hook)  # a hook cannot be removed
+        sys.addaudithook(self._note_hook)  # detects audit hooks of a sample, which cannot be removed
         self._streams = sys.stdin, sys.stdout, sys.stderr
         self._hooks = sys.gettrace(), sys.getprofile()
         self._recursion_limit = sys.getrecursionlimit()
@@ -77,17 +77,17 @@ class Surroundings:
         self._most_open = max(_lowest_free_descriptor(), _OPEN_SHARE * most_descriptors())
 
     def restore(self) -> bool:
-        """Undo the changes of the last sample. False: it cannot be done, or too many threads or files are left open."""
+        """Undo the changes of the last sample. Return False if this fails, or if too many threads or files are open."""
         for _ in range(_ATTEMPTS):
             try:
                 self._restore()
                 return self._is_fit()
-            except BaseException:  # a signal handler or a hook of the sample may still be active and raise anything
+            except BaseException:  # a signal handler or hook of the sample may still be active, and may raise anything
                 continue
         return False
 
     def _restore(self) -> None:
-        for timer in _TIMERS:  # timers come first, because a timer of 0.1 ms would interrupt everything else
+        for timer in _TIMERS:  # first, because a timer of 0.1 ms would interrupt the other steps
             _setitimer(timer, 0)
         sys.setrecursionlimit(self._recursion_limit)
         for table in self._tables:
@@ -115,7 +115,7 @@ class Surroundings:
         os.umask(self._umask)
 
     def _restore_search_path(self) -> None:
-        """Restore the module search path. A finder that an imported module appended may stay."""
+        """Restore the module search path. Finders that were appended, for example by an imported module, stay."""
         if sys.path != self._search_path:
             sys.path[:] = self._search_path
         for name, finders, original in self._finders:
@@ -152,7 +152,7 @@ class Surroundings:
 
 class _Table:
     """The original values of some entries of a dictionary. Entries that are added later, for example by late imports,
-    may stay.
+    are not removed.
     """
 
     def __init__(self, table: dict[str, Any], restores: Callable[[Any], bool]) -> None:
@@ -163,7 +163,7 @@ class _Table:
 
     def restore(self) -> None:
         try:
-            # The comparison runs in C, and compares identities first.
+            # Fast: this runs in C, and compares identities first.
             changed = self._look_up(self._table) != self._values
         except KeyError:
             changed = True
@@ -183,7 +183,7 @@ def _directory() -> str | None:
 
 
 def _lowest_free_descriptor() -> int:
-    """The lowest free file descriptor. It grows with the number of files that are left open."""
+    """The lowest free file descriptor, which shows how many files were left open."""
     with suppress(OSError):
         descriptor = os.dup(0)
         os.close(descriptor)

@@ -26,12 +26,12 @@ from rollalloc.rewards.function import (
 def serve(descriptor: int, reward: str, memory_bytes: int) -> None:
     """Report this process's id, load the reward function, and answer each sample with its outcome.
 
-    If the function forks, the child exits when the function returns or raises, so that only this process answers.
+    If the function forks, the forked process exits when the function returns or raises. Only this process answers.
 
     Args:
         descriptor: this process's end of the channel.
         reward: path of the function, see `load_reward`.
-        memory_bytes: bytes that the samples may make this process allocate.
+        memory_bytes: number of bytes that samples may allocate in this process.
     """
     parent = WorkerEnd(descriptor)
     parent.send(["started", os.getpid()])
@@ -52,7 +52,7 @@ def serve(descriptor: int, reward: str, memory_bytes: int) -> None:
 
 
 def _load(reward: str) -> RewardFunction | str:
-    """The function, or the error of loading it. If the module forks, the child exits here."""
+    """The function, or the text of the error that loading it raised. If the module forks, the forked process exits here."""
     process_id = os.getpid()
     error: BaseException | None = None
     try:
@@ -67,19 +67,18 @@ def _load(reward: str) -> RewardFunction | str:
 def _score(function: RewardFunction, message: bytes) -> Outcome:
     try:
         sample = Sample(*pickle.loads(message))
-    except Exception as error:  # for example, its class cannot be imported here
+    except Exception as error:  # for example, because its class cannot be imported in this process
         return Unscored(f"cannot be unpickled in the worker: {error}"[:LONGEST_REASON])
     try:
         return score_sample(function, sample)
-    except BaseException as error:  # for example KeyboardInterrupt, which must not end the worker
+    except BaseException as error:  # all errors: KeyboardInterrupt, for example, must not end the worker
         return Unscored(what_was_raised(error), raised=True)
 
 
 def _limit_memory(more_bytes: int) -> None:
     """Limit this process to `more_bytes` beyond its present memory, on Linux.
 
-    The limit is relative because the memory of a new process depends on the machine: numerical libraries allocate for
-    every core.
+    The limit is relative, because numerical libraries allocate memory for every core when a process starts.
     """
     status = Path("/proc/self/status")
     if status.exists():

@@ -13,10 +13,10 @@ from rollalloc.rewards.notation import last_number, same_number
 
 @dataclass(frozen=True)
 class ExactMatch:
-    """Returns 1 if the answer and the ground truth are the same text up to white space, and 0 otherwise.
+    """Returns 1 if the answer and the ground truth are the same text apart from white space, and 0 otherwise.
 
     Args:
-        extract: finds the answer in a completion; None if there is none.
+        extract: finds the answer in a completion, or returns None if there is none.
     """
 
     extract: Extractor = final
@@ -36,7 +36,7 @@ class Numeric:
     only one of a and b has a percent sign, 50% equals both 50 and 0.5.
 
     Args:
-        extract: finds the answer in a completion; None if there is none.
+        extract: finds the answer in a completion, or returns None if there is none.
         relative: tolerance relative to |b|, at least 0.
         absolute: absolute tolerance, at least 0.
 

@@ -1,7 +1,7 @@
-"""Single-turn environments of `verifiers` 0.4: which of them can be scored here, and their rubric as a reward function.
+"""Single-turn environments of `verifiers` 0.4: check whether they can be scored here, and use their rubric as a reward.
 
 An environment is a package that exports a taskset. `rollalloc data environment` writes its prompts, each with its task in
-`extra_info`; `compute_score` recreates the task, and calls its rewards with the completion as the only answer.
+`extra_info`. `compute_score` recreates the task, and applies the task's rewards to the completion as the only answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from rollalloc.files.text import error_text
 
-# Imported here and not in the reward function, so that the seconds of importing do not count towards a sample's limit.
+# Imported here and not in the reward function, so that the time limit of a sample does not include importing.
 try:
     import verifiers.v1 as verifiers  # pyright: ignore[reportMissingImports]
     from verifiers.v1.envs.single_agent import SingleAgentEnv  # pyright: ignore[reportMissingImports]
@@ -34,15 +34,15 @@ _ELSEWHERE = "train it with TRL's environment_factory or verl's tool_agent (docs
 
 
 def load_taskset(name: str, config: Mapping[str, Any]) -> Any:
-    """An environment's taskset, if its rollouts are single answers that are scored without a sandbox or a key.
+    """Load an environment's taskset. Its rollouts must be single answers that are scored without a sandbox or a key.
 
     Args:
-        name: name of an installed package, as for `vf-eval`.
+        name: name of an installed package, as `vf-eval` takes it.
         config: configuration of its taskset.
 
     Raises:
-        ImportError: it is not installed.
-        ValueError: an environment that cannot be used here, or a config that it does not take; says why.
+        ImportError: the package is not installed.
+        ValueError: the environment cannot be used here, or does not accept the config; the message says why.
     """
     try:
         environment = loaders.environment_class(name)
@@ -51,7 +51,7 @@ def load_taskset(name: str, config: Mapping[str, Any]) -> Any:
         raise ImportError(
             f"environment {name!r}: {str(error).rstrip('.')}; install its package where rollalloc is installed"
         ) from error
-    except (Exception, SystemExit) as error:  # its import can raise anything, for example if a key is missing
+    except (Exception, SystemExit) as error:  # importing a package can raise anything, for example if a key is missing
         raise ValueError(
             f"environment {name!r} is not a taskset of verifiers 0.4, or its config is wrong, or its package needs "
             f"something that is missing ({error_text(error)})"
@@ -70,14 +70,14 @@ def load_taskset(name: str, config: Mapping[str, Any]) -> Any:
 
 
 def check_task(name: str, task: Any) -> None:
-    """Refuse a task that needs more than one answer and a rubric, such as tools, a sandbox or a judge.
+    """Raise an error if a task needs more than one answer and a rubric, for example tools, a sandbox or a judge.
 
     Args:
         name: name of the environment.
         task: a `verifiers` task.
 
     Raises:
-        ValueError: says what it needs, and where it can be trained.
+        ValueError: the message says what the task needs, and where it can be trained.
     """
     base = verifiers.Task
     of_task = f"environment {name!r}, {type(task).__name__}"
@@ -114,11 +114,11 @@ async def compute_score(
     Args:
         data_source: not used.
         solution_str: the completion, which becomes the assistant's only message.
-        ground_truth: not used; the task holds it.
-        extra_info: as `rollalloc data environment` wrote it.
+        ground_truth: not used, because the task contains it.
+        extra_info: a value that `rollalloc data environment` wrote.
 
     Returns:
-        `score`, and each reward and metric by name; None if none of the rewards has a value.
+        `score`, and each reward and metric by name; None if no reward has a value.
 
     Raises:
         ValueError: `extra_info` has no task of an environment.
@@ -170,6 +170,6 @@ def prompt_of(data: Any) -> list[dict[str, Any]]:
 
 
 def _needs_runtime(function: Any) -> bool:
-    """Whether a reward or metric asks for the sandbox that a rollout ran in."""
+    """Whether a reward or metric needs the sandbox in which a rollout ran."""
     parameter = inspect.signature(function).parameters.get("runtime")
     return parameter is not None and parameter.default is inspect.Parameter.empty

@@ -1,4 +1,4 @@
-"""Extractors find the answer in a completion. Each takes text and returns the answer, or None if there is none."""
+"""Extractors find the answer in a completion. Each takes a text and returns the answer, or None if there is none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NEXT_SENTENCE = re.compile(r"(?<=[\w)}%$])[.!?]\s+(?=[A-Z])")
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}`; None if there is none, or if it is not closed, as in a cut-off completion."""
+    r"""The content of the last `\boxed{...}`; None without a box, or if the last one is not closed (in a cut-off text)."""
     start = _end_of_last_box_command(text)
     if start is None:
         return None
@@ -44,7 +44,7 @@ def after_hashes(text: str) -> str | None:
 def final(text: str) -> str | None:
     r"""The last `\boxed{...}`; without a box, the sentence after the last `####`; without either, the whole text.
 
-    None if the last box is not closed: the completion was cut off, and an earlier box is not its answer.
+    None if the last box is not closed: then the completion was cut off, and an earlier box is not its answer.
     """
     if is_cut_off(text):
         return None

@@ -13,14 +13,15 @@ from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 class Reward:
     """Wraps a scorer as a reward function for verl's `custom_reward_function` and TRL's `reward_funcs`.
 
-    rollalloc's own commands also accept its path; they run the wrapped function in workers of their own. It may be called
-    from several threads, and it may be pickled: a copy starts its own worker processes.
+    rollalloc's own commands accept it too; they run the wrapped function in their own workers. It may be called from
+    several threads. It may be pickled; a copy starts its own worker processes.
 
     Args:
-        scorer: scores the samples. Its worker processes end with the interpreter, or earlier if you call its `close`.
-        ground_truth: name of the data set column that holds the ground truth under TRL. verl passes it separately.
+        scorer: scores the samples. Its worker processes end with the interpreter, or when you call its `close`.
+        ground_truth: for TRL only: name of the data set column that contains the ground truth.
         name: name of the reward in TRL's logs.
-        answer: finds the answer in a completion, for verl's majority votes (`maj@k`) of equal texts. None: no votes.
+        answer: finds the answer in a completion, so that verl can take majority votes among equal answers (`maj@k`).
+            None: no votes.
     """
 
     def __init__(
@@ -40,13 +41,13 @@ class Reward:
         """Score one `solution_str` for verl, or a batch of `completions` for TRL.
 
         Returns:
-            For verl, a dict with `score`, `acc`, `unscored` (1.0 or 0.0) and `reason`; with `answer` also `pred`, the answer
-            or "". verl requires a score, so an unscored sample has score and acc 0.0; `unscored` distinguishes it from a
-            wrong answer.
-            For TRL, a list of rewards, with None for unscored samples, which TRL ignores.
+            For verl, a dict with `score`, `acc`, `unscored` (1.0 or 0.0) and `reason`. With `answer` also `pred`: the
+            answer, or "" if there is none. verl requires a score, so an unscored sample has score and acc 0.0; `unscored`
+            distinguishes it from a wrong answer.
+            For TRL, a list of rewards. Unscored samples have None, which TRL ignores.
 
         Raises:
-            ValueError: TRL's data set has no column of the name `ground_truth`.
+            ValueError: TRL's data set has no column with the name `ground_truth`.
             RuntimeError: a worker could not load the reward function.
         """
         return self._answer_verl(**arguments) if completions is None else self._answer_trl(completions, arguments)
@@ -106,7 +107,7 @@ def _reward(outcome: Outcome) -> float | None:
 
 
 def _text(completion: str | list[dict[str, Any]]) -> str:
-    """The text of a completion. Of a list of messages, it is the content of the last, which may be a list of parts."""
+    """The text of a completion. For a list of messages: the content of the last one, which may be a list of parts."""
     if isinstance(completion, str):
         return completion
     content = completion[-1].get("content") if completion else None

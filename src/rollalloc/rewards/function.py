@@ -1,4 +1,4 @@
-"""verl's convention for reward functions: loads a function, calls it, and reads what it returns."""
+"""Loads a reward function in verl's convention, calls it, and reads what it returns."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ import numpy as np
 from rollalloc.core.events import LARGEST
 from rollalloc.files.text import error_text
 
-_getpid, _exit = os.getpid, os._exit  # stored at import, because reward functions that sandbox code may patch `os`
+_getpid, _exit = os.getpid, os._exit  # stored at import, because a reward function may replace them to protect itself
 _run = asyncio.run  # stored at import, because some reward functions replace `asyncio.run`
-_REASON_LENGTH = 200  # characters: reasons are logged, and an exception's text may quote a whole completion
+_REASON_LENGTH = 200  # maximum number of characters: reasons are logged, and an exception may quote a whole completion
 
 
 class RewardFunction(Protocol):
-    """verl's `compute_score`, plain or `async def`. It is called with keywords; see `to_outcome` for what it may return."""
+    """verl's `compute_score`, plain or `async def`, called with keywords. See `to_outcome` for what it may return."""
 
     def __call__(
         self, *, data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any]
@@ -40,13 +40,12 @@ class Sample:
     """One rollout to be scored.
 
     Attributes:
-        data_source: name of the prompt's data set; a function may score several data sets.
-        completion: the generated text. It may hold any characters.
+        data_source: name of the prompt's data set, because a function may score several data sets.
+        completion: the generated text, with any characters.
         ground_truth: the prompt's ground truth in the data set.
         extra_info: the prompt's `extra_info` in the data set.
-        tokens: number of tokens of the completion; None if unknown. `OverlongScorer` needs it; it is not passed to the
-            function.
-        name: the sample's name in reports, for example "gsm8k/17#3"; it is not passed to the function.
+        tokens: number of tokens of the completion; None if unknown. Only `OverlongScorer` uses it.
+        name: the sample's name in reports, for example "gsm8k/17#3". The function does not get it.
     """
 
     data_source: str
@@ -67,11 +66,11 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Unscored:
-    """A rollout without a score, which is not the same as a wrong answer.
+    """A rollout without a score. It is not a wrong answer.
 
     Attributes:
         reason: why there is no score.
-        raised: True if the function raised an exception; False if it returned no score, or its process died or was killed.
+        raised: True if the function raised an exception. False if it returned no score, or if its process died.
     """
 
     reason: str
@@ -85,8 +84,8 @@ def load_reward(path: str) -> RewardFunction:
     """Load a reward function.
 
     Args:
-        path: `package.module:function`, or `file.py:function` with the file relative to the working directory. If it names
-            a `frameworks.Reward`, the function that this wraps is returned.
+        path: `package.module:function`, or `file.py:function` with the file relative to the working directory. If the
+            object is a `frameworks.Reward`, the function inside it is returned.
 
     Raises:
         ValueError: the path has another form.
@@ -114,8 +113,8 @@ def load_reward(path: str) -> RewardFunction:
 def score_sample(function: RewardFunction, sample: Sample) -> Outcome:
     """Score one sample. If the function raises an exception or calls `sys.exit`, the sample is unscored.
 
-    A coroutine runs in a new event loop, so do not call this from within a running loop. If the function forks, the child
-    process exits here when the function returns or raises; otherwise it would continue as a second copy of the caller.
+    A coroutine runs in a new event loop, so do not call this within a running loop. If the function forks, the child
+    process exits here when the function returns or raises. Otherwise it would continue as a second copy of the caller.
     """
     process_id = _getpid()
     ended: BaseException | None = None
@@ -127,7 +126,7 @@ def score_sample(function: RewardFunction, sample: Sample) -> Outcome:
             extra_info=sample.extra_info,
         )
         return to_outcome(_run(_finish(result)) if inspect.isawaitable(result) else result)
-    except (Exception, SystemExit, asyncio.CancelledError) as error:  # an HTTP client that gives up may cancel its task
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # an HTTP client may cancel its task on a time-out
         ended = error
         return Unscored(what_was_raised(error), raised=True)
     except BaseException as error:
@@ -138,10 +137,10 @@ def score_sample(function: RewardFunction, sample: Sample) -> Outcome:
 
 
 def end_if_forked(process_id: int, ended: BaseException | None) -> None:
-    """Exit if this is a forked child, with the exit code that Python would give a script that ended the same way.
+    """If this process was forked from another one, exit as a script would that ended in the same way.
 
     Args:
-        process_id: id of the process that is to continue.
+        process_id: id of the process that must not exit.
         ended: the exception that ended the function; None if it returned.
     """
     if _getpid() != process_id:
@@ -150,7 +149,7 @@ def end_if_forked(process_id: int, ended: BaseException | None) -> None:
 
 
 def what_was_raised(error: BaseException) -> str:
-    """The reason for an unscored sample: the exception's type and text, or only its type if `str` fails on it."""
+    """The reason for an unscored sample: the exception's type and text. If its `str` fails, only the type."""
     try:
         return error_text(error, _REASON_LENGTH)
     except Exception:
@@ -158,11 +157,11 @@ def what_was_raised(error: BaseException) -> str:
 
 
 def to_outcome(result: Any) -> Outcome:
-    """Read what a reward function returned. Anything that is not a score becomes `Unscored`, never 0.
+    """Read what a reward function returned. Anything that is not a score becomes `Unscored`, and never 0.
 
     Args:
-        result: a number within ±`LARGEST`, which is both reward and metric; or a dict with `score`, the reward, and
-            optionally `acc`, the metric; or None if the sample cannot be scored.
+        result: a number within ±`LARGEST`, which is both reward and metric; or a dict with `score` (the reward) and
+            optionally `acc` (the metric); or None if the sample cannot be scored.
     """
     if result is None:
         return Unscored("reward function returned None")
@@ -203,7 +202,7 @@ def _load_module(name: str) -> ModuleType:
 def _load_file(file: Path) -> ModuleType:
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file, looked in {Path.cwd()}; check the part before the colon")
-    # The module is named by its full path, so that two files of the same name do not share one module.
+    # The module's name is its full path, so that two files with the same name do not share one module.
     spec = importlib.util.spec_from_file_location(str(file.resolve()), file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file}: Python cannot load it as a module; give a .py file")

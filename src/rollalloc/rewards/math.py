@@ -1,13 +1,13 @@
-r"""Rewards for mathematical answers, by math-verify and by checks of our own for the cases that it gets wrong.
+r"""Rewards for mathematical answers. They use math-verify, and checks of our own for cases that it gets wrong.
 
-An answer is compared with the ground truth in four steps; the first step that decides counts:
+An answer is compared with the ground truth in four steps. The first step that decides counts:
 
 1. If both are the same text after normalization (`_plain`), the answer is right.
 2. If both are numbers, their values decide: exactly or, if one is rounded, to six decimals and six significant digits.
-3. Words, times of day, numbers in different bases, and a set against a tuple are wrong unless step 1 accepted them
-   (`_refused`).
-4. math-verify decides. Before that, constants of different values are wrong, because math-verify compares them after
-   rounding to a fixed number of decimals (`_differ`).
+3. Some answers are wrong unless step 1 accepted them: words, times of day, numbers in different bases, and a set against
+   a tuple (`_refused`).
+4. math-verify decides. Before that, constants with different values are wrong (`_differ`), because math-verify rounds
+   them to a fixed number of decimals before it compares them.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ except ImportError as error:
 
 Boxed = Literal["required", "preferred", "any"]
 
-_GOLDS = 1024  # number of parsed ground truths to keep
-_DIGITS = 50  # decimals to which math-verify compares constants; its default of 15 makes smaller numbers equal to 0
+_GOLDS = 1024  # maximum number of parsed ground truths to keep
+_DIGITS = 50  # decimals to which math-verify compares constants; with its default of 15, smaller numbers would equal 0
 _DECIMALS, _SIGNIFICANT = Decimal("5e-7"), Decimal("5e-6")  # absolute and relative tolerance for rounded numbers
 
 
 @dataclass(frozen=True)
 class MathVerify:
-    r"""Returns 1 if the answer equals the ground truth, and 0 if it does not or there is no answer.
+    r"""Returns 1 if the answer equals the ground truth, and 0 if it does not or if there is no answer.
 
     A completion that ends inside a `\boxed{` was cut off and has no answer. If a comparison takes too long, the call
-    raises an error, so that the sample is unscored; math-verify itself would call it wrong. The time-out uses an alarm
+    raises an error, so that the sample is unscored. (math-verify itself would call it wrong.) The time-out uses an alarm
     signal, which cannot interrupt a long computation with integers; only the limit of a `WorkerScorer` can.
 
     Args:
         timeout_s: seconds for parsing, and for each comparison; an integer, at least 1.
-        boxed: where to look for the answer. "required": only in the last `\boxed{...}`. "preferred": in the last box; if
-            there is none, after the last "answer is" or "answer:", and where math-verify finds an answer in the text.
-            "any": in all of these places, even if there is a box.
+        boxed: where to look for the answer. "required": only in the last `\boxed{...}`. "preferred": in the last box; in
+            a text without a box, after the last "answer is" or "answer:", and where math-verify finds an answer. "any": in
+            all of these places, even in a text with a box.
 
     Raises:
         ValueError: on creation, `boxed` has another value; on a call, the ground truth is empty or cannot be parsed.
@@ -100,7 +100,7 @@ class MathVerify:
         return not gold.must_be_stated and self._any_equal(gold.parsed, _parse(in_latex(text), self.timeout_s))
 
     def _any_equal(self, golds: list[Any], answers: list[Any]) -> bool:
-        """Whether any pair is equal. Raises TimeoutError if none is, but a comparison took too long."""
+        """Whether any pair is equal. Raise TimeoutError if no pair is equal, but a comparison took too long."""
         late: TimeoutError | None = None
         for gold, answer in product(golds, answers):
             try:
@@ -128,7 +128,7 @@ class MathVerify:
 
 
 class _Gold:
-    """A ground truth: its normalized text, its value if it is a number, and what math-verify parses from it."""
+    """A ground truth: its normalized text, its value if it is a number, and the result of math-verify's parser."""
 
     def __init__(self, text: str, timeout_s: int) -> None:
         box = boxed(text)
@@ -139,14 +139,14 @@ class _Gold:
             raise ValueError(f"ground truth {short(text)} is empty; mathematical rewards need one")
         self.number = as_number(self._text)
         self.is_choice = _LETTER.fullmatch(self.plain) is not None
-        # From text without a box, math-verify may extract a single number. It calls this number equal to any equation
-        # that ends with it, such as 5 and x = 5. So these ground truths are compared only with what the text states as
-        # its answer.
+        # In a text without a box, math-verify may find a single number, and calls it equal to an equation that ends with
+        # this number: 5 equals x = 5, for example. So these ground truths are compared only with the answer that the text
+        # states, such as after "answer is".
         self.must_be_stated = _is_text(self.plain) or "=" in self.plain or _IN_BASE.fullmatch(self.plain) is not None
 
     @cached_property
     def parsed(self) -> list[Any]:
-        """What math-verify parses. Raises ValueError if it parses nothing."""
+        """The result of math-verify's parser. Raise ValueError if it finds nothing."""
         parsed = _parse(_in_box(in_latex(self._text)), self._timeout_s)
         if not parsed:
             raise ValueError(f"ground truth {short(self._text)} cannot be parsed by math-verify")
@@ -172,7 +172,7 @@ _SPELLINGS = tuple(
 
 
 def _plain(answer: str) -> str:
-    """Normalize an answer: remove differences in spelling that have no meaning. Equal results mean equal answers."""
+    """Normalize an answer: remove differences in spelling that have no meaning. Answers with equal results are equal."""
     plain = _TEXT.sub(r" \1 ", in_latex(answer.strip()))
     for pattern, spelling in _SPELLINGS:
         plain = pattern.sub(spelling, plain)
@@ -192,22 +192,21 @@ _IN_BASE = re.compile(r"\(?[0-9A-Fa-f]+\)?_\(?(\w+)\)?")
 
 
 def _choice(plain: str) -> str:
-    """The letter of a multiple-choice answer, such as C for "C", "(C)" or "C: 12"; other answers unchanged."""
+    """The letter of a multiple-choice answer, such as C for "C", "(C)" or "C: 12". Other answers are returned unchanged."""
     match = _LETTER.fullmatch(plain) or _CHOICE.match(plain)
     return next(filter(None, match.groups()), "") if match else plain
 
 
 def _is_text(plain: str) -> bool:
-    """Whether a normalized answer is text and not a formula: words, a sentence, a time of day, or a ratio as 1:2:3."""
+    """Whether a normalized answer is text and not a formula: words, a sentence, a time of day, or a ratio like 1:2:3."""
     return bool(_WORDS.fullmatch(plain) or _CLOCK.fullmatch(plain) or _SENTENCE.search(plain)) or plain.count(":") > 1
 
 
 def _refused(gold: str, answer: str) -> bool:
-    """Whether only identical text can be right, so that an answer with different text is wrong. Both texts are
-    normalized.
+    """Whether an answer that differs from the ground truth must be wrong. Both texts are normalized.
 
-    math-verify must not decide these cases: it reads a word as the product of its letters and a time of day as a quotient,
-    and it ignores bases.
+    math-verify must not decide in these cases, because it reads a word as the product of its letters and a time of day as
+    a quotient, and ignores bases.
     """
     if _is_text(gold) or _is_text(answer):
         return True
@@ -220,10 +219,10 @@ def _refused(gold: str, answer: str) -> bool:
 
 
 def _differ(gold: Any, answer: Any) -> bool:
-    """Whether two parsed answers certainly differ, in cases where math-verify may call them equal.
+    """Whether two parsed answers certainly differ, in cases in which math-verify may call them equal.
 
-    These are constants of different values; tuples, sets or matrices whose members differ; and different equations without
-    solutions, since math-verify compares equations by their solutions.
+    These cases are: constants of different values; tuples, sets or matrices with different members; and different
+    equations without solutions, because math-verify compares equations by their solutions.
     """
     if isinstance(gold, _CONTAINERS) and isinstance(answer, _CONTAINERS):
         golds, answers = _members(gold), _members(answer)
@@ -240,9 +239,9 @@ def _differ(gold: Any, answer: Any) -> bool:
 
 
 def _same_equation(first: Any, second: Any) -> bool:
-    """Whether two equations are the same up to moved terms and a factor of -1.
+    """Whether two equations are the same apart from moved terms and a factor of -1.
 
-    If there are no unknowns, the left sides must be equal, and the right sides too.
+    Without unknowns, the left sides must be equal, and the right sides too.
     """
     if first == second:
         return True
@@ -251,7 +250,7 @@ def _same_equation(first: Any, second: Any) -> bool:
     try:
         left, right = first.lhs - first.rhs, second.lhs - second.rhs
         return sympy.simplify(left - right) == 0 or sympy.simplify(left + right) == 0
-    except (TypeError, ValueError, AttributeError):  # sides of different types, such as a number and a matrix
+    except (TypeError, ValueError, AttributeError):  # the sides have different types, such as a number and a matrix
         return False
 
 
@@ -267,7 +266,7 @@ def _members(container: Any) -> list[Any]:
 def _is_constant(expression: Any) -> bool:
     """Whether an expression is a number that is cheap to evaluate.
 
-    Percentages (`UnevaluatedExpr`) are not treated as numbers, since 50% may mean 50 or 0.5.
+    A percentage (`UnevaluatedExpr`) is not a number here, because 50% may mean 50 or 0.5.
     """
     return (
         isinstance(expression, sympy.Expr)
@@ -277,9 +276,9 @@ def _is_constant(expression: Any) -> bool:
 
 
 def _may_be_rounded(first: Number, second: Number) -> bool:
-    """Whether one number may be a rounded form of the other: 0.333333 may be 1/3, but 4.9999999 is not 5.
+    """Whether one number may be a rounded form of the other. 0.333333 may be 1/3, but 4.9999999 is not 5.
 
-    One must have a decimal point, and the other a decimal point or a fractional part.
+    Both must have a decimal point, or one must have a decimal point and the other must not be a whole number.
     """
     return (first.rounded and second.rounded) or any(
         one.rounded and other.value != other.value.to_integral_value()
@@ -304,7 +303,7 @@ _INLINE = re.compile(r"\$([^$\n]+)\$|\\\(([^\n]+?)\\\)")
 
 
 def _stated(text: str) -> list[str]:
-    """Candidate answers of a text without a box: the text after the last "answer is", and the last inline formula."""
+    """Candidates for the answer in a text without a box: the text after the last "answer is"; the last inline formula."""
     stated: list[str] = []
     for match in _STATED.finditer(text):
         stated = [_NEXT_SENTENCE.split(text[match.end() :], maxsplit=1)[0].rstrip(" .*")]
@@ -318,7 +317,7 @@ def _parse(text: str, timeout_s: int) -> list[Any]:
 
 
 def _within(timeout_s: int, call: Callable[[], Any]) -> Any:
-    """Call math-verify. Returns None if it raises an error, and raises TimeoutError if it takes too long."""
+    """Call math-verify. Return None if it raises an error. Raise TimeoutError if it takes too long."""
     try:
         return call()
     except TimeoutException:

@@ -1,8 +1,8 @@
 r"""Reads numbers in the notations that public data sets and models use.
 
-`in_latex` rewrites numbers into one LaTeX notation, which the rest of the code reads: thousands separators `{,}`, `\,`,
-`\!` and `\ ` are removed; `\frac12` becomes `\frac{1}{2}`, `3 1/2` becomes `3\frac{1}{2}`, and 1.5e3 becomes
-`1.5 \times 10^{3}`; currency and degree signs are removed.
+`in_latex` rewrites numbers into one LaTeX notation, which the rest of the code reads. The thousands separators `{,}`, `\,`,
+`\!` and `\ ` are removed, and currency and degree signs too. `\frac12` becomes `\frac{1}{2}`, `3 1/2` becomes
+`3\frac{1}{2}`, and 1.5e3 becomes `1.5 \times 10^{3}`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from decimal import Decimal, localcontext
 from typing import NamedTuple
 
-PRECISION = 60  # significant digits carried in a comparison
-_LONGEST = 1000  # characters; longer numbers are not read
-_LONGEST_EXPONENT = 5  # characters; longer exponents are not read
+PRECISION = 60  # number of significant digits in a comparison
+_LONGEST = 1000  # maximum number of characters; longer numbers are not read
+_LONGEST_EXPONENT = 5  # maximum number of characters; longer exponents are not read
 
-# Thousands separators. `_DIGITS` reads a plain comma; a comma followed by a space separates the members of a list.
+# Thousands separators, except for a plain comma, which `_DIGITS` reads. A comma before a space separates members of a list.
 _SEPARATOR = r"\{\s?,\s?\}|,?\\!|\\[,:; ]|[\u00a0\u2009\u202f]"
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?![0-9])"
@@ -26,9 +26,9 @@ class Number(NamedTuple):
     """A number in a text.
 
     Attributes:
-        value: the number before a percent sign, if there is one.
+        value: the number; if a percent sign follows, the number before the sign.
         percent: whether a percent sign follows.
-        rounded: whether it has a decimal point, so that it may be the rounded form of a number with more digits.
+        rounded: whether it has a decimal point. Then it may be a rounded number.
     """
 
     value: Decimal
@@ -37,7 +37,7 @@ class Number(NamedTuple):
 
     @property
     def fraction(self) -> Decimal:
-        """The value, divided by 100 if it is a percentage."""
+        """The value; for a percentage, divided by 100."""
         return self.value / 100 if self.percent else self.value
 
 
@@ -50,7 +50,7 @@ def _power_of_ten(match: re.Match[str]) -> str:
 
 
 def _mixed(match: re.Match[str]) -> str:
-    r"""Rewrite a mixed number such as `3 1/2` in LaTeX, `3\frac{1}{2}`. `3 4/2` stays: 4/2 is not a proper fraction."""
+    r"""Rewrite a mixed number: `3 1/2` becomes `3\frac{1}{2}`. `3 4/2` stays, because 4/2 is not a proper fraction."""
     whole, top, bottom = match.groups()
     is_proper = len(top) < len(bottom) or (len(top) == len(bottom) and top < bottom)
     return rf"{whole}\frac{{{top}}}{{{bottom}}}" if is_proper else match[0]
@@ -101,13 +101,13 @@ def in_latex(text: str) -> str:
 
 
 def as_number(text: str) -> Number | None:
-    """The number that a text consists of; None if the text has no number, or anything else."""
+    """The number that a text consists of; None if the text is anything else."""
     match = _NUMBER.fullmatch(in_latex(text.strip()).strip("$ ").removesuffix("."))
     return match and _read(match)
 
 
 def last_number(text: str) -> Number | None:
-    """The last number in a text; None if there is none, or if it is too long to be read."""
+    """The last number in a text; None if there is none, or if the last one is too long."""
     last = None
     for match in _NUMBER.finditer(in_latex(text)):
         last = match
@@ -115,7 +115,7 @@ def last_number(text: str) -> Number | None:
 
 
 def same_number(answer: Number, truth: Number, close: Callable[[Decimal, Decimal], bool]) -> bool:
-    """Whether two numbers are close. If only one has a percent sign, 50% equals both 50 and 0.5."""
+    """Whether two numbers are close. If only one of them has a percent sign, 50% equals both 50 and 0.5."""
     with localcontext(prec=PRECISION):
         if answer.percent == truth.percent:
             return close(answer.value, truth.value)

@@ -33,12 +33,12 @@ def overlong_penalty(tokens: int, max_tokens: int, buffer: int) -> float:
 
 @dataclass(frozen=True)
 class OverlongScorer(Scorer):
-    """Adds `overlong_penalty` to the rewards of another scorer. Metrics and unscored samples are unchanged.
+    """Adds `overlong_penalty` to the rewards of another scorer. Metrics and unscored samples do not change.
 
     Args:
-        scorer: scores the samples; closing this scorer closes it too. Each sample needs its `tokens`.
-        max_tokens: as in `overlong_penalty`.
-        buffer: as in `overlong_penalty`.
+        scorer: scores the samples. Closing this object closes it too. Each sample must have its `tokens`.
+        max_tokens: length from which the penalty is −1, above 0.
+        buffer: number of tokens over which the penalty grows from 0 to −1, in [1, max_tokens].
 
     Raises:
         ValueError: an argument is out of range; on a call, a sample has no `tokens`.

@@ -18,25 +18,25 @@ from rollalloc.rewards.tally import Tally
 
 
 class Scorer(Protocol):
-    """Scores samples. As a context manager it closes itself at the end."""
+    """Scores samples. Used as a context manager, it closes itself at the end."""
 
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
-        """Score samples; returns one outcome per sample, in order."""
+        """Score samples. Return one outcome per sample, in order."""
         ...
 
     def submit(self, samples: Sequence[Sample]) -> Future[list[Outcome]]:
-        """Score samples in the background; returns a future of the outcomes."""
+        """Score samples in the background. Return a future of the outcomes."""
         ...
 
     def report(self) -> dict[str, Any]:
-        """Statistics of what was scored so far, as plain JSON data.
+        """Statistics of all samples scored so far, as plain JSON data.
 
         - `scored`: number of samples with a score
         - `unscored`: number of samples without a score, by reason
         - `seconds`: time spent on samples, summed over workers; `workers`: number of workers
-        - `discarded`: number of messages that were dropped because they were not a worker's valid answer to its request
-        - `slowest`: the slowest samples; `lost`: those whose worker died or was killed. Each has at most 20 entries,
-          slowest first, with `name`, `seconds` and, if unscored, `reason`.
+        - `discarded`: number of messages that were not a worker's valid answer to its request
+        - `slowest`: the slowest samples; `lost`: the slowest samples whose worker died or was killed. Both are lists of
+          at most 20 entries with `name`, `seconds` and, if unscored, `reason`.
         """
         ...
 
@@ -83,22 +83,22 @@ class InlineScorer(Scorer):
 
 
 class WorkerScorer(Scorer):
-    """Runs a reward function in worker processes, so that a sample that hangs or crashes affects no other sample.
+    """Runs a reward function in worker processes, so that a sample that hangs or crashes does not affect other samples.
 
-    If a sample takes too long or its worker dies, the worker and all processes it started are killed and replaced. The
-    sample is `Unscored` if it was the first in its worker. Otherwise an earlier sample may be to blame, so it is tried once
-    more in a fresh worker. Changes that a function makes to its process are undone between samples, and answers from
-    processes that it forks are ignored; docs/rewards.md has the details.
+    If a sample takes too long or its worker dies, the worker and all processes that it started are killed, and a new
+    worker is started. If the sample was the worker's first, it is `Unscored`. Otherwise an earlier sample may be the cause,
+    so the sample is tried again in a fresh worker. Changes that a function makes to its process are undone between samples.
+    Answers from processes that it forks are ignored. docs/rewards.md has the details.
 
-    Workers start at the first call and run until `close`, or until the interpreter ends or is killed. What the function
-    prints is discarded. Workers do not import the caller's main module, so scripts need no `if __name__ == "__main__"`.
-    Several threads may share a scorer. POSIX only; the memory limit works on Linux only.
+    Workers start at the first call. They run until `close`, or until the interpreter ends. What the function prints is
+    discarded. Workers do not import the caller's main module, so scripts need no `if __name__ == "__main__"`. Several
+    threads may share a scorer. POSIX only; the memory limit works on Linux only.
 
     Args:
         reward: path of the function, see `load_reward`.
         workers: maximum number of workers, at least 1.
-        limit_s: seconds per sample and attempt, above 0; importing the module does not count.
-        memory_gb: GiB that a worker may allocate beyond what importing the module took, above 0.
+        limit_s: seconds per sample and attempt, above 0. The time for importing the module is not included.
+        memory_gb: GiB that a worker may allocate after it has imported the module, above 0.
         max_chars: completions with more characters are unscored; at least 1.
 
     Raises:
@@ -133,27 +133,27 @@ class WorkerScorer(Scorer):
         return load_reward(self._limits.reward)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the settings only: a copy starts its own workers."""
+        """Pickle only the settings, so that a copy starts its own workers."""
         limits = self._limits
         keywords = {"memory_gb": limits.memory_gb, "max_chars": limits.max_chars}
         return partial(WorkerScorer, **keywords), (limits.reward, limits.workers, limits.limit_s)
 
     def score(self, samples: Sequence[Sample]) -> list[Outcome]:
-        """Score samples; returns one outcome per sample, in order.
+        """Score samples. Return one outcome per sample, in order.
 
         Raises:
             RuntimeError: a worker could not load the reward function.
-            CancelledError: the scorer was closed in the meantime.
+            CancelledError: the scorer was closed during the call.
         """
         future = self.submit(samples)
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # after Ctrl-C, stop scoring, because nobody waits for the samples
+            future.cancel()  # nobody waits for the samples any more, for example after Ctrl-C
             raise
 
     def submit(self, samples: Sequence[Sample]) -> Future[list[Outcome]]:
-        """Score samples in the background. The future raises what `score` raises; `close` cancels it.
+        """Score samples in the background. The future raises the errors of `score`; `close` cancels it.
 
         The future's callbacks run in the thread that serves the workers, so they must not wait for other samples.
         """
@@ -168,7 +168,7 @@ class WorkerScorer(Scorer):
         return self._tally.report() | {"workers": self._limits.workers}
 
     def close(self) -> None:
-        """End the workers and cancel running calls. A later call starts new workers."""
+        """End the workers and cancel running calls. A later call of `score` or `submit` starts new workers."""
         with self._lock:
             if self._crew is not None:
                 self._crew.close()

@@ -1,4 +1,4 @@
-r"""The reward of the papers' runs under verl (recipes/verl): +1 for a right answer in a closed `\boxed{}`, and -1 otherwise.
+r"""The reward of the papers' runs under verl (recipes/verl): +1 for a right answer in a closed `\boxed{}`, otherwise -1.
 
 verl loads `reward` by `reward.custom_reward_function.path=pkg://rollalloc.rewards.signed`, on any node and from any folder.
 """
@@ -14,17 +14,17 @@ from rollalloc.rewards.scorers import WorkerScorer
 
 
 def compute_score(**sample: Any) -> dict[str, float]:
-    """Return the reward and, as `acc`, the success rate that selection uses.
+    """Return the reward as `score`, and the success rate for selection as `acc`.
 
-    The reward is signed so that DAPO's overlong penalty of at most 1 does not outweigh a right answer. An answer without a
-    box, or in a box that a truncated completion left open, is wrong.
+    The reward is signed so that a right answer outweighs DAPO's overlong penalty, which is at most 1. An answer is wrong
+    without a box, or if a truncated completion left its box open.
 
     Args:
-        sample: verl's arguments of a reward function.
+        sample: the arguments that verl passes to a reward function.
     """
     right = math.required(**sample)
     return {"score": 2 * right - 1, "acc": right}
 
 
 reward = Reward(WorkerScorer(f"{__name__}:compute_score", workers=2), answer=boxed)
-"""For verl: `compute_score` in processes that may be killed, with the boxed answer as `pred` for verl's `maj@k`."""
+"""For verl: runs `compute_score` in processes that may be killed. `pred`, for verl's `maj@k`, is the boxed answer."""

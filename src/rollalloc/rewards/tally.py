@@ -9,12 +9,12 @@ from typing import Any
 
 from rollalloc.rewards.function import Outcome, Sample, Scored
 
-_NAMED = 20  # maximum number of slow samples to name, and of lost ones
-_REASONS = 50  # reasons counted separately; an exception's text may differ for every sample
+_NAMED = 20  # maximum number of slow samples, and of lost samples, that are named
+_REASONS = 50  # number of reasons counted separately, because an exception's text may differ for every sample
 
 
 class Tally:
-    """Counts outcomes, and keeps the slowest samples and those whose worker died or was killed. Its size is bounded."""
+    """Counts outcomes. It also keeps the slowest samples, and those whose worker died or was killed (20 of each)."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -31,8 +31,8 @@ class Tally:
         Args:
             sample: the sample.
             outcome: its outcome.
-            seconds: the time it took.
-            lost: whether its worker died or was killed.
+            seconds: time that the sample took.
+            lost: whether the sample's worker died or was killed.
         """
         entry = {"name": _name(sample), "seconds": round(seconds, 3)}
         with self._lock:

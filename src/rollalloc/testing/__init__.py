@@ -2,13 +2,13 @@
 
     from rollalloc.testing import check_recipe
 
-    check_recipe(my_recipe)   # returns, or raises ConformanceError naming the law, the seed and the mode
+    check_recipe(my_recipe)   # raises a ConformanceError that names the law, the seed and the mode
 
 A simulated world answers every order (`world`, `feeder`). Its prompts range from easy to hard, and its rewards differ
 from the metrics. Rollouts fail, are cancelled, end in random order, and end after their cancellation. The trainer is
-slow, the data loader has epochs of its own, and the capacity may be a single rollout. An auditor that shares no code
-with the core keeps its own records of all events and answers (`audit`). Every decision of every rule is checked against
-the rule's promises (`promises`). The work of a decision is counted on data sets of two sizes (`scale`).
+slow, the data loader has its own epochs, and the capacity may be a single rollout. An auditor, which shares no code with
+the core, records all events and answers and checks them (`audit`). Every decision of every rule is checked against the
+rule's promises (`promises`). The work per decision is measured on data sets of two sizes (`scale`).
 """
 
 from rollalloc.testing.audit import ConformanceError

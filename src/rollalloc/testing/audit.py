@@ -1,4 +1,4 @@
-"""The auditor records all events and answers and checks them, without using the core's own state."""
+"""The auditor records all events and answers, and checks them without using the core's own state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def expect(law: int, kept: bool, otherwise: str) -> None:
 
 @dataclass
 class Auditor:
-    """Records of all events and answers of one run.
+    """Records and checks all events and answers of one run.
 
     Attributes:
         recipe: the recipe of the run.
@@ -36,7 +36,7 @@ class Auditor:
     live: set[int] = field(default_factory=set[int])
     done: dict[int, Done] = field(default_factory=dict[int, Done])
     failed: set[int] = field(default_factory=set[int])
-    # Rollouts that failed, were cancelled, or were done after the decision to stop them.
+    # Rollouts without use: they failed, were cancelled, or ended after the decision to stop them.
     wasted: set[int] = field(default_factory=set[int])
     cancelled: set[int] = field(default_factory=set[int])
     released: set[int] = field(default_factory=set[int])
@@ -46,7 +46,7 @@ class Auditor:
     trained_groups: set[int] = field(default_factory=set[int])
     in_batch: set[int] = field(default_factory=set[int])
     too_old: set[int] = field(default_factory=set[int])  # groups that became too old with an update
-    due: set[int] = field(default_factory=set[int])  # rows whose batch was trained; the next answer must release them
+    due: set[int] = field(default_factory=set[int])  # rows that were trained on; the next answer must release them
     tokens: int = 0
     version: int = 0
     causes: Counter[str] = field(default_factory=Counter[str])
@@ -54,7 +54,7 @@ class Auditor:
     visits: dict[int, list[int]] = field(default_factory=lambda: defaultdict[int, list[int]](list))  # groups by prompt
 
     def told(self, event: Event) -> None:
-        """Record an event. Must be called before the allocator receives the event."""
+        """Record an event. Call this before the allocator receives the event."""
         match event:
             case Done() | Failed() | Cancelled():
                 self.live.discard(event.rollout)
@@ -74,7 +74,7 @@ class Auditor:
                 pass
 
     def _stopped(self, rollout: int) -> bool:
-        """Whether a result is not needed: its rollout was cancelled, or its group is over or complete."""
+        """Whether a result is no longer needed: its rollout was cancelled, or its group is over or ready for a batch."""
         group = self.order_of[rollout].group
         verdict = self.verdicts.get(group)
         over = verdict is not None and verdict.act is not Act.NEXT
@@ -134,7 +134,7 @@ class Auditor:
         expect(12, row.rollout not in self.released, f"rollout {row.rollout} was released before its replay")
 
     def _why_not_trained(self, rollout: int, round_ends: bool) -> str:
-        """The reason why a result was not trained on. It is an error if none of the allowed reasons holds."""
+        """The reason why a result was not trained on. Raise an error if no allowed reason holds."""
         group = self.order_of[rollout].group
         verdict = self.verdicts.get(group)
         if group in self.trained_groups:
@@ -143,7 +143,7 @@ class Auditor:
             return verdict.cause
         if self._is_stale(group):
             return "stale"
-        expect(2, round_ends, f"rollout {rollout} of group {group} is lost: not dropped, not stale, no end of a round")
+        expect(2, round_ends, f"rollout {rollout} of group {group} is lost: not dropped, not stale, and no round ended")
         return "surplus"
 
     def _orders(self, orders: Sequence[Order], capacity: int | None) -> None:
@@ -152,7 +152,7 @@ class Auditor:
         for order in orders:
             expect(4, bool(order.rollouts), "an order without rollouts")
             if order.group not in self.groups:
-                expect(10, not self.always_failed(order.prompt), f"prompt {order.prompt} is drawn, which always fails")
+                expect(10, not self.always_failed(order.prompt), f"prompt {order.prompt} is drawn, but it always fails")
                 self.visits[order.prompt].append(order.group)
             for rollout in order.rollouts:
                 expect(4, rollout not in self.order_of, f"rollout {rollout} is ordered twice")
@@ -162,7 +162,7 @@ class Auditor:
 
     def _batch(self, batch: Batch) -> None:
         expect(2, not self.in_batch, "a second batch before the first was trained")
-        expect(2, batch.version == self.version, f"a batch of version {batch.version} at version {self.version}")
+        expect(2, batch.version == self.version, f"a batch has version {batch.version}, the weights {self.version}")
         by_group: dict[int, list[Row]] = defaultdict(list)
         again = [row for row in batch.rows if row.replays]
         expect(12, [*batch.rows[len(batch.rows) - len(again) :]] == again, "rows that are replayed do not come last")
@@ -179,8 +179,12 @@ class Auditor:
             expect(2, row.rollout not in self.trained, f"rollout {row.rollout} is trained twice")
             expect(2, row.rollout not in self.released, f"row {row.rollout} was released before")
             order, done = self.order_of[row.rollout], self.done[row.rollout]
-            expect(2, (row.group, row.prompt) == (order.group, order.prompt), f"row {row.rollout} is booked elsewhere")
-            expect(2, row.version == done.version, f"row {row.rollout} carries version {row.version}")
+            expect(
+                2,
+                (row.group, row.prompt) == (order.group, order.prompt),
+                f"row {row.rollout} has another group or prompt",
+            )
+            expect(2, row.version == done.version, f"row {row.rollout} has version {row.version}, not {done.version}")
             age = batch.version - done.version
             expect(2, age <= self.recipe.max_staleness, f"row {row.rollout} has staleness {age}")
             self.trained.add(row.rollout)
@@ -197,18 +201,16 @@ class Auditor:
         """Compare the allocator's accounts with these records."""
         expect(8, sum(accounts.values()) == len(self.order_of), f"{accounts} do not sum to {len(self.order_of)}")
         told, booked = Counter(accounts), self.causes.copy()
-        # If a group's own late result makes the group too old, the core counts this result as cancelled, but this class
-        # counts it as stale.
+        # If a result makes its own group too old, the core counts the result as cancelled, and this class counts it as
+        # stale.
         for books in (told, booked):
             books["stale or cancelled"] = books.pop("stale", 0) + books.pop("cancelled", 0)
         for cause in told.keys() - {"open"}:
-            expect(8, told[cause] == booked[cause], f"{cause}: {told[cause]}, really {booked[cause]}")
+            expect(8, told[cause] == booked[cause], f"accounts of {cause}: {told[cause]}, expected {booked[cause]}")
         expect(8, accounts["open"] >= len(self.live), "open rollouts are missing")
 
     def always_failed(self, prompt: int) -> bool:
-        """Whether the prompt has reached the recipe's number of visits in a row without a score because rollouts
-        failed.
-        """
+        """Whether the recipe must no longer draw the prompt, because rollouts failed in too many visits in a row."""
         limit, visits = self.recipe.quarantine_after, self.visits[prompt]
         if limit is None or len(visits) < limit:
             return False

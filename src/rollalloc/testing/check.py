@@ -27,21 +27,21 @@ def check_recipe(
     rewards: tuple[float, float] = (-1.5, 1.0),
     table: Callable[[int], PromptTable] = PromptTable.of,
 ) -> None:
-    """Test a recipe against every law, in synchronous and asynchronous runs, with and without trouble.
+    """Test a recipe against every law, in synchronous and asynchronous runs, with and without failing rollouts.
 
     Args:
         recipe: the recipe.
         prompts: size of the simulated data set. Default: eight times the number of groups that the first `ask` opens.
         seeds: seeds of the runs, each 0 or more.
-        batches: batches to train in each run, at least 2.
-        allocator: the allocator class to test, such as a driver's own subclass.
+        batches: number of batches to train in each run, at least 2.
+        allocator: the allocator class to test, for example a subclass of your own.
         like: the recipe whose promises the decisions must keep, with the same number of stages. Default: `recipe`.
-        rewards: the lowest and the highest simulated reward, for rules that do not accept every number.
-        table: returns a data set of a given number of prompts, with the keys, sources, priors and features that the
-            rules need. It is called for several sizes. Default: prompts that are known only by their index.
+        rewards: the lowest and the highest simulated reward. Change them for rules that do not accept every number.
+        table: returns a data set with a given number of prompts, with the keys, priors and features that the rules need.
+            It is called for several sizes. Default: prompts that are known only by their index.
 
     Raises:
-        ConformanceError: names the law, the seed and the mode.
+        ConformanceError: the recipe breaks a law. The message names the law, the seed and the mode.
     """
     make = _sized(table)
     first = len(AuditedRun(recipe, make(4096 + recipe.groups), World(0, rewards=rewards)).ask(None).generate)
@@ -99,7 +99,7 @@ class _Check:
         )
 
     def runs(self) -> int:
-        """Audit whole runs. Return the largest number of rollouts paid for per batch."""
+        """Audit whole runs. Return the largest number of rollouts ordered per batch."""
         paid: list[int] = []
         for seed in self.seeds:
             for mode, batches, trouble, reload, slots in (
@@ -119,8 +119,9 @@ class _Check:
         return max(paid)
 
     def back_pressure(self) -> None:
-        """Check law 3 in a run in which no group is dropped: the number of open groups is at most three batches plus a
-        few times the groups that one `ask` opens.
+        """Check law 3, in a run in which no group is dropped: the number of open groups is limited.
+
+        The limit is three batches plus a few times the number of groups that one `ask` opens.
         """
         run = self._run(self.seeds[0], hard=True)
         intakes = 2 + self.recipe.max_staleness * self.recipe.intake.traits.until_stale
@@ -152,10 +153,10 @@ class _Check:
             expect(8, open_rollouts == 0, f"{open_rollouts} rollouts are open after the end of the run")
 
     def quarantine(self) -> None:
-        """Check law 10: if a third of the prompts always fail, exactly those that failed often enough are quarantined."""
+        """Check law 10: if a third of the prompts always fail, exactly those with enough failed visits are quarantined."""
         recipe = self.recipe
         if isinstance(recipe.prompts, OfferedPromptRule):
-            return  # with this few prompts, the loader soon offers only prompts that are in flight
+            return  # with so few prompts, the loader would soon offer only prompts that are in flight
         prompts = 2 * max(self.first, recipe.groups)
         run = self._run(self.seeds[0], hard=True, failing=3, reload=0.1, prompts=prompts)
         for _ in run.synchronous(8 * prompts // recipe.groups):

@@ -18,7 +18,7 @@ from rollalloc.testing.world import World
 
 
 class AuditedRun:
-    """One simulated run under audit. Every rule of its recipe is watched.
+    """One simulated run under audit. Every rule of the recipe is watched.
 
     Args:
         recipe: the recipe to run.
@@ -27,8 +27,8 @@ class AuditedRun:
         seed: seed of the allocator and of the order in which rollouts end.
         allocator: the class that decides.
         like: the recipe whose promises the decisions must keep. None: no promises are checked.
-        reload: probability that a second allocator is saved and loaded at an `ask`. Its answers must equal those of the
-            first, although it gets events in lists and the first gets them one by one. 0: no second allocator.
+        reload: probability that, at an `ask`, a second allocator is replaced by a saved and loaded copy. It gets the same
+            events, but in lists instead of one by one, and must give the same answers. 0: no second allocator.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class AuditedRun:
         self.offered_epoch = max(recipe.groups, len(self.allocator.table) // 4) + 1
 
     def synchronous(self, batches: int) -> Iterator[Actions]:
-        """Run in waves: all ordered rollouts end before the next `ask`. None fails."""
+        """Run in waves: all ordered rollouts end before the next `ask`. No rollout fails."""
         while batches and not self.finished:
             actions = self.ask(None)
             yield actions
@@ -88,7 +88,7 @@ class AuditedRun:
             self.twin = self._copy(self.twin)
         actions = self.allocator.ask(capacity)
         if self.twin is not None:
-            expect(6, self.twin.ask(capacity) == actions, "an allocator that was saved and loaded answers otherwise")
+            expect(6, self.twin.ask(capacity) == actions, "an allocator that was saved and loaded gives another answer")
         if reload:
             self._check_outstanding(actions)
         self.audit.answered(actions, capacity)
@@ -100,7 +100,7 @@ class AuditedRun:
         return actions
 
     def _offer(self) -> None:
-        """Act as a framework's data loader: offer as many prompts as are wanted, up to the end of its epoch."""
+        """Act as a framework's data loader: offer the wanted number of prompts, until its epoch ends."""
         if not isinstance(self.allocator.recipe.prompts, OfferedPromptRule):
             return
         while wanted := self.allocator.wanted():
@@ -149,7 +149,7 @@ class AuditedRun:
         return copy
 
     def _check_outstanding(self, actions: Actions) -> None:
-        """Check that `outstanding`, after a load, repeats everything that was handed out and is not over."""
+        """Check that after a load, `outstanding` repeats everything that was handed out and is not over."""
         repeated = self._copy(self.allocator).outstanding()
         ordered = {rollout for order in repeated.generate for rollout in order.rollouts}
         now = {rollout for order in actions.generate for rollout in order.rollouts}

@@ -1,8 +1,8 @@
 """Check every decision of a recipe's rules against what the rules promise.
 
-A rule states its promises in `promises` and in its trait `reads` (`rollalloc.core.rule`). The kit has no code for
-particular rules. It wraps each rule of a recipe, checks each decision against the rule's promises, and calls the rule
-again after changing every column that the rule does not read: the decision must stay the same.
+A rule states its promises in `promises`, and the columns that it reads in its trait `reads` (`rollalloc.core.rule`). The
+kit wraps each rule of a recipe, and checks each decision against the rule's promises. Then it calls the rule again after
+changing every column that the rule does not read: the decision must be the same.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ class _Watch:
 
     Attributes:
         rule: the rule that decides.
-        promised: the rule whose promises the decisions must keep, usually the same one. None: no promises are
-            checked.
+        promised: the rule whose promises the decisions must keep, usually the same rule. None: no promises are checked.
     """
 
     rule: Any
@@ -109,7 +108,7 @@ class _Watch:
         if _plain(made) != _plain(again):
             others = ", ".join(name for name in _COLUMNS if name not in (self._reads or ()))
             raise_of = f"{_plain(made)} or, where {others} differ, {_plain(again)}"
-            expect(9, False, f"{self.rule!r} reads what it does not say: it made {raise_of}{about}")
+            expect(9, False, f"{self.rule!r} reads more than its trait `reads` declares: it made {raise_of}{about}")
 
 
 class _Called(_Watch):
@@ -160,7 +159,7 @@ class WatchedJudge(_Called, JudgeRule):
     log: InitVar[dict[int, Verdict]]
 
     def __post_init__(self, log: dict[int, Verdict]) -> None:
-        vars(self)["log"] = log  # not a field, because recipes must stay equal when verdicts are recorded
+        vars(self)["log"] = log  # not a field: recipes must stay equal while verdicts are recorded
 
     def __call__(self, *seen: Any) -> Any:
         made = super().__call__(*seen)
@@ -171,7 +170,7 @@ class WatchedJudge(_Called, JudgeRule):
 
 @dataclass(frozen=True, repr=False)
 class _Shown(_Called):
-    """Wraps a rule that reads which rollouts of a group were kept at random by an earlier decision."""
+    """Wraps a rule that sees which rollouts of a group an earlier random decision kept."""
 
     draws: ClassVar = True
     kept: InitVar[dict[int, dict[int, float]]]
@@ -242,7 +241,7 @@ class WatchedPrompts(_Watch, PromptRule):
 
 
 class WatchedOffered(WatchedPrompts, OfferedPromptRule):
-    """Wraps a prompt rule that is offered prompts."""
+    """Wraps a prompt rule that takes offered prompts."""
 
     def offer(self, memory: Memory, prompts: Any) -> None:
         self.rule.offer(memory, prompts)
@@ -271,7 +270,7 @@ def _changed(value: Any, reads: tuple[str, ...]) -> Any:
             for done in group.done
         ]
         return GroupView(group, value._statistics)
-    if type(value) in (list, tuple):  # a sequence of groups; not a `View`, which is a named tuple
+    if type(value) in (list, tuple):  # a sequence of groups; the exact type excludes a `View`, which is a named tuple
         return [_changed(item, reads) for item in cast("list[Any]", value)]
     return value
 
@@ -290,7 +289,7 @@ def _plain(made: Any) -> Any:
 
 
 def _about(seen: tuple[Any, ...]) -> str:
-    """The groups that a decision was about."""
+    """Text that names the groups that a decision was about."""
     groups = [view for value in seen for view in (value if isinstance(value, list) else [value])]
     ids = [str(view.group) for view in groups if isinstance(view, GroupView)]
     return f" of group {', '.join(ids)}" if ids else ""

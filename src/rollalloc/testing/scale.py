@@ -1,4 +1,4 @@
-"""Counts the work of a decision, which must not grow with the number of prompts."""
+"""Measures the work of a decision, which must not grow with the number of prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollalloc.testing.audit import expect
 from rollalloc.testing.feeder import AuditedRun
 from rollalloc.testing.world import World
 
-_LARGE = 1 << 17  # minimum number of prompts in the large data set; enough to make a scan of all prompts obvious
+_LARGE = 1 << 17  # minimum number of prompts in the large data set, so that a scan of all prompts is obvious
 _LARGEST = 1 << 20
 _DECISIONS = 4  # number of decisions to measure, after the first one
 
@@ -26,8 +26,8 @@ def check_work(
 ) -> None:
     """Check law 11: with many prompts, a decision reads no more entries and takes no more memory than with few.
 
-    The first decision of a run is not counted, because it may sort or shuffle all prompts once. Bytes are measured
-    too, to find work that the count of entries misses, such as a Python list of all prompts.
+    The first decision of a run is not counted, because it may sort or shuffle all prompts once. Memory is measured too,
+    because the count of entries misses some work, such as a Python list of all prompts.
     """
     entries_few, bytes_few = _most_work(AuditedRun(recipe, table(few), world, allocator=allocator))
     many = max(_LARGE, min(8 * bytes_few, _LARGEST))
@@ -58,8 +58,8 @@ def _most_work(run: AuditedRun) -> tuple[int, int]:
 
 
 class Counted(np.ndarray):
-    """An array that counts the entries that are read or written. Most operations count all entries; an index counts
-    only those selected.
+    """An array that counts its entries that are read or written. An index counts the entries that it selects. Most other
+    operations count all entries.
     """
 
     entries = 0
@@ -71,7 +71,7 @@ class Counted(np.ndarray):
         made = getattr(ufunc, method)(*map(_bare, inputs), **kwargs)
         return (
             made.view(Counted) if isinstance(made, np.ndarray) else made
-        )  # arrays computed from counted arrays are counted too
+        )  # so that arrays computed from counted arrays are counted too
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         Counted.entries += self.size
@@ -105,9 +105,7 @@ for _name in (
 
 
 def _count_from_now(value: Any, prompts: int) -> None:
-    """Find each array of the allocator that has one entry per prompt, and replace it by an array that counts its
-    accesses.
-    """
+    """Find each array of the allocator with one entry per prompt, and replace it by an array that counts accesses."""
     seen, todo = set[int](), [value]
     while todo:
         holder: Any = todo.pop()

@@ -16,14 +16,14 @@ _STOPPING = 0.01  # probability that a token is the last one of its rollout
 class World:
     """Decides the result of a rollout, as a pure function of (seed, prompt, rollout).
 
-    The reward contains a random part, which may make a failure's reward larger than a success's. So it differs from the
-    metric. For every third prompt this part is the metric itself, so that groups with equal rewards occur too.
+    The reward has a random part, so it differs from the metric, and a failure may have a larger reward than a success. For
+    every third prompt, the reward is a function of the metric, so that groups with equal rewards occur too.
 
     Attributes:
         seed: seed of the world.
         hard: True: every prompt has a success rate of 1/2, so metrics vary as much as possible.
-        limit: length in tokens at which a rollout is truncated.
-        failing: k > 0: every k-th prompt never gets a score. 0: none.
+        limit: number of tokens at which a rollout is truncated.
+        failing: k > 0: rollouts of every k-th prompt always fail. 0: of none.
         rewards: the lowest and the highest reward. Metrics are in [0, 1].
     """
 
