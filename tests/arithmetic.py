@@ -6,8 +6,6 @@ whatever comes after it, is another one. So what must be equal is compared: deci
 none, and gradients, each of one batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

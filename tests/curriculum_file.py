@@ -1,7 +1,5 @@
 """A curriculum as `rollalloc advise --export` writes it, for the tests that read it back elsewhere."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

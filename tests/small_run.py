@@ -1,7 +1,5 @@
 """Fixtures of several folders: a small `sort` task and runs on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

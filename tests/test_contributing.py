@@ -1,7 +1,5 @@
 """The contributor's guide: its tests find mistakes in its files; `shown` runs them as they stand there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

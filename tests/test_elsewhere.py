@@ -1,7 +1,5 @@
 """docs/elsewhere.md: its examples run, the one for slime against stand-ins for what it imports."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

@@ -1,7 +1,5 @@
 """The examples run."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

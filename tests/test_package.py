@@ -1,7 +1,5 @@
 """What is said of the package beside its code: its citation, its pages and their links."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of the tier `e2e`, and the CPU seconds that a session says."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A user's own tiny model, prompts and reward, and the command line in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

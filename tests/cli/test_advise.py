@@ -1,7 +1,5 @@
 """`rollalloc advise` on a model and prompts of one's own: the profile that it samples first."""
 
-from __future__ import annotations
-
 import json
 import signal
 

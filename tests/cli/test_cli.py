@@ -1,7 +1,5 @@
 """The command line: what a user trains and compares, and that a mistake is one message and exit code 2."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -214,17 +212,6 @@ def test_a_mistake_is_one_message_and_exit_code_2(call, own, tmp_path, arguments
     assert output.count("error:") == 1
     assert "Traceback" not in output
     assert not (tmp_path / "out" / "model").exists()
-
-
-@pytest.mark.parametrize("command", ["train", "compare", "data"])
-@pytest.mark.parametrize("out", ["", " ", "my_reward.py", "my_reward.py/run"])
-def test_an_empty_name_or_a_file_is_no_folder(call, own, command, out):
-    arguments = ("data", "prepare", "gsm8k") if command == "data" else (command, *OWN, *SHORT)
-    before = sorted(own.iterdir())
-    code, output = call(*arguments, "--out", out)
-    assert code == 2
-    assert "Invalid value for '--out'" in said(output)
-    assert sorted(own.iterdir()) == before
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -1,7 +1,5 @@
 """`rollalloc features`: from a user's model and prompts to a file; nonsense is refused before the model is loaded."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

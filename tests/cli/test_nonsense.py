@@ -3,8 +3,6 @@
 A new option is covered by itself. What an option takes that others refuse is said here, with its reason.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import fields

@@ -1,14 +1,11 @@
 """`rollalloc report`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from rollalloc.cli.app import app
@@ -54,15 +51,6 @@ def test_what_is_no_folder_is_refused(tmp_path):
         given = CliRunner().invoke(app, ["report", str(tmp_path / name)], env={"COLUMNS": "300"})
         assert given.exit_code == 2
         assert f"{why}; give a folder" in given.output
-
-
-@pytest.mark.parametrize("command", [["report"], ["data", "prepare", "gsm8k", "--from-local"]])
-def test_an_empty_name_is_not_the_current_folder(tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
-    given = CliRunner().invoke(app, [*command, ""], env={"COLUMNS": "200"})
-    assert given.exit_code == 2
-    assert "expected the name of a folder, got an empty one" in given.output
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_report_needs_no_pytorch(tmp_path):

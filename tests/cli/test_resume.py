@@ -1,6 +1,6 @@
 """Stopping and resuming a run from the command line."""
 
-from __future__ import annotations
+# pyright: reportArgumentType=false, reportCallIssue=false
 
 import json
 import multiprocessing
@@ -13,8 +13,8 @@ import pytest
 
 from rollalloc.data.prompts import write_prompts
 from rollalloc.generate.sampling import Sampling
-from rollalloc.runs.reader import read_metrics
 from rollalloc.train.run_json import is_described_in, is_run_in, read_config
+from tiny_policy import untimed
 
 # Sends signals to its own process once, SIGTERM or those that it names, where the file "stop" is there. About half of any
 # model's answers are right: how many batches there are must not hang on what a hardly trained one happens to say.
@@ -49,11 +49,6 @@ TRAIN = (*TRAIN, "--reward", "stopping.py:score", *SHORT, *PILOTS)
 
 def said(output):
     return " ".join(output.split())
-
-
-def untimed(folder):
-    lines = read_metrics(folder / "metrics.jsonl")
-    return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in lines]
 
 
 @pytest.fixture(autouse=True)
@@ -99,26 +94,6 @@ def test_ctrl_c_and_a_terminal_that_goes_away_leave_a_run_to_resume(script, own,
     assert again.returncode == 0, again.stderr
     assert "rollouts ·" in again.stderr  # there is no terminal, and lines came
     assert untimed(tmp_path)[-1]["kind"] == "end"
-
-
-def test_a_stopped_run_is_not_overwritten_by_mistake(call, stopped):
-    code, output = call(*TRAIN, "--out", stopped)
-    assert code == 2
-    assert "holds a run that has not ended, with a checkpoint after batch 1; go on with it (--resume)" in said(output)
-
-
-def test_a_finished_run_may_be_repeated_where_that_is_wished(call, tmp_path):
-    assert call(*TRAIN, "--out", tmp_path)[0] == 0
-    before = (tmp_path / "metrics.jsonl").read_text()
-    for other in (TRAIN, (*TRAIN, "--set", "groups=3")):
-        code, output = call(*other, "--out", tmp_path)
-        assert code == 2
-        assert "holds a run that has ended; go on with it (--resume), replace what it wrote (--overwrite)" in said(
-            output
-        )
-        assert (tmp_path / "metrics.jsonl").read_text() == before
-    code, output = call(*TRAIN, "--out", tmp_path, "--overwrite")
-    assert code == 0, output
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ engine. The one that predicts, whose way into a run is another, meets them all.
 Processes are forked here, which is quick; what they are sent is pickled all the same. Few are spawned, as for a user.
 """
 
-from __future__ import annotations
-
 import json
 from itertools import product
 

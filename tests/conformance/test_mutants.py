@@ -5,6 +5,8 @@ asked, told or given, or a rule that inherits a promise and breaks it. So a chan
 harmless.
 """
 
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIncompatibleVariableOverride=false
+
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from math import inf
@@ -402,6 +404,11 @@ def misled(rule, method="__call__"):
     return Misled(**{field.name: getattr(rule, field.name) for field in fields(rule)})
 
 
+def lying(rule, does, method="__call__"):
+    """The class of this rule, one of whose methods does something else; what it promises stays."""
+    return type(f"Lying{rule.__name__}", (rule,), {method: does, "__module__": __name__})
+
+
 @dataclass(frozen=True)
 class Impatient(judges.Complete):
     @property
@@ -419,58 +426,17 @@ class Drops(judges.Complete):
         return None if group.unfinished else Verdict(Act.DROP, "zero_variance") if equal else Verdict(Act.TRAIN)
 
 
-@dataclass(frozen=True)
-class LetsAllThrough(judges.NonzeroVariance):
-    def __call__(self, group, view):
-        return None if group.unfinished else Verdict(self.act)
-
-
-@dataclass(frozen=True)
-class AnyVariance(Varied):
-    def __call__(self, group, view):
-        return Varied(1e-6, 1e-6)(group, view)
-
-
-@dataclass(frozen=True)
-class FirstKappaForEver(Varied):
-    def __call__(self, group, view):
-        return Varied(self.kappa_first, self.kappa_first)(group, view)
-
-
-@dataclass(frozen=True)
-class AnySuccess(Resolved):
-    def __call__(self, group, view):
-        return Resolved(self.delta)(group, view._replace(memory={}))
-
-
-@dataclass(frozen=True)
-class NeedsNoSuccess(Resolved):
-    def __call__(self, group, view):
-        return None if group.unfinished else Verdict(Act.TRAIN)
-
-
-@dataclass(frozen=True)
-class OneOfEach(Collected):
-    def __call__(self, group, view):
-        return Collected()(group, view._replace(rows=2))
-
-
-@dataclass(frozen=True)
-class OpenBand(Band):
-    def __call__(self, group, view):
-        return None if group.unfinished else Verdict(Act.NEXT)
-
-
-@dataclass(frozen=True)
-class Overfull(intake.Fill):
-    def __call__(self, view, memory):
-        return super().__call__(view, memory) + (view.need > 0)
-
-
-@dataclass(frozen=True)
-class Hoards(intake.KeepInFlight):
-    def __call__(self, view, memory):
-        return 0 if view.running_S[0] else self.groups
+LetsAllThrough = lying(
+    judges.NonzeroVariance, lambda self, group, view: None if group.unfinished else Verdict(self.act)
+)
+AnyVariance = lying(Varied, lambda self, group, view: Varied(1e-6, 1e-6)(group, view))
+FirstKappaForEver = lying(Varied, lambda self, group, view: Varied(self.kappa_first, self.kappa_first)(group, view))
+AnySuccess = lying(Resolved, lambda self, group, view: Resolved(self.delta)(group, view._replace(memory={})))
+NeedsNoSuccess = lying(Resolved, lambda self, group, view: None if group.unfinished else Verdict(Act.TRAIN))
+OneOfEach = lying(Collected, lambda self, group, view: Collected()(group, view._replace(rows=2)))
+OpenBand = lying(Band, lambda self, group, view: None if group.unfinished else Verdict(Act.NEXT))
+Overfull = lying(intake.Fill, lambda self, view, memory: intake.Fill.__call__(self, view, memory) + (view.need > 0))
+Hoards = lying(intake.KeepInFlight, lambda self, view, memory: 0 if view.running_S[0] else self.groups)
 
 
 @dataclass(frozen=True)
@@ -481,58 +447,17 @@ class HoardsWithoutAPromise(IntakeRule):
         return 0 if view.running_S[0] else self.groups
 
 
-@dataclass(frozen=True)
-class OnlyAsNeeded(EveryRound):
-    def __call__(self, view, memory):
-        return intake.KeepInFlight(self.groups, ahead=True)(view, memory)
-
-
-@dataclass(frozen=True)
-class RoundsOverlap(EveryRound):
-    def __call__(self, view, memory):
-        return 0 if view.running_S[0] else self.groups
-
-
-@dataclass(frozen=True)
-class Dribbles(intake.KeepInFlight):
-    def __call__(self, view, memory):
-        return min(1, super().__call__(view, memory))
-
-
-@dataclass(frozen=True)
-class OneGroupFurther(intake.Ahead):
-    def __call__(self, view, memory):
-        return intake.Ahead(self.of, self.groups + 1)(view, memory)
-
-
-@dataclass(frozen=True)
-class NoneAhead(intake.Ahead):
-    def __call__(self, view, memory):
-        return self.of(view, memory)
-
-
-@dataclass(frozen=True)
-class EstimatesNothing(Estimated):
-    def __call__(self, view, memory):
-        return max(0, self.groups - view.running_S[0])
-
-
-@dataclass(frozen=True)
-class NothingToSpare(Estimated):
-    def __call__(self, view, memory):
-        return Estimated(self.groups, spare=0.5)(view, memory)
-
-
-@dataclass(frozen=True)
-class OneMore(sizes.Fixed):
-    def __call__(self, groups, view, memory):
-        return [self.n + (group.prompt % 2) for group in groups]
-
-
-@dataclass(frozen=True)
-class NoRedundancy(Redundant):
-    def __call__(self, groups, view, memory):
-        return [view.rows] * len(groups)
+OnlyAsNeeded = lying(EveryRound, lambda self, view, memory: intake.KeepInFlight(self.groups, ahead=True)(view, memory))
+RoundsOverlap = lying(EveryRound, lambda self, view, memory: 0 if view.running_S[0] else self.groups)
+Dribbles = lying(
+    intake.KeepInFlight, lambda self, view, memory: min(1, intake.KeepInFlight.__call__(self, view, memory))
+)
+OneGroupFurther = lying(intake.Ahead, lambda self, view, memory: intake.Ahead(self.of, self.groups + 1)(view, memory))
+NoneAhead = lying(intake.Ahead, lambda self, view, memory: self.of(view, memory))
+EstimatesNothing = lying(Estimated, lambda self, view, memory: max(0, self.groups - view.running_S[0]))
+NothingToSpare = lying(Estimated, lambda self, view, memory: Estimated(self.groups, spare=0.5)(view, memory))
+OneMore = lying(sizes.Fixed, lambda self, groups, view, memory: [self.n + (group.prompt % 2) for group in groups])
+NoRedundancy = lying(Redundant, lambda self, groups, view, memory: [view.rows] * len(groups))
 
 
 @dataclass(frozen=True)
@@ -542,12 +467,11 @@ class EvenRedundancy(Redundant):
         return [total // len(groups) + (g < total % len(groups)) for g in range(len(groups))]
 
 
-@dataclass(frozen=True)
-class PaysNoHeed(Priced):
-    """More rollouts than there may be."""
-
-    def __call__(self, groups, view, memory):
-        return [size + view.rows for size in super().__call__(groups, view, memory)]
+# More rollouts than there may be.
+PaysNoHeed = lying(
+    Priced,
+    lambda self, groups, view, memory: [size + view.rows for size in Priced.__call__(self, groups, view, memory)],
+)
 
 
 @dataclass(frozen=True)
@@ -560,10 +484,7 @@ class PricedUpsideDown(Priced):
         return [falling[at] for at in np.argsort(np.argsort(std))]
 
 
-@dataclass(frozen=True)
-class Uniform(Knapsack):
-    def __call__(self, groups, view, memory):
-        return [self.mean_n] * len(groups)
+Uniform = lying(Knapsack, lambda self, groups, view, memory: [self.mean_n] * len(groups))
 
 
 @dataclass(frozen=True)
@@ -573,10 +494,7 @@ class Overspends(Knapsack):
         return [made[0] + 1, *made[1:]]
 
 
-@dataclass(frozen=True)
-class NeverStops(SampledTail):
-    def __call__(self, group, view, rng):
-        return ()
+NeverStops = lying(SampledTail, lambda self, group, view, rng: ())
 
 
 @dataclass(frozen=True)
@@ -588,64 +506,43 @@ class StopsAtOnce(SampledTail):
         return [] if group.cancelled or not group.scored else sorted(group.running)[self.longest :]
 
 
-@dataclass(frozen=True)
-class StopsBySizeOfNone(SampledTail):
-    def __call__(self, group, view, rng):
-        return SampledTail(self.longest)(group, view, rng)
-
-
-@dataclass(frozen=True)
-class StopsAll(SampledTail):
-    def __call__(self, group, view, rng):
-        return sorted(group.running) if SampledTail.__call__(self, group, view, rng) else []
-
-
-@dataclass(frozen=True)
-class Newest(promote.Oldest):
-    def __call__(self, held, k, view, rng):
-        return sorted(held, key=lambda group: (-group.first_version, -group.group))[:k]
-
-
-@dataclass(frozen=True)
-class OldestAfterAll(promote.MostRecent):
-    def __call__(self, held, k, view, rng):
-        return sorted(held, key=lambda group: (group.first_version, group.group))[:k]
-
-
-@dataclass(frozen=True)
-class OtherDeviation(advantages.GRPO):
-    def __call__(self, rewards_G):
-        return advantages.grpo(rewards_G, eps=self.eps, ddof=1 - self.ddof)
-
-
-@dataclass(frozen=True)
-class HalfOfThem(promote.RandomOrder):
-    def __call__(self, held, k, view, rng):
-        return super().__call__(held, max(1, k // 2), view, rng)
-
-
-@dataclass(frozen=True)
-class FavoursHits(promote.RandomOrder):
-    def __call__(self, held, k, view, rng):
-        return sorted(held, key=lambda group: -group.metrics_G.mean())[:k]
+StopsBySizeOfNone = lying(SampledTail, lambda self, group, view, rng: SampledTail(self.longest)(group, view, rng))
+StopsAll = lying(
+    SampledTail,
+    lambda self, group, view, rng: sorted(group.running) if SampledTail.__call__(self, group, view, rng) else [],
+)
+Newest = lying(
+    promote.Oldest,
+    lambda self, held, k, view, rng: sorted(held, key=lambda group: (-group.first_version, -group.group))[:k],
+)
+OldestAfterAll = lying(
+    promote.MostRecent,
+    lambda self, held, k, view, rng: sorted(held, key=lambda group: (group.first_version, group.group))[:k],
+)
+OtherDeviation = lying(
+    advantages.GRPO, lambda self, rewards_G: advantages.grpo(rewards_G, eps=self.eps, ddof=1 - self.ddof)
+)
+HalfOfThem = lying(
+    promote.RandomOrder,
+    lambda self, held, k, view, rng: promote.RandomOrder.__call__(self, held, max(1, k // 2), view, rng),
+)
+FavoursHits = lying(
+    promote.RandomOrder, lambda self, held, k, view, rng: sorted(held, key=lambda group: -group.metrics_G.mean())[:k]
+)
 
 
 def by_variance(held, k, sign=-1, of="metrics_G"):
     return sorted(held, key=lambda group: (sign * np.var(getattr(group, of)), -group.group))[:k]
 
 
-@dataclass(frozen=True)
-class Starves(promote.TopVariance):
-    """Highest variance first, whatever expires meanwhile."""
-
-    def __call__(self, held, k, view, rng):
-        return () if view.running_S[held[0].stage] else by_variance(held, k)
-
-
-@dataclass(frozen=True)
-class LowestVariance(promote.TopVariance):
-    def __call__(self, held, k, view, rng):
-        return () if view.running_S[held[0].stage] else by_variance(held, k, 1)
+# Highest variance first, whatever expires meanwhile.
+Starves = lying(
+    promote.TopVariance, lambda self, held, k, view, rng: () if view.running_S[held[0].stage] else by_variance(held, k)
+)
+LowestVariance = lying(
+    promote.TopVariance,
+    lambda self, held, k, view, rng: () if view.running_S[held[0].stage] else by_variance(held, k, 1),
+)
 
 
 @dataclass(frozen=True)
@@ -669,16 +566,8 @@ class SubsamplesCommits(SubsampledPilots):
         return chosen_M, np.ones(chosen_M.size)
 
 
-@dataclass(frozen=True)
-class MinReward(rows.MaxReward):
-    def choose(self, group, rng):
-        return np.sort(np.argsort(group.rewards_G)[: self.m])
-
-
-@dataclass(frozen=True)
-class NotAtRandom(rows.Random):
-    def choose(self, group, rng):
-        return np.sort(np.argsort(-group.rewards_G)[: self.m])
+MinReward = lying(rows.MaxReward, lambda self, group, rng: np.sort(np.argsort(group.rewards_G)[: self.m]), "choose")
+NotAtRandom = lying(rows.Random, lambda self, group, rng: np.sort(np.argsort(-group.rewards_G)[: self.m]), "choose")
 
 
 @dataclass(frozen=True)
@@ -695,10 +584,9 @@ class LastToFinish(ShortestAndLongest):
         return chosen, np.ones(chosen.size)
 
 
-@dataclass(frozen=True)
-class SameRowsForAllSizes(ShortestAndLongest):
-    def __call__(self, group, view, rng):
-        return ShortestAndLongest(self.shortest, self.longest)(group, view, rng)
+SameRowsForAllSizes = lying(
+    ShortestAndLongest, lambda self, group, view, rng: ShortestAndLongest(self.shortest, self.longest)(group, view, rng)
+)
 
 
 @dataclass(frozen=True)
@@ -726,30 +614,17 @@ class UnitTail(ShortestAndLongest):
         return chosen, np.ones(weights.size)
 
 
-@dataclass(frozen=True, repr=False)
-class Flipped(advantages.OverGroup):
-    def __call__(self, group, chosen_M):
-        return -super().__call__(group, chosen_M)
-
-
-@dataclass(frozen=True, repr=False)
-class GroupForChosen(advantages.OverChosen):
-    """Statistics before the choice, where they are promised of what was chosen."""
-
-    def __call__(self, group, chosen_M):
-        return self.kernel(group.rewards_G)[chosen_M]
-
-
-@dataclass(frozen=True)
-class NotScaled(advantages.GRPO):
-    def __call__(self, rewards_G):
-        return advantages.dr_grpo(rewards_G)
-
-
-@dataclass(frozen=True)
-class Stingy(prompts.Shuffled):
-    def pick(self, memory, k, free_N, view, rng):
-        return super().pick(memory, max(1, k - 1), free_N, view, rng)
+Flipped = lying(
+    advantages.OverGroup, lambda self, group, chosen_M: -advantages.OverGroup.__call__(self, group, chosen_M)
+)
+# Statistics before the choice, where they are promised of what was chosen.
+GroupForChosen = lying(advantages.OverChosen, lambda self, group, chosen_M: self.kernel(group.rewards_G)[chosen_M])
+NotScaled = lying(advantages.GRPO, lambda self, rewards_G: advantages.dr_grpo(rewards_G))
+Stingy = lying(
+    prompts.Shuffled,
+    lambda self, memory, k, free_N, view, rng: prompts.Shuffled.pick(self, memory, max(1, k - 1), free_N, view, rng),
+    "pick",
+)
 
 
 _draws = [0]
@@ -762,16 +637,16 @@ class HiddenMemory(prompts.Shuffled):
         return super().pick(memory, k, free_N, view, np.random.default_rng(_draws[0]))
 
 
-@dataclass(frozen=True)
-class SearchesAll(prompts.Shuffled):
-    def pick(self, memory, k, free_N, view, rng):
-        return np.flatnonzero(free_N)[:k].tolist()
-
-
-@dataclass(frozen=True)
-class OwnOrder(prompts.AsOffered):
-    def pick(self, memory, k, free_N, view, rng):
-        return sorted(super().pick(memory, k, free_N, view, rng), reverse=True)
+SearchesAll = lying(
+    prompts.Shuffled, lambda self, memory, k, free_N, view, rng: np.flatnonzero(free_N)[:k].tolist(), "pick"
+)
+OwnOrder = lying(
+    prompts.AsOffered,
+    lambda self, memory, k, free_N, view, rng: sorted(
+        prompts.AsOffered.pick(self, memory, k, free_N, view, rng), reverse=True
+    ),
+    "pick",
+)
 
 
 @dataclass(frozen=True)
@@ -781,10 +656,13 @@ class ForgetsItsTurn(prompts.InOrder):
         return super().pick(memory, k, free_N, view, rng)
 
 
-@dataclass(frozen=True)
-class DrawsItsOwn(prompts.AsOffered):
-    def pick(self, memory, k, free_N, view, rng):
-        return np.flatnonzero(free_N)[-len(super().pick(memory, k, free_N, view, rng)) or free_N.size :].tolist()
+DrawsItsOwn = lying(
+    prompts.AsOffered,
+    lambda self, memory, k, free_N, view, rng: np.flatnonzero(free_N)[
+        -len(prompts.AsOffered.pick(self, memory, k, free_N, view, rng)) or free_N.size :
+    ].tolist(),
+    "pick",
+)
 
 
 @dataclass(frozen=True)
@@ -795,10 +673,13 @@ class DrawsTheFarthest(Posterior):
         return pool[np.argsort(-np.abs(rate - self.target))[:k]].tolist()
 
 
-@dataclass(frozen=True)
-class LooksAtAll(Posterior):
-    def pick(self, memory, k, free_N, view, rng):
-        return super().pick(memory, k, np.array(free_N), view, rng) if memory["hits_N"].max() > 0 else []
+LooksAtAll = lying(
+    Posterior,
+    lambda self, memory, k, free_N, view, rng: (
+        Posterior.pick(self, memory, k, np.array(free_N), view, rng) if memory["hits_N"].max() > 0 else []
+    ),
+    "pick",
+)
 
 
 @dataclass(frozen=True)
@@ -822,10 +703,7 @@ class KeepsAllPlaces(FirstSuccesses):
         memory["places"] = [*memory["places"], first_success(group.metrics_G)]
 
 
-@dataclass(frozen=True)
-class PassesOverAnyone(Selective):
-    def chances(self, memory, prompts_K):
-        return np.full(prompts_K.size, 0.5)
+PassesOverAnyone = lying(Selective, lambda self, memory, prompts_K: np.full(prompts_K.size, 0.5), "chances")
 
 
 @dataclass(frozen=True)
@@ -844,10 +722,13 @@ class OwnBaselines(RunningMean):
         return [each._replace(baseline=each.baseline and each.baseline + 1e-3 * each.prompt) for each in picked]
 
 
-@dataclass(frozen=True)
-class ExpectsAlways(LastVisit):
-    def pick(self, memory, k, free_N, view, rng):
-        return [each._replace(predicted=each.predicted or 0.25) for each in super().pick(memory, k, free_N, view, rng)]
+ExpectsAlways = lying(
+    LastVisit,
+    lambda self, memory, k, free_N, view, rng: [
+        each._replace(predicted=each.predicted or 0.25) for each in LastVisit.pick(self, memory, k, free_N, view, rng)
+    ],
+    "pick",
+)
 
 
 @dataclass(frozen=True)
@@ -857,18 +738,15 @@ class ExpectsHalf(Tracker):
         return [each._replace(predicted=0.5, baseline=0.5) for each in picked]
 
 
-@dataclass(frozen=True)
-class ExpectsTheMetric(Foresight):
-    """The reward is taken for the metric."""
-
-    def pick(self, memory, k, free_N, view, rng):
-        return [each._replace(baseline=each.predicted) for each in super().pick(memory, k, free_N, view, rng)]
-
-
-@dataclass(frozen=True)
-class DrawsTheEasy(Foresight):
-    def chances(self, belief_K):
-        return super().chances(1 - belief_K)
+# The reward is taken for the metric.
+ExpectsTheMetric = lying(
+    Foresight,
+    lambda self, memory, k, free_N, view, rng: [
+        each._replace(baseline=each.predicted) for each in Foresight.pick(self, memory, k, free_N, view, rng)
+    ],
+    "pick",
+)
+DrawsTheEasy = lying(Foresight, lambda self, belief_K: Foresight.chances(self, 1 - belief_K), "chances")
 
 
 @dataclass(frozen=True)
@@ -878,30 +756,15 @@ class PredictsAll(Foresight):
         return super().pick(memory, k, free_N, view, rng)
 
 
-@dataclass(frozen=True)
-class CentredReward(advantages.Rewards):
-    def __call__(self, group, chosen_M):
-        return (group.rewards_G - group.rewards_G.mean())[chosen_M]
-
-
-@dataclass(frozen=True)
-class FailuresToo(advantages.Successes):
-    def __call__(self, group, chosen_M):
-        return group.rewards_G[chosen_M]
-
-
-@dataclass(frozen=True)
-class AllSuccessesAlike(advantages.Successes):
-    def __call__(self, group, chosen_M):
-        return (group.rewards_G[chosen_M] > 0) * 1.0
-
-
-@dataclass(frozen=True)
-class FullFailures(advantages.BatchMean):
-    """neg is not heeded."""
-
-    def __call__(self, made, groups, chosen, view):
-        return advantages.BatchMean(1.0)(made, groups, chosen, view)
+CentredReward = lying(
+    advantages.Rewards, lambda self, group, chosen_M: (group.rewards_G - group.rewards_G.mean())[chosen_M]
+)
+FailuresToo = lying(advantages.Successes, lambda self, group, chosen_M: group.rewards_G[chosen_M])
+AllSuccessesAlike = lying(advantages.Successes, lambda self, group, chosen_M: (group.rewards_G[chosen_M] > 0) * 1.0)
+# neg is not heeded.
+FullFailures = lying(
+    advantages.BatchMean, lambda self, made, groups, chosen, view: advantages.BatchMean(1.0)(made, groups, chosen, view)
+)
 
 
 @dataclass(frozen=True)
@@ -913,12 +776,10 @@ class WeighedByFirstRows(advantages.BatchMean):
         return advantages.BatchMean(self.neg)(made, groups, first, view)
 
 
-@dataclass(frozen=True)
-class AgainstItself(advantages.AgainstBaseline):
-    """The group's own mean, whatever was expected."""
-
-    def __call__(self, group, chosen_M):
-        return (group.rewards_G - group.rewards_G.mean())[chosen_M]
+# The group's own mean, whatever was expected.
+AgainstItself = lying(
+    advantages.AgainstBaseline, lambda self, group, chosen_M: (group.rewards_G - group.rewards_G.mean())[chosen_M]
+)
 
 
 @dataclass(frozen=True)
@@ -1056,13 +917,11 @@ RULES = [
 
 
 def liar(recipe):
-    """The rule of a mutated recipe that is defined here."""
+    """The name that the rule of a mutated recipe has in this file."""
     slots = [*vars(recipe).values(), *(getattr(stage, name) for stage in recipe.stages for name in stage.__slots__)]
-    kernels = [getattr(slot, "kernel", None) for slot in slots]
-    (found,) = {
-        getattr(r, "__name__", type(r).__name__) for r in (*slots, *kernels) if getattr(r, "__module__", "") == __name__
-    }
-    return found
+    kinds = {type(rule) for slot in slots for rule in (slot, getattr(slot, "kernel", None))}
+    (found,) = (kind for kind in kinds if kind.__module__ == __name__)
+    return next((name for name, each in globals().items() if each is found), found.__name__)
 
 
 @pytest.mark.parametrize(

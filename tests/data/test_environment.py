@@ -1,7 +1,5 @@
 """Environments of verifiers: prompts and rubric of a single-turn one; what cannot be used is refused by name."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lines are decoded as the standard library decodes them, whichever library does it."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """SmolLM2-135M, where it was made, and prompts for it: what the slow tests of the drivers with a real model share."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

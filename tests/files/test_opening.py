@@ -1,7 +1,5 @@
 """What stands where a regular file should be is refused at once, never waited for."""
 
-from __future__ import annotations
-
 import os
 import socket
 

@@ -1,7 +1,5 @@
 """Hostile text, made visible."""
 
-from __future__ import annotations
-
 import unicodedata
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape

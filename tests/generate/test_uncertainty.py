@@ -1,7 +1,5 @@
 """How uncertain a rollout was, by the log-probabilities of its tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -3,8 +3,6 @@
 Every accuracy is exact, by teacher forcing, so that it has no sampling noise; what varies is the training's seed.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

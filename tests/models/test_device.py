@@ -3,8 +3,6 @@
 The device is `gpu_stand_in`, a stand-in for a GPU; what a kernel of a GPU rounds otherwise it does not show.
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The forward pass against hand-made sums, and exact success against what sampling finds."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

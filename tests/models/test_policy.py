@@ -1,7 +1,5 @@
 """Loading and saving a policy: what is read, what is refused, and what ends a rollout."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

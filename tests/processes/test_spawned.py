@@ -1,7 +1,5 @@
 """A spawned process does not outlive the process that spawned it, even if it ignores every signal but SIGKILL."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

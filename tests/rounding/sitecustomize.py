@@ -6,8 +6,6 @@ About ten roundings of float32. The same shapes give the same, bit by bit, as on
 `tools/arithmetic.py` puts it there.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from importlib.abc import MetaPathFinder

@@ -1,7 +1,5 @@
 """What README and the guides take for granted: files of a newcomer's folder, and names that snippets do not define."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from collections.abc import Callable

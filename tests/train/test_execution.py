@@ -1,7 +1,5 @@
 """Runs as values: which recipes can be named, what a run refuses before it trains, and what it leaves behind."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -9,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from rollalloc.data.prompts import write_prompts
-from rollalloc.generate.sampling import Sampling
 from rollalloc.lab.bench.compare import is_finished
 from rollalloc.models.policy import Policy
 from rollalloc.runs.reader import read_metrics
@@ -165,14 +162,6 @@ def test_a_tokenizer_that_is_larger_than_its_model_is_refused(run_of, task, tmp_
     with pytest.raises(ValueError, match=r"prompt '\S+' has token 10 .* embeddings for 5 tokens only"):
         train(run, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_prompts_longer_than_the_context_are_refused_or_dropped(run_of, tmp_path):
-    run = run_of(sampling=Sampling(60), max_rollouts=16)  # leaves 4 of the model's 64 tokens to a prompt
-    with pytest.raises(ValueError, match=r"prompts have more than 4 tokens \(context 64 - max_new_tokens 60\)"):
-        train(run, tmp_path)
-    dropping = replace(run, drop_overlong=True)
-    assert train(dropping, tmp_path).startswith("the budget of ")
 
 
 @pytest.mark.parametrize(

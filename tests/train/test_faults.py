@@ -3,8 +3,6 @@
 Those of the disk and of the process itself are in test_checkpoint.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -202,30 +200,6 @@ def test_a_reward_that_never_scores_ends_the_run_early_and_says_why(run_of, tmp_
     assert (last["kind"], last["rollouts_paid"]) == ("failed", 128)
     assert not (tmp_path / "model").exists()
     assert checkpoints(tmp_path) == []
-
-
-@pytest.mark.e2e
-def test_a_run_whose_reward_fails_later_goes_on_from_its_last_checkpoint_once_it_is_repaired(run_of, tmp_path):
-    """Else hours of training would have to be repeated, or an end that nobody wanted would be gone on from."""
-    calls, given = (
-        [],
-        {"prompts": 1000, "checkpoint_every": 2, "max_batches": None, "max_rollouts": 512, "heldout": None},
-    )
-
-    def outage(**sample):
-        calls.append(None)
-        return starts_with_an_image(**sample) if len(calls) <= 40 else None
-
-    with pytest.raises(NoScores, match=r"^failed: the last 64 prompts"):
-        run_of(tmp_path / "b", recipes.grpo(4, 2), reward=outage, **given).run()
-    assert checkpoints(tmp_path / "b")[-1] == 4
-    resumed = run_of(tmp_path / "b", recipes.grpo(4, 2), reward=starts_with_an_image, **given)
-    assert resumed.resume() == 4
-    resumed.run()
-    unbroken = run_of(tmp_path / "a", recipes.grpo(4, 2), reward=starts_with_an_image, **given)
-    unbroken.run()
-    assert untimed(tmp_path / "b") == untimed(tmp_path / "a")
-    assert torch.equal(weights(resumed), weights(unbroken))
 
 
 def test_what_the_scorer_raises_ends_the_run(run_of, tmp_path):

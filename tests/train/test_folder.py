@@ -1,6 +1,6 @@
 """A run's folder: what is not ours is never overwritten or removed, and one trainer at a time writes there."""
 
-from __future__ import annotations
+# pyright: reportOptionalMemberAccess=false
 
 import shutil
 import signal
@@ -48,13 +48,17 @@ def finished(trainer_of, tmp_path):
         "checkpoints/3/state.json",
         "checkpoints/.unfinished-1/notes.txt",
         ".unfinished-model/notes.txt",
+        "thesis.txt",
+        "checkpoint-500/trainer_state.json",  # TRL's
+        ".git/HEAD",
     ],
 )
 def test_a_folder_with_files_of_the_users_own_is_refused_and_left_as_it_is(trainer_of, tmp_path, theirs, overwrite):
     (tmp_path / theirs).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / theirs).write_text("months of work")
     before = contents(tmp_path)
-    with pytest.raises(FileExistsError, match=f"holds {theirs.partition('/')[0]}, which was not written by rollalloc"):
+    said = f"holds {theirs.partition('/')[0]}, which was not written by rollalloc.* give a new or empty folder"
+    with pytest.raises(FileExistsError, match=said):
         trainer_of(GRPO, 32, folder=tmp_path).run(overwrite=overwrite)
     assert contents(tmp_path) == before
 
@@ -164,28 +168,6 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_loaded(tmp_p
     with pytest.raises(PermissionError, match="cannot be created; give another folder"):
         RunFolder(tmp_path / "a" / "b").check()
     assert not list(tmp_path.iterdir())
-
-
-FOLDERS_OF_OTHERS = {
-    "notes": ("thesis.txt", "holds README.md, thesis.txt, which was not written by rollalloc, and"),
-    "TRL's output": ("checkpoint-500/trainer_state.json", "holds README.md, checkpoint-500, which"),
-    "a git repository": (".git/HEAD", "holds .git, README.md, which"),
-    "another writer of ours": (".rollalloc/bench-manifest.json", "holds README.md, which"),
-}
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("kind", FOLDERS_OF_OTHERS)
-def test_a_folder_that_holds_anything_else_is_refused_with_what_it_holds(trainer_of, tmp_path, kind, overwrite):
-    name, said = FOLDERS_OF_OTHERS[kind]
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_text("mine")
-    (tmp_path / "README.md").write_text("mine")
-    before = contents(tmp_path)
-    with pytest.raises(FileExistsError, match=said) as caught:
-        trainer_of(GRPO, 32, folder=tmp_path).run(overwrite=overwrite)
-    assert "give a new or empty folder (--out)" in str(caught.value)
-    assert contents(tmp_path) == before
 
 
 def test_a_checkpoint_with_a_file_of_the_users_is_kept_when_others_go(trainer_of, tmp_path):

@@ -1,7 +1,5 @@
 """Checkpoints whose manifest says something else: damaged, with the reason, and the one before is used."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

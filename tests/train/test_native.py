@@ -1,7 +1,5 @@
 """The native trainer on a model of two thousand parameters: what it trains on, what it pays, what it writes, how it ends."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -38,10 +36,6 @@ every_recipe = pytest.mark.parametrize(
     "name", [name if name in KINDS else pytest.param(name, marks=pytest.mark.e2e) for name in RECIPES]
 )
 FIRST_IMAGE = 9  # token id of "a0" in the fixtures' vocabulary
-
-
-def constant(value):
-    return lambda **_: value
 
 
 def spied(trainer):
@@ -245,22 +239,11 @@ def test_rollouts_without_a_score_are_counted_and_never_trained(trainer_of, name
 # Metrics that are no success rate
 
 
-def format_and_accuracy(solution_str):
-    return float(solution_str.startswith("a")) + float(len(solution_str.split()) == 1)
+def test_a_metric_that_is_no_success_rate_is_refused_where_rules_read_one(trainer_of, tmp_path):
+    def plus_or_minus_one(solution_str, **_):
+        return 2.0 * solution_str.startswith("a") - 1.0
 
-
-SHAPED = {
-    "format and accuracy": format_and_accuracy,
-    "plus or minus one": lambda solution_str: 2.0 * solution_str.startswith("a") - 1.0,
-    "negative": lambda solution_str: -10.0 + solution_str.startswith("a"),
-}
-
-
-@pytest.mark.parametrize("shape", SHAPED)
-def test_a_metric_that_is_no_success_rate_is_refused_where_rules_read_one(trainer_of, tmp_path, shape):
-    trainer = trainer_of(
-        RECIPES["pilot_commit"], 300, reward=lambda solution_str, **_: SHAPED[shape](solution_str), folder=tmp_path
-    )
+    trainer = trainer_of(RECIPES["pilot_commit"], 300, reward=plus_or_minus_one, folder=tmp_path)
     with pytest.raises(MetricError, match=r'Band.* success rate.*return \{"score": reward, "acc": 1.0 if right'):
         trainer.run()
     again = trainer_of(RECIPES["pilot_commit"], 96, folder=tmp_path)  # once the reward is repaired
@@ -276,29 +259,6 @@ def test_a_target_needs_an_accuracy(trainer_of, prompts_of):
 
 
 # How a run ends
-
-
-@pytest.mark.parametrize(
-    ("name", "score"),
-    [
-        *(("grpo", 0.0), ("dapo", 1.0), ("dapo_carry", 0.0), ("pilot_commit", 0.0), ("pilot_commit", 1.0)),
-        *(("pilot_commit_as_published", 1.0), ("racing", 1.0)),
-    ],
-)
-def test_prompts_that_are_all_solved_or_all_impossible_end_the_run(trainer_of, name, score):
-    lines = []
-    trainer = trainer_of(RECIPES[name], reward=constant(score), listener=lines.append)
-    before = weights(trainer)
-    why = trainer.run()
-    expected = "prompts: none of 40 may be drawn" if name == "pilot_commit_as_published" else "barren:"
-    assert why.startswith(expected)
-    assert {"solved", "impossible", "zero_variance", "out_of_band"} & set(
-        why.replace("/", " ").replace("'", " ").split()
-    )
-    # A few hundred groups of at most eight rollouts, not a loop.
-    assert lines[-1]["rollouts_paid"] <= 8 * (256 + 40 + 12)
-    assert lines[-1]["accounts"]["trained"] == 0
-    assert torch.equal(weights(trainer), before)
 
 
 def with_accuracies(trainer, accuracies):

@@ -1,12 +1,8 @@
 """Learning rates step by step, against tables and against the schedules of transformers."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
-import torch
-from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from rollalloc.core.recipe import Budget
 from rollalloc.train.schedule import Schedule, check_budget, share_spent
@@ -29,21 +25,6 @@ HALF = math.sqrt(0.5)
 )
 def test_the_share_of_each_step(schedule, shares):
     assert [schedule.share(step) for step in range(1, len(shares) + 1)] == pytest.approx(shares, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("shape", "theirs"), [("linear", get_linear_schedule_with_warmup), ("cosine", get_cosine_schedule_with_warmup)]
-)
-@pytest.mark.parametrize(("warmup", "steps"), [(0, 9), (4, 30)])
-def test_after_the_rise_the_shares_are_those_of_transformers(shape, theirs, warmup, steps):
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    scheduler = theirs(optimizer, warmup, steps)
-    ours = Schedule(warmup=warmup, shape=shape, steps=steps, floor=0.0)
-    for step in range(1, steps + 2):  # beyond, the cosine of transformers rises again
-        if step > warmup:
-            assert ours.share(step) == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12)
-        optimizer.step()
-        scheduler.step()
 
 
 @pytest.mark.parametrize(

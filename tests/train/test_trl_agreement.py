@@ -1,7 +1,5 @@
 """The update's loss and gradient against those of TRL's own GRPOTrainer on the same tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

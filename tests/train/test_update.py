@@ -1,7 +1,5 @@
 """The update of a batch: forward passes, the reference, precision. Its loss and gradient are in test_trl_agreement."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A trainer over the service by hand; under the SDK's own types as well, where it is installed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

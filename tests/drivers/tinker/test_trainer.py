@@ -1,7 +1,5 @@
 """Runs of recipes at a service by hand: they learn, lose nothing, go on after kills, and say what was paid."""
 
-from __future__ import annotations
-
 import json
 import logging
 import signal

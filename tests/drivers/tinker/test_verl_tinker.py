@@ -4,8 +4,6 @@ Its schema, read in verl-project/verl-recipe at commit 48ea0a79 and in the SDK t
 data. No server was run: it needs GPUs.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, is_dataclass
 from types import SimpleNamespace

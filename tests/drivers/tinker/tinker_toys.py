@@ -1,7 +1,5 @@
 """Toy prompts, a reward of one letter, and a budget."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from rollalloc import Budget

@@ -1,7 +1,5 @@
 """`tiny_trl` for the tests beside it, one thread, and no output of TRL's own."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

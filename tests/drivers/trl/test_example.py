@@ -1,7 +1,5 @@
 """The example runs, in a short form."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

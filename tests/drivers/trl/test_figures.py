@@ -1,7 +1,5 @@
 """What an evaluation under TRL says of several completions, by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from rollalloc.drivers.trl.figures import evaluated_figures

@@ -1,7 +1,5 @@
 """Recipes whose rules read a success rate, under rewards that are none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

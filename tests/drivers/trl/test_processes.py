@@ -1,7 +1,5 @@
 """Two processes, gloo: the decisions of one, and its gradients."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A warning names a TRL release above the tested one; settings that only such a release has fail a test here."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from importlib.metadata import version
 

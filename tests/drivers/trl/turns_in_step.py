@@ -3,8 +3,6 @@
 torchrun --nproc_per_node 2 tests/drivers/trl/turns_in_step.py '{"out": "/tmp/out"}'
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -44,16 +44,6 @@ def test_what_comes_next_is_generated_while_a_batch_is_trained(trainer_of):
     settled(trainer)
 
 
-def test_a_run_that_does_not_overlap_is_repeatable(trainer_of):
-    changes = {"max_batches": 4, "sampling": FEW, **STREAMS}
-    one, other = (run(trainer_of(AHEAD, **changes)) for _ in range(2))
-    for line in (*one, *other):
-        for name in ("seconds", "update_seconds"):
-            line.pop(name)
-        line["streaming"].pop("step_seconds")
-    assert one == other
-
-
 def test_commits_go_out_when_the_pilots_decide(trainer_of):
     recipe = recipes.pilot_commit(
         2, 2, 2, 8, promote="oldest"
@@ -169,18 +159,3 @@ def test_a_generator_that_is_killed_costs_nothing_but_time(trainer_of, forked_ge
     assert trainer.counters.batches == 6
     assert lines[-1]["streaming"]["restarts"] == 1
     settled(trainer)
-
-
-def test_a_rollout_that_is_lost_is_not_waited_for(trainer_of):
-    """Never, that is: it would be an error of ours."""
-    trainer = trainer_of(AHEAD, max_batches=1, sampling=FEW, **STREAMS)
-    submit, lost = trainer.engine.submit, []
-
-    def losing(orders):
-        lost.extend(orders)
-        submit(orders[1:])
-
-    trainer.engine.submit = losing
-    with pytest.raises(RuntimeError, match="nothing is in flight and nothing is ordered, although there is room for 6"):
-        trainer.run()
-    assert lost

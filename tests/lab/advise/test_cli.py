@@ -1,7 +1,5 @@
 """`rollalloc advise LOG`: what it writes of logs of every kind, and that a mistake is one message and exit code 2."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

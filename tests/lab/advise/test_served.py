@@ -1,7 +1,5 @@
 """Profiles of a served model: what is asked of the server, what is kept, and what every kind of failure says."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

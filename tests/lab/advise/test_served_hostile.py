@@ -1,6 +1,6 @@
 """Servers that do what no guide says, full disks, kills and keys: one sentence, and no answer is paid for twice."""
 
-from __future__ import annotations
+# pyright: reportIndexIssue=false
 
 import json
 import os
@@ -18,9 +18,6 @@ pytest.importorskip("openai", reason="needs pip install 'rollalloc[served]'")
 sys.path.insert(0, str(Path(__file__).parent))
 
 from stand_in_server import MODEL, answered, completion, logged, serving
-
-from rollalloc.data.prompts import write_prompts
-from rollalloc.generate import served as served_module
 
 
 def head(handler, status=200, **headers):
@@ -219,19 +216,6 @@ def test_texts_that_no_tokenizer_writes_are_kept_scored_and_not_shown(advise, se
     assert len(server.requests) == 96
 
 
-def test_an_answer_of_many_megabytes_does_not_stop_the_others(advise, server):
-    server.replies = lambda number, body: (200, completion("no " * 1_000_000 if number == 3 else "yes"))
-    assert advise(sample_prompts=3, sample_n=3)[0] == 0
-    assert max(len(row["text"]) for row in logged()) == 3_000_000
-
-
-def test_an_ending_without_a_reason_has_no_score_and_says_so(advise, server):
-    server.replies = lambda number, body: (200, completion("yes", finish=None))
-    code, _, said = advise()
-    assert code == 2
-    assert "the server does not say why the answer ended (finish_reason is null)" in said
-
-
 def test_reasoning_that_the_server_takes_out_is_said_once(advise, server):
     server.replies = lambda number, body: choice(content="yes", reasoning_content="since it is")
     said = advise()[2]
@@ -251,18 +235,6 @@ def test_a_parameter_that_only_some_of_the_servers_behind_an_address_refuse_is_l
     assert "does not take top_k: its own values hold" in said
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [[{"role": "system", "content": "Say yes."}], [{"role": "user", "content": "\u2603\x00\U0001f600" * 50}]],
-)
-def test_odd_prompts_are_sent_as_they_are(advise, server, messages):
-    write_prompts("one.jsonl", [{"data_source": "mine", "prompt": messages, "reward_model": {"ground_truth": "yes"}}])
-    code, _, said = advise(prompts="one.jsonl")
-    assert code == 0, said
-    assert server.requests[0]["messages"] == messages
-    assert len(server.requests) == 4
-
-
 def test_a_file_without_prompts_or_without_messages_is_refused_before_anything_is_asked(advise, server):
     Path("none.jsonl").write_text("")
     Path("empty.jsonl").write_text(
@@ -273,15 +245,6 @@ def test_a_file_without_prompts_or_without_messages_is_refused_before_anything_i
         assert code == 2
         assert path in said
     assert not server.requests
-
-
-def test_a_file_of_many_prompts_is_asked_for_those_drawn_only(advise, server):
-    row = {"data_source": "mine", "reward_model": {"ground_truth": "yes"}}
-    rows = (row | {"prompt": f"Is {number} even?"} for number in range(100_000))
-    Path("many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, _, said = advise(prompts="many.jsonl", sample_prompts=12, sample_n=2)
-    assert code == 0, said
-    assert len(server.requests) == 24
 
 
 def test_a_full_disk_keeps_whole_answers_and_the_same_command_asks_for_the_rest(advise, server):
@@ -427,17 +390,6 @@ def test_reasoning_that_used_up_the_limit_is_a_wrong_answer_that_was_cut_off(adv
     assert {row["metric"] for row in logged() if row["truncated"]} == {0.0}
 
 
-@pytest.mark.parametrize("proxy", ["socks5h://127.0.0.1:1", "socks5://127.0.0.1:1", "nonsense://127.0.0.1:1"])
-def test_a_proxy_of_the_environment_that_the_client_cannot_use_is_a_sentence(advise, server, monkeypatch, proxy):
-    """opensre 2476, ollama-python 424: they fail where the client is made, even for a local address."""
-    monkeypatch.setenv("ALL_PROXY", proxy)
-    code, _, said = advise()
-    if code == 0:  # the packages for it are installed
-        return
-    assert "the environment's proxy cannot be used" in said
-    assert "unset HTTP_PROXY" in said
-
-
 def test_a_proxy_that_a_local_address_goes_through_is_said(advise, server, monkeypatch):
     """gpustack 956."""
     monkeypatch.setenv("NO_PROXY", "")
@@ -450,12 +402,15 @@ def test_a_proxy_that_a_local_address_goes_through_is_said(advise, server, monke
 
 def test_a_certificate_that_is_not_trusted_is_said(advise, server, monkeypatch):
     """openai-python 73, TaskWeaver 52."""
+    import httpx
+    import openai
+
     error = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1000)"
 
     async def refuse(*_, **__):
-        raise served_module._HTTP.ConnectError(error)
+        raise httpx.ConnectError(error)
 
-    monkeypatch.setattr(served_module._WholeAnswers, "send", refuse)
+    monkeypatch.setattr(openai.DefaultAsyncHttpxClient, "send", refuse)
     code, _, said = advise(retries=0)
     assert code == 2
     assert "has a certificate that is not trusted" in said
@@ -479,9 +434,3 @@ def test_a_name_with_a_colon_and_without_its_tag(advise, server):
     assert "give --served-model llama3:latest" in advise(served_model="llama3")[2]
     assert advise(served_model="qwen3:0.6b", out=None)[0] == 0
     assert Path("runs/profile-qwen3:0.6b-0/rollouts.jsonl").exists()
-
-
-def test_a_model_without_a_chat_template_is_told_by_its_servers_own_words(advise, server):
-    words = "default chat template is no longer allowed, so you must provide a chat template"
-    server.replies = lambda number, body: (400, {"object": "error", "message": words, "code": 400})
-    assert f"the server refuses a prompt: 400: {words}" in advise()[2]

@@ -5,8 +5,6 @@ several because it told temperature 0.7 from 1 on the model as it was warmed up,
 texts did not. The test reads its heads otherwise, which makes it more random, so that its control is 0.5.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Comparisons: several runs in processes, their results, and that nothing finished is done again."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -21,6 +19,7 @@ from rollalloc.runs.recorded import share_done
 from rollalloc.train.checkpoint import newest
 from rollalloc.train.folder import RunFolder
 from rollalloc.train.train import train
+from tiny_policy import untimed
 
 DOCUMENTED = {
     *("recipe", "seed", "reached", "rollouts_to_target", "rollouts_paid", "accounts", "tokens_paid", "seconds"),
@@ -242,11 +241,6 @@ def test_a_comparison_that_is_asked_to_stop_saves_its_runs(run_of, tmp_path):
     assert caught.value.by == signal.SIGTERM
     assert newest(tmp_path / "grpo-0") is not None
     assert not (tmp_path / "later-0").exists()
-
-
-def untimed(folder):
-    lines = read_metrics(folder / "metrics.jsonl")
-    return [{name: value for name, value in line.items() if not name.endswith("seconds")} for line in lines]
 
 
 def test_a_finished_run_on_files_that_have_changed_since_is_done_again(run_of, task, tmp_path):

@@ -1,6 +1,6 @@
 """Tasks of reasoning-gym: their answers, their files, and a tokenizer that spells."""
 
-from __future__ import annotations
+# pyright: reportOperatorIssue=false
 
 from dataclasses import replace
 
@@ -72,11 +72,23 @@ def test_a_task_is_files_like_any_other(sums):
     assert (exact_answers(policy.model, tokens, answers, pad_id=policy.pad_id)[0] > 0).all()
 
 
-def test_the_warm_up_sees_no_held_out_question():
-    every, _ = gym._warm_up_examples(SUMS, frozenset())
-    seen, answers = gym._warm_up_examples(SUMS, frozenset(every[:3]))
-    assert not set(every[:3]) & set(seen)
-    assert 0 < len(seen) == len(answers) < len(every)
+@pytest.fixture
+def shown(tmp_path, monkeypatch):
+    """(configuration) → the task's files, and the questions with answers that its warm-up shows; no model is made."""
+
+    def of(config):
+        drawn = []
+        monkeypatch.setattr(gym, "save_warm_model", lambda *given, **_: drawn.append(given[3](4000)))
+        files = prepare(tmp_path / f"wrong {config.wrong}", "rg/chain_sum", config)
+        return files, list(zip(*drawn[0], strict=True))
+
+    return of
+
+
+def test_the_warm_up_sees_no_held_out_question(shown):
+    """There are so few sums of two digits that many of its questions would be among those held out."""
+    files, examples = shown(replace(SUMS, settings=SUMS.settings | {"max_digits": 1}))
+    assert not set(load_prompts(files.heldout).prompts) & {question for question, _ in examples}
 
 
 @pytest.mark.parametrize("task", gym.LADDER)
@@ -85,16 +97,13 @@ def test_no_single_answer_reaches_a_rungs_target(task):
     assert max(map(answers.count, answers)) / len(answers) < PRESETS[task].target - 0.1
 
 
-def test_as_many_demonstrations_are_wrong_as_was_asked(tmp_path, monkeypatch):
+def test_as_many_demonstrations_are_wrong_as_was_asked(shown):
     """Within four standard deviations: fails once in 15,000 seeds. An answer drawn for another may be right by chance."""
-    shown = []
-    monkeypatch.setattr(gym, "save_warm_model", lambda *given, **_: shown.append(given[3](4000)))
-    prepare(tmp_path / "sums", "rg/chain_sum", replace(SUMS, wrong=0.4))
-    truths = dict(zip(*gym._warm_up_examples(SUMS, frozenset()), strict=True))
+    truths = dict(shown(SUMS)[1])
     answers = list(truths.values())
     chance = sum(answers.count(answer) for answer in answers) / len(answers) ** 2
     expected = 0.4 * (1 - chance)
-    wrong = np.mean([truths[question] != answer for question, answer in zip(*shown[0], strict=True)])
+    wrong = np.mean([truths[question] != answer for question, answer in shown(replace(SUMS, wrong=0.4))[1]])
     assert abs(wrong - expected) < 4 * np.sqrt(expected * (1 - expected) / 4000)
 
 

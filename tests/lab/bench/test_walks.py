@@ -1,7 +1,5 @@
 """Walks: the verifier by hand, the maze, the lost walker's success rate, the files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Folders of runs as the trainer writes them, made up but consistent, with all the fields or those of an older version."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from math import exp

@@ -1,9 +1,7 @@
 """Worlds whose rollouts are given by hand, and costs that leave only what a test is about."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from rollalloc.lab.simulate.cost import Costs
 from rollalloc.lab.simulate.workload import SimulatedOutcome
@@ -23,7 +21,7 @@ class Given:
     def longest(self) -> int:
         return max(self.tokens)
 
-    def world(self, seed: int) -> Given:
+    def world(self, seed: int) -> Self:
         return self
 
     def describe(self) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """`rollalloc simulate`: what it writes, and that a mistake is one message and exit code 2 before anything runs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -10,6 +8,7 @@ from test_workload import line
 from rollalloc.lab.simulate import simulation
 
 SMALL = ("--matched", "groups=4,n=4", "--batches", 2, "--warmup", 1, "--gpus", "2,4", "--prompts", 64)
+ONE_RECIPE = ("--recipes", "grpo", "--matched", "groups=4,n=4", "--gpus", 2, "--seeds", 0)
 
 
 @pytest.fixture
@@ -51,18 +50,9 @@ def test_what_can_only_be_a_typing_error_is_refused_by_name(call, absurd):
 
 
 def test_json_says_what_was_simulated_and_every_seed(call):
-    changes = (
-        "--seeds",
-        "3,5",
-        "--schedule",
-        "async",
-        "--overlap",
-        "--train",
-        0.5,
-        "--staleness",
-        2,
-    )
-    code, out, _ = call(*SMALL, "--recipes", "grpo,mine=darts", "--set", "mine.tail=none", "--json", *changes)
+    recipes = ("--recipes", "grpo,mine=darts", "--set", "mine.tail=none")
+    cluster = ("--schedule", "async", "--overlap", "--train", 0.5, "--staleness", 2)
+    code, out, _ = call(*SMALL, *recipes, *cluster, "--seeds", "3,5", "--json")
     assert code == 0
     said = json.loads(out)
     assert said["recipes"]["mine"] == {"recipe": "darts", "groups": 4, "shortest": 3, "longest": 1, "tail": "none"}
@@ -86,23 +76,7 @@ def test_a_log_and_a_curve_of_ones_own(call, tmp_path):
     log, curve = tmp_path / "rollouts.jsonl", tmp_path / "curve.csv"
     log.write_text("\n".join(line(key=str(at % 8), tokens=4 + at, metric=at % 3 / 2) for at in range(64)))
     curve.write_text("concurrency,seconds_per_token\n1,0.5\n8,0.5\n")
-    own = (
-        "--log",
-        log,
-        "--latency",
-        curve,
-        "--slots",
-        8,
-        "--gpus",
-        2,
-        "--seeds",
-        0,
-        "--recipes",
-        "grpo",
-        "--matched",
-        "groups=4,n=4",
-    )
-    code, out, _ = call(*own, "--batches", 1)
+    code, out, _ = call("--log", log, "--latency", curve, "--slots", 8, *ONE_RECIPE, "--batches", 1)
     assert code == 0
     said = " ".join(out.split())
     assert "curve.csv; without --kv-tokens any context fits on a replica. Rollouts: " in said
@@ -112,19 +86,7 @@ def test_a_log_and_a_curve_of_ones_own(call, tmp_path):
 def test_stopped_rollouts_of_a_log_are_named(call, tmp_path):
     log = tmp_path / "rollouts.jsonl"
     log.write_text("\n".join([*(line(key=str(at)) for at in range(8)), line(metric=None)]))
-    options = (
-        "--log",
-        log,
-        "--gpus",
-        2,
-        "--seeds",
-        0,
-        "--recipes",
-        "grpo",
-        "--matched",
-        "groups=4,n=4",
-    )
-    code, out, _ = call(*options)
+    code, out, _ = call("--log", log, *ONE_RECIPE)
     assert code == 0
     said = " ".join(out.split())
     assert "1 logged rollouts were stopped or have no score and were left out" in said
@@ -171,13 +133,6 @@ def test_a_mistake_is_one_message_before_anything_runs(call, monkeypatch, tmp_pa
     assert not out
     assert says in " ".join(err.split())
     assert "Traceback" not in err
-
-
-def test_lengths_beside_a_log_that_has_them_are_refused(call, tmp_path):
-    (tmp_path / "rollouts.jsonl").write_text(line())
-    code, _, err = call("--log", tmp_path / "rollouts.jsonl", "--median", 7, "--solved", 0.5)
-    assert code == 2
-    assert "--median, --solved: --log already sets these; leave one of the two out" in " ".join(err.split())
 
 
 def test_what_a_log_says_of_itself_does_not_reach_the_terminal(call, tmp_path):

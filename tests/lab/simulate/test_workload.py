@@ -1,7 +1,5 @@
 """What rollouts come to: distributions, logs, and files that are no logs."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

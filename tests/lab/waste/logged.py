@@ -1,7 +1,5 @@
 """Groups one by one, as tests write them down and look at them."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

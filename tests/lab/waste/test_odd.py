@@ -1,7 +1,5 @@
 """Logs in which anything may stand anywhere: what is no use is counted and named with file and row, or refused."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

@@ -1,6 +1,6 @@
 """Shares by cause: hand-made groups, the laws of an estimator, and how often its interval covers the truth."""
 
-from __future__ import annotations
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 import numpy as np
 import pytest
@@ -92,29 +92,6 @@ def test_drift_compares_the_first_and_the_last_third_of_the_steps():
     early, late = drift(log)
     assert (early.value, late.value) == (0, 1)
     assert drift(log[:24]) is None
-
-
-@pytest.mark.slow
-def test_the_interval_covers_the_true_share_as_often_as_it_says():
-    """400 logs of 80 prompts, each visited 1 to 5 times with its own rate; the truth is the mean over the population.
-
-    At 95% coverage fewer than 360 of 400 has probability 2e-5; of 80 clusters it falls a point or two short of 95%, and at
-    93% fewer than 360 have a probability of 1%.
-    """
-    random = np.random.default_rng(0)
-    n, visits = 8, np.arange(1, 6)
-    rates = [(0.0, 0.25), (1.0, 0.25), (0.1, 0.25), (0.5, 0.25)]
-    truth = sum(weight * (p**n + (1 - p) ** n) for p, weight in rates)
-    covered = 0
-    for _ in range(400):
-        log = []
-        for prompt in range(80):
-            p = rates[random.integers(4)][0]
-            draws = random.random((random.choice(visits), n)) < p
-            log += [group(*row, prompt=str(prompt)) for row in draws.astype(float)]
-        low, high = shares_of(log).wasted.interval
-        covered += low <= truth <= high
-    assert covered >= 360
 
 
 @given(logs, st.integers(0, 3))
