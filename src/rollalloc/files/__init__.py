@@ -1,1 +1,1 @@
-"""Writes files completely or not at all, opens them safely, and records which ones rollalloc wrote."""
+"""Writes files completely or not at all, opens them safely, and records which files rollalloc wrote."""

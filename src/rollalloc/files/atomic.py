@@ -1,6 +1,6 @@
-"""Atomic writes: a file is written completely or not at all, and so are appended lines.
+"""Atomic writes: a file is written completely or not at all. The same holds for appended lines.
 
-A new file is written under another name in the same folder, synced to the disk, and then renamed.
+A new file is written under a temporary name in the same folder, synced to the disk, and then renamed.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _PARTIAL = re.compile(re.escape(_PREFIX) + r"[0-9a-f]{16}(\.\w+)?")
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """A context that yields the path of a temporary file, which replaces `path` at the end. On an error `path` is unchanged.
+    """A context that yields the path of a temporary file. At the end, this file replaces `path`; after an error it does not.
 
-    Temporary files in the same folder whose writers were killed are removed.
+    Temporary files in the same folder are removed if the processes that wrote them were killed.
 
     Args:
         path: the file to write. Missing folders are created. The temporary file has the same suffix and a random name, so
-            that two processes that write the same `path` do not share one.
+            two processes may write the same `path`.
 
     Raises:
-        OSError: the file cannot be written, for example because the disk is full; names the file.
+        OSError: the file cannot be written, for example because the disk is full. The message names the file.
     """
     with naming(path):
-        # The path is the temporary file of an outer `written`, which will rename it.
+        # The path is itself the temporary file of an outer `written`, which renames it later.
         if _PARTIAL.fullmatch(path.name) and path.is_file():
             yield path
             sync(path)
@@ -42,7 +42,7 @@ def written(path: Path) -> Iterator[Path]:
         beside = path.with_name(f"{_PREFIX}{token_hex(8)}{path.suffix}")
         with beside.open("xb") as mine:  # "x": never overwrite a file
             with suppress(OSError):  # a file system without locks
-                fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so that `remove_partials` leaves it alone
+                fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so that `remove_partials` does not remove it
             try:
                 yield beside
                 sync(beside)
@@ -56,17 +56,17 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically. Lone surrogates are written as question marks.
 
     Raises:
-        OSError: the file cannot be written; names the file.
+        OSError: the file cannot be written. The message names the file.
     """
     with written(path) as beside:
         beside.write_text(text, encoding="utf-8", errors="replace")
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append to a text file, all of the text or nothing. The file is created if it does not exist.
+    """Append to a text file: all of the text, or nothing. The file is created if it does not exist.
 
     Raises:
-        OSError: the file cannot be written, for example because the disk is full; names the file.
+        OSError: the file cannot be written, for example because the disk is full. The message names the file.
     """
     with naming(path), path.open("ab", buffering=0) as file:
         size, left = os.fstat(file.fileno()).st_size, memoryview(text.encode())
@@ -75,12 +75,12 @@ def append_text(path: Path, text: str) -> None:
                 left = left[file.write(left) :]
         except BaseException:
             with suppress(OSError):
-                file.truncate(size)  # half a line would make the next line unreadable too
+                file.truncate(size)  # remove the incomplete text, because the next line would be appended to it
             raise
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove temporary files of `written` whose process was killed. Files that are still being written are kept."""
+    """Remove temporary files of processes that were killed. Files that are still being written are kept."""
     with suppress(OSError):  # if the folder cannot be read, a later write will raise the error
         for entry in [entry for entry in os.scandir(folder) if _PARTIAL.fullmatch(entry.name)]:
             if entry.is_file(follow_symlinks=False):
@@ -91,10 +91,10 @@ def remove_partials(folder: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """A context that adds the file's name to an OSError that lacks it, such as the one for a full disk.
+    """A context that adds the file's name to an OSError that lacks it, such as the error for a full disk.
 
     Raises:
-        OSError: the error raised in the context, with the file's name added and, for a full disk, advice on what to do.
+        OSError: the error that was raised in the context, with the file's name. For a full disk, it also says what to do.
     """
     try:
         yield

@@ -1,13 +1,13 @@
-"""Records which files in a folder rollalloc wrote, so that no other files are overwritten or removed, and which process
-is writing.
+"""Records which files in a folder rollalloc wrote, so that it overwrites and removes no other files. It also locks a folder
+while a process writes into it.
 
-`FOLDER/.rollalloc/` contains, for each kind of writer, a manifest of the names that it has claimed, and a lock.
-Everything that rollalloc writes follows three rules:
+For each kind of writer, `FOLDER/.rollalloc/` contains a lock and a manifest, which lists the names that the writer has
+claimed. Everything that rollalloc writes follows three rules:
 
-1. A folder is used only if it is empty, or if this kind of writer has used it before (`Claims.refuse_taken`). A
+1. A folder is used only if it is empty, or if the same kind of writer has used it before (`Claims.refuse_taken`). A
    comparison may also use a folder that contains only runs and reports of rollalloc.
 2. A name is claimed before the file is written, and only if no other file has that name (`Claims.add`).
-3. `--overwrite` and later writers replace and remove only claimed names (`Claims.remove`).
+3. Only claimed names are replaced or removed, by `--overwrite` and by later writers (`Claims.remove`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _SCHEMA = 1
 # A folder that contains only these files counts as empty.
 _NOBODYS = (HIDDEN, ".DS_Store", ".gitignore", ".gitkeep", "lost+found")
 _SHOWN = 5  # maximum number of names in an error
-PATIENCE_S = 2.0  # seconds to wait for the lock, because a process that was just killed may still be ending
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
+PATIENCE_S = 2.0  # seconds to wait for the lock, because a process that was just killed may hold it for a moment
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors that mean that the file system has no locks
 
 
 class InUse(RuntimeError):
@@ -62,12 +62,12 @@ class Claims:
         """Raise an error if the folder is not empty and no writer of this kind has used it before.
 
         Args:
-            remedy: what the user can do, for the error.
-            beside: a kind of writer. Folders of this kind, and single files of rollalloc, may already be in the folder,
-                so that a comparison can use a folder with runs of `train`.
+            remedy: advice to the user, for the error message.
+            beside: another kind of writer. Its folders, and single files of rollalloc, are also allowed in the folder: a
+                comparison can use a folder with runs of `train`, for example.
 
         Raises:
-            FileExistsError: names what is in the folder.
+            FileExistsError: the folder has other contents. The message names some of them.
             NotADirectoryError: the path is a file.
             OSError: the folder cannot be read.
         """
@@ -86,7 +86,7 @@ class Claims:
         refuse(self.folder, names, remedy)
 
     def names(self) -> frozenset[str]:
-        """The claimed paths in the folder; none if there is no manifest.
+        """The claimed paths, relative to the folder; none if there is no manifest.
 
         Raises:
             ValueError: the manifest is damaged.
@@ -101,18 +101,18 @@ class Claims:
                 raise ValueError(f"expected schema {_SCHEMA}, and claimed names that are paths inside the folder")
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(
-                f"{self._manifest} is not a manifest of rollalloc ({error}); what is in the folder cannot be told from "
-                "files of your own: give another folder"
+                f"{self._manifest} is not a manifest of rollalloc ({error}), so rollalloc cannot distinguish its files in "
+                "the folder from your own: give another folder"
             ) from None
         return frozenset(names)
 
     def foreign(self, names: Iterable[str]) -> list[str]:
-        """The given names that exist in the folder and are not claimed."""
+        """Those of the names that exist in the folder and are not claimed."""
         ours = self.names()
         return [name for name in names if name not in ours and os.path.lexists(self.folder / name)]
 
     def add(self, names: Iterable[str], remedy: str = "give another folder, or move it away") -> None:
-        """Claim names, so that files with these names may be written and replaced from now on.
+        """Claim names, so that files with these names may be written and replaced.
 
         Raises:
             FileExistsError: a file that is not claimed has one of these names.
@@ -122,16 +122,16 @@ class Claims:
         self.keep(self.names().union(names))
 
     def keep(self, names: Iterable[str]) -> None:
-        """Replace the claimed names by these, even if files with these names already exist."""
+        """Set the claimed names to exactly these. Files with these names may already exist."""
         text = json.dumps({"schema": _SCHEMA, "claims": sorted(names)}, indent=1)
         if self._manifest.exists() and read_text(self._manifest) == text:
             return
         write_text(self._manifest, text)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove claimed files, and claimed folders that are then empty."""
+        """Remove claimed files, and then those claimed folders that are empty."""
         ours = self.names()
-        for name in sorted(names, reverse=True):  # contents before their folder
+        for name in sorted(names, reverse=True):  # a folder comes after its contents
             path = self.folder / name
             if name not in ours:
                 continue
@@ -142,8 +142,9 @@ class Claims:
 
 
 def _holds_only(folder: Path, kind: str, depth: int = 1) -> bool:
-    """Whether a folder belongs to this kind of writer, or contains only folders that do, as a comparison's folder of one
-    task does.
+    """Whether a folder belongs to this kind of writer, or contains only folders that do.
+
+    The second case is a comparison on one task: its folder contains folders of runs.
     """
     if folder.is_symlink() or not folder.is_dir():
         return False
@@ -157,7 +158,7 @@ def claim_files(paths: Iterable[Path]) -> None:
     """Claim single files, each in the manifest of its folder, before they are written.
 
     Raises:
-        FileExistsError: a file that rollalloc did not write has one of the names. Nothing was claimed.
+        FileExistsError: a file with one of the names exists, and rollalloc did not write it. Nothing was claimed.
     """
     paths = list(paths)
     refuse_foreign_files(paths)
@@ -167,7 +168,7 @@ def claim_files(paths: Iterable[Path]) -> None:
 
 
 def refuse_foreign_files(paths: Iterable[Path]) -> None:
-    """Raise a FileExistsError if writing single files would replace files that rollalloc did not write."""
+    """Raise a FileExistsError if one of these files exists and rollalloc did not write it."""
     for path in paths:
         ours = path.name in _of_file(path).names() and path.is_file() and not path.is_symlink()
         if os.path.lexists(path) and not ours:
@@ -183,11 +184,11 @@ def refuse(folder: Path, foreign: Iterable[str], remedy: str) -> None:
 
     Args:
         folder: the folder of these files.
-        foreign: their names. If there are none, no error is raised.
-        remedy: what to do.
+        foreign: names of the files. If there are none, nothing happens.
+        remedy: advice to the user.
 
     Raises:
-        FileExistsError: `foreign` is not empty; the message names these files.
+        FileExistsError: there are such files. The message names them.
     """
     names = sorted(foreign)
     if names:
@@ -223,11 +224,11 @@ def _is_inside(name: Any) -> bool:
 
 
 class Lock:
-    """A lock on a folder, held by one process at a time. The operating system frees it when the process ends or is killed.
+    """A lock on a folder. Only one process can hold it. The operating system frees it when the process ends or is killed.
 
     Args:
-        folder: the folder; it is created when the lock is taken.
-        kind: kind of writer, as for `Claims`.
+        folder: the folder. It is created when the lock is taken.
+        kind: kind of writer, for example "run".
     """
 
     def __init__(self, folder: Path, kind: str) -> None:
@@ -240,8 +241,8 @@ class Lock:
         """Take the lock.
 
         Raises:
-            InUse: another process has it; the message names the process.
-            FileExistsError: there is something else with the name of the hidden folder.
+            InUse: another process has the lock; the message names the process.
+            FileExistsError: the name of the hidden folder is used for something else.
             OSError: the folder cannot be written to.
         """
         if self._file is not None:
@@ -255,7 +256,7 @@ class Lock:
             hidden.mkdir(parents=True, exist_ok=True)
             try:
                 self._file = opened(path, os.O_RDWR | os.O_CREAT)
-            except FileNotFoundError:  # another process has just removed its lock
+            except FileNotFoundError:  # another process removed its lock at this moment
                 continue
             try:
                 self._wait(self._file.fileno())
@@ -270,7 +271,7 @@ class Lock:
         """Free the lock, and remove the files and folders that were created for it."""
         if self._file is not None:
             for path in self._made:
-                with suppress(OSError):  # another process may already write there
+                with suppress(OSError):  # another process may be using them already
                     path.rmdir() if path.is_dir() else path.unlink()
         self.release()
 
@@ -321,7 +322,7 @@ _LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """A forked process, for example from a reward function, must not keep the lock after its parent has ended."""
+    """Close the locks in a forked process, which would otherwise keep them after its parent has ended."""
     for lock in list(_LOCKS):
         lock.release()
 

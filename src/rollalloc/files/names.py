@@ -1,4 +1,4 @@
-"""Names of the files in the folder of a run, and in that of a sampled profile."""
+"""Names of the files in the folders of runs and of sampled profiles."""
 
 METRICS, ROLLOUTS, REWARDS = "metrics.jsonl", "rollouts.jsonl", "rewards.json"
 DESCRIPTION, MODEL, ALLOCATOR, FEATURES = "run.json", "model", "allocator.json", "features.safetensors"

@@ -1,4 +1,4 @@
-"""Opens regular files without blocking: a FIFO or a device in their place is an error."""
+"""Opens regular files without blocking. Other kinds of files, such as FIFOs and devices, are errors."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def opened(path: Path, flags: int = os.O_RDONLY) -> FileIO:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        OSError: it is not a regular file, or cannot be opened.
+        OSError: the file is not a regular file, or cannot be opened.
     """
     if path.exists():
         _refuse_other_kinds(path, path.stat().st_mode)
     mode = "r+b" if flags & os.O_RDWR else "rb"
     file = FileIO(os.open(path, flags | os.O_NONBLOCK, 0o666), mode)
     try:
-        _refuse_other_kinds(path, os.fstat(file.fileno()).st_mode)  # it may have been replaced after the first check
+        _refuse_other_kinds(
+            path, os.fstat(file.fileno()).st_mode
+        )  # the file may have been replaced since the first check
     except OSError:
         file.close()
         raise
@@ -44,8 +46,8 @@ def read_text(path: Path) -> str:
     """Read a regular file as UTF-8.
 
     Raises:
-        OSError: it does not exist, is not a regular file, or cannot be read.
-        UnicodeDecodeError: it is not UTF-8.
+        OSError: the file does not exist, is not a regular file, or cannot be read.
+        UnicodeDecodeError: the file is not UTF-8.
     """
     with opened(path) as file:
         return file.readall().decode("utf-8")

@@ -1,8 +1,8 @@
-"""Stamps of files, a size and a SHA-256, which show later whether a file still has the same contents.
+"""A stamp is the size and SHA-256 of a file. It shows later whether the file still has the same contents.
 
-A stamp of a file that only grows, such as `metrics.jsonl`, covers its first bytes: appending does not change it.
+The stamp of a file that grows, such as `metrics.jsonl`, covers its first bytes, so appending does not invalidate it.
 
-    stamp = stamp_of(path)               # kept elsewhere, e.g. in a checkpoint
+    stamp = stamp_of(path)               # store it elsewhere, for example in a checkpoint
     if reason := why_changed(path, stamp):
         raise ValueError(f"{reason}; put it back from a copy, or start afresh")
 """
@@ -31,22 +31,22 @@ def stamp_of(path: Path, upto: int | None = None) -> Stamp:
 
     Args:
         path: path of a regular file.
-        upto: number of bytes from its beginning that the stamp covers, at most its size; None: all.
+        upto: number of bytes that the stamp covers, from the beginning of the file; at most its size. None: all.
 
     Raises:
-        OSError: it does not exist, is not a regular file, or cannot be read.
+        OSError: the file does not exist, is not a regular file, or cannot be read.
     """
     return GrowingStamp(path).renewed(upto)
 
 
 def why_changed(path: Path, expected: Stamp) -> str | None:
-    """Check that a file begins with the bytes of a stamp. Bytes after them are ignored.
+    """Check that a file begins with the bytes of a stamp. Later bytes are ignored.
 
     Returns:
-        What changed, as text; None if nothing did.
+        What changed, as text; None if nothing changed.
 
     Raises:
-        OSError: it is not a regular file, or cannot be read.
+        OSError: the file is not a regular file, or cannot be read.
     """
     return GrowingStamp(path).why_changed(expected)
 
@@ -63,10 +63,10 @@ class GrowingStamp:
         self._digest, self._bytes = sha256(), 0
 
     def renewed(self, upto: int | None = None) -> Stamp:
-        """The stamp of the whole file, or of its first `upto` bytes, which may not be fewer than at the last call.
+        """The stamp of the whole file, or of its first `upto` bytes. `upto` must not decrease from call to call.
 
         Raises:
-            OSError: it does not exist, is not a regular file, or cannot be read.
+            OSError: the file does not exist, is not a regular file, or cannot be read.
         """
         with opened(self.path) as file:
             file.seek(self._bytes)
@@ -76,9 +76,7 @@ class GrowingStamp:
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
     def why_changed(self, expected: Stamp) -> str | None:
-        """Like the function `why_changed`. If the file is unchanged, the next call of `renewed` reads only the bytes
-        after the checked ones.
-        """
+        """The same as the function `why_changed`, but the next call of `renewed` then skips the bytes that were checked."""
         if not self.path.exists():
             return f"{self.path} is gone"
         size = self.path.stat().st_size

@@ -1,4 +1,4 @@
-"""A table that leaves out columns for which the terminal has no room, and curves drawn in a table cell."""
+"""A table that leaves out columns if the terminal is too narrow, and small curves for table cells."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class FittingTable:
-    """A table that fits the terminal: it leaves out optional columns first, then cuts the text of those that remain.
+    """A table that fits the terminal. If there is too little room, it leaves out optional columns, and then cuts text off.
 
     Args:
         rows: values by heading; all rows have the same headings.
-        prose: headings of left-aligned columns; others are right-aligned.
-        optional: headings of columns that may be left out, in that order.
+        prose: headings of left-aligned columns. All other columns are right-aligned.
+        optional: headings of columns that may be left out; the first is left out first.
         title: text above the table.
     """
 
@@ -47,7 +47,7 @@ class FittingTable:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw values in [0, 1] as block characters, the newest last. A long series is thinned to `width`."""
+    """Draw values in [0, 1] as block characters, the newest last. If there are more than `width`, some are left out."""
     if len(values) > width:
         values = [values[round(at * (len(values) - 1) / (width - 1))] for at in range(width)]
     return "".join(_BLOCKS[min(len(_BLOCKS) - 1, int(max(0.0, value) * len(_BLOCKS)))] for value in values)

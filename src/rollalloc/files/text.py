@@ -6,14 +6,20 @@ import unicodedata
 
 _KEPT = "\n\t"
 _PICTURES = 0x2400  # first of Unicode's visible symbols for control characters
-_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, format characters, lone surrogates, line and paragraph separators
+_UNSEEN = (
+    "Cc",
+    "Cf",
+    "Cs",
+    "Zl",
+    "Zp",
+)  # control and format characters, lone surrogates, line and paragraph separators
 
 
 def visible(text: str) -> str:
-    """Replace control and format characters, and others that no font shows, by visible symbols.
+    """Replace characters that cannot be seen, such as control characters, by visible symbols.
 
-    The result is safe in a terminal and valid in XML 1.0; for HTML it must still be escaped. Applying it twice gives the
-    same text.
+    The result is safe in a terminal and valid in XML 1.0. For HTML it must still be escaped. A second call changes
+    nothing.
     """
     if text.isprintable():
         return text
@@ -21,7 +27,7 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, limit: int = 480) -> str:
-    """Shorten a text by leaving out its middle, because the end of a rollout has the answer."""
+    """Shorten a text by leaving out its middle. The end is kept, because it has a rollout's answer."""
     if len(text) <= limit:
         return text
     begin, end = limit * 2 // 3, limit // 3
@@ -29,7 +35,7 @@ def shortened(text: str, limit: int = 480) -> str:
 
 
 def one_line(text: str, limit: int = 40) -> str:
-    """A visible text on one line of at most `limit` characters, for names in figures and tables."""
+    """A visible text on one line, shortened to `limit` characters, for names in figures and tables."""
     name = " ".join(visible(text[: 4 * limit]).split())
     return name if len(name) <= limit else f"{name[: limit - 1]}…"
 
@@ -46,5 +52,5 @@ def _shown(letter: str) -> str:
 
 
 def _is_no_character(code: int) -> bool:
-    """Whether a code point is one of Unicode's 66 noncharacters, some of which XML 1.0 does not allow."""
+    """Whether a code point is one of Unicode's 66 noncharacters. XML 1.0 does not allow some of them."""
     return code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF

@@ -1,14 +1,14 @@
 """Cost to target: what a run paid until it reached an accuracy. All other modules use this definition.
 
-A run is evaluated on a fixed grid of rollouts paid. At each multiple of `eval_every`, the newest weights that were trained
-on rollouts within that budget are evaluated. The target is reached at the first evaluation that is at or above it, if
-the next evaluation, of different weights, is too; a single evaluation may be luck. The final weights are not evaluated on
-the grid, so the target cannot be reached there, but they can confirm that the last grid point reached it. The cost is
-interpolated linearly between the grid point that reached the target and the one before it. A run that never reached the
-target is censored: its cost is more than what it had paid at its last grid point.
+A run is evaluated on a fixed grid of rollouts paid. At each multiple of `eval_every`, the weights are evaluated that were
+the newest within that number of rollouts. The target is reached at the first evaluation that is at or above it, if the
+next evaluation of different weights is too (a single evaluation may be luck). The final weights are not evaluated on the
+grid. The target cannot be reached with them, but they can confirm the last grid point. The cost is interpolated linearly
+between the grid point that reached the target and the one before it. If a run never reached the target, its cost is
+censored: it is more than what the run had paid at its last grid point.
 
 Costs are rollouts, generated tokens, seconds without evaluation, and optimizer steps. The number of rollouts is that of
-the grid point. The other costs are those paid until the evaluated weights were made.
+the grid point. The other costs are what had been paid when the evaluated weights were made.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ COSTS = ("rollouts", "tokens", "seconds", "steps")
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Held-out accuracy against costs. Each column has one entry per evaluation with an accuracy, in order.
+    """Held-out accuracy against costs. Each column has one entry per evaluation with an accuracy, in order of time.
 
     Attributes:
         rollouts: the grid point, in rollouts paid.
-        tokens: tokens generated until the evaluated weights were made.
-        seconds: seconds until then, without evaluation.
-        steps: optimizer steps until then; NaN if unknown.
-        version: version of the weights; None if unknown.
+        tokens: tokens generated before the evaluated weights were made.
+        seconds: seconds before the evaluated weights were made, without evaluation.
+        steps: optimizer steps before the evaluated weights were made; NaN if unknown.
+        version: version of the evaluated weights; None if unknown.
         accuracy: accuracy, in [0, 1].
         standard_error: standard error of the accuracy; 0 if it is exact, None if unknown.
-        final: version and accuracy of the final weights, if they were evaluated and are not an entry; otherwise None.
-            They may confirm that the last entry reached a target.
+        final: version and accuracy of the final weights, which may confirm that the last entry reached a target. None if
+            they were not evaluated, or are the last entry.
     """
 
     rollouts: tuple[float, ...]
@@ -54,8 +54,8 @@ class Cost:
 
     Attributes:
         paid: the amount of each of `COSTS`.
-        censored: the target was not reached, so the cost is more than `paid`.
-        at: index of the grid point at which the target was reached; None if it was not.
+        censored: True if the target was not reached; the cost is then more than `paid`.
+        at: index of the grid point at which the target was reached; None if it was not reached.
     """
 
     paid: dict[str, float]
@@ -64,17 +64,17 @@ class Cost:
 
 
 def curve_of(metrics: Iterable[Mapping[str, Any]]) -> Curve:
-    """The curve of a run's evaluations on the grid, from which costs are computed."""
+    """The curve of a run's evaluations on the grid. Costs are computed from it."""
     lines = _evaluations(metrics)
     final = next(((line["version"], line["accuracy"]) for line in reversed(lines) if line["at"] is None), None)
     return replace(_curve([line for line in lines if line["at"] is not None]), final=final)
 
 
 def whole_curve_of(metrics: Iterable[Mapping[str, Any]]) -> Curve:
-    """The curve of all evaluations of a run, for figures and texts: those on the grid and that of the final weights.
+    """The curve of all evaluations of a run, including that of the final weights, for figures and texts.
 
-    On the cost axis, the final weights are at the cost that had been paid when they were made. They are left out if the
-    last grid point has the same weights.
+    The final weights are drawn at the cost that had been paid when they were made. They are left out if the last grid
+    point has the same weights.
     """
     lines = _evaluations(metrics)
     grid = [line for line in lines if line["at"] is not None]
@@ -95,7 +95,7 @@ def _curve(lines: Sequence[Mapping[str, Any]]) -> Curve:
 
 
 def cost_to_target(curve: Curve, target: float) -> Cost | None:
-    """What a run paid until it reached the target, or a lower bound if it did not.
+    """What a run paid until it reached the target. If it did not reach the target, a lower bound.
 
     Args:
         curve: the run's curve.
@@ -111,16 +111,16 @@ def cost_to_target(curve: Curve, target: float) -> Cost | None:
     share = 1.0
     if at:
         before, after = curve.accuracy[at - 1], curve.accuracy[at]
-        # The entry before `at` can only be at or above the target if it is a second evaluation of weights whose first one
-        # was below it. There is nothing to interpolate then: the cost is that of the entry before `at`.
+        # If the entry before `at` is at or above the target, it is a second evaluation of weights that were below the target
+        # in the first one. Then nothing is interpolated: the cost is that of the entry before `at`.
         share = (target - before) / (after - before) if before < target else 0.0
     paid = {name: _between(getattr(curve, name), last, share) for name in COSTS}
     return Cost(paid, censored=at is None, at=at)
 
 
 def _reached(curve: Curve, target: float) -> int | None:
-    """Index of the first grid point at the target for which the next evaluation of different weights is at the target
-    too.
+    """Index of the first grid point at the target that the next evaluation of different weights confirms; None if there is
+    none.
     """
     evaluated = [*zip(curve.version, curve.accuracy, strict=True), *([] if curve.final is None else [curve.final])]
     starts = [0, *(at + 1 for at, (one, next_) in enumerate(pairwise(evaluated)) if one[0] != next_[0])]
@@ -131,6 +131,6 @@ def _reached(curve: Curve, target: float) -> int | None:
 
 
 def _between(column: Sequence[float], at: int, share: float) -> float:
-    """Interpolate linearly: share 0 is the entry before `at`, share 1 is the entry at `at`."""
+    """Interpolate linearly between the entry before `at` (share 0) and the entry at `at` (share 1)."""
     before = column[at - 1] if at else column[at]
     return float(before + share * (column[at] - before))

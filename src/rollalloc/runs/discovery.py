@@ -1,4 +1,4 @@
-"""Finds runs of rollalloc, TRL and verl in folders, and sorts them into groups that are compared."""
+"""Finds runs of rollalloc, TRL and verl in folders, and groups the runs that are compared with one another."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rollalloc.runs.recorded import RecordedRun
 from rollalloc.runs.trl_log import is_checkpoint, state_in
 from rollalloc.runs.verl_run import is_log
 
-_DEEPEST = 3  # levels of folders to search, enough for a folder with comparisons of several tasks
+_DEEPEST = 3  # levels of folders to search; enough for comparisons on several tasks in one folder
 
 
 def run_folders(folder: Path) -> list[Path]:
     """All runs in a folder, sorted by name. The folder itself may be a run.
 
-    A run is a folder with our `run.json` or with TRL's `trainer_state.json`, or a log file of verl, which writes the logs of
-    a project into one folder. A run that is also reached by symbolic links is returned once, with its real path if that
-    is in the folder. A folder that does not exist has no runs.
+    A run is a folder with our `run.json` or with TRL's `trainer_state.json`, or a log file of verl. A run that is also
+    reached by symbolic links is returned once, with its real path if that is in the folder. A folder that does not exist
+    has no runs.
 
     Raises:
         NotADirectoryError: the path is not a folder.
@@ -53,7 +53,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def _within_trl(place: Path, folder: Path) -> bool:
-    """Whether a folder is a checkpoint of a TRL run, and not the folder that the user named."""
+    """Whether a folder is a checkpoint of a TRL run. The folder that the user named does not count as one."""
     return place != folder and is_checkpoint(place)
 
 
@@ -63,19 +63,19 @@ def _folders_in(place: Path) -> Iterator[os.DirEntry[str]]:
             try:
                 if entry.is_dir():
                     yield entry
-            except OSError:  # symbolic links that form a circle
+            except OSError:  # for example, symbolic links that form a circle
                 continue
 
 
 def comparisons(folder: Path) -> dict[Path, list[RecordedRun]]:
-    """The runs in a folder, grouped by their parent folder. The runs of a group are compared with one another.
+    """The runs in a folder, grouped by their parent folders. The runs of a group are compared with one another.
 
     Args:
         folder: folder of a run, of a comparison, or of several comparisons.
 
     Raises:
         FileNotFoundError: there is no run in the folder.
-        OSError: as `run_folders`.
+        OSError: the folder cannot be read.
     """
     groups: dict[Path, list[RecordedRun]] = {}
     for place in run_folders(folder):
@@ -89,5 +89,5 @@ def comparisons(folder: Path) -> dict[Path, list[RecordedRun]]:
 
 
 def natural(path: Path) -> list[str | int]:
-    """A sort key of paths: seed 2 comes before seed 10."""
+    """A sort key for paths that puts seed 2 before seed 10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]

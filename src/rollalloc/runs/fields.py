@@ -1,4 +1,4 @@
-"""Checks the lines and objects in a run's files: keeps the fields that the views need, and describes what is wrong."""
+"""Checks the lines and objects in a run's files. It keeps the fields that the views need, and describes what is wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _paths(value: Any) -> list[str]:
 _NEEDED = fields_of("every line", needed=True)
 _IN_A_BATCH = fields_of("every line", "batch", "end", "failed")
 _IN_AN_EVALUATION = fields_of("every line", "eval")
-# Fields that are None if an evaluation lacks them.
+# Fields that are set to None in an evaluation that lacks them.
 _CURVE = ("accuracy", "optimizer_steps", "version", "standard_error")
 _IN_A_DESCRIPTION: Fields = {
     **dict.fromkeys(("label", "recipe", "task", "model"), TEXT),
@@ -38,10 +38,10 @@ class MetricsLine(NamedTuple):
     In an evaluation, missing fields of the curve are None, and a missing `at` is `rollouts_paid`.
 
     Attributes:
-        known: the fields that the views use, checked; wrong ones are left out.
+        known: the fields that the views use, checked. Wrong fields are left out.
         whole: all fields of the line, unchecked.
-        wrong: what is wrong with the first field that was left out; None if none is.
-        rising: name and value of the counter that must increase from line to line, if the line has it.
+        wrong: what is wrong with the first field that was left out; None if none was.
+        rising: name and value of the counter that must increase from line to line; empty if the line does not have it.
     """
 
     known: dict[str, Any]
@@ -54,7 +54,7 @@ def metrics_line(line: bytes) -> MetricsLine:
     """Parse and check a line of the metrics.
 
     Raises:
-        ValueError: it is not JSON, or lacks a field that every line must have.
+        ValueError: the line is not JSON, or lacks a field that every line must have.
     """
     try:
         fields = parsed(line)
@@ -74,11 +74,11 @@ def description(content: bytes) -> tuple[dict[str, Any], str | None]:
     """Parse and check a `run.json`.
 
     Returns:
-        All fields, of which those that the views use are checked; and what is wrong with the first field that was left
-        out, or None.
+        All fields, where those that the views use are checked, and wrong ones are left out; and what is wrong with the
+        first field that was left out, or None.
 
     Raises:
-        ValueError: it is not a JSON object.
+        ValueError: the content is not a JSON object.
     """
     fields = parsed(content)
     checked, wrong = take(fields, {}, _IN_A_DESCRIPTION)

@@ -1,7 +1,7 @@
-"""Reads the files of a run's folder safely, since anyone may have put them there.
+"""Reads the files of a run's folder safely, because they may come from anyone.
 
-Reading never blocks, not even on a FIFO. It needs a bounded amount of memory, and never follows links out of the
-folder.
+Reading never blocks, not even on a FIFO. It needs a bounded amount of memory. It does not follow links that lead out of
+the folder.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 
 from rollalloc.files.opening import opened
 
-LONGEST = 1 << 20  # bytes; longer lines count as damaged
+LONGEST = 1 << 20  # bytes; a longer line counts as damaged
 
 
 def open_regular(path: Path) -> FileIO:
-    """Open a regular file for reading. It may be a link, if that does not lead out of the file's folder.
+    """Open a regular file for reading. It may be a link to a file in the same folder.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        OSError: it is of another kind, such as a FIFO; it is a link out of its folder; or it cannot be read.
+        OSError: the file is of another kind, such as a FIFO; it is a link out of its folder; or it cannot be read.
     """
     try:
-        # lstat distinguishes a missing file from a broken link.
+        # lstat, because it distinguishes a missing file from a broken link
         link, real = stat.S_ISLNK(path.lstat().st_mode), Path(os.path.realpath(path, strict=True))
         if link and not real.is_relative_to(os.path.realpath(path.parent)):
             raise OSError("it is a link that leads out of its folder; put the file itself there")
@@ -44,7 +44,7 @@ def why(error: OSError) -> str:
 def lines_of(path: Path) -> Iterator[tuple[int, bytes | None, bool]]:
     """Yield each line of a file: its number from 1, its bytes, and whether it ends with a line break.
 
-    A last line without a line break may still be being written. None stands for a line that is longer than `LONGEST`.
+    A last line without a line break may not be complete yet. For a line longer than `LONGEST`, the bytes are None.
 
     Raises:
         OSError: the file cannot be opened, see `open_regular`.

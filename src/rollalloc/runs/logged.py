@@ -1,6 +1,6 @@
-"""Converts a framework's own log into lines of `metrics.jsonl`, which every view of a run reads.
+"""Converts a framework's own log into lines of `metrics.jsonl`, because all views of a run read such lines.
 
-A resumed run goes back to the step of its checkpoint. Lines of later steps in the log are then dropped.
+A resumed run goes back to the step of its checkpoint. Lines of later steps are then dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rollalloc.runs.values import MOST
 
 ROLLOUTS, TOKENS = f"{PREFIX}/rollouts_paid", f"{PREFIX}/tokens_paid"
 _FIGURES = ("selection", "teaching")
-_PLAIN = {  # metrics of ours that have the same name in a line of `metrics.jsonl`
+_PLAIN = {  # our metrics that have the same name in a line of `metrics.jsonl`
     **dict.fromkeys(("rows", "groups", "replayed", "staleness_max", "evicted", "revived", "quarantined"), int),
     **dict.fromkeys(("staleness_mean", "entropy"), float),
 }
@@ -30,16 +30,16 @@ _NOTHING_PAID: Line = {
 
 
 def number(value: Any) -> float | None:
-    """The value if a view can draw it. None if it is NaN, infinite, beyond 2^53 or not a number."""
-    return value if type(value) in (int, float) and abs(value) <= MOST else None  # NaN is not
+    """The value if a view can draw it. None if it is NaN, infinite, beyond ±2^53 or not a number."""
+    return value if type(value) in (int, float) and abs(value) <= MOST else None  # the comparison is False for NaN
 
 
 def figures_in(logged: Mapping[str, Any], names: Mapping[str, str]) -> Line:
-    """The fields of a batch's line: the framework's metrics, and ours from `rollalloc/`.
+    """The fields of a batch's line: the framework's metrics, and our metrics under `rollalloc/`.
 
     Args:
         logged: the framework's metrics of one step, by their keys.
-        names: maps each name in a line to the framework's key.
+        names: the framework's key for each field name.
     """
     line: Line = {ours: value for ours, theirs in names.items() if (value := number(logged.get(theirs))) is not None}
     line |= {"prompts": counts} if (counts := _under(logged, "prompts")) else {}
@@ -51,7 +51,7 @@ def figures_in(logged: Mapping[str, Any], names: Mapping[str, str]) -> Line:
 
 
 def lengths_in(logged: Mapping[str, Any], keys: Iterable[str]) -> Line:
-    """Minimum, mean and maximum length of the rollouts, if all three are logged."""
+    """Minimum, mean and maximum length of the rollouts; empty if one of them is not logged."""
     lengths = [number(logged.get(key)) for key in keys]
     return {} if None in lengths else {"mean_lengths": lengths}
 
@@ -67,7 +67,7 @@ class LoggedSteps:
     """The lines of a log so far, one for each step.
 
     Args:
-        counts_rollouts: whether the log has the number of rollouts paid. Otherwise steps are counted instead.
+        counts_rollouts: whether the log has the number of rollouts paid. If not, steps are counted instead.
 
     Attributes:
         lines: the lines, in the order of the steps.
@@ -89,11 +89,11 @@ class LoggedSteps:
         """Add a training step. A second entry for the same step is merged into the first.
 
         Args:
-            step: number of the step. If the run was resumed, it may be at or before the newest one.
-            logged: the logged metrics by key; ours are read from them.
+            step: number of the step. If it is not above the newest one, the run was resumed.
+            logged: all logged metrics by key; our metrics are read from them.
             figures: the framework's metrics of the step.
-            seconds: time that the steps since the previous entry took.
-            tokens: tokens paid so far, as the framework counts them. None: unknown.
+            seconds: time since the previous entry.
+            tokens: number of tokens paid so far, as the framework counts them. None: unknown.
         """
         self.begin(step)
         again = self._batches.pop() if self._batches and self._batches[-1]["version"] == step else None
@@ -106,7 +106,7 @@ class LoggedSteps:
             "seconds": before["seconds"] + max(0.0, seconds),
             "accounts": _under(logged, "accounts") or before["accounts"],
         }
-        if again is not None:  # keep the values that the second entry does not have
+        if again is not None:  # the second entry may lack some values of the first
             totals = {name: max(again[name], totals[name]) for name in ("rollouts_paid", "tokens_paid", "seconds")}
             totals["accounts"] = _under(logged, "accounts") or again["accounts"]
         steps = {"version": step, "optimizer_steps": step, "batch": len(self._batches) + 1}
@@ -118,10 +118,10 @@ class LoggedSteps:
             self.lines[next(at for at in range(len(self.lines) - 1, -1, -1) if self.lines[at] is again)] = line
 
     def evaluate(self, step: int, logged: Mapping[str, Any], accuracy: float, breadth: Line) -> None:
-        """Add an evaluation after this many steps. If there are two after the same step, the second one counts."""
+        """Add an evaluation after this many steps. It replaces an earlier evaluation after the same step."""
         self.go_back_to(step)
         paid = self.paid
-        if not self._batches:  # an evaluation before the first step, or a log that begins with a resumed run
+        if not self._batches:  # the evaluation is before the first step, or the log begins with a resumed run
             paid |= {"version": step, "optimizer_steps": step}
             paid["rollouts_paid"] = int(number(logged.get(ROLLOUTS)) or 0) if self.counts_rollouts else step
         if self.lines and self.lines[-1]["kind"] == "eval" and self.lines[-1]["version"] == paid["version"]:
@@ -130,8 +130,7 @@ class LoggedSteps:
         self.lines.append({**paid, **line, "breadth": breadth})
 
     def begin(self, step: int) -> None:
-        """Prepare for a training step. If it is before the newest one, the run was resumed, and its later steps are
-        dropped."""
+        """Prepare for a training step. If a later step is known, the run was resumed: drop this step and later ones."""
         if step < self.paid["version"]:
             self.go_back_to(step - 1)
 
@@ -145,7 +144,7 @@ class LoggedSteps:
 
     @property
     def newest(self) -> Line:
-        """The totals so far, with the state of the prompts if it is logged."""
+        """The totals so far, and the state of the prompts if it is logged."""
         prompts = self._batches[-1].get("prompts") if self._batches else None
         return self.paid if prompts is None else {**self.paid, "prompts": prompts}
 

@@ -1,7 +1,7 @@
-"""The table of all metrics that runs write and drivers log. The reader, the guide and the tests use it.
+"""The table of all metrics that runs write and drivers log. It is used to read metrics, to write the guide, and in tests.
 
-In `metrics.jsonl` metrics are nested, as `{"accounts": {"trained": 64}}`. Trackers, TRL and verl get the numbers by their
-paths, as `rollalloc/accounts/trained`.
+In `metrics.jsonl`, metrics are nested, as in `{"accounts": {"trained": 64}}`. Trackers, TRL and verl get numbers named by
+their paths, as in `rollalloc/accounts/trained`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Metric:
     """A metric.
 
     Attributes:
-        name: path of the metric; a part in capitals stands for any name.
+        name: path of the metric. A part in capitals stands for any name.
         unit: unit of its value.
         meaning: what the metric measures, in words.
-        where: where it occurs: kinds of lines of `metrics.jsonl` ("every line", "batch", "eval" ...), and "TRL", "verl",
+        where: where it occurs: kinds of lines of `metrics.jsonl` ("every line", "batch", "eval" ...), or "TRL", "verl",
             "Tinker".
-        read: how the reader checks the value of the first part of the path; None: the reader ignores the metric.
+        read: how the reader checks the value under the first part of the path. None: the reader ignores the metric.
         needed: whether a line without the metric is invalid.
     """
 
@@ -350,7 +350,7 @@ def fields_of(*where: str, needed: bool = False) -> dict[str, Field]:
 
     Args:
         where: kinds of lines.
-        needed: True: only the fields that a line must have. False: only the others.
+        needed: True: only the fields that a line must have. False: only the optional fields.
     """
     return {
         metric.name.partition("/")[0]: metric.read
@@ -360,7 +360,7 @@ def fields_of(*where: str, needed: bool = False) -> dict[str, Field]:
 
 
 def undeclared(names: Iterable[str], *where: str) -> list[str]:
-    """The names that are not metrics of these kinds of lines."""
+    """Those of the names that are not metrics of these kinds of lines."""
     known = [_pattern(metric.name) for metric in METRICS if not set(where).isdisjoint(metric.where)]
     return [name for name in names if not any(pattern.fullmatch(name) for pattern in known)]
 
@@ -385,7 +385,7 @@ def scalars(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def totals(core: Allocator) -> dict[str, Any]:
-    """The run's rollouts and tokens so far, by cause, and the state of its prompts."""
+    """The run's rollouts and tokens so far, rollouts by cause, and the state of its prompts."""
     return {
         "rollouts_paid": core.paid,
         "tokens_paid": core.tokens_paid,
@@ -402,13 +402,13 @@ def away(core: Allocator) -> dict[str, Any]:
 
 
 def prediction(core: Allocator) -> dict[str, Any]:
-    """The quality of the recipe's predictions. The weights of the experts, which are many, are left out."""
+    """The quality of the recipe's predictions, without the weights of the experts."""
     figures = core.prompt_figures().items()
     return {"prediction": {name: value for name, value in figures if not name.startswith("weight/")}}
 
 
 def of_batch(core: Allocator, batch: Batch) -> dict[str, Any]:
-    """Metrics of a batch. Call it before the core is told `Updated`. Groups are those of fresh rows, without replays."""
+    """Metrics of a batch. Call this before the core is told `Updated`. Replayed rows are not counted as groups."""
     ages = [batch.version - row.version for row in batch.rows]
     return {
         "rows": len(batch.rows),
@@ -427,7 +427,7 @@ def of_batch(core: Allocator, batch: Batch) -> dict[str, Any]:
 
 
 def _negative_weight(batch: Batch) -> float | None:
-    """Σ |A| over A < 0, divided by Σ A over A > 0, for fresh rows; None if no row has a positive advantage."""
+    """Σ |A| over A < 0, divided by Σ A over A > 0, without replayed rows; None if no row has a positive advantage."""
     advantages = [row.advantage for row in batch.rows if not row.replays]
     positive = sum(advantage for advantage in advantages if advantage > 0)
     return sum(-advantage for advantage in advantages if advantage < 0) / positive if positive > 0 else None

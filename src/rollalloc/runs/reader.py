@@ -1,6 +1,6 @@
-"""Reads a run's `run.json` and `metrics.jsonl`, completely or only the newest lines.
+"""Reads a run's `run.json` and `metrics.jsonl`: the whole file, or only the newest lines.
 
-The terminal, the page and the comparison all use this reader, so that they show the same values. Every line is checked.
+The terminal, the page and the comparison all use this reader, so they show the same values. Every line is checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollalloc.runs.recorded import Line, RecordedRun
 from rollalloc.runs.trl_log import read_trl, state_in
 from rollalloc.runs.verl_run import read_verl_run
 
-MOST_LINES = 1024  # number of lines to keep of each kind; at twice as many lines, every second one is dropped
+MOST_LINES = 1024  # number of lines to keep of each kind; when there are twice as many, every second one is dropped
 _KINDS = ("batch", "eval", "end", "failed", "resume")  # all other kinds of lines are kept together
 _LONGEST_DESCRIPTION = 8 << 20  # bytes
 _TAIL = 1 << 18  # bytes at the end of the metrics in which `newest_lines` searches
@@ -29,7 +29,7 @@ _TOO_LONG = f"is longer than {LONGEST:,} bytes"
 
 
 def read_run(folder: Path) -> RecordedRun:
-    """Read the run in a folder, or in a log of verl. Errors are not raised; the run's `problem` describes them."""
+    """Read the run in a folder, or in a log of verl. Errors are not raised: `problem` of the result describes them."""
     try:
         if folder.is_file():
             run = read_verl_run(folder)
@@ -38,7 +38,7 @@ def read_run(folder: Path) -> RecordedRun:
         else:
             return _read_ours(folder)
         return replace(run, metrics=_thinned(run.metrics))
-    except Exception as error:  # other runs must be shown even if this one is damaged
+    except Exception as error:  # a damaged run must not hide the other runs
         return RecordedRun(folder, problem=error_text(error))
 
 
@@ -49,7 +49,7 @@ def _read_ours(folder: Path) -> RecordedRun:
     try:
         metrics = _thinned(_known_lines(folder / METRICS, wrong, left_out))
     except FileNotFoundError:
-        pass  # the run has not written it yet
+        pass  # the run has not written the file yet
     except OSError as error:
         wrong = [f": {why(error)}"]
     if wrong:
@@ -63,15 +63,15 @@ def _known_lines(path: Path, wrong: list[str], left_out: list[int]) -> Iterator[
 
     Args:
         path: path of a `metrics.jsonl`.
-        wrong: gets what is wrong with a line, with its number.
-        left_out: gets the numbers of the lines that are left out.
+        wrong: a description of each damaged line is appended, with the line's number.
+        left_out: the number of each line that is left out is appended.
 
     Raises:
         OSError: the file cannot be opened, see `open_regular`.
     """
     for number, parsed, problem, complete in _checked_lines(path):
         if parsed is None and not complete and problem != _TOO_LONG:
-            continue  # it is still being written, or the run was killed
+            continue  # the line is incomplete: it is being written, or the run was killed
         if problem is not None:
             wrong.append(f":{number} {problem}")
         if parsed is None:
@@ -100,7 +100,8 @@ def lines_in(path: Path) -> Iterator[Line]:
 
 def _checked_lines(path: Path) -> Iterator[tuple[int, MetricsLine | None, str | None, bool]]:
     """Yield each line that is not blank: its number, the line if it is usable, what is wrong with it, and whether it ends
-    with a line break."""
+    with a line break.
+    """
     newest: dict[str, int] = {}  # last value of each counter that must increase
     for number, line, complete in lines_of(path):
         if line is not None and not line.strip():
@@ -128,8 +129,7 @@ def read_metrics(path: Path) -> list[Line]:
 def newest_lines(folder: Path) -> list[Line]:
     """The newest line of each kind in the last 256 KiB of a run's metrics, in the order of the file.
 
-    Raises:
-        OSError: the metrics are not a regular file, or cannot be read.
+    OSError: the metrics file is not a regular file, or cannot be read.
     """
     newest: dict[str, Line] = {}
     for line in _from_the_end(folder):
@@ -141,7 +141,7 @@ def newest_line(folder: Path) -> Line | None:
     """The newest line of a run's metrics; None if there is none in the last 256 KiB of the file.
 
     Raises:
-        OSError: as `newest_lines`.
+        OSError: the metrics file is not a regular file, or cannot be read.
     """
     return next(_from_the_end(folder), None)
 
@@ -155,12 +155,12 @@ def _from_the_end(folder: Path) -> Iterator[Line]:
     except FileNotFoundError:
         return
     for line in reversed(complete.split(b"\n")):
-        with suppress(ValueError):  # the first line may be cut off, others may be damaged
+        with suppress(ValueError):  # a line may be damaged, and the first one is usually cut off
             yield metrics_line(line).whole
 
 
 def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
-    """The content of a `run.json`, empty if it cannot be read; and what is wrong with it, or None."""
+    """The content of a `run.json`, empty if it cannot be read; and what is wrong with the file, or None."""
     try:
         with open_regular(path) as file:
             content = file.read(_LONGEST_DESCRIPTION + 1)
@@ -175,7 +175,7 @@ def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
 
 
 def _thinned(lines: Iterable[Line]) -> list[Line]:
-    """The lines; of each kind at most as many as the views can show."""
+    """The lines, with at most as many of each kind as the views can show."""
     kept = {kind: _Thinned() for kind in (*_KINDS, "")}
     for at, line in enumerate(lines):
         kept[line["kind"] if line["kind"] in _KINDS else ""].add(at, line)
@@ -185,10 +185,10 @@ def _thinned(lines: Iterable[Line]) -> list[Line]:
 
 @dataclass
 class _Thinned:
-    """The lines of one kind, thinned for long runs, in which an entry stands for several successive lines.
+    """The lines of one kind, thinned for a long run: each entry stands for several successive lines.
 
-    An entry has the values of its last line, because that line has the newest running totals. The first entry is always
-    a single line.
+    An entry has the values of its last line, which has the newest running totals. The first entry always stands for a
+    single line.
     """
 
     entries: list[tuple[int, Line]] = field(default_factory=list[tuple[int, Line]])  # number in the file, line

@@ -1,4 +1,4 @@
-"""`RecordedRun`: what a run's folder says about it, whether it is running, finished or failed."""
+"""`RecordedRun`: what the files of a run say about it, whether the run is going on, finished or failed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class RecordedRun:
     Attributes:
         folder: the run's folder; for verl, its log file.
         description: contents of `run.json`; empty if it cannot be read.
-        metrics: lines of `metrics.jsonl`; a long run is thinned out.
-        problem: the error of reading the run, with file and line; None: no error.
-        unit: what `rollouts_paid` counts: rollouts, or the framework's steps if its log does not have rollouts.
-        note: a remark on the source of the figures, to be shown with them; None: no remark.
+        metrics: lines of `metrics.jsonl`. From a long run, only some lines are kept.
+        problem: the error of reading the run, with file and line. None: no error.
+        unit: what `rollouts_paid` counts: rollouts, or steps if the framework's log does not have rollouts.
+        note: a remark on the source of the figures, to be shown with them. None: no remark.
     """
 
     folder: Path
@@ -37,22 +37,22 @@ class RecordedRun:
 
     @property
     def label(self) -> str:
-        """The label of the run, else its recipe, else the name of its folder."""
+        """The label of the run. Without a label, its recipe; without a recipe, the name of its folder."""
         return str(self.description.get("label") or self.description.get("recipe") or self.folder.name)
 
     @property
     def name(self) -> str:
-        """The label of the run, else the name of its folder."""
+        """The label of the run. Without a label, the name of its folder."""
         return str(self.description.get("label") or self.folder.name)
 
     @property
     def seed(self) -> int | None:
-        """The run's seed; None: unknown."""
+        """The run's seed; None if unknown."""
         return self.description.get("seed")
 
     @property
     def target(self) -> float | None:
-        """Held-out accuracy at which the run ends; None: it has no target."""
+        """Held-out accuracy at which the run ends; None if there is no target."""
         return self.description.get("target")
 
     @property
@@ -62,8 +62,9 @@ class RecordedRun:
 
     @cached_property
     def last(self) -> Line:
-        """The newest line of the metrics that is not an evaluation: evaluations may have the rollout count of earlier
-        weights. Empty if there are no metrics.
+        """The newest line of the metrics that is not an evaluation; empty if there are no metrics.
+
+        An evaluation may have the rollout count of earlier weights.
         """
         lines = (line for line in reversed(self.metrics) if line["kind"] != "eval")
         return next(lines, self.metrics[-1] if self.metrics else {})
@@ -75,19 +76,17 @@ class RecordedRun:
 
     @property
     def failed(self) -> bool:
-        """Whether the run ended with an error, and recorded it."""
+        """Whether the run ended with an error and recorded the error."""
         return self.last.get("kind") == "failed"
 
     @property
     def why(self) -> str | None:
-        """Why the run ended or failed. None: the run is not over, or was killed before it could record why."""
+        """Why the run ended or failed. None if the run is going on, or was killed before it could record a reason."""
         return str(self.last.get("why", "it ended")) if self.ended or self.failed else None
 
     @property
     def reached(self) -> bool:
-        """Whether the run reached its target, according to its last line or to its evaluations, some of which may be
-        missing.
-        """
+        """Whether the run reached its target, by its last line or by its evaluations."""
         by_last_line = self.ended and (self.why or "").startswith("target")
         return by_last_line or (self.cost is not None and not self.cost.censored)
 
@@ -113,14 +112,12 @@ class RecordedRun:
 
     @cached_property
     def grouped(self) -> bool:
-        """Whether rollouts are compared within groups; also True if there is no batch that shows it."""
+        """Whether rollouts are compared within groups. True if there is no batch yet."""
         return not self.batches or any(compares(line) for line in self.batches)
 
     @property
     def silence(self) -> str | None:
-        """A warning if most of the recent rollouts had no effect on training; None if most had an effect, or if it is
-        unknown.
-        """
+        """A warning if most of the recent rollouts had no effect on training; None if most had one, or if it is unknown."""
         shares = next((line["teaching"] for line in reversed(self.metrics) if "teaching" in line), {})
         return in_words(shares)
 
@@ -131,20 +128,20 @@ class RecordedRun:
 
     @cached_property
     def cost(self) -> Cost | None:
-        """Rollouts paid to reach the target, or a lower bound if it was not reached; None without target or evaluation."""
+        """Rollouts paid to reach the target, or a lower bound if it was not reached. None without target or evaluation."""
         return None if self.target is None else cost_to_target(curve_of(self.metrics), self.target)
 
 
 def compares(batch: Mapping[str, Any]) -> bool:
     """Whether a batch has groups with several rows, so that rows are compared within their group.
 
-    Otherwise each row is compared with a predicted baseline or a mean over the batch.
+    If not, each row is compared with a predicted baseline or with a mean over the batch.
     """
     return (batch.get("rows") or 0) - (batch.get("replayed") or 0) > (batch.get("groups") or 0)
 
 
 def share_done(run: RecordedRun) -> float | None:
-    """The share of its budget that a run has paid, in [0, 1]; 1 once it has ended; None without a budget."""
+    """The share of its budget that a run has paid, in [0, 1]; 1 after its end; None without a budget."""
     if run.ended:
         return 1.0
     return min(1.0, run.paid / run.budget) if run.budget else None
@@ -165,7 +162,7 @@ def held_out(run: RecordedRun) -> str:
 
 
 def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
-    """Group runs by label if the runs of a label differ only in their seed. Otherwise each run is a group of its own."""
+    """Group runs by label if runs with the same label differ only in their seed. Otherwise each run is its own group."""
     labels: dict[str, list[RecordedRun]] = {}
     for run in runs:
         labels.setdefault(run.label, []).append(run)

@@ -1,4 +1,4 @@
-"""Notices about runs whose rollouts have no effect on training, or that run out of prompts.
+"""Warnings about runs whose rollouts have no effect on training, or that have few prompts left.
 
 Logs, the terminal and the report page use the same words.
 """
@@ -15,7 +15,7 @@ _WOULD_HELP = {
     "right": "harder prompts would help, or the run is done",
     "alike": "a reward that tells rollouts apart would help",
 }
-_CHECK = {  # advice if the outcomes of the last rollouts never differed
+_CHECK = {  # advice if the last rollouts all had the same outcome
     "wrong": "check the reward function: the last rollouts were all wrong. Try it on an answer that you know to be right, "
     "look at the form of the ground truths, and see whether rollouts are cut off before they answer. If all that is "
     "in order, the model cannot do the task: easier prompts or a stronger model would help",
@@ -33,12 +33,12 @@ def notices(allocator: Allocator) -> list[str]:
 
 
 def notice(teaching: Teaching) -> str | None:
-    """The warning that most rollouts had no effect on training, if it is due after this batch; otherwise None."""
+    """The warning that most rollouts have no effect on training; None if it is not due after this batch."""
     return in_words(teaching.shares()) if teaching.should_warn else None
 
 
 def in_words(shares: Mapping[str, float]) -> str | None:
-    """The warning that most of the recent rollouts had no effect on training, with advice; None if it does not apply.
+    """The warning that most of the recent rollouts had no effect on training, with advice; None if most had one.
 
     Args:
         shares: shares of the recent rollouts by outcome, from `Teaching.shares` or a line of the metrics.

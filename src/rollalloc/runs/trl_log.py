@@ -1,8 +1,8 @@
-"""Reads a TRL run from its `trainer_state.json` and converts it into lines of `metrics.jsonl`, which every view reads.
+"""Reads a TRL run from its `trainer_state.json`, and converts it into lines of `metrics.jsonl`.
 
-Under `AllocatedGRPOTrainer` the log has everything under `rollalloc/`: rollouts, accounts, states of prompts. TRL's own
-trainer does not log how many rollouts a step takes, so such a run is drawn over optimizer steps. The file is written
-with each checkpoint, so a run is shown up to its newest checkpoint.
+`AllocatedGRPOTrainer` logs all metrics under `rollalloc/`: rollouts, accounts, states of prompts. TRL's own trainer does
+not log the number of rollouts of a step, so its runs are drawn over optimizer steps. TRL writes the file with each
+checkpoint, so a run is shown up to its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rollalloc.runs.values import parsed
 STATE = "trainer_state.json"
 _CHECKPOINT = "checkpoint-"
 _LONGEST = 256 << 20  # bytes
-_SHOWN = 3  # problems
+_SHOWN = 3  # maximum number of problems to show
 _STEPS = "optimizer steps"
-_NAMES = {  # names in a line of `metrics.jsonl`, each with TRL's key
+_NAMES = {  # TRL's key for each name in a line of `metrics.jsonl`
     "reward_mean": "reward",
     "loss": "loss",
     "grad_norm": "grad_norm",
@@ -31,15 +31,14 @@ _LENGTHS = tuple(f"completions/{name}_length" for name in ("min", "mean", "max")
 
 
 def state_in(folder: Path) -> Path | None:
-    """The newest `trainer_state.json` of TRL's output folder or of one of its checkpoints; None if the folder is neither."""
+    """The newest `trainer_state.json` in a folder of TRL or in one of its checkpoints; None if there is none."""
     return next(iter(_states(folder)), None)
 
 
 def _states(folder: Path) -> list[Path]:
-    """Every `trainer_state.json` in the folder, newest first: the one of `trainer.save_state()`, then those of the
-    checkpoints.
+    """Every `trainer_state.json` in the folder and its checkpoints, newest first.
 
-    If the state of `save_state` is older than the newest checkpoint, the run has been resumed since, and it comes second.
+    The file that `trainer.save_state()` wrote comes first, unless a checkpoint is newer because the run was resumed.
     """
     numbered = [
         (int(place.name.removeprefix(_CHECKPOINT)), place / STATE)
@@ -59,7 +58,7 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def read_trl(folder: Path) -> RecordedRun:
-    """The run in an output folder of TRL. Errors are not raised; its `problem` describes them."""
+    """Read the run in an output folder of TRL. Errors are not raised: `problem` of the result describes them."""
     states = _states(folder)
     if not states:
         return RecordedRun(folder, problem=f"no {STATE} in it, nor in a checkpoint of it")
@@ -79,8 +78,8 @@ def _parsed(path: Path) -> dict[str, Any]:
     """Parse a state of TRL's trainer.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is too long, or is not a state in JSON.
+        OSError: the file cannot be read.
+        ValueError: the file is too long, or does not contain a state as JSON.
     """
     with open_regular(path) as file:
         content = file.read(_LONGEST + 1)
@@ -93,7 +92,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _run_of(folder: Path, name: str, state: dict[str, Any], problems: list[str]) -> RecordedRun:
-    """The run described by a state. `problems` are the errors of newer states, which cannot be read."""
+    """The run that a state describes. `problems` are the errors of newer states that cannot be read."""
     history = [entry for entry in state.get("log_history") or () if isinstance(entry, dict)]
     is_ours = any(ROLLOUTS in entry for entry in history)
     steps = _steps(history, is_ours)
@@ -118,7 +117,7 @@ def _run_of(folder: Path, name: str, state: dict[str, Any], problems: list[str])
 
 
 def _note(name: str, is_ours: bool, evaluated: bool) -> str:
-    """A note on how the metrics differ from those of rollalloc's own trainer."""
+    """A note that says how the metrics differ from those of rollalloc's own trainer."""
     remarks = [f"its figures are those of {name}, which TRL writes with each checkpoint"]
     remarks += (
         [] if is_ours else ["TRL's own trainer logs no number of rollouts, so optimizer steps stand in their place"]

@@ -1,4 +1,4 @@
-"""Checks of the values in a run's files, with descriptions of what is expected."""
+"""Checks values in a run's files, and describes what is expected of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-MOST = 2**53  # largest number that is accepted; larger integers are not exact as floats
+MOST = 2**53  # largest number that is accepted, because larger integers are not exact as floats
 _NAMES = 64  # maximum number of names in an object of counts
 _NAME, _TEXT = 120, 2000  # maximum number of characters of a name and of a text
 _SHOWN = 80  # maximum number of characters of a wrong value in a message
@@ -21,8 +21,8 @@ class Field:
     """The check of a field.
 
     Attributes:
-        words: what is expected, for messages, as "a whole number from 0".
-        read: function that returns the checked value, or raises ValueError, TypeError or AttributeError.
+        words: what is expected, for messages, such as "a whole number from 0".
+        read: a function that returns the checked value, or raises ValueError, TypeError or AttributeError.
     """
 
     words: str
@@ -36,7 +36,7 @@ def parsed(text: bytes) -> dict[str, Any]:
     """Parse a JSON object.
 
     Raises:
-        ValueError: not UTF-8, not JSON, nested too deeply, or not an object.
+        ValueError: the text is not UTF-8, not JSON, nested too deeply, or not an object.
     """
     if not text.strip():
         raise ValueError("it is empty")
@@ -50,15 +50,15 @@ def parsed(text: bytes) -> dict[str, Any]:
 
 
 def take(entries: Mapping[str, Any], needed: Fields, known: Fields) -> tuple[dict[str, Any], str | None]:
-    """Check the fields of an object. Other fields are left out.
+    """Check the fields of an object. Fields that are in neither list are left out.
 
     Args:
         entries: the object.
         needed: fields that must be there.
-        known: fields that may be missing or null. If one is wrong, it is left out.
+        known: fields that may be missing or null. A wrong value is left out.
 
     Returns:
-        The checked fields, and what is wrong with the first field that was left out; None if none is.
+        The checked fields; and what is wrong with the first field that was left out, or None.
 
     Raises:
         ValueError: a field of `needed` is missing or wrong.
@@ -129,14 +129,14 @@ def _amount(value: Any) -> float:
 
 
 def _measured(value: Any) -> float | None:
-    """A number; None if it is NaN or infinite, such as the loss of a run that diverged."""
+    """A number; None for NaN and infinity, such as the loss of a run that diverged."""
     return number(value) if type(value) is not float or isfinite(value) else None
 
 
 def _counts(value: Any) -> dict[str, int]:
     expect(len(value) <= _NAMES)
     cut = False
-    for name, count_ in value.items():  # `count` is inlined for speed: most of a metrics file is counts
+    for name, count_ in value.items():  # `count` is inlined here for speed
         if type(count_) is not int or count_ < 0 or count_ > MOST:
             raise ValueError
         cut = cut or len(name) > _NAME
@@ -149,7 +149,7 @@ def _figures(value: Any) -> dict[str, float]:
 
 
 def _known_figures(value: Any) -> dict[str, float]:
-    """The finite numbers in an object; other values are left out. Empty if the value is not an object."""
+    """The finite numbers in an object. Other values are left out. If the value is not an object, the result is empty."""
     named = list(value.items())[:_NAMES] if isinstance(value, dict) else []
     known: dict[str, float] = {}
     for name, figure in named:

@@ -1,10 +1,10 @@
-"""Reads a verl run from the log of its `file` logger and converts it into lines of `metrics.jsonl`, which every view reads.
+"""Reads a verl run from the log of its `file` logger, and converts it into lines of `metrics.jsonl`.
 
-Under our trainer the log has everything under `rollalloc/`: rollouts, accounts, states of prompts. verl's own trainer does
-not log how many rollouts a step takes, so such a run is drawn over training steps. The log is written after each step.
+Our trainer for verl logs all metrics under `rollalloc/`: rollouts, accounts, states of prompts. verl's own trainer does
+not log the number of rollouts of a step, so its runs are drawn over training steps. The log is written after each step.
 
-verl starts a new log when a run is resumed, so a log may begin in the middle of a run. Rollouts and tokens are logged
-as totals of the run, but seconds are logged for each step. So the total seconds are unknown after a missing step.
+verl starts a new log when a run is resumed, so a log may begin in the middle of a run. Rollouts and tokens are logged as
+totals of the run, but seconds only per step. So the total of the seconds is unknown after a missing step.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from rollalloc.runs.recorded import RecordedRun
 from rollalloc.runs.values import parsed
 
 _UNIT, _OUR_UNIT = "training steps", "rollouts paid"
-_FIRST = "first_step"  # key of the description: the first step whose predecessors are missing in the log
-_SECONDS, _SAVING = "timing_s/step", "timing_s/save_checkpoint"  # the second is part of the first; validation is not
-_NAMES = {  # names in a line of `metrics.jsonl`, each with verl's key
+_FIRST = "first_step"  # key of the description: the first step before which steps are missing in the log
+_SECONDS, _SAVING = "timing_s/step", "timing_s/save_checkpoint"  # the first includes the second, but not validation
+_NAMES = {  # verl's key for each name in a line of `metrics.jsonl`
     "reward_mean": "critic/score/mean",
     "loss": "actor/pg_loss",
     "grad_norm": "actor/grad_norm",
     "entropy": "actor/entropy",
 }
 _LENGTHS = tuple(f"response_length/{name}" for name in ("min", "mean", "max"))
-_TOKENS = "perf/total_num_tokens"  # tokens of prompts and responses of a step
+_TOKENS = "perf/total_num_tokens"  # tokens of the prompts and responses of a step
 _ACCURACY = re.compile(r"val-core/.+/mean@\d+")
 
 
 def is_log(path: Path) -> bool:
-    """Whether the first line of a file is from verl's `file` logger: a step and its data."""
+    """Whether the first line of a file was written by verl's `file` logger: a step and its data."""
     if path.suffix != ".jsonl" or not path.is_file():
         return False
     try:
@@ -49,11 +49,11 @@ def is_log(path: Path) -> bool:
 
 
 def read_verl_run(path: Path, metrics: Sequence[str] = ()) -> RecordedRun:
-    """The run in a log. Errors are not raised; its `problem` describes them.
+    """Read the run in a log. Errors are not raised: `problem` of the result describes them.
 
     Args:
         path: path of the log.
-        metrics: keys of verl's validation metrics, whose mean is the accuracy. Default: all of the form val-core/…/mean@N.
+        metrics: keys of verl's validation metrics; their mean is the accuracy. Default: all val-core/…/mean@N.
 
     Raises:
         ValueError: no validation has all of `metrics`.
@@ -98,10 +98,10 @@ def read_verl_run(path: Path, metrics: Sequence[str] = ()) -> RecordedRun:
 
 
 def _entry(line: bytes) -> tuple[int, Mapping[str, Any]] | None:
-    """A step and its data; None if the line is something else.
+    """A step and its data; None if the line is something else than a step.
 
     Raises:
-        ValueError: it is not a JSON object.
+        ValueError: the line is not a JSON object.
     """
     entry = parsed(line)
     step, data = entry.get("step"), entry.get("data")
@@ -122,7 +122,7 @@ def costs_known(run: RecordedRun) -> Curve:
 
 
 def _first_missing(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> int | None:
-    """The first step whose predecessors are missing in the log; None if none are missing."""
+    """The first step before which steps are missing in the log; None if no step is missing."""
     last = 0
     for step, data in entries:
         if _SECONDS in data:
@@ -142,7 +142,7 @@ def _gaps(first: int | None) -> list[str]:
 def _steps(entries: list[tuple[int, Mapping[str, Any]]], is_ours: bool, keys: Sequence[str]) -> LoggedSteps:
     steps = LoggedSteps(is_ours)
     for step, data in entries:
-        if _SECONDS in data:  # the log may begin with a validation, before the first step or after a resume
+        if _SECONDS in data:  # missing if the log begins with a validation, before the first step or after a resume
             seconds = (number(data[_SECONDS]) or 0.0) - (number(data.get(_SAVING)) or 0.0)
             steps.go_back_to(step - 1)
             tokens = steps.paid["tokens_paid"] + (number(data.get(_TOKENS)) or 0)
@@ -155,7 +155,7 @@ def _steps(entries: list[tuple[int, Mapping[str, Any]]], is_ours: bool, keys: Se
 
 
 def _notes(name: str, is_ours: bool, keys: Sequence[str], validated: Sequence[str]) -> list[str]:
-    """Notes on how the metrics differ from those of rollalloc's own trainer."""
+    """Notes that say how the metrics differ from those of rollalloc's own trainer."""
     notes = [f"its figures are those of {name}, which does not say when a run ends"]
     if not is_ours:
         notes.append("verl's own trainer logs no number of rollouts, so training steps stand in their place")

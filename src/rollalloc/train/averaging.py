@@ -1,4 +1,4 @@
-"""Averaged weights: the run samples with, evaluates and saves a running mean of the trained weights."""
+"""Averaged weights: the run samples with, evaluates and saves a running mean of the weights that it trains."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from transformers import PreTrainedModel
 from rollalloc.models.weights import trained
 
 WINDOWS_BEFORE = 2.0  # the mean begins after this many windows of rows
-_BEGINS = 9.0  # at first the mean covers about a ninth of the steps since it began, and at most `window` rows
+_BEGINS = 9.0  # the mean covers about a ninth of the steps since it began, until that is as much as `window` rows
 
 
 class WeightAverage:
-    """Trains a second model, and keeps the running mean of its weights in the first.
+    """Keeps the running mean of a model's weights in one model, and trains a second one.
 
         mean ← d · mean + (1 - d) · weights,  d = min(1 - rows / window, t / (t + 9)),  t = step - 2 window / rows
 
-    Averaging removes the noise of a constant learning rate. It begins after two windows of rows (until then t ≤ 0 and d
-    = 0), because a model learns fast in the first steps and a mean would lag behind. The window is a number of rows, so
-    the lag and the noise of the mean do not depend on the size of a batch (Hilton et al., arXiv 2110.00641).
+    Averaging removes the noise of a constant learning rate. It begins after two windows of rows (before, t ≤ 0 and d = 0),
+    because a model learns fast in the first steps, and a mean would lag behind. The window is a number of rows, so the lag
+    and the noise of the mean do not depend on the batch size (Hilton et al., arXiv 2110.00641).
 
     Args:
         mean: the model that samples. Its parameters become the mean; it gets no gradients.
-        window: number of rows, 0 or more. 0: no averaging; then `mean` itself is trained.
+        window: number of rows, 0 or more. 0: no averaging, and `mean` itself is trained.
 
     Attributes:
         model: the model that is trained. It shares frozen weights with `mean`, so only trained weights need more memory.

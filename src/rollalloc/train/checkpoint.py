@@ -1,8 +1,8 @@
-"""Checkpoints of a native run: folders of safetensors and JSON, written whole or not at all.
+"""Checkpoints of a native run: folders of safetensors and JSON files. A checkpoint is written completely or not at all.
 
-A checkpoint is the folder `checkpoints/<batches trained>`. It is written under a hidden name and synced to disk, and only
-then renamed. So if the run is killed or the disk is full, the previous checkpoint is still complete. The manifest contains
-the size and SHA-256 of every file; if they do not match, the previous checkpoint is used.
+A checkpoint is the folder `checkpoints/<batches trained>`. It is written under a hidden name, synced to disk, and then
+renamed. If the run is killed or the disk is full, the previous checkpoint is still complete. The manifest contains the size
+and SHA-256 of every file. If they do not match, the previous checkpoint is used.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 SCHEMA = 4  # schema number of a checkpoint
 _MANIFEST, _STATE = "manifest.json", "state.json"
 FILES = ("weights", "optimizer", "payloads")  # files of tensors in each checkpoint of the native trainer
-TRAINED = "trained"  # file of the trained weights, if `weights` holds their running mean
-_HIDDEN = ".unfinished-"  # prefix of a folder that is being written or removed
-_TEMPORARY = re.compile(r"\.tmp\w{6}")  # name of a file that safetensors renames once it is complete
+TRAINED = "trained"  # file of the trained weights, if weights are averaged; `weights` then has the mean
+_HIDDEN = ".unfinished-"  # prefix of a folder while it is being written or removed
+_TEMPORARY = re.compile(r"\.tmp\w{6}")  # temporary name of a file that safetensors is writing
 
 
 class CorruptCheckpoint(ValueError):
@@ -46,7 +46,7 @@ class CorruptCheckpoint(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as read: number of batches trained, plain data, and tensors by file and name, on the CPU."""
+    """A checkpoint in memory: number of batches trained, plain data, and tensors by file and name, on the CPU."""
 
     batches: int
     state: dict[str, Any]
@@ -54,7 +54,7 @@ class Checkpoint:
 
 
 def foreign(folder: Path) -> list[str]:
-    """Files in a run's folder of checkpoints that rollalloc did not write, as paths in the run's folder."""
+    """Files among a run's checkpoints that rollalloc did not write, as paths in the run's folder."""
     places = [*(folder / CHECKPOINTS).glob(f"{_HIDDEN}*"), *_places(folder / CHECKPOINTS)]
     return [f"{CHECKPOINTS}/{place.name}/{name}" for place in places for name in _foreign(place)]
 
@@ -67,30 +67,30 @@ def remove_all(folder: Path) -> None:
 
 
 def clear_away(folder: Path) -> None:
-    """Remove folders that a killed run had begun to write or to remove."""
+    """Remove folders that a killed run was writing or removing."""
     for left_over in (folder / CHECKPOINTS).glob(f"{_HIDDEN}*"):
         _unlink(left_over)
 
 
 def newest(folder: Path) -> int | None:
-    """The number of the newest checkpoint in a run's folder, damaged or not; None if there is none."""
+    """The number of the newest checkpoint in a run's folder, even if it is damaged; None if there is none."""
     return max(_numbers(folder / CHECKPOINTS), default=None)
 
 
 def save(
     folder: Path, batches: int, state: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]], *, keep: int
 ) -> None:
-    """Write a checkpoint, then remove all but the newest `keep`.
+    """Write a checkpoint, then remove old checkpoints.
 
     Args:
         folder: folder of the run.
-        batches: number of batches trained so far, 0 or more; the name of the checkpoint.
+        batches: number of batches trained so far, 0 or more. It becomes the name of the checkpoint.
         state: the state without its tensors, as JSON data.
         tensors: the tensors by file and name. Tensors of one file must not share memory.
         keep: number of newest checkpoints to keep, including this one; at least 1.
 
     Raises:
-        OSError: it could not be written, for example because the disk is full. Earlier checkpoints are still there.
+        OSError: the checkpoint could not be written, for example because the disk is full. Earlier ones are still there.
     """
     parent = folder / CHECKPOINTS
     partial, final = _hidden(parent, str(batches)), parent / str(batches)
@@ -107,7 +107,7 @@ def save(
         for file in partial.iterdir():
             sync(file)
         sync(partial)
-        if final.exists():  # it is corrupt, or the run would have resumed from it
+        if final.exists():  # this one is corrupt; otherwise the run would have resumed from it
             if foreign := _foreign(final):
                 raise FileExistsError(f"{', '.join(foreign)} in it does not belong to a checkpoint; move it away")
             _remove(final)
@@ -128,12 +128,12 @@ def save(
 
 
 def load_newest(folder: Path) -> Checkpoint:
-    """Read the newest undamaged checkpoint in a run's folder; a warning names each newer one that is damaged.
+    """Read the newest undamaged checkpoint in a run's folder. Warn of each newer one that is damaged.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
         CorruptCheckpoint: all checkpoints are damaged.
-        ValueError: a checkpoint of another schema.
+        ValueError: a checkpoint has another schema.
     """
     parent = folder / CHECKPOINTS
     numbers = sorted(_numbers(parent), reverse=True)
@@ -175,7 +175,7 @@ def _read_json(place: Path, name: str) -> dict[str, Any]:
 def _checked_files(place: Path) -> list[str]:
     """Names of the files of a checkpoint, after checking each against the manifest."""
     manifest = _read_json(place, _MANIFEST)
-    # Checked first, because the manifest of another version may have another form.
+    # The schema is checked first, because the manifest of another schema may have another form.
     if "schema" in manifest and manifest["schema"] != SCHEMA:
         raise ValueError(
             f"expected a checkpoint of schema {SCHEMA}, got {manifest['schema']} in {place}; "
@@ -210,7 +210,7 @@ def _numbers(parent: Path) -> list[int]:
 
 
 def _ours(place: Path) -> set[str]:
-    """The files that rollalloc writes into a checkpoint: those in its manifest, if it can be read, and the usual ones."""
+    """The files that rollalloc writes into a checkpoint: the usual ones, and those in the manifest if it can be read."""
     try:
         named = set(json.loads(read_text(place / _MANIFEST))["files"])
     except (OSError, ValueError, TypeError, KeyError):
@@ -228,7 +228,7 @@ def _foreign(place: Path) -> list[str]:
 
 
 def _remove(place: Path) -> None:
-    """Remove a checkpoint. It is renamed first, so that a partly removed one is not mistaken for a corrupt one."""
+    """Remove a checkpoint. It is first renamed: if removing is interrupted, the rest must not look like a checkpoint."""
     _unlink(place.rename(_hidden(place.parent, place.name)))
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a training run: the command line fills it, `run.json` stores it, and `train` takes it."""
+"""The configuration of a training run. The command line fills it, `run.json` stores it, and `train` reads it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from rollalloc.train.schedule import Schedule
 Engine = Literal["sync", "async"]
 SCHEMA = 4  # schema number of run.json
 MAX_NEW_TOKENS = 1024
-_MOST_WORKERS = 1024  # maximum number of processes that score; each runs its own Python
+_MOST_WORKERS = 1024  # maximum number of scoring processes; each runs its own Python
 
-# Groups of fields. A resumed run must agree with its checkpoint in every field that is in none of these groups.
+# Groups of fields. A resumed run must have the same values as its checkpoint, except in fields of these groups.
 SAVING = ("checkpoint_every", "checkpoint_minutes", "keep_checkpoints", "log_rollouts", "notices", "track")
 WAITING = ("generator_limit_s",)
-ASYNC = ("engine", "streaming")  # left out of the description of a run with the synchronous engine
+ASYNC = ("engine", "streaming")  # `run.json` has these only with the asynchronous engine
 OF_DATA_AND_REWARD = (
     *("model", "prompts", "heldout", "reward", "single_answer", "drop_overlong", "overlong_buffer", "features", "lora"),
     *("reward_workers", "reward_limit_s", "device", "chat_template_args", "accept_overlap"),
 )
 WHERE_IT_RUNS = ("reward_workers", "reward_limit_s", "device")
 DATA = ("prompts", "heldout", "chat_template_args", "accept_overlap")  # a checkpoint has digests of the data instead
-METHOD = ("recipe", "parameters", "max_rollouts", "staleness", "ahead")  # the allocator's checkpoint has the recipe
+METHOD = ("recipe", "parameters", "max_rollouts", "staleness", "ahead")  # the allocator's state has the recipe instead
 NAMES = ("label", "task")
 _ENDING = ("max_batches", "stop_when_barren", "target")
 _MEMORY = ("tokens_per_forward", "gradient_checkpointing")
@@ -45,69 +45,70 @@ class Config:
     """One training run: a model, prompts, a reward, a recipe, and how to train.
 
     Attributes:
-        model: name or folder of a causal language model. "": the caller has loaded one, or the built-in task makes one.
+        model: name or folder of a causal language model. "": the caller has loaded a model, or the built-in task makes one.
         prompts: Parquet or JSONL files in verl's schema.
-        heldout: a file of the same kind for evaluation. None: no evaluation.
+        heldout: a Parquet or JSONL file of prompts for evaluation. None: no evaluation.
         reward: `package.module:function`, or `file.py:function`, with verl's `compute_score` signature.
-        single_answer: every held-out prompt has exactly one right answer, its ground truth. Accuracy is then exact.
-        drop_overlong: leave out prompts that do not fit the model's context, instead of raising an error.
-        reward_workers: number of processes that score. 0 scores in this process; only for trusted rewards.
+        single_answer: True if the ground truth of every held-out prompt is its only right answer. Accuracy is then exact.
+        drop_overlong: True: leave out prompts that do not fit the model's context. False: they raise an error.
+        reward_workers: number of processes that score. 0: score in this process, which is safe only for trusted rewards.
         reward_limit_s: time limit for scoring one rollout in a worker process, in seconds.
-        overlong_buffer: number of last tokens of a rollout over which DAPO's overlong penalty grows. None: no penalty.
+        overlong_buffer: DAPO's overlong penalty grows over this many tokens before the length limit. None: no penalty.
         device: for example "cpu". None: a GPU if there is one.
-        features: file of features of the prompts, for a recipe that predicts. "none": predict without features. None:
-            compute them with the initial model if the recipe uses them.
+        features: file with features of the prompts, for a recipe that predicts. "none": predict without features. None:
+            compute them with the initial model, if the recipe uses features.
         lora: adapters to train instead of the model's own weights. None: train the model's own weights.
         chat_template_args: further arguments of the chat template as a JSON object, for example
             '{"enable_thinking": false}'. None: no further arguments.
-        accept_overlap: train although more than `rollalloc.data.overlap.MOST_SHARED` of the held-out prompts are in the
-            training set.
+        accept_overlap: True: train even if many held-out prompts are in the training set: a larger share than
+            `rollalloc.data.overlap.MOST_SHARED`.
         recipe: name of a recipe, as `rollalloc.named.make_recipe` takes it.
         parameters: arguments of the recipe, by name.
         max_rollouts: rollout budget. None: no limit.
-        staleness: maximum staleness, instead of the recipe's own. None: the recipe's, or what `ahead` needs.
+        staleness: replaces the recipe's maximum staleness. None: the recipe's value, or the value that `ahead` needs.
         ahead: number of batches that the asynchronous engine generates while one is trained; see
             `rollalloc.recipes.streamed`.
-        label: name of the run in tables and figures; the recipe's name by default.
-        task: the built-in task to train on; "" for the user's own model and prompts.
-        track: trackers that also get the metrics (see `rollalloc.train.trackers`). They do not affect training.
+        label: name of the run in tables and figures. "": the recipe's name.
+        task: the built-in task to train on. "": the user's own model and prompts.
+        track: names of trackers that also get the metrics (see `rollalloc.train.trackers`).
         seed: seed of the draw of prompts, of sampling and of mini-batches, in [0, 2**63).
         sampling: how rollouts are sampled.
-        learning_rate: AdamW's.
-        weight_decay: AdamW's.
-        betas: AdamW's, each in [0, 1).
+        learning_rate: AdamW's learning rate, above 0.
+        weight_decay: AdamW's weight decay, 0 or more.
+        betas: AdamW's betas, each in [0, 1).
         schedule: how the learning rate changes over optimizer steps or over the budget.
         optimizer_steps_per_batch: number of mini-batches into which each batch is split.
         loss: clipping, aggregation over tokens, and KL term.
         max_grad_norm: gradients are clipped to this norm.
-        averaging: sample, evaluate and save an exponential moving average of the weights, over about this many last rows;
-            see `rollalloc.train.averaging`. Needs memory for one more copy of the trained weights. 0 turns it off.
+        averaging: number of last rows over which an exponential moving average of the weights is taken. The run samples
+            with, evaluates and saves the average; see `rollalloc.train.averaging`. Needs memory for one more copy of the
+            trained weights. 0: no averaging.
         tokens_per_forward: maximum number of tokens in one forward and backward pass, including prompts and padding. A
-            longer row gets a pass of its own. Limits memory and changes nothing else.
+            longer row gets a pass of its own. This limits memory and changes nothing else.
         precision: number format of the update and of an exact evaluation: "fp32", "bf16" or "auto" (bf16 on a GPU that
             supports it, otherwise fp32). Weights, gradients, optimizer and log-probabilities are always in fp32.
         sampling_dtype: number format of weights and key-value cache while sampling. Unless it is float32, a copy of the
-            model samples, and the importance ratio of each row is relative to that copy. Without an average of the
-            weights, each row then gets a truncated importance weight, like a stale row.
-        gradient_checkpointing: keep only the inputs of the model's layers and compute the rest again in the backward pass.
-            Saves memory; the gradient is the same up to rounding.
+            model samples, and importance ratios are relative to that copy. Each row then gets a truncated importance
+            weight, like a stale row, unless weights are averaged.
+        gradient_checkpointing: True: keep only the inputs of the model's layers, and compute the rest again in the
+            backward pass. This saves memory; the gradient is the same up to rounding.
         eval_every: number of rollouts between two evaluations.
-        eval_samples: number of samples per held-out prompt, unless accuracy is exact.
-        max_batches: batches after which the run ends; None: no limit.
-        stop_when_barren: end the run when this many groups in a row had no reward variance: as many as there are prompts,
-            and at least 256.
+        eval_samples: number of samples per held-out prompt; not used if accuracy is exact.
+        max_batches: number of batches after which the run ends. None: no limit.
+        stop_when_barren: True: end the run when many groups in a row had equal rewards: as many as there are prompts, and
+            at least 256.
         target: held-out accuracy at which the run ends, once two evaluations in a row reach it. None: no target.
-        checkpoint_every: number of batches between two checkpoints. None: not by batches.
-        checkpoint_minutes: minutes between two checkpoints. None: not by time. A checkpoint is always written at the end,
-            and when the run is asked to stop. Checkpoints do not affect training.
+        checkpoint_every: number of batches between two checkpoints. None: no checkpoints by batches.
+        checkpoint_minutes: minutes between two checkpoints. None: no checkpoints by time. In addition, a checkpoint is
+            written at the end, and when the run is asked to stop.
         keep_checkpoints: number of newest checkpoints to keep, at least 1.
         log_rollouts: write the text and score of each rollout to `rollouts.jsonl`.
-        notices: warn in the log and on the page if the reward fails, never differs or is slow, or if rollouts
-            give little learning signal.
+        notices: warn in the log and on the page if the reward function fails, always gives the same score or is slow, or
+            if rollouts give little learning signal.
         engine: "sync": generate all ordered rollouts, then train a batch. "async": generate while training.
         streaming: settings of the asynchronous engine.
-        generator_limit_s: if a generator in another process gives no sign of life for this many seconds, the run is saved
-            and ends. Every token is a sign of life, so no rollout is too long.
+        generator_limit_s: number of seconds without a sign of life from a generating process after which the run is saved
+            and ends. Every token is a sign of life, so long rollouts are safe.
 
     Raises:
         ValueError: a value is out of its range.
@@ -202,7 +203,7 @@ class Config:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
     def _check_together(self) -> None:
-        """Refuse values that do not go together."""
+        """Raise a ValueError if values contradict each other."""
         longest = self.sampling.max_new_tokens
         if self.overlong_buffer is not None and self.overlong_buffer > longest:
             raise ValueError(f"overlong_buffer must be at most max_new_tokens, {longest}, got {self.overlong_buffer}")
@@ -234,20 +235,20 @@ class Config:
         return self.label or self.recipe
 
     def description(self) -> dict[str, Any]:
-        """The run as plain data for `run.json`. A finished run is reused if this is equal."""
+        """The run as plain data for `run.json`. A finished run is reused if its description equals this one."""
         left_out = {*SAVING, *WAITING, *(ASYNC if self.engine == "sync" else ())}
         described = {name: value for name, value in asdict(self).items() if name not in left_out}
         return json.loads(json.dumps({"schema": SCHEMA, **described}))
 
     def identity(self) -> dict[str, Any]:
-        """The fields in which a resumed run must agree with the one that was interrupted, as plain data."""
+        """The fields in which a resumed run must equal the interrupted run, as plain data."""
         may_differ = {*SAVING, *WAITING, *WHERE_IT_RUNS, *DATA, *METHOD, *NAMES, *_ENDING, *_MEMORY}
         if self.engine == "sync":
             may_differ |= {*ASYNC}
         if self.schedule.over_budget:
-            may_differ.remove("max_batches")  # it is part of the budget over which the learning rate falls
+            may_differ.remove("max_batches")  # the learning rate falls over a budget that includes this limit
         if self.engine == "async" and not self.streaming.overlap:
-            # Each forward pass of an update is followed by one decoding step of the rollouts.
+            # The number of forward passes matters, because each is followed by one decoding step of the rollouts.
             may_differ.remove("tokens_per_forward")
         compared = [each.name for each in fields(self) if each.name not in may_differ]
         return {name: describe(getattr(self, name)) for name in compared}

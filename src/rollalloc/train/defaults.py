@@ -1,7 +1,7 @@
 """Defaults that depend on the recipe or on the number of prompts: parameters, budget, grid of evaluations.
 
-The other defaults are in `rollalloc.train.config.Config`. The benchmark uses the same defaults, so that its results hold
-for a user's runs.
+All other defaults are in `rollalloc.train.config.Config`. The benchmark uses the same defaults, so its results hold for
+users' runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ DEFAULT_SHAPE: Mapping[str, int] = {"groups": 16, "n": 4}
 DEFAULT_ALONE: Mapping[str, int] = {"groups": 32, "n": 1}  # default sizes of recipes without groups
 _ALONE = ("reinforce", "raft", "spo", "foresight")
 ROLLOUTS_PER_PROMPT, LEAST_ROLLOUTS = 16, 4096  # the default budget
-_EVALUATIONS = 10  # over the budget, without the one of the initial model
+_EVALUATIONS = 10  # number of evaluations over the budget, not counting the initial model's
 
 
 def default_parameters(recipe: str) -> dict[str, Any]:
@@ -38,10 +38,10 @@ def default_grid(budget: int) -> int:
 def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
     """A recipe's parameters for comparisons in which all recipes have the same groups per batch and rollouts per group.
 
-    n is: for GRPO and DAPO their n; for Pilot-Commit pilots plus commits; for racing and C-GRPO the last size; for PODS the
-    rollouts, of which it keeps half; for DARTS the rows, out of up to twice as many rollouts; for Knapsack the mean; for
-    Reinforce-Ada the rows and the rollouts of a round. Recipes that search for prompts generate three batches at a time.
-    Recipes without groups get the same number of rollouts per batch, each from a different prompt.
+    n stands for: the n of GRPO and DAPO; the pilots plus commits of Pilot-Commit; the last size of racing and C-GRPO; the
+    rollouts of PODS, which keeps half of them; the rows of DARTS, which generates up to twice as many rollouts; the mean
+    of Knapsack; both the rows and the rollouts per round of Reinforce-Ada. Recipes that search for prompts generate three
+    batches at a time. Recipes without groups get as many rollouts per batch as the others, each of a different prompt.
 
     Args:
         recipe: a key of `rollalloc.named.RECIPES`.
@@ -49,7 +49,7 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
         n: rollouts per group, even and at least 4, so that half of them still form a group.
 
     Raises:
-        ValueError: an unknown recipe, or an n that cannot be halved.
+        ValueError: the recipe is unknown, or n cannot be halved.
     """
     if n < 4 or n % 2:
         raise ValueError(f"n must be even and at least 4, so that every method can have its shape, got {n}")

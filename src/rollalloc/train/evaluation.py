@@ -1,4 +1,4 @@
-"""Evaluate a policy on held-out prompts: its accuracy, exact or sampled, and how diverse its answers still are."""
+"""Evaluate a policy on held-out prompts: its accuracy, exact or sampled, and the diversity of its answers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rollalloc.models.policy import Policy, computing
 from rollalloc.processes.stopping import StopRequest
 from rollalloc.rewards.function import Outcome, Scored
 
-EXACT_K = 8  # attempts of pass@k if success rates are exact
-_RIGHT = 1 - 1e-6  # an answer with at least this metric counts as right
-_POLITE_S = 0.1  # while waiting, check this often, in seconds, whether the run was asked to stop
+EXACT_K = 8  # k of pass@k if success rates are exact
+_RIGHT = 1 - 1e-6  # an answer with at least this metric is right
+_POLITE_S = 0.1  # seconds between checks whether the run was asked to stop
 _T = TypeVar("_T")
 Score = Callable[[EncodedPrompts, Sequence[tuple[int, Generation]]], list[Outcome]]
 
@@ -34,7 +34,7 @@ class Interrupted(Exception):
 
 
 def wait_unless_stopped(future: Future[_T], stop: StopRequest) -> _T:
-    """Wait for the result of a future, such as scores, and give up as soon as the run is asked to stop.
+    """Wait for the result of a future, such as scores. Give up as soon as the run is asked to stop.
 
     Raises:
         Interrupted: the run was asked to stop before the result came.
@@ -49,11 +49,11 @@ def wait_unless_stopped(future: Future[_T], stop: StopRequest) -> _T:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Prompts for evaluation. With `answers`, accuracy is computed exactly by teacher forcing; otherwise it is sampled.
+    """Prompts for evaluation. With `answers`, accuracy is computed exactly; without, answers are sampled and scored.
 
     Attributes:
         prompts: the held-out prompts.
-        answers: the single right answer of each prompt as token ids, including the end of sequence. None: sample and score.
+        answers: the only right answer of each prompt as token ids, including the end of sequence; or None.
     """
 
     prompts: EncodedPrompts
@@ -62,21 +62,20 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Breadth:
-    """Success within several attempts at a prompt, and how much the attempts differ. None means unknown.
+    """How often one of several attempts at a prompt succeeds, and how much the attempts differ. None means unknown.
 
     Attributes:
-        k: attempts per prompt: `EXACT_K` if success rates are exact, else the number of samples.
-        pass_at_k: mean over prompts of the best metric of k attempts. For metrics of 0 and 1, the probability that one
-            of k is right.
+        k: number of attempts per prompt: `EXACT_K` if success rates are exact, otherwise the number of samples.
+        pass_at_k: best metric of k attempts, mean over prompts. For metrics of 0 and 1, it is the probability that one of
+            k attempts is right.
         full_marks: share of attempts with a metric of 1, mean over prompts. It equals the accuracy unless metrics are
-            graded. None unless answers are sampled.
-        distinct_right: number of different right answers among k attempts, mean over prompts. None unless answers are
-            sampled.
-        right_pairs_differ: the probability that two right answers to a prompt differ, mean over prompts with at least
-            two. Unlike `distinct_right`, it does not grow with the number of right answers.
-        entropy: entropy of the next token, in nats: the mean of −log π over sampled tokens, or, if accuracy is exact,
-            the mean along the right answers.
-        tokens: mean length of an attempt, in tokens. None unless answers are sampled.
+            graded. None if accuracy is exact.
+        distinct_right: number of different right answers among k attempts, mean over prompts. None if accuracy is exact.
+        right_pairs_differ: probability that two right answers to a prompt differ, mean over prompts with at least two
+            right answers. Unlike `distinct_right`, it does not grow with the number of right answers.
+        entropy: entropy of the next token, in nats. If accuracy is exact, the mean along the right answers; otherwise the
+            mean of −log π over sampled tokens.
+        tokens: mean length of an attempt, in tokens. None if accuracy is exact.
     """
 
     k: int
@@ -94,13 +93,13 @@ class Evaluation:
 
     Attributes:
         accuracy: in [0, 1]. None if no sample has a score.
-        standard_error: standard error over prompts; 0 if the accuracy is exact. None if it is unknown, for example
-            because all prompts have the same mean.
+        standard_error: standard error over prompts; 0 if the accuracy is exact. None if unknown, for example because all
+            prompts have the same mean.
         unscored: number of samples without a score, by reason.
-        breadth: None if no sample has a score.
+        breadth: success and diversity of several attempts; None if no sample has a score.
         sampled: number of samples, with or without a score; 0 if the accuracy is exact.
-        truncated: number of these that the length limit cut off.
-        constant: the metric that all scored samples have in common; None if they differ.
+        truncated: number of samples that the length limit cut off.
+        constant: the metric that all scored samples have; None if they differ.
     """
 
     accuracy: float | None
@@ -126,13 +125,13 @@ def evaluate(
 
     Args:
         policy: the policy.
-        heldout: the prompts; with answers if accuracy is to be exact.
-        score: maps the prompts and the samples, as pairs (index of the prompt, generation), to one outcome per sample.
-            Unused if accuracy is exact.
+        heldout: the prompts. If they have answers, accuracy is exact.
+        score: takes the prompts, and the samples as pairs (index of the prompt, generation); returns one outcome per sample.
+            Not used if accuracy is exact.
         sampling: how rollouts are sampled.
-        samples: number of samples per prompt, unless accuracy is exact.
-        seed: seed of the run. Every evaluation uses the same random numbers, so that differences come from the model.
-        precision: number format of an exact evaluation. Sampling uses the format of rollouts.
+        samples: number of samples per prompt. Not used if accuracy is exact.
+        seed: seed of the run. All evaluations use the same random numbers, so differences come from the model.
+        precision: number format of an exact evaluation. Sampled evaluations use the format of rollouts.
     """
     if heldout.answers is not None:
         return _exact(policy, heldout.prompts, heldout.answers, sampling.temperature, precision)
@@ -168,10 +167,10 @@ def _sampled(
 
 
 def judged(generations: Sequence[Generation], outcomes: Sequence[Outcome], samples: int) -> Evaluation:
-    """The evaluation of samples and their scores: the mean metric per prompt, averaged over prompts, and the diversity.
+    """The evaluation from samples and their scores: the mean metric per prompt, averaged over prompts, and the diversity.
 
     Args:
-        generations: `samples` of the first prompt, then as many of the second, and so on.
+        generations: the samples of the first prompt, then those of the second, and so on.
         outcomes: the outcome of each generation.
         samples: number of samples per prompt.
     """
@@ -187,7 +186,7 @@ def judged(generations: Sequence[Generation], outcomes: Sequence[Outcome], sampl
     lowest, highest = float(np.nanmin(metrics_NE)), float(np.nanmax(metrics_NE))
     return Evaluation(
         float(mean_N.mean()),
-        error or None,  # None, because an error of 0 would mean an exact accuracy
+        error or None,  # not 0, because 0 means an exact accuracy
         unscored,
         _breadth(generations, metrics_NE[scored_N], scored_N),
         sampled,
@@ -197,7 +196,7 @@ def judged(generations: Sequence[Generation], outcomes: Sequence[Outcome], sampl
 
 
 class PassAtK(NamedTuple):
-    """Figures of several attempts at each prompt; see `Breadth`."""
+    """Success and diversity of several attempts at each prompt; see `Breadth`."""
 
     pass_at_k: float
     full_marks: float
@@ -206,9 +205,10 @@ class PassAtK(NamedTuple):
 
 
 def pass_at_k(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) -> PassAtK:
-    """Figures of E attempts at each of N prompts; an answer is right if its metric is 1, full marks.
+    """Success and diversity of E attempts at each of N prompts. An answer is right if its metric is 1.
 
-    Equal answers have equal numbers. The metric of an attempt without a score is NaN; each prompt has at least one score.
+    Equal answers have equal numbers in `answers_NE`. The metric of an attempt without a score is NaN. Each prompt has at
+    least one score.
     """
     right_NE = metrics_NE >= _RIGHT
     right = [row_E[right_E] for row_E, right_E in zip(answers_NE, right_NE, strict=True)]
@@ -225,7 +225,7 @@ def pass_at_k(answers_NE: NDArray[np.int64], metrics_NE: NDArray[np.float64]) ->
 def _breadth(
     generations: Sequence[Generation], metrics_NE: NDArray[np.float64], scored_N: NDArray[np.bool_]
 ) -> Breadth:
-    """The breadth of a policy from its samples, in the order of `judged`. `metrics` has only prompts with a score."""
+    """The breadth of a policy from its samples, in the order of `judged`. `metrics_NE` has only prompts with a score."""
     samples = metrics_NE.shape[1]
     answers_NE = np.array([hash(generation.tokens) for generation in generations]).reshape(-1, samples)[scored_N]
     lengths = [len(generation.tokens) for generation in generations]

@@ -1,4 +1,4 @@
-"""The folder of a run: create it, resume the run in it, or refuse to use it. Only one trainer at a time may use it."""
+"""The folder of a run: create it, resume its run, or refuse to use it. Only one trainer at a time may use a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollalloc.runs.reader import newest_line
 from rollalloc.train import checkpoint
 
 _PARTIAL = ".unfinished-model"
-# Everything that a run writes, except for trackers. The metrics are written first and mark a folder as a run's.
+# Everything that a run writes, except for trackers. The metrics are written first: with them, a folder is that of a run.
 _NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, FEATURES, MODEL, _PARTIAL, CHECKPOINTS)
 _PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS)
 _NEW_FOLDER = "give a new or empty folder (--out)"
@@ -36,7 +36,7 @@ class Saves(Protocol):
 class RunFolder:
     """The folder of a run, and its lock, which is held from `check`, `begin` or `go_on` until `release`.
 
-    Only files that the run's own manifest lists are overwritten or removed (see `rollalloc.files.claims`).
+    Only files in the manifest of the folder's runs are overwritten or removed (see `rollalloc.files.claims`).
 
     Args:
         path: the folder; it need not exist.
@@ -54,11 +54,11 @@ class RunFolder:
         self.release()
 
     def lock(self) -> None:
-        """Take the lock, until `release`; raises `InUse` if another trainer has it."""
+        """Take the lock, until `release`. Raise `InUse` if another trainer has it."""
         self._lock.take()
 
     def release(self) -> None:
-        """Release the lock. If no run began, also remove the files that taking it created."""
+        """Release the lock. If no run began, also remove the files that were created for the lock."""
         if self._begun:
             self._lock.release()
         else:
@@ -66,7 +66,7 @@ class RunFolder:
         self._begun = False
 
     def held(self) -> str | None:
-        """Describe which files of a run the folder contains; None if nothing could be lost."""
+        """Describe the files of a run in the folder; None if there is nothing to lose."""
         if METRICS not in self._claims.names():
             return None
         last, saved = newest_line(self.path), checkpoint.newest(self.path)
@@ -80,7 +80,7 @@ class RunFolder:
         return f"{', '.join(left)} of a run" if left else None
 
     def is_broken(self) -> bool:
-        """Whether the folder has a run that neither ended nor wrote a checkpoint. Such a run can only start again."""
+        """Whether the folder's run can only start again: it did not end, and has no checkpoint."""
         return (
             checkpoint.newest(self.path) is None
             and not any((self.path / name).exists() for name in (MODEL, ALLOCATOR))
@@ -91,19 +91,19 @@ class RunFolder:
         """Raise an error if a new run must not begin in this folder. Nothing is changed.
 
         Args:
-            overwrite: files that another run wrote there may be removed.
+            overwrite: True: files of another run in the folder may be removed.
 
         Raises:
-            InUse: another trainer is at work in it.
-            FileExistsError: it has a run that must not be overwritten, or files that rollalloc did not write.
+            InUse: another trainer is using the folder.
+            FileExistsError: the folder has a run that must not be overwritten, or files that rollalloc did not write.
             PermissionError: the folder cannot be created.
         """
-        if not self._checked:  # only the first time, because trackers write files there later
+        if not self._checked:  # check only once, because trackers write files into the folder later
             self._claims.refuse_taken(_NEW_FOLDER)
             self._checked = True
         if self.path.exists():
             self.lock()
-        else:  # raises now, before the model is loaded
+        else:  # raise now, before the model is loaded
             refuse_read_only(self.path)
         held = self.held()
         if held is not None and not overwrite:
@@ -136,18 +136,17 @@ class RunFolder:
         self._begun = True
 
     def save_features(self, keys: Sequence[str], features: Features) -> None:
-        """Save the features of the run. A resumed run uses these, because another machine may compute slightly
-        different ones."""
+        """Save the features of the run for a resume, because another machine may compute slightly different ones."""
         self._claims.add({FEATURES})
         save_features(self.path / FEATURES, keys, features)
 
     def save_model(self, model: Saves) -> None:
-        """Write the model completely or not at all. It replaces an earlier model of a run, but no other files.
+        """Write the model completely or not at all. It replaces only an earlier model of a run.
 
         Raises:
-            FileExistsError: a file that rollalloc did not write is in the way.
-            OSError: it could not be written, for example because the disk is full. The message names the folder. The
-                last checkpoint is kept.
+            FileExistsError: a file that rollalloc did not write has the name of the model's folder.
+            OSError: the model could not be written, for example because the disk is full. The message names the folder.
+                The last checkpoint is kept.
         """
         partial, final = self.path / _PARTIAL, self.path / MODEL
         if partial.exists():  # left by a run that was killed
@@ -160,7 +159,7 @@ class RunFolder:
                 raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
         files = [file.relative_to(partial).as_posix() for file in partial.rglob("*") if file.is_file()]
         before = {name for name in self._claims.names() if name.startswith(f"{MODEL}/")}
-        # Includes files in subfolders.
+        # The names include files in subfolders.
         names = {f"{MODEL}/{path.relative_to(partial).as_posix()}" for path in partial.rglob("*")}
         self._claims.add(names)
         self._claims.remove(before - names)
@@ -171,8 +170,7 @@ class RunFolder:
         self._claims.keep(self._claims.names() - (before - names))
 
     def slim(self) -> None:
-        """Remove the model and the checkpoints of a finished run, except for files that rollalloc did not write. Its
-        metrics are kept."""
+        """Remove the model and the checkpoints of a finished run. Its metrics, and files of others, are kept."""
         self.lock()
         checkpoint.remove_all(self.path)
         names = {name for name in self._claims.names() if name.startswith(f"{MODEL}/")}

@@ -1,6 +1,4 @@
-"""The grid of evaluations: after which numbers of rollouts the held-out accuracy is measured, the same for every
-recipe.
-"""
+"""The grid of evaluations: held-out accuracy is measured after the same numbers of rollouts for every recipe."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from rollalloc.train.state import Counters
 
 log = logging.getLogger(__name__)
 
-_ROUNDING = 1e-6  # tolerance for a mean of float32 scores above 1
+_ROUNDING = 1e-6  # tolerance: a mean of float32 scores may be slightly above 1
 
 
 class Grid:
@@ -25,7 +23,7 @@ class Grid:
 
     Attributes:
         prompts: number of held-out prompts. 0: no evaluation.
-        latest: the newest version that was evaluated in this process, or None.
+        latest: the newest version evaluated in this process, or None.
     """
 
     def __init__(self, prompts: int, config: Config, counters: Counters) -> None:
@@ -35,7 +33,7 @@ class Grid:
         self._evaluation = Evaluation(None, None)
 
     def is_due(self, rollouts: int) -> bool:
-        """Whether some grid point, at most this number of rollouts, was not evaluated yet."""
+        """Whether a grid point at or below this number of rollouts was not evaluated yet."""
         return self.prompts > 0 and self._counters.next_at <= rollouts
 
     def add(self, version: int, evaluation: Evaluation) -> None:
@@ -43,16 +41,16 @@ class Grid:
 
         Raises:
             FloatingPointError: the accuracy is not finite.
-            MetricError: there is a target, and the mean metric is not an accuracy.
+            MetricError: there is a target, but the mean metric is not an accuracy.
         """
         self._check(evaluation)
         self.latest, self._evaluation = version, evaluation
 
     def record(self, at: int | None) -> dict[str, Any]:
-        """Record the newest evaluation for a grid point. Return it as fields of a line of the metrics.
+        """Record the newest evaluation for a grid point. Return it as fields for a line of the metrics.
 
         Args:
-            at: the grid point. None: the end of the run, which does not count towards the target.
+            at: the grid point. None: the end of the run, which cannot reach the target.
         """
         version, evaluation, accuracies = self.latest, self._evaluation, self._counters.accuracies
         assert version is not None, "record follows add"
@@ -68,14 +66,14 @@ class Grid:
         }
 
     def confirmed(self) -> float | None:
-        """The newest accuracy if the last two versions evaluated on the grid reached the target, otherwise None."""
+        """The newest accuracy, if the last two versions evaluated on the grid reached the target; otherwise None."""
         target, latest = self._config.target, [accuracy for _, accuracy in self._counters.accuracies[-2:]]
         return latest[-1] if target is not None and len(latest) == 2 and min(latest) >= target else None
 
     def _check(self, evaluation: Evaluation) -> None:
         accuracy, target = evaluation.accuracy, self._config.target
         if accuracy is None:
-            if self._counters.batches:  # the notice about the first evaluation says more
+            if self._counters.batches:  # for the first evaluation, `Notices` logs a better warning
                 log.warning("no held-out sample has a score: %s", counted(evaluation.unscored))
         elif not isfinite(accuracy):
             raise FloatingPointError(

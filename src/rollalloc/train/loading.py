@@ -1,6 +1,6 @@
 """Check a configuration, and load the prompts, the reward and the features that it names.
 
-Everything that can be checked without the model is checked before the model is loaded.
+The model is loaded last, so that most errors are found early.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Loaded = tuple[PromptSet, PromptSet | None]  # training prompts and held-out pro
 
 
 def check(config: Config, loaded: Loaded | None = None) -> Loaded:
-    """Check a run, as far as possible without its model, and return its prompts.
+    """Check a run, as far as possible without its model. Return its prompts.
 
     Args:
         config: configuration of the run.
-        loaded: its prompts, if they are already loaded and the reward was already tried.
+        loaded: the run's prompts, if they were loaded and the reward was tried before.
 
     Raises:
         ValueError: the device cannot be used; the recipe cannot be made, or has too few prompts or rollouts; the recipe
@@ -68,7 +68,7 @@ def check(config: Config, loaded: Loaded | None = None) -> Loaded:
 
 
 def _refuse_less_than_a_batch(recipe: Recipe, prompts: int, seed: int) -> None:
-    """Refuse a budget smaller than the first batch. Such a run would end without training and without an error."""
+    """Raise a ValueError if the budget is too small for the first batch. The run would end without training."""
     begun = Allocator(recipe, prompts, seed).ask(capacity=0)
     if begun.finished is not None:
         raise ValueError(
@@ -91,7 +91,7 @@ def try_reward(config: Config) -> None:
     """Check that the reward can be imported and that rollouts fit into the model's context. No model is loaded.
 
     Raises:
-        ValueError, TypeError, OSError, ImportError, AttributeError: one of the two fails; the message says which.
+        ValueError, TypeError, OSError, ImportError, AttributeError: one of these is not so; the message says which.
     """
     loaded_reward(config.reward)
     context = context_of(config.model)
@@ -100,7 +100,7 @@ def try_reward(config: Config) -> None:
 
 
 def _check_repeated(train: PromptSet) -> None:
-    """Warn about training prompts that repeat the text of another prompt."""
+    """Warn about training prompts with the same text as another prompt."""
     again = repeated([normalised(prompt) for prompt in train.prompts])
     if not again:
         return
@@ -114,7 +114,7 @@ def _check_repeated(train: PromptSet) -> None:
 
 
 def _check_overlap(train: PromptSet, held: PromptSet, *, accepted: bool) -> None:
-    """Warn about held-out prompts that are in the training set. Refuse more than `MOST_SHARED` of them unless accepted."""
+    """Warn about held-out prompts in the training set. Refuse more than `MOST_SHARED` of them, unless `accepted`."""
     shared = same_text(map(normalised, held.prompts), map(normalised, train.prompts))
     if not shared:
         return
@@ -132,7 +132,7 @@ def _check_overlap(train: PromptSet, held: PromptSet, *, accepted: bool) -> None
 
 
 def _check_features(config: Config, recipe: Recipe) -> None:
-    """Check, before a model is loaded, that the features exist and that the recipe reads them."""
+    """Check, before a model is loaded, that the features exist and that the recipe uses them."""
     if config.features is None:
         return
     if not recipe.reads_features:
@@ -148,8 +148,7 @@ def _check_features(config: Config, recipe: Recipe) -> None:
 def features_for(
     config: Config, recipe: Recipe, policy: Policy, train: EncodedPrompts, resumed: Path | None
 ) -> Features | None:
-    """Features for a recipe that predicts: those that a resumed run began with, those from a file, or newly computed
-    ones."""
+    """Features for a recipe that predicts: those with which a resumed run began, those of a file, or newly computed ones."""
     if not recipe.reads_features:
         return None
     keys = train.prompt_set.keys
@@ -169,14 +168,16 @@ def features_for(
 
 
 def one_thread() -> None:
-    """Use one thread, for a tiny model or if each core of the machine has its own run."""
+    """Use one thread. This suits a tiny model, and a machine on which each core has its own run."""
     torch.set_num_threads(1)
-    disable_progress_bar()  # progress bars of transformers would disturb ours
+    disable_progress_bar()  # transformers' progress bars would disturb ours
 
 
 def scorer_of(config: Config) -> Scorer:
-    """The scorer of a run. It uses worker processes that can be killed, unless `reward_workers` is 0."""
-    scorer: Scorer = InlineScorer(loaded_reward(config.reward))  # a wrong path fails now, not with the first rollouts
+    """The scorer of a run. It uses worker processes, unless `reward_workers` is 0."""
+    scorer: Scorer = InlineScorer(
+        loaded_reward(config.reward)
+    )  # load the reward now, so that a wrong path is found early
     if config.reward_workers > 0:
         scorer = WorkerScorer(config.reward, config.reward_workers, config.reward_limit_s)
     if config.overlong_buffer is None:
@@ -188,7 +189,7 @@ def loaded_reward(reward: str) -> RewardFunction:
     """A reward function by its path."""
     try:
         return load_reward(reward)
-    except (ValueError, TypeError, OSError, ImportError, AttributeError):  # these messages already say what to do
+    except (ValueError, TypeError, OSError, ImportError, AttributeError):  # the message already says what to do
         raise
     except (Exception, SystemExit) as error:
         what = f"since its module raises {type(error).__name__} when it is imported: {error}"
@@ -196,10 +197,10 @@ def loaded_reward(reward: str) -> RewardFunction:
 
 
 def encoded(config: Config, policy: Policy, prompts: PromptSet) -> EncodedPrompts:
-    """The prompts, encoded as the policy's tokens.
+    """Encode the prompts as tokens of the policy.
 
     Raises:
-        ValueError: as `encode_prompts`; or the tokenizer belongs to another model.
+        ValueError: a prompt cannot be encoded, or the tokenizer belongs to another model.
     """
     encoded_prompts = encode_prompts(
         prompts,

@@ -24,23 +24,23 @@ def token_losses(
         surrogate = max(surrogate, dual · A) where A < 0
         losses = weight · iw · (kl · rho · k3 - surrogate)
 
-    The proximal policy is the one before this batch's first step; the behaviour policy is the one that sampled. For
-    fresh rows both are the same, so iw is 1. The dual clip bounds the loss of a bad token that has become much more
-    likely. Multiplying k3 (see `divergences`) by rho makes the gradient of the KL term unbiased, as TRL's
-    `use_bias_correction_kl` does. PPO, arXiv 1707.06347; dual clip, arXiv 1912.09729; decoupled, arXiv 2110.00641;
-    truncated importance sampling, arXiv 1802.01561; KL, arXiv 2512.02556.
+    The proximal policy is the policy before this batch's first step. The behaviour policy is the one that sampled. For
+    fresh rows they are the same, so iw is 1. The dual clip bounds the loss of a bad token that has become much more
+    likely. rho · k3 instead of k3 (see `divergences`) makes the gradient of the KL term unbiased, as with TRL's
+    `use_bias_correction_kl`. PPO, arXiv 1707.06347; dual clip, arXiv 1912.09729; decoupled, arXiv 2110.00641; truncated
+    importance sampling, arXiv 1802.01561; KL, arXiv 2512.02556.
 
     Args:
-        logprobs_BT: under the policy being trained, with gradient.
-        proximal_BT: under the policy before the batch's first step.
-        behaviour_BT: under the policy that sampled each row.
+        logprobs_BT: log-probabilities under the policy being trained, with gradient.
+        proximal_BT: log-probabilities under the policy before the batch's first step.
+        behaviour_BT: log-probabilities under the policy that sampled each row.
         advantages_B: the advantage of each row.
         weights_B: the rows' loss weights.
         loss: the clipping limits and the weight of the KL term.
-        reference_BT: under the reference policy. None: no KL term.
+        reference_BT: log-probabilities under the reference policy. None: no KL term.
 
     Returns:
-        Shape (B, T). The caller sums over tokens and multiplies each row by its share (see `shares`).
+        Shape (B, T). The caller sums over tokens, and multiplies each row by its share (see `shares`).
     """
     clip, advantage_B1 = loss.clip, advantages_B[:, None]
     ratio_BT = (logprobs_BT - proximal_BT).exp()
@@ -60,12 +60,12 @@ def divergences(logprobs_BT: Tensor, reference_BT: Tensor) -> Tensor:
 
         k3 = exp(reference - logprobs) - (reference - logprobs) - 1
 
-    It is unbiased for tokens that the policy sampled (http://joschu.net/blog/kl-approx.html). GRPO uses it (arXiv
+    It is unbiased for tokens that the policy sampled (http://joschu.net/blog/kl-approx.html), and used by GRPO (arXiv
     2402.03300).
 
     Args:
-        logprobs_BT: under the policy being trained, with gradient.
-        reference_BT: under the reference.
+        logprobs_BT: log-probabilities under the policy being trained, with gradient.
+        reference_BT: log-probabilities under the reference policy.
     """
     log_ratio_BT = reference_BT - logprobs_BT
     return log_ratio_BT.expm1() - log_ratio_BT
@@ -75,17 +75,17 @@ def shares(lengths_B: Tensor, aggregation: Aggregation, max_new_tokens: int) -> 
     """The weight of each row's summed token losses in the loss of a mini-batch of B rows.
 
         loss = Σ_b shares[b] · Σ_t losses[b, t]
-        token_mean       1 / Σ lengths                every token counts the same (DAPO, arXiv 2503.14476)
-        sequence_mean    1 / (B · lengths[b])         every row counts the same (GRPO, arXiv 2402.03300)
-        dr_grpo          1 / (B · max_new_tokens)     every token counts the same constant (Dr. GRPO, arXiv 2503.20783)
+        token_mean       1 / Σ lengths                every token has the same weight (DAPO, arXiv 2503.14476)
+        sequence_mean    1 / (B · lengths[b])         every row has the same weight (GRPO, arXiv 2402.03300)
+        dr_grpo          1 / (B · max_new_tokens)     the weight of a token is a constant (Dr. GRPO, arXiv 2503.20783)
 
-    A mini-batch contains all rows of one optimizer step, even if it takes several forward passes. B includes rows
-    without an advantage. TRL's loss_types, for one process: "dapo" is `token_mean`, "grpo" `sequence_mean`, "dr_grpo"
-    `dr_grpo`, and "bnpo" is `token_mean` if a step has one forward pass.
+    A mini-batch has all rows of one optimizer step, even if they take several forward passes. B includes rows without an
+    advantage. TRL's names for these, in one process: "dapo" is `token_mean`, "grpo" is `sequence_mean`, and "dr_grpo" is
+    `dr_grpo`. "bnpo" is `token_mean` if a step has one forward pass.
 
     Args:
         lengths_B: tokens of each row's completion, at least 1.
-        aggregation: one of the three.
+        aggregation: "token_mean", "sequence_mean" or "dr_grpo".
         max_new_tokens: the length limit of a completion; used by `dr_grpo`.
     """
     rows = len(lengths_B)

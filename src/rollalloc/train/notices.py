@@ -17,10 +17,10 @@ from rollalloc.train.evaluation import Evaluation
 
 log = logging.getLogger(__name__)
 
-_MANY = 0.1  # warn from this share of samples without a score
-_HALF = 0.5  # warn from this share of truncated samples, or of time spent on scoring
-_HARDLY = 1e-3  # warn below this exact accuracy that rollouts are hardly ever right
-_SLOW_S = 10.0  # check the share of time spent on scoring after this many seconds
+_MANY = 0.1  # warn if at least this share of samples has no score
+_HALF = 0.5  # warn if at least this share of samples is truncated, or of time is spent on scoring
+_HARDLY = 1e-3  # below this exact accuracy, warn that rollouts are hardly ever right
+_SLOW_S = 10.0  # check the share of time spent on scoring only after this many seconds of training
 _ROUNDING = 1e-6  # tolerance for means of float32 scores near 0 or 1
 _NAMED = 2  # number of reasons that a warning names
 
@@ -60,8 +60,7 @@ class Notices:
         self._look_at_time()
 
     def rolled_out(self, allocator: Allocator, outcomes: Outcomes) -> None:
-        """Check the rollouts scored so far. It is also called before the first batch, which may take long if the recipe
-        filters."""
+        """Check the rollouts scored so far. Call this even before the first batch, which may take long."""
         self._look_at_time()
         unscored, paid = sum(outcomes.unscored.values()), allocator.paid
         if unscored >= max(FIRST * _MANY, paid * _MANY) and paid >= FIRST:
@@ -78,9 +77,9 @@ class Notices:
             self.teaching(in_words(allocator.teaching.final_shares()), allocator.paid)
 
     def teaching(self, text: str | None, paid: int) -> None:
-        """Warn that rollouts give no learning signal, unless the last warning of this kind said the same.
+        """Warn that rollouts give no learning signal. A warning with the same text as the last one is not repeated.
 
-        If the reward function gave different scores to held-out samples, a few equal rewards are no reason to suspect it.
+        A few equal rewards are no reason to warn if the first evaluation found scores that differ.
         """
         if text is not None and text != self._teaching and not (self._differs and paid < WINDOW):
             self._teaching = text
@@ -121,7 +120,7 @@ def counted(reasons: Mapping[str, int]) -> str:
 
 
 def of_first_evaluation(evaluation: Evaluation) -> Iterator[str]:
-    """Warnings that follow from the evaluation of the initial model, each with what to check."""
+    """Warnings that follow from the evaluation of the initial model. Each says what to check."""
     unscored, accuracy = sum(evaluation.unscored.values()), evaluation.accuracy
     of_all = f"of {evaluation.sampled:,} held-out samples"
     if accuracy is None:

@@ -11,18 +11,16 @@ Aggregation = Literal["token_mean", "sequence_mean", "dr_grpo"]
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Limits of the importance ratios: beyond which ratio a token has no gradient, and the largest weight of a stale
-    row.
-
+    """Limits of the importance ratios.
     Attributes:
         low: ratios below 1 - low are clipped; in (0, 1].
-        high: ratios above 1 + high are clipped; above 0. A value larger than low is "clip-higher" (DAPO, arXiv 2503.14476).
-        dual: the loss of a token with a negative advantage is at most this multiple of the advantage's size, above 1
-            (arXiv 1912.09729). None: no bound.
-        stale: truncation of the importance weight of rows sampled from older weights, at least 1.
+        high: ratios above 1 + high are clipped; above 0. A value above low is "clip-higher" (DAPO, arXiv 2503.14476).
+        dual: the loss of a token with a negative advantage A is at most dual · |A|; above 1 (arXiv 1912.09729). None: no
+            limit.
+        stale: maximum importance weight of rows sampled from older weights, at least 1.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: a value is out of its range.
     """
 
     low: float = 0.2
@@ -42,13 +40,13 @@ class Loss:
     """The loss that an optimizer step minimises.
 
     Attributes:
-        clip: limits of the surrogate.
-        aggregation: how the tokens of a mini-batch become one number, see `shares`.
-        kl: weight of the KL divergence to the initial policy, 0 or more. It includes rows without an advantage, because
-            the divergence is a mean over everything that the policy samples.
+        clip: limits of the importance ratios.
+        aggregation: how the losses of the tokens of a mini-batch are combined, see `rollalloc.train.loss.shares`.
+        kl: weight of the KL divergence to the initial policy, 0 or more. The KL term includes rows without an advantage,
+            because the divergence is a mean over everything that the policy samples.
 
     Raises:
-        ValueError: a value out of its range.
+        ValueError: a value is out of its range.
     """
 
     clip: Clip = field(default_factory=Clip)

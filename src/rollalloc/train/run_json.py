@@ -1,4 +1,4 @@
-"""`run.json`: a run's configuration in its folder, with digests of the files that it names. Needs no PyTorch."""
+"""`run.json` in a run's folder: the configuration, and digests of the files that it names. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def write_config(config: Config, folder: Path) -> None:
 
 
 def read_config(folder: Path) -> Config:
-    """The configuration that a folder's `run.json` describes.
+    """The configuration in a folder's `run.json`.
 
     Raises:
-        FileNotFoundError, ValueError: there is no `run.json`, it is damaged, or a different version of rollalloc wrote it.
+        FileNotFoundError: there is no `run.json`.
+        ValueError: it is damaged, or a different version of rollalloc wrote it.
     """
     path = folder / DESCRIPTION
     if not path.exists():
@@ -49,16 +50,16 @@ def read_config(folder: Path) -> Config:
 
 
 def is_run_in(config: Config, folder: Path) -> bool:
-    """Whether a folder's `run.json` describes this run, and the run's input files have not changed since it was written."""
+    """Whether a folder's `run.json` describes this run with the same contents of the input files."""
     saved, digests = _saved_in(folder)
     if saved != config.description():
         return False
-    # A missing file cannot have changed contents.
+    # Files that are missing on this machine are not compared.
     return all(digests.get(name) == digest for name, digest in digests_of(config).items())
 
 
 def is_described_in(config: Config, folder: Path) -> bool:
-    """Whether a folder's `run.json` describes this run. Does not read the files that the run names, so it is fast."""
+    """Whether a folder's `run.json` describes this run. Fast, because the contents of input files are not compared."""
     return _saved_in(folder)[0] == config.description()
 
 
@@ -71,7 +72,7 @@ def was_begun_in(config: Config, folder: Path) -> bool:
 
 
 def refuse_another_run(config: Config, folder: Path) -> None:
-    """Raise a ValueError, which names the differences, if this configuration cannot resume the run in the folder."""
+    """Raise a ValueError if this configuration cannot resume the run in the folder. The message names the differences."""
     if others := list(differences(read_config(folder).identity(), config.identity(), "config")):
         raise ValueError(
             f"the checkpoints in {folder} are of another run: {'; '.join(others)}; use the settings of "
@@ -85,7 +86,7 @@ def folder_of(config: Config, folder: Path) -> Path:
 
 
 def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The description that a folder's `run.json` has, and the digests of the run's files; empty if there is none."""
+    """The description and the digests in a folder's `run.json`; both empty if there is no `run.json`."""
     path = folder / DESCRIPTION
     if not path.exists():
         return {}, {}
@@ -105,7 +106,7 @@ def _saved_in(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
-    """Rebuild a dataclass from the JSON of its `asdict`; a TypeError if a field has another type or is missing."""
+    """Rebuild a dataclass from the JSON of its `asdict`. Raise a TypeError if a field has another type or is missing."""
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     for name, value in saved.items():
@@ -124,7 +125,7 @@ def _revived(kind: type[Any], saved: Mapping[str, Any]) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value has a type. Supports the types of a configuration's fields."""
+    """Whether a value has this type. Supports the types that occur in a configuration."""
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
         return any(_fits(value, option) for option in inner)
@@ -139,7 +140,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def digests_of(config: Config) -> dict[str, str]:
-    """SHA-256 of each file that a configuration names and that is on this machine, by its path."""
+    """SHA-256, by path, of each file that a configuration names and that is on this machine."""
     named = [*config.prompts, config.heldout, config.model, _reward_file(config.reward)]
     places = [Path(name) for name in named if name]
     files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
@@ -153,7 +154,7 @@ def _digest(file: Path, changed_ns: int) -> str:
 
 
 def _reward_file(reward: str) -> str | None:
-    """The file of a reward function, `file.py:function` or `package.module:function`; nothing is imported."""
+    """The file of a reward function, from `file.py:function` or `package.module:function`, without importing it."""
     module = reward.rpartition(":")[0]
     if not module or module.endswith(".py"):
         return module or None

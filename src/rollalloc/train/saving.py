@@ -1,4 +1,4 @@
-"""When to write checkpoints, which one to resume from, and the files that grow during a run."""
+"""Decide when to write checkpoints and which one to resume from, and keep track of the files that grow during a run."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ class Checkpoints:
         config: says when checkpoints are due.
 
     Attributes:
-        newest: batches trained at the newest checkpoint that this run wrote or was resumed from; None: there is none.
+        newest: number of batches trained at the newest checkpoint that this run wrote or resumed from; None: none.
     """
 
     def __init__(self, place: RunFolder | None, state: RunState, config: Config) -> None:
         self._place, self._state, self._config = place, state, config
         self.newest: int | None = None
-        self._saved_s = 0.0  # monotonic time at which the newest one was written or the run began
+        self._saved_s = 0.0  # monotonic time of the newest checkpoint, or of the beginning of the run
 
     def start_clock(self) -> None:
-        """Count the minutes until the next checkpoint from now on."""
+        """Start to count the minutes until the next checkpoint."""
         self._saved_s = time.monotonic()
 
     def is_due(self) -> bool:
-        """Whether enough batches were trained, or enough minutes passed."""
+        """Whether a checkpoint is due, by batches or by minutes."""
         batches, minutes = self._config.checkpoint_every, self._config.checkpoint_minutes
         enough_batches = batches is not None and self._state.counters.batches % batches == 0
         return enough_batches or (minutes is not None and time.monotonic() - self._saved_s >= 60 * minutes)
 
     def save(self) -> bool:
-        """Write a checkpoint. Returns False if this batch already has one, or if the run writes nothing."""
+        """Write a checkpoint. Return False if there is already one after this batch, or if the run writes nothing."""
         batches = self._state.counters.batches
         if self._place is None or self.newest == batches:
             return False
@@ -69,10 +69,10 @@ class Checkpoints:
         return f"a checkpoint after batch {self.newest} is in {self._place.path}, --resume continues from it"
 
     def load(self, *, accept_recipe: bool, accept_data: bool) -> ChangedData | None:
-        """Load the newest undamaged checkpoint. Arguments and errors are those of `Loop.resume`.
+        """Load the newest undamaged checkpoint. See `Loop.resume` for the arguments and errors.
 
         Returns:
-            How the data differ from the checkpoint's data; None if they do not.
+            How the data differ from the checkpoint's data; None if they are the same.
         """
         if self._place is None:
             raise ValueError("a trainer without a folder has no checkpoints; give it the folder of the run")
@@ -106,7 +106,7 @@ class Checkpoints:
             counters.barren_groups = 0
 
     def _warn_of_another_budget(self, saved: Mapping[str, Any]) -> None:
-        """Warn if the learning rate falls over a budget that differs from the checkpoint's."""
+        """Warn if the learning rate falls over the budget, and the budget is another one than in the checkpoint."""
         config, counters, budget = self._config, self._state.counters, self._state.allocator.recipe.budget
         if not config.schedule.over_budget:
             return
@@ -123,7 +123,7 @@ class Checkpoints:
 
 
 def synced_sizes(folder: Path) -> dict[str, int]:
-    """Sync the files that a resumed run continues, metrics and rollout log, to disk. Returns their sizes in bytes."""
+    """Sync the metrics and the rollout log to disk, because a resumed run continues them. Return their sizes in bytes."""
     there = [name for name in _GROWING if (folder / name).exists()]
     for name in there:
         sync(folder / name)
@@ -131,14 +131,14 @@ def synced_sizes(folder: Path) -> dict[str, int]:
 
 
 def cut(folder: Path, written: Mapping[str, int]) -> None:
-    """Remove from these files what was written after a checkpoint."""
+    """Remove from these files what was written after a checkpoint. `written` has their sizes at the checkpoint."""
     for name in _GROWING:
         if (folder / name).exists():
             os.truncate(folder / name, written.get(name, 0))
 
 
 def _refuse_cut_files(saved: Checkpoint, folder: Path) -> None:
-    """Raise a ValueError if a part of the metrics or of the log of rollouts is missing."""
+    """Raise a ValueError if the metrics or the rollout log are shorter than at the checkpoint."""
     for name, size in saved.state["written"].items():
         file = folder / name
         now = file.stat().st_size if file.exists() else 0

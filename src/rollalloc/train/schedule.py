@@ -14,17 +14,17 @@ Shape = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Learning rate over a run: a linear warmup, after which the rate is constant or falls to a floor.
+    """The learning rate over a run: a linear warmup, and then a constant rate or a fall to a floor.
 
-    It falls over a number of optimizer steps, or over the run's budget. In the second case, the rate of a batch depends
-    on the share of the budget that was spent before the batch.
+    The rate falls over a number of optimizer steps, or over the run's budget. In the second case, the rate of a batch
+    depends on the share of the budget that was spent before the batch.
 
     Attributes:
-        warmup: steps over which the rate rises, 0 or more.
-        shape: how the rate continues after the warmup.
+        warmup: number of steps over which the rate rises, 0 or more.
+        shape: "constant", "linear" or "cosine": how the rate continues after the warmup.
         steps: number of optimizer steps, including the warmup, until the floor is reached; more than `warmup`. None:
             the rate falls over the budget, or is constant.
-        floor: share of the rate at the end, in [0, 1].
+        floor: the rate at the end, as a share of the full rate, in [0, 1].
 
     Raises:
         ValueError: a value is out of its range, or `steps` is set for a constant rate.
@@ -53,19 +53,19 @@ class Schedule:
         return self.shape != "constant" and self.steps is None
 
     def share(self, step: int, spent: float | None = None) -> float:
-        """Share of the learning rate at an optimizer step.
+        """The learning rate at an optimizer step, as a share of the full rate.
 
             warmup: step / warmup
             then, with x = min(1, (step - 1 - warmup) / (steps - warmup)), or x = spent:
             constant: 1,   linear: floor + (1 - floor) · (1 - x),   cosine: floor + (1 - floor) · (1 + cos πx) / 2
 
         As in PyTorch and transformers, the first step after the warmup has the full rate, and the first step after
-        `steps` has the floor. The first step of the warmup is already above 0. If the rate falls over the budget, it
-        does so from the first rollout on, also during the warmup; the two factors are multiplied.
+        `steps` has the floor. The first step of the warmup is already above 0. A rate that falls over the budget begins to
+        fall with the first rollout, so during the warmup both factors are multiplied.
 
         Args:
             step: number of the step, from 1.
-            spent: share of the budget that was spent before the batch, in [0, 1]; used if the rate falls over the budget.
+            spent: share of the budget that was spent before the batch, in [0, 1]. Needed if the rate falls over the budget.
         """
         if self.over_budget:
             assert spent is not None
@@ -82,11 +82,11 @@ class Schedule:
 
 
 def share_spent(budget: Budget, max_batches: int | None, batches: int, paid: Mapping[str, Any]) -> float | None:
-    """Share of a run's budget that is spent, in [0, 1]: the largest share if there are several limits. None: no limit.
+    """Share of a run's budget that is spent, in [0, 1]. With several limits, the largest share. None: there is no limit.
 
     Args:
         budget: budget of the recipe.
-        max_batches: a further limit.
+        max_batches: another limit, in batches; None: no such limit.
         batches: number of batches trained.
         paid: contains `rollouts_paid` and `tokens_paid` at the newest update.
     """
@@ -97,7 +97,7 @@ def share_spent(budget: Budget, max_batches: int | None, batches: int, paid: Map
 
 
 def check_budget(schedule: Schedule, budget: Budget, max_batches: int | None) -> None:
-    """Raise a `ValueError` if the learning rate falls over a budget and there is no budget."""
+    """Raise a ValueError if the learning rate falls over the budget but the run has no budget."""
     limits = (budget.run_rollouts, budget.run_tokens, max_batches)
     if schedule.over_budget and not any(limits):
         do = "give --max-rollouts (Budget(run_rollouts=...)) or --schedule-steps (Schedule(steps=...))"

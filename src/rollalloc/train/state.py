@@ -29,15 +29,15 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Counters:
-    """Counts of the trainer itself.
+    """Counts that the trainer itself keeps.
 
     Attributes:
-        batches: trained so far.
-        seconds: spent so far, without evaluation.
+        batches: number of batches trained so far.
+        seconds: time spent so far, without evaluation.
         next_at: the next grid point to evaluate at, in rollouts paid.
-        made: rollouts and tokens paid at the newest update, as fields of a line of the metrics.
+        made: rollouts and tokens paid at the newest update, as fields for a line of the metrics.
         accuracies: (version, accuracy) of the versions evaluated on the grid.
-        barren_groups: number of groups trained since the last one with a nonzero advantage.
+        barren_groups: number of groups trained since the last group with a nonzero advantage.
     """
 
     batches: int = 0
@@ -50,7 +50,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class ChangedPrompts:
-    """How many prompts left, were added or stayed since a checkpoint was saved."""
+    """Numbers of prompts that were lost, added or kept since a checkpoint was saved."""
 
     lost: int
     new: int
@@ -77,7 +77,7 @@ class ChangedData:
         return "; ".join([*of_prompts, *(f"run.{name}: {_OTHER_DATA[name]}" for name in self.others)])
 
 
-# The entries of the identity, besides the prompts, that describe the data.
+# The entries of a run's identity that describe data other than the training prompts.
 _OTHER_DATA = {
     "heldout": "the held-out prompts differ, so that accuracies before and after cannot be compared",
     "template": "the chat template or its arguments differ, so that the same prompts have other tokens",
@@ -89,8 +89,8 @@ class Updates(Protocol):
 
     Attributes:
         steps: optimizer steps so far.
-        entries: names of further entries that it puts into the state of a checkpoint.
-        files: files of tensors that each checkpoint has.
+        entries: names of the entries that this object adds to the state of a checkpoint.
+        files: names of the files of tensors in each checkpoint.
     """
 
     steps: int
@@ -106,7 +106,7 @@ class Updates(Protocol):
         measure_kl: bool = False,
         between_passes: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """Train on a batch and return its figures. The arguments are those of `Updater.update`."""
+        """Train on a batch and return its figures. See `Updater.update` for the arguments."""
         ...
 
     def save(self, batches: int) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
@@ -114,7 +114,7 @@ class Updates(Protocol):
         ...
 
     def load(self, saved: Checkpoint) -> None:
-        """Load the weights that a checkpoint contains or names."""
+        """Load the weights from a checkpoint."""
         ...
 
 
@@ -129,11 +129,11 @@ class RunState:
         allocator: the core of the run.
         engine: supplies the state of the rollouts.
         updater: saves and loads the weights.
-        identity: returns the values, besides the recipe, that must be equal for a checkpoint to belong to this run;
-            "prompts" is a digest. It is called at the first checkpoint.
+        identity: returns the values, other than the recipe, that a checkpoint of this run must have; "prompts" is a
+            digest. It is called at the first checkpoint.
 
     Attributes:
-        counters: the numbers that the trainer itself counts.
+        counters: counts that the trainer itself keeps.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class RunState:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """The values by which this run is recognised."""
+        """The values that a checkpoint of this run must have."""
         return self._identity()
 
     def packed(self, written: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
@@ -173,10 +173,13 @@ class RunState:
         return state, {**weights, "payloads": payloads}
 
     def refuse_another(self, saved: Checkpoint, place: Path, *, accept_data: bool) -> ChangedData | None:
-        """Refuse a checkpoint of another run. Returns how its data differ, if differences are accepted.
+        """Raise an error if a checkpoint belongs to another run. With `accept_data`, its data may differ.
+
+        Returns:
+            How the data differ; None if they are the same.
 
         Raises:
-            ValueError: names each difference.
+            ValueError: the checkpoint belongs to another run. The message names each difference.
         """
         state, entries, files = saved.state, (*_ENTRIES, *self.updater.entries), self.updater.files
         if state.keys() != {*entries} or not saved.tensors.keys() >= {*files}:
@@ -198,7 +201,7 @@ class RunState:
         return changed
 
     def load(self, saved: Checkpoint, *, accept_recipe: bool, remap: bool) -> None:
-        """Load a checkpoint. Logs a warning if it was saved under another recipe.
+        """Load a checkpoint. Log a warning if it was saved under another recipe.
 
         Raises:
             ValueError: it was saved under another recipe, and `accept_recipe` is False. Nothing was changed.
@@ -213,7 +216,7 @@ class RunState:
             log.warning("continuing with %s: %s", another(others), "; ".join(others))
         self.updater.load(saved)
         rollouts = state["rollouts"]
-        if remap and "stream" in rollouts:  # rollouts in flight start again, because their prompts may have changed
+        if remap and "stream" in rollouts:  # rollouts in flight start again: their prompts may have changed
             rollouts = rollouts | {"stream": None}
         self.engine.load_state(rollouts, saved.tensors["payloads"])
         for name, value in state["counters"].items():
@@ -255,12 +258,12 @@ def identity_of(
 
 
 def _but_data(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that do not describe the data."""
+    """The entries of the identity that do not describe the data."""
     return {name: value for name, value in identity.items() if name not in ("prompts", *_OTHER_DATA)}
 
 
 def digest(prompts: EncodedPrompts) -> str:
-    """A digest of the data before the chat template is applied: a template may insert the date."""
+    """A digest of the prompts before the chat template is applied, because a template may insert the date."""
     texts = prompts.prompt_set
     return sha([texts.keys, texts.prompts, texts.sources, texts.ground_truths, texts.extra_infos])
 

@@ -1,4 +1,4 @@
-"""Send a run's metrics to TensorBoard or Weights & Biases: listeners for `Trainer`."""
+"""Send a run's metrics to TensorBoard or Weights & Biases."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PAID = "rollalloc/rollouts_paid"
 def tracked(
     names: Sequence[str], folder: Path, described: Mapping[str, Any], listener: Listener | None = None
 ) -> Iterator[Listener]:
-    """A listener that passes each line of the metrics on to the named trackers, and to `listener`.
+    """A listener that passes each line of the metrics to the named trackers and to `listener`.
 
-    The trackers plot against the rollouts paid, so that recipes can be compared at an equal price.
+    The trackers' x axis is the number of rollouts paid, so that recipes can be compared at equal cost.
 
     Args:
         names: names of trackers, from `TRACKERS`.
@@ -48,10 +48,10 @@ def tracked(
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line of the metrics by name: all of them under `rollalloc/`, and the mean reward as `reward`.
+    """The numbers in a line of the metrics by name: all under `rollalloc/`, and the mean reward also as `reward`.
 
-    Nested numbers are named by their path. Counts of rollouts without a score are summed over the reasons, which are free
-    text. From a line of an evaluation, only fields that other lines do not have are included.
+    Nested numbers are named by their path. Counts of rollouts without a score are summed over the reasons, because
+    reasons are free text. A line of an evaluation gives only fields that other lines do not have.
     """
     own = {name: value for name, value in line.items() if name not in ("kind", "unscored", "lengths")}
     if line["kind"] == "eval":
@@ -78,7 +78,7 @@ def _tensorboard(folder: Path, described: Mapping[str, Any]) -> Iterator[Listene
     def listen(line: dict[str, Any]) -> None:
         nonlocal writer
         paid = line["rollouts_paid"]
-        # Hides points that an earlier run wrote here, or that this run wrote after the checkpoint from which it resumes.
+        # Hide points with more rollouts, from an earlier run or from after the checkpoint that this run resumed from.
         writer = writer or SummaryWriter(folder / "tensorboard", purge_step=paid)
         for name, value in scalars(line).items():
             writer.add_scalar(name, value, paid)
@@ -92,7 +92,7 @@ def _tensorboard(folder: Path, described: Mapping[str, Any]) -> Iterator[Listene
 
 @contextmanager
 def _wandb(folder: Path, described: Mapping[str, Any]) -> Iterator[Listener]:
-    """A run of Weights & Biases, named and grouped by its folder; after a resume, a new run of the same group is begun."""
+    """A run of Weights & Biases, named and grouped by its folder. A resumed run becomes a new run of the same group."""
     try:
         import wandb  # pyright: ignore[reportMissingImports]
     except ImportError as error:

@@ -2,7 +2,7 @@
 
 `Loop` reads from top to bottom: ask the allocator, generate what it orders, tell it the scores, update the weights on
 its batch, evaluate and save. The recipe's decisions are made in the core. `Trainer` is the loop for a model in this
-process; `rollalloc.drivers.tinker` has one for a model at a service.
+process. `rollalloc.drivers.tinker` has a loop for a model at a service.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from rollalloc.train.update import Updater
 log = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
-_PATIENCE = 256  # a run ends after at least this many groups without variance
+_PATIENCE = 256  # minimum number of groups in a row with equal rewards after which a run ends
 _NAMED = 20  # maximum number of quarantined prompts named in the last line of the metrics
 
 
@@ -70,21 +70,21 @@ def train(
     accept_data: bool = False,
     overwrite: bool = False,
 ) -> str:
-    """Train, and write `run.json`, `metrics.jsonl`, checkpoints and the trained model. Returns why the run ended.
+    """Train, and write `run.json`, `metrics.jsonl`, checkpoints and the trained model. Return why the run ended.
 
-    Cheap checks come first: the folder, the reward, the prompts, then the model.
+    The folder, the reward and the prompts are checked before the model is loaded.
 
     Args:
         config: configuration of the run.
         folder: folder of the run.
         listener: called with each line of the metrics.
         resume: continue from the newest checkpoint in the folder. If there is no checkpoint, the run starts again.
-        accept_recipe: resume under this recipe although the checkpoint was saved under another.
-        accept_data: resume with these prompts although the checkpoint was saved with others; see `Loop.resume`.
-        overwrite: first remove the files that another run wrote in the folder, as listed in its manifest.
+        accept_recipe: resume with this recipe, even if the checkpoint was saved with another one.
+        accept_data: resume with these prompts, even if the checkpoint was saved with others; see `Loop.resume`.
+        overwrite: remove the files that another run wrote in the folder. Only files in its manifest are removed.
 
     Raises:
-        InUse, FileExistsError: as `RunFolder.check`.
+        InUse, FileExistsError: the folder cannot be used, see `RunFolder.check`.
         ValueError: the configuration is impossible; the checkpoint belongs to another run (the message names the
             differences); or every checkpoint is damaged.
         ImportError: a tracker's library is not installed, or the reward function cannot be imported.
@@ -106,7 +106,7 @@ def train(
                 refuse_unfit_model(policy.model, train_prompts.tokens, config.sampling, config.streaming)
             heldout = None if heldout_prompts is None else held_out_of(config, policy, heldout_prompts)
             features = features_for(config, recipe, policy, train_prompts, folder if resumes else None)
-            if config.lora is not None:  # after the features, which are those of the base model
+            if config.lora is not None:  # only now, because features are computed with the base model
                 policy = policy.with_lora(config.lora, seed=config.seed)
             trainer = Trainer(
                 *(policy, recipe, train_prompts, scorer, config),
@@ -133,9 +133,9 @@ class Loop(ABC):
         heldout: number of held-out prompts. 0: no evaluation.
         report: returns figures about scoring, as plain data.
         config: all other settings.
-        features: features of the prompts, with their cost; saved with the run.
-        place: the run's folder; None: nothing is written.
-        listener: called with each line of the metrics, for progress.
+        features: features of the prompts; saved with the run.
+        place: the run's folder. None: nothing is written.
+        listener: called with each line of the metrics.
 
     Raises:
         ValueError: the learning rate falls over a budget, but the run has none.
@@ -168,14 +168,14 @@ class Loop(ABC):
 
     @abstractmethod
     def evaluate(self) -> Evaluation:
-        """Evaluate the weights as they are now.
+        """Evaluate the current weights.
 
         Raises:
             Interrupted: the run was asked to stop.
         """
 
     def bill(self) -> dict[str, Any]:
-        """What a service charged so far, as fields that are added to every line of the metrics."""
+        """What a service has charged so far, as fields for every line of the metrics."""
         return {}
 
     def description(self) -> dict[str, Any] | None:
@@ -183,25 +183,25 @@ class Loop(ABC):
         return None
 
     def run(self, *, overwrite: bool = False) -> str:
-        """Train until the budget is spent, the data are used up or the target is reached. Returns why the run ended.
+        """Train until the budget is spent, the data are used up or the target is reached. Return why the run ended.
 
         Args:
             overwrite: remove the files that another run wrote in the folder. A resumed run removes nothing.
 
         Raises:
-            FileExistsError, InUse: as `RunFolder.check`.
-            Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came, and a checkpoint was written after the current batch or in the
-                current evaluation. This applies only to a run with a folder, in the main thread.
-            KeyboardInterrupt: Ctrl-C came after one of these; nothing was saved.
-            NoScores: no rollout got a score, or recent ones no longer do.
+            FileExistsError, InUse: the folder cannot be used, see `RunFolder.check`.
+            Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP asked the run to stop, and a checkpoint was written. Only for a
+                run with a folder, in the main thread.
+            KeyboardInterrupt: Ctrl-C came after such a signal; nothing was saved.
+            NoScores: no rollout got a score, or the recent rollouts got none.
             MetricError: a metric is outside [0, 1], and a rule of the recipe reads it as a success rate.
             BackendDied: the generating process died or stopped responding; a checkpoint was written.
-            OSError: a checkpoint could not be written; the one before it is still there.
+            OSError: a checkpoint could not be written; the previous one is still there.
         """
         try:
             if self.place is None:
                 return self._train()
-            with self.place:  # releases the lock even if an error is raised
+            with self.place:  # releases the lock also after an error
                 if self.checkpoints.newest is None:
                     self.place.begin(overwrite=overwrite)
                     if (description := self.description()) is not None:
@@ -217,20 +217,20 @@ class Loop(ABC):
     # ------------------------------------------------------------------------------------------------------- the loop
 
     def _train(self) -> str:
-        """The loop; returns why the run is over."""
+        """Run the loop. Return why the run is over."""
         self._begin()
         self._evaluate_until(0)
         why = self._why_stop()
         if why is None:
             self._begin_rollouts()
         while why is None:
-            # There is already one if the run was stopped during the evaluation just before it would train.
+            # There is already a batch if the run was stopped in the evaluation before it.
             batch = self.allocator.batch
             if batch is None or not self.engine.can_update:
                 why = self._generate()
                 continue
-            # With this batch's rollouts, the run may have passed one or more points at which an evaluation is due. At these
-            # points, the weights before the batch are evaluated.
+            # The rollouts of this batch may have passed points of the grid. At these points, the weights before the batch
+            # are evaluated.
             before = self.allocator.paid - 1
             if self.grid.is_due(before):
                 self.engine.pause()
@@ -244,7 +244,7 @@ class Loop(ABC):
         return why
 
     def _begin(self) -> None:
-        """Count what the features cost, unless the run is resumed."""
+        """Count the cost of the features, unless the run is resumed."""
         if self.features is None or self.checkpoints.newest is not None:
             return
         if self.counters.next_at or self.counters.batches:
@@ -261,8 +261,10 @@ class Loop(ABC):
         self.engine.cancel(outstanding.cancel)
 
     def _generate(self) -> str | None:
-        """Ask the allocator once, generate and score, and tell it which rollouts ended. Returns why the run is over, or
-        None."""
+        """Ask the allocator once, submit its orders, and tell it which rollouts ended.
+
+        Return why the run is over, or None.
+        """
         started = time.perf_counter()
         actions = self._ask()
         if not self._is_due(actions):
@@ -292,12 +294,11 @@ class Loop(ABC):
         tell(self.allocator, results, outcomes=self.engine.outcomes, remedy=self.engine.remedy)
 
     def _is_due(self, actions: Actions) -> bool:
-        """Whether a batch is ready to train on, or the run is over."""
+        """Whether there is a batch to train on, or the run is over."""
         return self.engine.can_update and (actions.batch is not None or actions.finished is not None)
 
     def _go_on(self) -> None:
-        """While a batch is trained: if generation continues meanwhile, tell the allocator which rollouts ended and
-        order more."""
+        """While a batch is trained, tell the allocator which rollouts ended and order more, if the engine streams."""
         if self.engine.streams:
             self._tell(self.engine.poll(wait=False))
             self._ask()
@@ -342,13 +343,13 @@ class Loop(ABC):
         )
 
     def _evaluate_until(self, rollouts: int) -> None:
-        """Evaluate for each grid point up to this number of rollouts that was not evaluated yet."""
+        """Evaluate for each grid point, up to this number of rollouts, that was not evaluated yet."""
         while self.grid.is_due(rollouts):
             self._evaluate(self.counters.next_at)
             self.counters.next_at += self.config.eval_every
 
     def _evaluate(self, at: int | None) -> None:
-        """Write the accuracy of the weights for a grid point, or at the end. The same weights are evaluated only once."""
+        """Evaluate for a grid point or, if `at` is None, for the end. The same weights are evaluated only once."""
         started, version = time.perf_counter(), self.allocator.version
         if self.grid.latest != version:
             is_first = self.grid.latest is None and not version
@@ -360,7 +361,7 @@ class Loop(ABC):
         self._write({"kind": "eval", **self.counters.made, **figures})
 
     def _why_stop(self) -> str | None:
-        """Why the run is over after this batch, if it is."""
+        """Why the run is over after this batch; None if it is not."""
         config, counters = self.config, self.counters
         if (accuracy := self.grid.confirmed()) is not None:
             return f"target: held-out accuracy {accuracy:.4f} reaches {config.target}"
@@ -382,7 +383,7 @@ class Loop(ABC):
             raise self._stopped("after")
 
     def _finish(self, why: str) -> None:
-        """Evaluate the final weights and write the model. The last line of the metrics shows that everything was written."""
+        """Evaluate the final weights, write the model, and then write the last line of the metrics."""
         self._tell(self.engine.drain())
         self._save()
         self._evaluate_until(self.allocator.paid)
@@ -397,7 +398,7 @@ class Loop(ABC):
     # ------------------------------------------------------------------------------------- what ends a run before its end
 
     def _train_and_save(self) -> str:
-        """Run the loop. If an error occurs, save what can be saved before raising it."""
+        """Run the loop. After an error, save what can be saved before raising it."""
         try:
             return self._train()
         except Interrupted:
@@ -416,7 +417,7 @@ class Loop(ABC):
             raise
 
     def _give_up(self, why: str) -> NoReturn:
-        """End a run whose rewards fail. It writes no checkpoint, so that the last one can be resumed after a repair."""
+        """End a run without scores. No checkpoint is written, so the run can resume from the last one after a repair."""
         if self.folder is not None:
             self._report()
         self._write_last("failed", why)
@@ -429,8 +430,8 @@ class Loop(ABC):
         return Stopped(f"stopped by {by.name} {where}; a checkpoint is in {self.folder}, resuming goes on from it", by)
 
     def _write_failure(self, error: Exception) -> None:
-        """Add a line to the metrics that says that the run failed. Resuming removes it."""
-        with suppress(Exception):  # the first error is the one to raise
+        """Add a line to the metrics that says that the run failed. Resuming removes this line."""
+        with suppress(Exception):  # the first error must be raised, not an error of writing this line
             self._write_last("failed", error_text(error))
 
     # ----------------------------------------------------------------------------------------------------- resuming
@@ -441,19 +442,19 @@ class Loop(ABC):
         Lines of the metrics after the checkpoint are removed, because the run writes them again.
 
         Args:
-            accept_recipe: continue with this recipe although the checkpoint was saved under another.
-            accept_data: continue with these prompts, held-out prompts and chat template although the checkpoint was
-                saved with others. Prompts are matched by key; the records of prompts that left are dropped. A line of
-                kind "resume" in the metrics counts them.
+            accept_recipe: continue with this recipe, even if the checkpoint was saved with another one.
+            accept_data: continue with these prompts, held-out prompts and chat template, even if the checkpoint was saved
+                with others. Prompts are matched by key. Records of prompts that left are dropped. A line of kind "resume"
+                in the metrics counts the changes.
 
         Returns:
             The number of batches trained so far.
 
         Raises:
             FileNotFoundError: the folder has no checkpoint.
-            InUse: another trainer is at work in the folder.
-            ValueError: there is no folder or no undamaged checkpoint, or it belongs to another run (the message names
-                the difference). Nothing was changed.
+            InUse: another trainer is using the folder.
+            ValueError: there is no folder or no undamaged checkpoint; or the checkpoint belongs to another run (the message
+                names the difference). Nothing was changed.
         """
         changed = self.checkpoints.load(accept_recipe=accept_recipe, accept_data=accept_data)
         if changed is not None and (prompts := changed.prompts) is not None:
@@ -463,12 +464,12 @@ class Loop(ABC):
     # ----------------------------------------------------------------------------------------------- what is written
 
     def _save(self) -> None:
-        """Write a checkpoint, unless this batch already has one or the run writes nothing."""
+        """Write a checkpoint, unless there is already one after this batch or the run writes nothing."""
         if self.checkpoints.save():
             self._report()
 
     def _spent(self) -> dict[str, Any]:
-        """What the run has paid so far, as fields of a line of the metrics."""
+        """What the run has paid so far, as fields for a line of the metrics."""
         return {
             **totals(self.allocator),
             "optimizer_steps": self.updater.steps,
@@ -479,8 +480,9 @@ class Loop(ABC):
         }
 
     def _give_notices(self, figures: dict[str, Any]) -> None:
-        """Log warnings about this batch. With notices off, the metrics have no shares, so that the page does not warn
-        either."""
+        """Log warnings about this batch. Without notices, `figures` loses its shares, so that the page does not warn
+        either.
+        """
         if not self.config.notices:
             figures["teaching"] = {}
             return
@@ -502,7 +504,7 @@ class Loop(ABC):
             self.listener(line)
 
     def _quarantined(self) -> list[str]:
-        """Keys of the prompts whose rollouts always failed."""
+        """Keys of the prompts that are quarantined, because their rollouts always failed."""
         return [self.keys[prompt] for prompt in self.allocator.quarantined()]
 
     def _report(self) -> None:
@@ -520,13 +522,13 @@ class Trainer(Loop):
         recipe: the recipe to train under. Its budget ends the run.
         train: prompts to train on.
         scorer: scores rollouts.
-        config: everything else. Its fields about the model, prompts, reward and recipe are ignored.
+        config: all other settings. Its fields about the model, prompts, reward and recipe are ignored.
         heldout: prompts to evaluate on; None: no evaluation.
-        features: features of the prompts to train on, in their order (`rollalloc.models.features.features_of`), for a
-            recipe that predicts. None: the recipe predicts only from results of the run.
-        folder: folder for metrics, checkpoints and the model. None: nothing is written. A folder that has a run is
-            refused, unless the run is resumed.
-        listener: called with each line of the metrics, for progress.
+        features: features of the training prompts, in the same order (`rollalloc.models.features.features_of`), for a
+            recipe that predicts. None: predict without features.
+        folder: folder for metrics, checkpoints and the model. None: nothing is written. If it already has a run, `run`
+            raises an error, unless `resume` was called.
+        listener: called with each line of the metrics.
     """
 
     engine: LocalEngine

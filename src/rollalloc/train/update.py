@@ -31,20 +31,19 @@ from rollalloc.train.loss import divergences, shares, token_losses
 
 log = logging.getLogger(__name__)
 
-MEASURED = 16  # number of rows on which the change of the policy is measured
+MEASURED = 16  # number of rows on which the change of the policy by an update is measured
 
 
 @dataclass(slots=True, eq=False)
 class Example:
-    """A row with everything that its loss needs. Each tensor has one entry per token of the completion, on the model's
-    device.
+    """A row with everything that its loss needs. Tensors have one entry per completion token, on the model's device.
 
     Attributes:
         row: the row of the batch.
         prompt: token ids of the prompt.
         tokens: token ids of the completion.
         behaviour_T: log-probabilities of the completion when it was sampled.
-        proximal_T: log-probabilities under the weights before the batch's first step; None: not computed yet.
+        proximal_T: log-probabilities under the weights before the batch's first step; None if not computed yet.
         reference_T: log-probabilities under the initial policy; None without a KL term.
         share: weight of the row's summed token losses in the loss of its mini-batch.
     """
@@ -62,16 +61,16 @@ class Updater:
     """Trains a policy on batches.
 
     Args:
-        policy: the model; trained in place. With a KL term, a copy of it now becomes the reference, so a resumed run
-            must start from the policy that the run began with.
+        policy: the model; trained in place. With a KL term, a copy is made now as the reference, so a resumed run must
+            begin with the initial policy of the run.
         prompts: token ids of each prompt.
         config: configuration of the trainer.
 
     Raises:
-        ValueError: gradient checkpointing is on, and the model's layers cannot be computed again.
+        ValueError: gradient checkpointing is on, but the model's layers cannot be recomputed.
 
     Attributes:
-        model: the model that is trained. It is the policy's own model or, if weights are averaged, a second one, and
+        model: the model that is trained. It is the policy's own model; or, if weights are averaged, a second one, while
             the policy's model has the mean.
         optimizer: AdamW.
         steps: number of steps taken so far.
@@ -91,7 +90,7 @@ class Updater:
         self.steps = 0
         self._between_passes: Callable[[], None] | None = None
         self.reference = deepcopy(policy.model).requires_grad_(False) if config.loss.kl else None
-        with self._recomputing():  # raises now if the model does not allow it
+        with self._recomputing():  # raise now if the model does not allow it
             pass
 
     def save(self, batches: int) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
@@ -107,8 +106,8 @@ class Updater:
     def load(self, saved: Checkpoint) -> None:
         """See `Updates.load`.
 
-        Each parameter with moments also gets a gradient of zero, as in a run without interruption. Without a gradient,
-        AdamW would skip the parameter in a step in which no row has an advantage.
+        Each parameter with moments gets a gradient of zero, as in an uninterrupted run. Without a gradient, AdamW would
+        skip the parameter in a step in which no row has an advantage.
         """
         load_weights(self.policy.model, saved.tensors["weights"])
         if self.averages:
@@ -141,7 +140,7 @@ class Updater:
             batch: rows with advantages and weights.
             generations: generations by rollout id, at least those of the batch.
             spent: share of the run's budget that was spent before the batch, for a learning rate that falls over the budget.
-            measure_kl: measure with a forward pass on a few rows how far the steps moved the policy.
+            measure_kl: True: measure on a few rows how far the steps moved the policy.
             between_passes: called after each forward and backward pass, so that generation can continue.
 
         Returns:
@@ -169,16 +168,15 @@ class Updater:
         }
 
     def _before(self, examples: Sequence[Example]) -> dict[int, Tensor]:
-        """Log-probabilities of a few rows under the averaged weights before the batch's steps, by rollout."""
+        """Log-probabilities of a few rows under the averaged weights, before the batch's steps, by rollout."""
         return {example.row.rollout: now_T for example, now_T in self._judged(self.policy.model, _measured(examples))}
 
     def _moved(self, examples: Sequence[Example], before: Mapping[int, Tensor]) -> float:
-        """The KL divergence of the policy before the batch's steps from the one after, estimated on the tokens of a few
-        rows.
+        """Estimate the KL divergence of the policy before the batch's steps from the policy after them, on a few rows.
 
-        mean over tokens of k3 = exp(after - before) - (after - before) - 1
+            mean over tokens of k3 = exp(after - before) - (after - before) - 1
 
-        If weights are not averaged, the rows' proximal log-probabilities are the ones before the steps.
+        If weights are not averaged, "before" are the rows' proximal log-probabilities.
         """
         sums, tokens = list[Tensor](), 0
         for example, after_T in self._judged(self.policy.model, _measured(examples)):
@@ -195,13 +193,13 @@ class Updater:
     def _examples(
         self, batch: Batch, generations: Mapping[int, Generation], *, measure_kl: bool = False
     ) -> list[Example]:
-        """The batch's rows with their log-probabilities, also under the reference if there is one.
+        """The batch's rows with their log-probabilities, including those under the reference if there is one.
 
-        The proximal log-probabilities of a fresh row are the sampler's. If weights are averaged, the mean has sampled,
-        so the clip bounds the distance between the trained weights and the mean. If weights are not averaged and the
-        sampler or the update uses half precision, their log-probabilities differ slightly. Then every row is treated as
-        stale, so that the truncated importance weight corrects the difference. `_judge` computes the proximal
-        log-probabilities of stale rows.
+        The proximal log-probabilities of a fresh row are those of the sampler. If weights are averaged, the mean has
+        sampled, so the clip bounds the distance between the trained weights and the mean. If weights are not averaged and
+        something is in half precision, the sampler's and the update's log-probabilities differ slightly. Then every row is
+        treated as stale, and the truncated importance weight corrects the difference. For stale rows, `_judge` computes
+        the proximal log-probabilities.
         """
         of_rows = [generations[row.rollout] for row in batch.rows]
         sampled = sent(np.concatenate([generation.logprobs for generation in of_rows]), self.policy.model.device)
@@ -212,7 +210,7 @@ class Updater:
             stale = row.advantage and (row.version < batch.version or rounded)
             proximal_T = None if stale else sampled_T
             examples.append(Example(row, self.prompts[row.prompt], generation.tokens, sampled_T, proximal_T))
-        if rounded and measure_kl:  # otherwise rounding would be measured as a change of the policy
+        if rounded and measure_kl:  # so that rounding is not measured as a change of the policy
             for example in _measured(examples):
                 example.proximal_T = None
         if self.reference is not None:
@@ -222,7 +220,7 @@ class Updater:
 
     @property
     def averages(self) -> bool:
-        """Whether the policy has the mean of the trained weights, and another model is trained."""
+        """Whether weights are averaged: the policy has the mean, and another model is trained."""
         return self.model is not self.policy.model
 
     @property
@@ -232,7 +230,7 @@ class Updater:
         return in_bf16(self.policy.model.device, config.precision) or config.sampling_dtype != "float32"
 
     def _judge(self, examples: Sequence[Example]) -> None:
-        """Compute the proximal log-probabilities of the rows that have none.
+        """Compute the proximal log-probabilities of the rows that lack them.
 
         Rows of the batch's first step need no extra pass, because their loss is computed with the proximal weights anyway.
         """
@@ -245,12 +243,10 @@ class Updater:
             yield [examples[index] for index in part]
 
     def _step(self, examples: Sequence[Example], spent: float | None) -> dict[str, float]:
-        """One optimizer step on the loss of a mini-batch."""
+        """Take one optimizer step on the loss of a mini-batch."""
         names, figures = self._backward(examples)
         norms = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm)
-        *found, norm = torch.cat(
-            [figures, norms.double()[None]]
-        ).tolist()  # the only point in a step that waits for the device
+        *found, norm = torch.cat([figures, norms.double()[None]]).tolist()  # only here a step waits for the device
         if not isfinite(norm):
             what = f"the gradient's norm is {norm} in optimizer step {self.steps + 1}: the training diverged"
             raise FloatingPointError(f"{what}; try a smaller learning rate")
@@ -262,9 +258,9 @@ class Updater:
         return {**dict(zip(names, found, strict=True)), "grad_norm": norm}
 
     def _backward(self, examples: Sequence[Example]) -> tuple[tuple[str, ...], Tensor]:
-        """Accumulate the gradient of a mini-batch's loss. Returns the loss, and named means over the mini-batch's tokens.
+        """Accumulate the gradient of a mini-batch's loss. Return the loss, and means over tokens with their names.
 
-        Without a KL term, a row without an advantage has no gradient. It counts in the means, but needs no forward pass.
+        Without a KL term, a row without an advantage has no gradient: it counts in the means, but needs no forward pass.
         """
         lengths_B = torch.tensor([len(example.tokens) for example in examples])
         names = ("loss", "clip_fraction") + (() if self.reference is None else ("kl",))
@@ -291,7 +287,7 @@ class Updater:
             example.share = share
 
     def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The contribution of some rows to their mini-batch's loss, and the reported figures summed over their tokens."""
+        """The part of their mini-batch's loss that some rows contribute, and figures summed over their tokens."""
         loss = self.config.loss
         with self._recomputing():
             logprobs_BT, mask_BT = self._logprobs(self.model, examples)
@@ -337,7 +333,7 @@ class Updater:
                 [example.tokens for example in examples],
                 pad_id=self.policy.pad_id,
                 temperature=self.config.sampling.temperature,
-                share=not self.config.gradient_checkpointing,  # the caller needs the cache
+                share=not self.config.gradient_checkpointing,  # sharing needs a cache, which checkpointing does not allow
             )
 
     def _pass_ended(self) -> None:
@@ -354,8 +350,10 @@ def _measured(examples: Sequence[Example]) -> list[Example]:
 
 
 def mini_batches(rows: Sequence[Row], parts: int, seed: int, version: int) -> Iterator[list[int]]:
-    """Split a batch's rows into one part per optimizer step, by index. Groups stay together unless there are fewer
-    groups than parts."""
+    """Split a batch's rows into one part per optimizer step, by index.
+
+    Groups stay together, unless there are fewer groups than parts.
+    """
     by_group: dict[int, list[int]] = {}
     for index, row in enumerate(rows):
         by_group.setdefault(row.group, []).append(index)
@@ -368,7 +366,7 @@ def mini_batches(rows: Sequence[Row], parts: int, seed: int, version: int) -> It
 
 
 def passes(examples: Iterable[Example], tokens_per_forward: int) -> Iterator[list[Example]]:
-    """Split rows into forward passes of similar lengths: at most this many tokens each, with padding, or a single row."""
+    """Split rows into forward passes of similar lengths. A pass has at most this many tokens with padding, or one row."""
     part: list[Example] = []
     longest_prompt = 0
     for example in sorted(examples, key=lambda example: (len(example.tokens), len(example.prompt))):
@@ -383,5 +381,5 @@ def passes(examples: Iterable[Example], tokens_per_forward: int) -> Iterator[lis
 
 
 def _beside(rows: Sequence[Tensor], like_BT: Tensor) -> Tensor:
-    """The values of all rows as one matrix, padded with 0."""
+    """The values of all rows as one matrix, padded with 0 to the shape of `like_BT`."""
     return pad_sequence(list(rows), batch_first=True).to(like_BT.dtype)
