@@ -73,10 +73,9 @@ def test_a_leaderboard_that_is_killed_goes_on_and_is_whole(tiny, tmp_path):
     for part in board.parts:
         assert {cell.label: cell.runs for cell in part.cells} == {"grpo": 2, "reinforce": 2}
         for cell in part.cells:
-            assert f"--recipes {cell.label} --seeds 9900,9901" in cell.command
             assert cell.paid is not None
             assert cell.budget["accuracy"] is not None
-    assert all(cell.command in (out / TABLE).read_text() for part in board.parts for cell in part.cells)
+    assert (out / TABLE).read_text() == markdown(board)
 
 
 # ------------------------------------------------------------------------------------------------------------ by hand
@@ -116,6 +115,11 @@ def write_final(folder, label, seed, reaches, *, recipe=None, ends=True, **chang
     return place
 
 
+def known(interval):
+    assert interval is not None
+    return interval
+
+
 def freeze_smoke(folder):
     freeze(SMOKE, folder)
     return folder
@@ -132,14 +136,10 @@ def test_cells_by_hand(tmp_path):
     assert first.paid is not None
     assert second.paid is not None
     # The target is 0.6 of the way between two points of the grid.
-    assert first.paid.costs["rollouts"].values == pytest.approx((64 + 0.6 * 32, 32 + 0.6 * 32))
-    assert second.paid.ratios["rollouts"].values == pytest.approx((83.2 / 51.2, 51.2 / 19.2))
-    assert part.plain == "reinforce"
-    assert first.plain["rollouts"].values == pytest.approx((51.2 / 83.2, 19.2 / 51.2))
-    assert second.plain["rollouts"].values == (1, 1)
-    assert first.paid.at_target["pass_at_k"].values == (96 / 128, 64 / 128)
-    assert first.budget["pass_at_k"].values == (1, 1)
-    assert first.budget["entropy"].values == (0, 0)
+    assert known(first.paid.costs["rollouts"]).values == pytest.approx((64 + 0.6 * 32, 32 + 0.6 * 32))
+    assert known(second.paid.ratios["rollouts"]).values == pytest.approx((83.2 / 51.2, 51.2 / 19.2))
+    assert known(first.budget["pass_at_k"]).values == (1, 1)
+    assert known(first.budget["entropy"]).values == (0, 0)
     text = markdown(board_of(tmp_path))
     assert "| grpo | 2 of 2 | 67 (83, 51) |" in text
     assert "| reinforce | 2.15 (1.6" in text
@@ -156,9 +156,10 @@ def test_a_censored_run_and_one_that_diverged_are_counted(tmp_path):
     board = board_of(tmp_path)
     [part] = board.parts
     cell = part.cells[1]
-    assert (board.missing, cell.runs, cell.diverged, part.plain) == (0, 2, 1, None)
+    assert (board.missing, cell.runs, cell.diverged) == (0, 2, 1)
     assert cell.paid is not None
-    assert (cell.paid.reached, cell.paid.costs["rollouts"].bound, cell.paid.ratios["rollouts"].bound) == (0, ">", "<")
+    cost, ratio = known(cell.paid.costs["rollouts"]), known(cell.paid.ratios["rollouts"])
+    assert (cell.paid.reached, cost.bound, ratio.bound) == (0, ">", "<")
     assert cell.budget == {}
     text = markdown(board)
     assert "| reinforce | 0 of 2 [1 diverged] | >128 |" in text

@@ -12,7 +12,6 @@ from rollalloc.named import RECIPES, make_recipe
 from rollalloc.train.defaults import default_parameters
 
 BASELINE = "grpo"
-PLAIN = ("reinforce", "rloo", "raft")  # estimators without allocation, which every allocator must beat
 
 
 @dataclass(frozen=True, kw_only=True)

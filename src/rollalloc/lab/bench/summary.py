@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from statistics import NormalDist
@@ -99,8 +99,6 @@ class RecipeSummary:
         accounts: number of rollouts in all runs, by cause; they sum to `rollouts_paid`.
         folders: folders of the runs, in the order of the seeds.
         grouped: whether its rollouts are compared within groups.
-        at_target: like `last`, but for the evaluation that reached the target, over the runs that reached it; None if a
-            run lacks the value.
     """
 
     label: str
@@ -118,7 +116,6 @@ class RecipeSummary:
     rollouts_paid: int
     tokens_paid: int
     folders: tuple[Path, ...]
-    at_target: dict[str, Interval | None] = field(default_factory=dict[str, "Interval | None"])
     grouped: bool = True
 
 
@@ -157,7 +154,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """A finished run: its evaluations on the grid, the values of each and of the last one by `LAST`, and its last line.
+    """A finished run: its evaluations on the grid, the values of the last one by `LAST`, and its last line.
 
     `target` is the accuracy by which it is judged; `grouped` says whether its rollouts are compared within groups.
     """
@@ -165,7 +162,6 @@ class EndedRun:
     run: Config
     folder: Path
     curve: Curve
-    found: tuple[Mapping[str, Any], ...]
     last: Mapping[str, Any]
     end: Mapping[str, Any]
     target: float | None
@@ -253,7 +249,6 @@ def ended(run: Config, place: Path, *, target: float | None = None, diverged: bo
         return None
     newest: deque[dict[str, Any]] = deque(maxlen=1)
     last: dict[str, Any] = {}
-    evaluations: list[dict[str, Any]] = []
     known: set[bool] = set()
 
     def lines() -> Iterator[dict[str, Any]]:
@@ -263,14 +258,13 @@ def ended(run: Config, place: Path, *, target: float | None = None, diverged: bo
                 known.add(compares(line))
             if line["kind"] == "eval":
                 last.update(last_of(line))
-                evaluations.extend([last_of(line)] if None not in (line["at"], line["accuracy"]) else ())
             yield line
 
     curve = curve_of(lines())
     if not newest or not (diverged or newest[0]["kind"] == "end"):
         return None
     held = run.target if target is None else target
-    return EndedRun(run, place, curve, tuple(evaluations), last, newest[0], held, known != {False})
+    return EndedRun(run, place, curve, last, newest[0], held, known != {False})
 
 
 def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
@@ -322,7 +316,6 @@ def _recipe(runs: Sequence[EndedRun], baseline: Sequence[EndedRun]) -> RecipeSum
         rollouts_paid=sum(end["rollouts_paid"] for end in ends),
         tokens_paid=sum(end["tokens_paid"] for end in ends),
         folders=tuple(run.folder for run in runs),
-        at_target={name: _at_target(name, runs) for name in LAST},
         grouped=any(run.grouped for run in runs),
     )
 
@@ -332,11 +325,6 @@ def _cost(name: str, costs: Sequence[Cost | None]) -> Interval | None:
     if not known or len(known) < len(costs):
         return None
     return interval([cost.paid[name] for cost in known], ">" if any(cost.censored for cost in known) else "")
-
-
-def _at_target(name: str, runs: Sequence[EndedRun]) -> Interval | None:
-    points = [(run, cost.at) for run in runs if (cost := run.cost) is not None and cost.at is not None]
-    return _known([run.found[at].get(name) for run, at in points]) if points else None
 
 
 def _known(values: Sequence[float | None]) -> Interval | None:

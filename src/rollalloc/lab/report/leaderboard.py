@@ -10,7 +10,7 @@ from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims
 from rollalloc.files.text import one_line
 from rollalloc.lab.bench.cells import Board, Cell, TaskPart, board_of
-from rollalloc.lab.bench.contestants import BASELINE, PLAIN
+from rollalloc.lab.bench.contestants import BASELINE
 from rollalloc.lab.bench.plan import KIND, TABLE
 from rollalloc.lab.bench.summary import FEWEST, OF_GRADED, Interval, in_words, measure_of
 
@@ -47,10 +47,6 @@ def markdown(board: Board) -> str:
     for table in (_overview(board), *(table for part in board.parts for table in tables_of(part))):
         lines += [f"## {_plain(table.title)}", "", *_lines(table), ""]
     lines += ["## What was run", "", *(f"- {_plain(name)}: {_plain(value)}" for name, value in _facts(board)), ""]
-    commands = {part.task.name: [cell.command for cell in part.cells if cell.command] for part in board.parts}
-    lines += ["## The commands", ""] if any(commands.values()) else []
-    for name, of_part in commands.items():
-        lines += [f"{_plain(name)}:", "", "```", *of_part, "```", ""] if of_part else []
     return "\n".join(lines)
 
 
@@ -60,15 +56,14 @@ def tables_of(part: TaskPart) -> list[Table]:
     measure = measure_of(cell.paid for cell in part.cells if cell.paid)
     named = _EXTRA if measure == _EXTRA["accuracy"] else _EXTRA | OF_GRADED
     extra = [words.format(k=k) for words in named.values()]
-    plain = [] if part.plain is None else [f"{part.plain} / this"]
     headings = ["reached"]
     for name in _COSTS:
-        headings += [name, f"{BASELINE} / this", *plain]
-    headings += [f"{words}, at target" for words in extra] + [f"{words}, at {part.task.budget:,}" for words in extra]
-    rows = [(cell.label, _row(cell, part)) for cell in part.cells]
-    costs = len(headings) - 2 * len(extra)
+        headings += [name, f"{BASELINE} / this"]
+    costs = len(headings)
+    headings += extra
+    rows = [(cell.label, _row(cell)) for cell in part.cells]
     paid = _columns(f"{part.task.name}: until held-out {measure} {part.task.target:g}", headings, rows, range(costs))
-    worth = f"{part.task.name}: the policy at the target and at {part.task.budget:,} rollouts"
+    worth = f"{part.task.name}: the policy at {part.task.budget:,} rollouts"
     return [paid, _columns(worth, headings, rows, range(costs, len(headings)))]
 
 
@@ -80,15 +75,13 @@ def _columns(
     return Table(title, [headings[at] for at in known], [(label, [row[at] for at in known]) for label, row in rows])
 
 
-def _row(cell: Cell, part: TaskPart) -> list[str]:
+def _row(cell: Cell) -> list[str]:
     paid = cell.paid
     if paid is None:
-        return [""] * (1 + len(_COSTS) * (2 + (part.plain is not None)) + 2 * len(_EXTRA))
+        return [""] * (1 + 2 * len(_COSTS) + len(_EXTRA))
     row = [f"{paid.reached} of {cell.runs}" + (f" [{cell.diverged} diverged]" if cell.diverged else "")]
     for name, form in _COSTS.items():
         row += [_figure(paid.costs[name], form), _figure(paid.ratios[name], ".2f")]
-        row += [] if part.plain is None else [_figure(cell.plain[name], ".2f")]
-    row += [_figure(paid.at_target.get(name), ".3f") for name in _EXTRA]
     return row + [_figure(cell.budget.get(name), ".3f") for name in _EXTRA]
 
 
@@ -121,8 +114,6 @@ _READ = (
     "All runs have the same budget.",
     "A run's cost is what it had spent when its accuracy first reached the target; the next evaluation must, too.",
     "Targets, budgets, seeds and the plan were fixed before the first run.",
-    f"Other ratios compare with the cheapest of {', '.join(PLAIN)}. The same seeds choose it, which flatters it.",
-    "Columns “at target” include only runs that reached the target.",
 )
 
 
