@@ -90,14 +90,12 @@ def test_a_floor_of_darts_is_of_the_rows_and_below_the_mean():
     for least, says in (
         (7, r"least must be a whole number of at least 8 \(8 rollouts of each group are trained on\), got 7"),
         (13, "least=13 is above the 12 rollouts that a group has on average"),
-        (10.0, "least must be a whole number"),
+        (True, "least must be a whole number"),
     ):
         with pytest.raises(ValueError, match=says):
             recipes.darts(4, 7, 1, least=least)
-    with pytest.raises(ValueError, match="price weighs the seconds that latency predicts; set latency"):
-        recipes.darts(4, 7, 1, price=1.0)
-    priced = recipes.darts(4, 7, 1, least=10, normalise=True, latency=((1, 1.0),), price=2)
-    assert priced.stages[0].size == Priced(2.0, ((1, 1.0),), 1, False, 2, 10, True)
+    priced = recipes.darts(4, 7, 1, least=10, normalise=True, latency=((1, 1.0),))
+    assert priced.stages[0].size == Priced(2.0, ((1, 1.0),), 1, False, 10, True)
     with pytest.raises(ValueError, match="least must be a whole number of at least 1, got 0"):
         Redundant(1.5, 2.0, 0)
 
@@ -125,7 +123,7 @@ def test_the_released_deviation_is_the_samples_of_the_trained_rows_alone():
     recipe = recipes.darts(4, 2, 1, max_redundancy=4.0, lengths_of="trained")
     rule = recipe.stages[0].size
     memory = rule.init(PromptTable(1))
-    rule.observe(memory, GroupView.of([0] * 5, tokens=[50, 10, 90, 20, 99], truncated=[0, 0, 0, 0, 1]))
+    rule.observe(memory, GroupView.of([0] * 5, tokens=[50, 10, 90, 20, 99], truncated=[False] * 4 + [True]))
     assert memory["std_N"][0] == np.float32(np.std([10, 20, 90], ddof=1))
     rule.observe(memory, GroupView.of([0], tokens=[7]))  # one length alone has no deviation
     assert memory["std_N"][0] == np.float32(np.std([10, 20, 90], ddof=1))
@@ -275,8 +273,6 @@ def test_a_curve_is_refused_that_is_none(latency):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"price": 0}, "price must be a number above 0, or None, got 0"),
-        ({"price": float("inf")}, "price must be"),
         ({"least": 0}, "least must be a whole number of at least 1, got 0"),
         ({"latency": ((1, 0.2), (8, 0.1))}, "latency falls from 0.2 s per token at 1 rollouts to 0.1 s at 8"),
         ({"latency": ((1, 0.1), (8, float("inf")))}, "latency must be pairs"),
@@ -285,38 +281,6 @@ def test_a_curve_is_refused_that_is_none(latency):
 def test_what_no_price_can_be_is_refused(wrong, says):
     with pytest.raises(ValueError, match=says):
         Priced(**{"max_factor": 2.0, "latency": FLAT, "longest": 0} | wrong)
-
-
-def test_a_price_takes_from_what_more_rollouts_are_worth():
-    """The dearer seconds are, the fewer rollouts; at a price without end, those that make the batch shortest."""
-    curve = ((1, 1.0), (64, 6.0))
-    free, *totals = (
-        sum(sized(Priced(2.0, curve, 0, price=price), [WIDE] * 4)) for price in (None, 0.01, 0.3, 1.0, 3.0, 1e9)
-    )
-    assert totals[0] == 64
-    assert totals == sorted(totals, reverse=True)
-    assert totals[-1] == free < 64
-    assert len(set(totals)) > 2
-
-
-def test_a_price_weighs_seconds_relative_to_those_of_the_fewest_rollouts():
-    """E - λ T / T_0 of all that may be tried, by brute force over two groups, two prices and two units of time."""
-    lengths = [(150.0, 60.0), (150.0, 30.0)]
-    mean_G, std_G = (np.array(each, np.float64) for each in zip(*lengths, strict=True))
-    means = [
-        Redundant(mean / 8, 2.0, least).spread(std_G, 8)
-        for mean in range(8, 17)
-        for least in (8, (8 + mean) // 2, mean)
-    ]
-    for price, unit, dearest in product((0.2, 0.5, 1.5), (1.0, 1000.0), (3.0, 8.0, 20.0)):
-        curve = ((1, unit), (64, dearest * unit))
-
-        def worth(sizes, curve=curve, price=price):
-            effect = 1 - (std_G / sizes).sum() / (std_G / 8).sum()
-            took, fewest = (seconds(curve, ends(mean_G, std_G, each, [0, 0], 8)) for each in (sizes, [8, 8]))
-            return effect - price * took / fewest
-
-        assert worth(sized(Priced(2.0, curve, 0, price=price), lengths)) == max(map(worth, means))
 
 
 def test_a_floor_holds_for_priced_sizes_too():

@@ -68,7 +68,6 @@ def darts(
     least: int | None = None,
     normalise: bool = False,
     longest_by: Literal["all", "size"] = "all",
-    price: float | None = None,
     lengths_of: Literal["all", "trained"] = "all",
 ) -> Recipe:
     """DARTS: generate spare rollouts, train on the shortest and the longest, stop the rest. arXiv 2605.30859.
@@ -106,8 +105,6 @@ def darts(
         longest_by: how many of a prompt's rows are its longest rollouts. "all": L for every prompt. "size": as in the
             released code, prompts with more rollouts have fewer of the longest and more of the shortest
             (`longest_rows`).
-        price: weight of a batch's seconds against the benefit of more rollouts to choose from, above 0; only with
-            latency. It is λ of `Priced`. None: only seconds count.
         lengths_of: which rollouts of a visit σ is computed from. "all": all of them; a stopped one counts with its length
             so far. "trained": only the trained ones, as in the released code. Most of these are short, so σ is then too
             small for prompts whose lengths vary most. "trained" cannot be combined with latency, which predicts the
@@ -124,8 +121,6 @@ def darts(
         raise ValueError(
             f"max_redundancy (rollouts generated per trained one) must be in [1, {MOST_FACTOR}], got {max_redundancy}"
         )
-    if price is not None and latency is None:
-        raise ValueError("price weighs the seconds that latency predicts; set latency too, or leave price out")
     one_of("tail", tail, ("exact", "sampled", "none"))
     one_of("longest_by", longest_by, ("all", "size"))
     one_of("lengths_of", lengths_of, ("all", "trained"))
@@ -148,7 +143,7 @@ def darts(
         (1 + max_redundancy) / 2, max_redundancy, floor, normalise, rows if lengths_of == "trained" else None
     )
     if latency is not None:
-        size = Priced(max_redundancy, latency, longest, by_size, price, floor, normalise)
+        size = Priced(max_redundancy, latency, longest, by_size, floor, normalise)
     stop = None if tail == "exact" else SampledTail(longest, by_size, solved, share)
     base = grpo(groups, shortest + longest)
     return replace(
@@ -336,15 +331,13 @@ def _deviations(groups: Sequence[GroupView], memory: Memory) -> NDArray[np.float
 
 @dataclass(frozen=True, slots=True)
 class Priced(_ByLengths):
-    """Like `Redundant`, but also choose the total number of rollouts: for the shortest generation, or for the best
-    balance of benefit and time.
-        T = Σ_j (e_(j) - e_(j-1)) · t(R - j + 1)            seconds that the batch takes
-        E = 1 - Σ (σ_i / M_i) / Σ (σ_i / least)             benefit of having more rollouts than rows
-        minimise T,  or with a price maximise E - price · T / T_0
+    """Like `Redundant`, but also choose the total number of rollouts: that with the shortest generation, the least T.
+
+        T = Σ_j (e_(j) - e_(j-1)) · t(R - j + 1)
 
     The batch's R rollouts end after e_(1) ≤ … ≤ e_(R) tokens. t(c) is the number of seconds per token while c rollouts
     are decoded. It is linear between the points of `latency`. Beyond the last point, where rollouts wait for a slot, it
-    is proportional to c. T_0 is T with the fewest rollouts; E is 0 then.
+    is proportional to c.
 
     Lengths are predicted from each prompt's record. The M_i rollouts of group i are assumed to have the lengths μ_i +
     σ_i z_m, where z_m is the normal quantile of (m - 3/8) / (M_i + 1/4), and μ_i and σ_i are the running mean and
@@ -354,9 +347,8 @@ class Priced(_ByLengths):
     Every possible total is tried with three values of the minimum size of a group: `least`, the mean, and the middle
     between them. While no prompt has a record, groups have (1 + max_factor) / 2 rollouts for each row on average.
 
-    DARTS, arXiv 2605.30859: T is the paper's sum, λ is the price, and the paper's total is where the derivative of
-    E - λT is 0. Two choices are ours: E uses the objective of `Redundant`, and E and T are relative. Normal quantiles:
-    Blom, Statistical Estimates and Transformed Beta-Variables, 1958.
+    DARTS, arXiv 2605.30859: T is the paper's sum. Normal quantiles: Blom, Statistical Estimates and Transformed
+    Beta-Variables, 1958.
 
     Attributes:
         max_factor: largest number of rollouts for each row, in [1, 1024].
@@ -364,9 +356,8 @@ class Priced(_ByLengths):
             seconds must not decrease.
         longest: L, 0 or more.
         by_size: whether L depends on the size of a group, see `longest_rows`.
-        price: λ, above 0. None: only T counts.
         least: minimum number of rollouts of a group, see `Redundant`.
-        normalise: whether sizes follow normalised σ, see `Redundant`. E always uses σ in tokens.
+        normalise: whether sizes follow normalised σ, see `Redundant`.
 
     Raises:
         ValueError: a number is out of its range.
@@ -376,15 +367,12 @@ class Priced(_ByLengths):
     latency: Curve
     longest: int
     by_size: bool = False
-    price: float | None = None
     least: int = 1
     normalise: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_factor <= MOST_FACTOR:
             raise ValueError(f"max_factor must be at least 1 and at most {MOST_FACTOR}, got {self.max_factor!r}")
-        if self.price is not None and not 0 < self.price < inf:
-            raise ValueError(f"price must be a number above 0, or None, got {self.price!r}")
         at_least("longest", self.longest, 0)
         at_least("least", self.least, 1)
         object.__setattr__(self, "latency", _checked_curve(self.latency))
@@ -411,9 +399,6 @@ class Priced(_ByLengths):
                 for sizes in tried
             ]
         )
-        if self.price is not None:
-            left = np.array([(std_G / sizes).sum() for sizes in tried])  # `tried[0]` has the fewest rollouts
-            costs = self.price * costs / costs[0] + left / max(left[0], 1e-300)
         return tried[int(np.argmin(costs))]
 
     def _longest(self, groups: Sequence[GroupView], sizes: Sequence[int], rows: int) -> list[int]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 
 from rollalloc.runs.reader import read_run
@@ -19,52 +17,35 @@ _DEEPEST = 3  # levels of folders to search; enough for comparisons on several t
 def run_folders(folder: Path) -> list[Path]:
     """All runs in a folder, sorted by name. The folder itself may be a run.
 
-    A run is a folder with our `run.json` or with TRL's `trainer_state.json`, or a log file of verl. A run that is also
-    reached by symbolic links is returned once, with its real path if that is in the folder. A folder that does not exist
-    has no runs.
+    A run is a folder with our `run.json` or with TRL's `trainer_state.json`, or a log file of verl, which writes the logs of
+    a project into one folder. Symbolic links in the folder are not followed. A folder that does not exist has no runs.
 
     Raises:
         NotADirectoryError: the path is not a folder.
         OSError: the folder cannot be read.
     """
     runs: list[Path] = []
-    visited: set[tuple[int, int]] = set()
-    waiting, links = deque([(folder, 0)]), deque[tuple[Path, int]]()
-    while waiting or links:
-        place, depth = (waiting or links).popleft()
-        try:
-            status = place.stat()
-            if (status.st_dev, status.st_ino) in visited:
-                continue
-            visited.add((status.st_dev, status.st_ino))
-            if os.path.lexists(place / "run.json") or (state_in(place) is not None and not _within_trl(place, folder)):
-                runs.append(place)
-            else:
-                runs += [path for path in place.glob("*.jsonl") if is_log(path)]
-            if depth < _DEEPEST:
-                for entry in _folders_in(place):
-                    (links if entry.is_symlink() else waiting).append((place / entry.name, depth + 1))
-        except FileNotFoundError:
-            continue
-        except OSError:
-            if place == folder:
-                raise
+    waiting = [(folder, 0)] if folder.exists() else []
+    for place, depth in waiting:
+        # A checkpoint of TRL is a run only if the user names it.
+        of_trl = state_in(place) is not None and (place == folder or not is_checkpoint(place))
+        if os.path.lexists(place / "run.json") or of_trl:
+            runs.append(place)
+        else:
+            runs += [path for path in place.glob("*.jsonl") if is_log(path)]
+        if depth < _DEEPEST:
+            waiting += [(below, depth + 1) for below in _folders_in(place, may_fail=place != folder)]
     return sorted(runs, key=natural)
 
 
-def _within_trl(place: Path, folder: Path) -> bool:
-    """Whether a folder is a checkpoint of a TRL run. The folder that the user named does not count as one."""
-    return place != folder and is_checkpoint(place)
-
-
-def _folders_in(place: Path) -> Iterator[os.DirEntry[str]]:
-    with os.scandir(place) as entries:
-        for entry in entries:
-            try:
-                if entry.is_dir():
-                    yield entry
-            except OSError:  # for example, symbolic links that form a circle
-                continue
+def _folders_in(place: Path, *, may_fail: bool) -> list[Path]:
+    try:
+        with os.scandir(place) as entries:
+            return [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        if may_fail:
+            return []
+        raise
 
 
 def comparisons(folder: Path) -> dict[Path, list[RecordedRun]]:

@@ -29,7 +29,6 @@ def simulate(
     seed: int,
     *,
     max_staleness: int | None = None,
-    allocator: type[Allocator] = Allocator,
 ) -> Result:
     """Simulate training under a recipe.
 
@@ -40,13 +39,12 @@ def simulate(
             prompt and the rollout's id. So a recipe gets the same rollouts on all clusters on which it orders the same
             ones.
         max_staleness: as for `Scenario.fitting`.
-        allocator: the class of the allocator.
 
     Raises:
         ValueError: the scenario or the recipe cannot be simulated.
         RuntimeError: the run ended before the first measured batch.
     """
-    return Simulation(recipe, scenario, seed, max_staleness=max_staleness, allocator=allocator).run()
+    return Simulation(recipe, scenario, seed, max_staleness=max_staleness, allocator=Allocator).run()
 
 
 class Simulation:
