@@ -62,13 +62,13 @@ def _explain(name: str) -> None:
 def explained_parameters(function: Any) -> Mapping[str, str]:
     """One line for each parameter, from `Args:` in a recipe function's docstring; empty without that section.
 
-    Where the docstring only refers to another recipe ("as for `other`"), the other recipe's explanation is returned.
+    If an explanation ends with a reference to another recipe ("see `other`"), that recipe's explanation is returned.
     """
     from rollalloc.named import RECIPES
 
     explained = dict(_arguments(function))
     for key, text in explained.items():
-        other = re.match(r"as for (?:recipes\.)?(\w+)", text)
+        other = re.search(r"\bsee (?:recipes\.)?(\w+)\.?$", text)
         if other and other[1] in RECIPES:
             explained[key] = _arguments(RECIPES[other[1]]).get(key, text)
     return explained

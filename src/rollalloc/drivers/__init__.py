@@ -1,1 +1,1 @@
-"""Thin adapters to other trainers. Only these modules import the frameworks."""
+"""Adapters to other trainers. Only these modules import the frameworks."""

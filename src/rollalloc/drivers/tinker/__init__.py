@@ -1,7 +1,7 @@
 """Runs any recipe over the Tinker API, which samples and trains on remote GPUs: `TinkerTrainer`.
 
-Only `service` calls the SDK, and it imports it when a `Service` is created. `episodes` defines what a rollout is: either a
-prompt with a reward function, or an environment with tinker-cookbook's interface.
+Only `service` calls the SDK; it imports the SDK when a `Service` is created. `episodes` defines what a rollout is: either
+a completion scored by a reward function, or an episode in an environment with tinker-cookbook's interface.
 """
 
 from rollalloc.drivers.tinker.costs import Prices, Usage

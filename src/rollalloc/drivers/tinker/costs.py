@@ -1,4 +1,4 @@
-"""What a run at a service costs: tokens by kind, and money if the user gives a price table."""
+"""What a run at a service costs: tokens by kind, and money if the user gives prices."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Usage:
 
     Attributes:
         prefill: prompt tokens that the sampler had to read.
-        cached: prompt tokens that the sampler had already read: those of a request's second and later samples, and those
+        cached: prompt tokens that the sampler had read before: those of all samples of a request but the first, and those
             that the service reports as cache hits.
         sampled: generated tokens, including those of rollouts that were stopped or dropped.
-        trained: tokens of the sequences in forward and backward passes, prompts included.
+        trained: tokens of the sequences in forward and backward passes, including prompts.
     """
 
     prefill: int = 0
@@ -28,20 +28,20 @@ class Usage:
         return Usage(*(getattr(self, name) + getattr(other, name) for name in asdict(self)))
 
     def at_least(self, other: Usage) -> Usage:
-        """The larger number of each kind."""
+        """For each kind, the larger number of tokens."""
         return Usage(*(max(getattr(self, name), getattr(other, name)) for name in asdict(self)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prices:
-    """The price of a million tokens of each kind. No price list is built in, because services change theirs.
+    """The price of a million tokens of each kind. There are no built-in prices, because services change them.
 
     Attributes:
-        prefill: for prompt tokens, 0 or more.
-        sampled: for generated tokens, 0 or more.
-        trained: for trained tokens, 0 or more.
-        cached: for prompt tokens that the sampler had already read, 0 or more; None: the same as `prefill`.
-        currency: name of the currency, written beside each sum.
+        prefill: price of prompt tokens, 0 or more.
+        sampled: price of generated tokens, 0 or more.
+        trained: price of trained tokens, 0 or more.
+        cached: price of prompt tokens that the sampler had read before, 0 or more. None: the same as `prefill`.
+        currency: name of the currency, for reports.
 
     Raises:
         ValueError: a price is negative or not finite.
@@ -73,7 +73,7 @@ class Prices:
 
 
 def bill(usage: Usage, prices: Prices | None) -> dict[str, Any]:
-    """The cost fields of a metrics line; `prices=None` leaves out `money` and `currency`."""
+    """The cost as fields for a line of the metrics. Without prices, `money` and `currency` are left out."""
     fields: dict[str, Any] = {"cost": asdict(usage)}
     if prices is not None:
         fields |= {"money": round(prices.of(usage), 6), "currency": prices.currency}

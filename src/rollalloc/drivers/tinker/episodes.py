@@ -29,10 +29,10 @@ class EndedRollout(NamedTuple):
     """A rollout that ended.
 
     Attributes:
-        trajectory: the tokens up to its end.
+        trajectory: the tokens of the rollout.
         outcome: its score, or why it has none.
         text: the completion, for the log of rollouts.
-        answered: False if a request to the service got no answer.
+        answered: False if the service did not answer one of its requests.
     """
 
     trajectory: Trajectory
@@ -47,10 +47,10 @@ class Wave:
 
     Attributes:
         service: the service that samples.
-        sampler: a sampling client, which fixes the weights.
+        sampler: a sampling client, which always samples from the same weights.
         sampling: the sampling settings.
-        stopped: rollout → whether it is to stop. The service cannot abort a request, so a stopped rollout still finishes
-            its current one.
+        stopped: tells whether a rollout must stop. The service cannot abort a request, so a stopped rollout first finishes
+            its current request.
     """
 
     service: Service
@@ -63,7 +63,7 @@ class Episodes(Protocol):
     """A set of prompts, and how to sample and score rollouts of them.
 
     Attributes:
-        keys: names of the prompts, each once.
+        keys: unique names of the prompts.
     """
 
     @property
@@ -74,11 +74,11 @@ class Episodes(Protocol):
         ...
 
     def digest(self) -> str:
-        """A digest of the prompts, with which a resumed run checks that they are the same."""
+        """A digest of the prompts. A resumed run checks with it that the prompts are the same."""
         ...
 
     async def play(self, order: Order, wave: Wave) -> list[EndedRollout]:
-        """Sample and score all rollouts of an order; returns them in the same order."""
+        """Sample and score all rollouts of an order. Return them in the same order."""
         ...
 
     def report(self) -> dict[str, Any]:
@@ -88,14 +88,14 @@ class Episodes(Protocol):
 
 @dataclass(frozen=True)
 class Rewarded:
-    """Prompts with single-turn completions, scored by a rollalloc reward function.
+    """Prompts with completions that a rollalloc reward function scores.
 
     All rollouts of an order are sampled in one request, so that the service reads the prompt only once.
 
     Args:
-        prompts: encoded by the model's tokenizer (`rollalloc.data.prompts.encode_prompts`).
-        scorer: scores completions; the caller closes it.
-        decode: token ids → text.
+        prompts: prompts encoded by the model's tokenizer (`rollalloc.data.prompts.encode_prompts`).
+        scorer: scores completions. The caller closes it.
+        decode: converts token ids to text.
     """
 
     prompts: EncodedPrompts
@@ -145,13 +145,13 @@ class Rewarded:
         return ended
 
     def _ended(self, rollout: int, start: Piece, sample: SampledSequence | str) -> EndedRollout:
-        """A rollout whose score is pending, or one without a score because its sample cannot be used."""
+        """A rollout whose score is pending; or, if its sample cannot be used, one without a score."""
         if isinstance(sample, str):
             return EndedRollout(Trajectory(rollout, (start,), False), Unscored(sample))
         trajectory = Trajectory(rollout, (start.then(sample.tokens, sample.logprobs),), sample.truncated)
         try:
             return EndedRollout(trajectory, _PENDING, self.decode(sample.tokens))
-        except Exception as error:  # ids that the tokenizer does not know
+        except Exception as error:  # for example, the tokenizer does not know an id
             return EndedRollout(trajectory, Unscored(f"cannot be decoded, {error_text(error, REASON_LENGTH)}"))
 
     async def _scores(self, prompt: int, ended: Sequence[EndedRollout]) -> list[Outcome]:
@@ -165,7 +165,7 @@ _PENDING = Scored(0.0, 0.0)  # the outcome of a rollout that is not scored yet
 
 @dataclass
 class _Turns:
-    """The turns of a rollout; attributes are named as tinker-cookbook's `compute_group_rewards` expects them."""
+    """The turns of a rollout. The names of the attributes are those that `compute_group_rewards` of tinker-cookbook uses."""
 
     transitions: list[Any] = field(default_factory=list[Any])
     final_ob: Any = None
@@ -191,22 +191,20 @@ class _Transition(NamedTuple):
 class Environments:
     """Environments with tinker-cookbook's interface: `EnvGroupBuilder.make_envs`, `Env.initial_observation`, `Env.step`.
 
-    Each prompt is a builder. `make_envs` is called until there is an environment for each rollout of the order.
-    If the builder has `compute_group_rewards`, it is called with the rollouts of one order. A rollout's reward is the
-    sum of its turns' rewards and its group reward. Observations must consist of tokens; other kinds cannot be trained
-    on.
+    Each prompt is a builder. `make_envs` is called until there is an environment for each rollout of the order. If the
+    builder has `compute_group_rewards`, it is called with the rollouts of one order. A rollout's reward is the sum of its
+    turns' rewards and its group reward. Observations must consist of tokens.
 
     Args:
         builders: one for each prompt.
-        keys: a unique name for each builder; it identifies the prompt even if the builders are reordered.
-        metric: the entry of the environment's metrics that selection uses, for example "correct"; the last turn's value
-            counts. None: the reward.
-        decode: token ids → text, for the log of rollouts; None: the log has no text.
-        max_turns: a rollout with this many turns is truncated, at least 1.
+        keys: a unique name for each builder. Prompts are recognised by it, even if the builders are reordered.
+        metric: the entry of the environment's metrics that selection uses, for example "correct"; its value in the last
+            turn counts. None: selection uses the reward.
+        decode: converts token ids to text for the log of rollouts. None: the log has no text.
+        max_turns: number of turns after which a rollout is truncated, at least 1.
 
     Raises:
-        ValueError: there are no builders, the keys are not unique, or there is not one key for each builder; or `max_turns`
-            is below 1.
+        ValueError: there are no builders; there is not one unique key per builder; or `max_turns` is below 1.
     """
 
     builders: Sequence[Any]
@@ -249,9 +247,7 @@ class Environments:
         finally:
             cleanup = getattr(builder, "cleanup", None)
             if cleanup is not None:
-                with suppress(
-                    Exception
-                ):  # the rollouts are paid for, and usable even if the environment fails to free something
+                with suppress(Exception):  # after an error here, the rollouts are still usable, and they are paid for
                     await wave.service.answered(cleanup())
 
     async def _envs(self, builder: Any, count: int, wave: Wave) -> list[Any]:
@@ -269,7 +265,7 @@ class Environments:
         answered = True
         try:
             first = await wave.service.answered(env.initial_observation())
-            if not isinstance(first, tuple):  # tinker-cookbook returns this for a prompt that is too long
+            if not isinstance(first, tuple):  # tinker-cookbook returns something else if the prompt is too long
                 return _failed(rollout, "the first observation is too long"), turns
             turns.final_ob, stop = first
             for _ in range(self.max_turns):
@@ -292,8 +288,10 @@ class Environments:
     async def _turn(
         self, env: Any, turns: _Turns, pieces: list[Piece], stop: Any, wave: Wave
     ) -> tuple[bool, bool, Any]:
-        """Sample one action and take it. Returns whether the episode is over, whether the action was truncated, and the
-        stop condition of the next action.
+        """Sample one action and take it.
+
+        Returns:
+            Whether the episode is over, whether the action was truncated, and the stop condition for the next action.
         """
         observed = _ints(turns.final_ob)
         before = pieces[-1].tokens
@@ -319,7 +317,7 @@ class Environments:
     async def _grouped(
         self, builder: Any, played: Sequence[tuple[EndedRollout, _Turns]], envs: Sequence[Any], wave: Wave
     ) -> list[EndedRollout]:
-        """The rollouts with their final outcomes, which include the group reward."""
+        """The rollouts with their final outcomes, including the group reward."""
         pending = [index for index, (ended, _) in enumerate(played) if ended.outcome is _PENDING]
         group_rewards: dict[int, tuple[float, Mapping[str, Any]]] = {}
         failure: str | None = None
@@ -362,7 +360,7 @@ class Environments:
             return ""
         try:
             return "\n".join(self.decode(transition.ac.tokens) for transition in turns.transitions)
-        except Exception:  # the text is only for human readers of the log
+        except Exception:  # the text is only shown to people
             return ""
 
 

@@ -1,4 +1,4 @@
-"""The engine of a run at a service: starts orders, waits for them, and tells the allocator how they ended."""
+"""The engine of a run at a service: starts orders, waits for them, and reports how their rollouts ended."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rollalloc.generate.outcomes import Outcomes, RolloutLog, RolloutResult, sto
 from rollalloc.generate.sampling import Sampling
 from rollalloc.rewards.function import Unscored
 
-CLOSING_S = 10.0  # how long cancelled tasks may take to end
+CLOSING_S = 10.0  # seconds that cancelled tasks may take to end
 
 
 class EpisodeThread:
-    """Plays orders in an event loop that runs in a thread of its own; the thread starts with the first order.
+    """Plays orders in an event loop in its own thread. The thread starts with the first order.
 
     Args:
-        patience_s: how long an environment may block the event loop before the run fails.
+        patience_s: seconds for which an environment may block the event loop before the run fails.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -40,7 +40,7 @@ class EpisodeThread:
         return asyncio.run_coroutine_threadsafe(episodes.play(order, wave), self._loop)
 
     def wait(self, futures: Iterable[Future[list[EndedRollout]]], *, one: bool = False) -> None:
-        """Wait until all of these have ended; with `one`, until one of them has.
+        """Wait until all of these orders have ended. With `one`, wait until at least one has ended.
 
         Raises:
             ServiceFailed: an environment blocks the event loop.
@@ -54,7 +54,7 @@ class EpisodeThread:
                 self._check_pulse()
 
     def all_of(self, futures: Iterable[Future[list[EndedRollout]]]) -> list[EndedRollout]:
-        """Wait for all of these; returns their rollouts in the given order.
+        """Wait for all of these orders. Return their rollouts in the given order.
 
         Raises:
             ServiceFailed: an environment blocks the event loop.
@@ -78,7 +78,7 @@ class EpisodeThread:
         if self._loop is None:
             return
         loop, self._loop = self._loop, None
-        with suppress(TimeoutError):  # a task that ignores its cancellation is abandoned
+        with suppress(TimeoutError):  # give up a task that ignores its cancellation
             asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(CLOSING_S)
         loop.call_soon_threadsafe(loop.stop)
 
@@ -93,8 +93,8 @@ async def _cancel_others() -> None:
 class RemoteEngine(RolloutEngine):
     """Plays an allocator's orders at a service.
 
-    The SDK cannot abort a request. A rollout that is to stop finishes its current request, starts no further turn, and is
-    reported as cancelled with all the tokens that it was billed for.
+    The SDK cannot abort a request. A rollout that must stop finishes its current request and starts no further turn. It is
+    reported as cancelled, with all tokens that were billed for it.
 
     Args:
         service: the service that samples.
@@ -124,12 +124,13 @@ class RemoteEngine(RolloutEngine):
         self._version = 0
         self._in_flight: dict[Future[list[EndedRollout]], tuple[Order, int]] = {}
         self._stopped: set[int] = set()
-        self._ended: list[RolloutResult] = []  # for the next `poll`
-        self._failures = 0  # consecutive orders without an answer
+        self._ended: list[RolloutResult] = []  # results for the next `poll`
+        self._failures = 0  # number of orders in a row without an answer
 
     def capacity(self) -> int | None:
-        """How many rollouts may start now; None: any number. If no `concurrency` is set, it is 0 until the last wave
-        has ended.
+        """Number of rollouts that may start now; None: any number.
+
+        Without `Remote.concurrency`, it is 0 until all rollouts of the last wave have ended.
         """
         in_flight = [order for order, _ in self._in_flight.values()]
         concurrency = self.service.remote.concurrency
@@ -145,15 +146,15 @@ class RemoteEngine(RolloutEngine):
     def cancel(self, rollouts: Sequence[int]) -> None:
         in_flight = {rollout for order, _ in self._in_flight.values() for rollout in order.rollouts}
         self._stopped.update(in_flight.intersection(rollouts))
-        # The others were stopped before the run was saved. They are not generated again, and their tokens are unknown.
+        # Rollouts that are not in flight were stopped before the run was saved. Their numbers of tokens are unknown.
         self._ended += [stopped(rollout, self._version) for rollout in rollouts if rollout not in in_flight]
 
     def poll(self, *, wait: bool = True) -> list[RolloutResult]:
         """Wait for rollouts in flight and return them.
 
-        If `concurrency` is set, or if a stage in flight has a stop rule, this waits for one order to end, so that the
-        allocator can react to it. Otherwise it waits for the whole wave and returns its orders in the order in which
-        they started.
+        With `Remote.concurrency`, or if a stage in flight has a stop rule, this waits until one order has ended, so that the
+        allocator can react. Otherwise it waits for the whole wave, and returns the orders in the order in which they were
+        submitted.
         """
         results, self._ended = self._ended, []
         wanted = [future for future, (order, _) in self._in_flight.items() if self._is_wanted(order)]
@@ -163,13 +164,13 @@ class RemoteEngine(RolloutEngine):
             )
             self.thread.wait(wanted, one=one_at_a_time)
         elif wait and self._in_flight and not results and not self.capacity():
-            # Only stopped rollouts are running, and they hold every slot. Wait for one of them instead of asking again
-            # at once.
+            # Only stopped rollouts are running, and they take all slots. Wait for one of them, because the caller would
+            # otherwise call again at once.
             self.thread.wait(self._in_flight, one=True)
         return results + self._take_in()
 
     def drain(self) -> list[RolloutResult]:
-        """Wait for all rollouts in flight, which are billed in any case, and return them."""
+        """Wait for all rollouts in flight and return them. They are billed in any case."""
         self.thread.wait(self._in_flight)
         return self.poll(wait=False)
 
@@ -186,7 +187,7 @@ class RemoteEngine(RolloutEngine):
         return not self._stopped.issuperset(order.rollouts)
 
     def _take_in(self) -> list[RolloutResult]:
-        # Read once: if an order ends in the thread meanwhile, the next call returns it.
+        # Look only once: an order that ends in the meantime is returned by the next call.
         ended = [future for future in self._in_flight if future.done()]
         for future in ended:
             self._count_failures(future.result())
@@ -198,7 +199,7 @@ class RemoteEngine(RolloutEngine):
         return results
 
     def _count_failures(self, played: Sequence[EndedRollout]) -> None:
-        """Fail the run if the service has stopped answering. Otherwise it would look as if the prompts could not be
+        """Raise an error if the service has stopped answering. Otherwise an outage would look like prompts that cannot be
         scored.
         """
         if any(rollout.answered for rollout in played):

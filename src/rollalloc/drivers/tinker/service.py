@@ -1,4 +1,4 @@
-"""The only module that calls the Tinker SDK: sampling, training and saving weights, with plain values in and out."""
+"""The only module that calls the Tinker SDK. It samples, trains and saves weights, with plain arguments and results."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rollalloc.files.text import error_text
 
 log = logging.getLogger(__name__)
 
-LossName = Literal["importance_sampling", "ppo", "cispo"]  # the service's losses that take per-token advantages
+LossName = Literal["importance_sampling", "ppo", "cispo"]  # those losses of the service that use per-token advantages
 MODEL_FILE = "tinker.json"
 _FATAL = ("AuthenticationError", "BillingError", "PermissionDeniedError")  # a retry cannot succeed
 _DAY_S = 86_400
-REASON_LENGTH = 300  # characters of an error in a rollout's reason
+REASON_LENGTH = 300  # maximum number of characters of an error in the reason for a missing score
 _T = TypeVar("_T")
 
 
@@ -42,17 +42,18 @@ class Remote:
 
     Attributes:
         rank: rank of the LoRA adapter, at least 1.
-        loss: the service's loss: "importance_sampling", or "ppo" or "cispo", which clip at the thresholds of
+        loss: the service's loss: "importance_sampling"; or "ppo" or "cispo", which clip at the thresholds of
             `Config.loss.clip`.
-        concurrency: maximum number of rollouts in flight, at least 1. Each is reported to the allocator as soon as it
-            ends, and keeps the weights that it started with. None: rollouts are sampled one wave at a time, as a
-            synchronous trainer does.
-        ahead: how many batches are sampled while one is trained, at least 1 (`rollalloc.recipes.streamed`); needs
-            `concurrency`. None: what the recipe does by itself.
-        request_seconds: a request or an environment step that takes longer has failed; above 0.
-        keep_days: how many days the service keeps the weights of a checkpoint, at least 1; None: forever, which it may
-            bill. The weights at the end of a run are kept forever.
-        give_up_after: number of consecutive failed requests after which the run stops, at least 1. Without this limit, an
+        concurrency: maximum number of rollouts in flight, at least 1. Each rollout is reported to the allocator as soon as
+            it ends, and keeps the weights that it started with. None: rollouts are sampled in waves, as by a synchronous
+            trainer.
+        ahead: number of batches that are sampled while one is trained, at least 1 (`rollalloc.recipes.streamed`); needs
+            `concurrency`. None: the recipe's own number.
+        request_seconds: time limit of a request and of an environment step, above 0.
+        keep_days: number of days for which the service keeps the weights of a checkpoint, at least 1. None: forever, which
+            the service may bill. The weights at the end of a run are kept forever.
+        give_up_after: number of failed requests in a row after which the run stops, at least 1. Without this limit, an
+            outage would look like prompts that cannot be scored.
             outage would look like prompts that cannot be scored.
 
     Raises:
@@ -89,17 +90,17 @@ class SampledSequence:
 
 
 class RequestFailed(RuntimeError):
-    """A request got no usable answer."""
+    """A request has no usable answer."""
 
 
 class Service:
-    """A model that is trained by the Tinker API, or by a server with the same API.
+    """A model that is trained by the Tinker API, or by another server with this API.
 
     Args:
         model: the base model's name at the service.
         remote: settings of the service.
         seed: seed of the adapter's initial weights.
-        client: a `tinker.ServiceClient`; None: created from the environment (`TINKER_API_KEY`, `TINKER_BASE_URL`).
+        client: a `tinker.ServiceClient`. None: it is created from the environment (`TINKER_API_KEY`, `TINKER_BASE_URL`).
 
     Attributes:
         usage: tokens sampled and trained so far.
@@ -118,12 +119,12 @@ class Service:
             ) from error
         self._sdk: Any = tinker
         self.model, self.remote, self.usage = model, remote, Usage()
-        self._usage_lock = Lock()  # samples are counted in the thread of the event loop
+        self._usage_lock = Lock()  # needed because samples are counted in the thread of the event loop
         self._has_warned = False
         self.client = client if client is not None else self._guarded("creating a client", self._sdk.ServiceClient)
         self._seed = seed
-        self._training_client: Any = None  # created at the first use, because a resumed run loads a different one
-        self._sampling_client: Any = None  # None after a step: the service has not published the new weights yet
+        self._training_client: Any = None  # created at the first use, because a resumed run creates another one
+        self._sampling_client: Any = None  # None after a step, until the service has published the new weights
 
     @property
     def _training(self) -> Any:
@@ -143,7 +144,7 @@ class Service:
     # -------------------------------------------------------------------------------------------------------- sampling
 
     def sampler(self) -> Any:
-        """A client that samples from the current weights, and keeps using them after later updates."""
+        """A client that samples from the current weights. It keeps using them after later updates."""
         if self._sampling_client is None:
             self._sampling_client = self._of_model(
                 "publishing the weights", lambda model: model.save_weights_and_get_sampling_client()
@@ -153,7 +154,7 @@ class Service:
     async def sample(
         self, sampler: Any, prompt: Sequence[int], samples: int, *, max_tokens: int, stop: Any = None
     ) -> list[SampledSequence | str]:
-        """Sample from a prompt at temperature 1, the temperature that the service's losses assume.
+        """Sample from a prompt, at temperature 1, because the service's losses assume this temperature.
 
         Args:
             sampler: the result of `sampler()`.
@@ -163,12 +164,12 @@ class Service:
             stop: token ids or texts that end a sample; None: the model's end of sequence.
 
         Returns:
-            At most `samples` samples; fewer if the service returned fewer. A sample that cannot be used is replaced by the
-            reason as a string. Samples beyond `samples` are paid for and dropped.
+            At most `samples` samples; fewer if the service returned fewer. In place of a sample that cannot be used, there
+            is the reason as a string. If the service returns more samples, they are billed but not used.
 
         Raises:
             RequestFailed: the request failed, timed out, or returned no sequences.
-            ServiceFailed: the service refuses all requests of this user.
+            ServiceFailed: the service refuses all requests of this account.
         """
         types = self._sdk
         try:
@@ -230,16 +231,17 @@ class Service:
         """Take one optimizer step.
 
         Args:
-            data: for each sequence its input token ids, and `target_tokens`, `logprobs` and `advantages` of the same length.
+            data: for each sequence its input token ids; and `target_tokens`, `logprobs` and `advantages`, all of the same
+                length.
             adam: parameters of the optimizer.
-            clip: clipping thresholds of the ratio; None: the loss does not clip.
+            clip: clipping thresholds of the ratio. None: no clipping.
 
         Returns:
-            For each sequence the log-probabilities of its targets before the step, or None if the service returned none;
-            and the service's own metrics of the step.
+            The log-probabilities of each sequence's targets before the step, or None if the service returned none; and the
+            service's own metrics of the step.
 
         Raises:
-            ServiceFailed: a request failed; the service may or may not have taken the step.
+            ServiceFailed: a request failed. It is unknown whether the service took the step.
         """
         types = self._sdk
         datums = [
@@ -249,7 +251,7 @@ class Service:
 
         model = self._training
 
-        def submit() -> tuple[Any, Any]:  # submits both at once, so that the service can run them back to back
+        def submit() -> tuple[Any, Any]:  # both requests at once, so that the service need not wait between them
             pass_request = model.forward_backward(datums, self.remote.loss, None if clip is None else dict(clip))
             return pass_request, model.optim_step(types.AdamParams(**adam))
 
@@ -263,7 +265,7 @@ class Service:
     # --------------------------------------------------------------------------------------------------------- weights
 
     def keep(self, name: str) -> str:
-        """Save weights and optimizer at the service for `remote.keep_days`; returns their path.
+        """Save weights and optimizer at the service for `remote.keep_days`. Return their path.
 
         Raises:
             ServiceFailed: the service could not save them.
@@ -284,7 +286,7 @@ class Service:
         self._sampling_client = None
 
     def save(self, folder: Path) -> None:
-        """Save the weights at the service forever, for training and for sampling, and write their paths to a file.
+        """Save the weights at the service forever, for training and for sampling. Write their paths to a file.
 
         Raises:
             ServiceFailed: the service could not save them.
@@ -301,14 +303,12 @@ class Service:
         return self._guarded("saving the weights", lambda: _path(saved))
 
     def _of_model(self, action: str, call: Callable[[Any], Any]) -> Any:
-        """The result of a call on the training client. If the client must be created first, that has its own time
-        limit.
-        """
+        """The result of a call on the training client. Creating the client, if needed, has its own time limit."""
         model = self._training
         return self._wait(action, lambda: call(model))
 
     def _wait(self, action: str, call: Callable[[], Any]) -> Any:
-        """The result of an SDK call: newer versions return a future, older ones the result itself."""
+        """The result of an SDK call. Newer SDKs return a future, older ones the result itself."""
 
         def result() -> Any:
             answer = call()
@@ -317,7 +317,7 @@ class Service:
         return self._guarded(action, result)
 
     def _guarded(self, action: str, call: Callable[[], Any]) -> Any:
-        """The result of a call, which fails after `remote.request_seconds` even if the SDK blocks for longer."""
+        """The result of a call. It fails after `remote.request_seconds`, even if the SDK blocks for longer."""
         try:
             return in_thread(call).result(self.remote.request_seconds)
         except Exception as error:
@@ -333,7 +333,7 @@ class Service:
 
 
 def in_thread(call: Callable[[], _T]) -> Future[_T]:
-    """Run a call that may block in a thread of its own; the future has its result. Nothing waits for the thread."""
+    """Run a call in its own thread, because it may block. The result is a future."""
     result: Future[_T] = Future()
     result.set_running_or_notify_cancel()
 
@@ -343,12 +343,12 @@ def in_thread(call: Callable[[], _T]) -> Future[_T]:
         except BaseException as error:
             result.set_exception(error)
 
-    Thread(target=work, daemon=True).start()  # not a pool: Python waits for a pool's threads when the process ends
+    Thread(target=work, daemon=True).start()  # not in a pool: at exit, Python waits for the threads of pools
     return result
 
 
 def _tokens_of(sequence: Any) -> tuple[Any, ...]:
-    """The tokens of a sequence; empty if the service sent something else."""
+    """The tokens of a sequence; empty if they are not a sequence."""
     try:
         return tuple(sequence.tokens)
     except Exception:  # the service may send anything
@@ -373,7 +373,7 @@ def _usable(sequence: Any, tokens: tuple[Any, ...], max_tokens: int) -> SampledS
 
 
 def _measured(pass_result: Any, step_result: Any) -> tuple[list[Any], dict[str, float]]:
-    """The log-probabilities of each sequence, or None, and all numeric metrics of a step."""
+    """The log-probabilities of each sequence, or None if there are none; and all metrics of a step that are numbers."""
     metrics = {**(pass_result.metrics or {}), **(step_result.metrics or {})}
     logprobs = [_array(output.get("logprobs")) for output in pass_result.loss_fn_outputs]
     return logprobs, {str(name): float(value) for name, value in metrics.items() if isinstance(value, Real)}

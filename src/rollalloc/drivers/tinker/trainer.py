@@ -30,30 +30,30 @@ log = logging.getLogger(__name__)
 
 
 class TinkerTrainer(Loop):
-    """Trains a model at a service under a recipe. `Loop` documents `run`, `resume` and the errors that they raise.
+    """Trains a model at a service under a recipe. See `Loop` for `run`, `resume` and their errors.
 
-    If the service fails, `run` raises `ServiceFailed`. The newest checkpoint is kept: resume when the service answers again.
+    If the service fails, `run` raises `ServiceFailed`. Resume from the newest checkpoint when the service answers again.
 
-    The configuration is that of the native trainer. The service has no KL term and no dual clip, and it samples at
-    temperature 1 from the full distribution; other values raise an error. It ignores `precision`, `tokens_per_forward`,
-    `averaging`, `sampling.max_rows` and `sampling.kv_tokens`.
+    The configuration is that of the native trainer, with these exceptions. A KL term, a dual clip and temperatures other
+    than 1 raise an error, because the service does not support them. `precision`, `tokens_per_forward`, `averaging`,
+    `sampling.max_rows` and `sampling.kv_tokens` are ignored.
 
     Args:
         service: the model to train.
-        recipe: which prompts get how many rollouts; its budget ends the run.
+        recipe: decides which prompts get how many rollouts. Its budget ends the run.
         train: the training set.
         config: all other settings of the run.
-        heldout: the evaluation set; each evaluation samples `config.eval_samples` rollouts of each prompt, which are
-            billed. None: no evaluation.
-        prices: prices with which the metrics show the cost in money; None: only in tokens.
-        features: features of the prompts, for a recipe that predicts success rates; None: it predicts from the rollouts of
-            this run alone.
-        folder: where the run is written, in the native trainer's format; `model/tinker.json` there has the service's
-            paths of the trained weights. None: nothing is written.
+        heldout: the evaluation set. An evaluation samples `config.eval_samples` rollouts of each prompt, which are billed.
+            None: no evaluation.
+        prices: prices, so that the metrics show the cost in money. None: they show only tokens.
+        features: features of the prompts, for a recipe that predicts success rates. None: the recipe predicts only from the
+            rollouts of this run.
+        folder: folder of the run, in the native trainer's format. Its file `model/tinker.json` has the service's paths of
+            the trained weights. None: nothing is written.
         listener: called with each line of the metrics.
 
     Raises:
-        ValueError: the service cannot honour some settings; the message names them.
+        ValueError: the service does not support some settings; the message names them.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class TinkerTrainer(Loop):
         )
 
     def resume(self, *, accept_recipe: bool = False, accept_data: bool = False) -> int:
-        """Like `Loop.resume`. Tokens that the metrics show as paid after the checkpoint still count.
+        """Resume as `Loop.resume` does. Tokens that were paid after the checkpoint, according to the metrics, still count.
 
         Raises:
             ServiceFailed: the service has deleted the checkpoint's weights.
-            ValueError: as `Loop.resume`, or `accept_data` is True.
+            ValueError: see `Loop.resume`; or `accept_data` is True.
         """
         if accept_data:
             raise ValueError(
@@ -156,7 +156,7 @@ def _identity(service: Service, train: Episodes, heldout: Episodes | None, confi
 
 
 def _usage(fields: Any) -> Usage:
-    """Usage from a line of the metrics. A field that is not a count, because somebody edited the file, counts as 0."""
+    """The usage in a line of the metrics. A field that is not a count (somebody may have edited the file) counts as 0."""
     counts = {name: fields.get(name) for name in asdict(Usage())} if isinstance(fields, dict) else {}
     return Usage(**{name: count for name, count in counts.items() if type(count) is int and count >= 0})
 

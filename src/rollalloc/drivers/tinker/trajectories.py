@@ -1,4 +1,4 @@
-"""The token sequences of a rollout, some tokens read and some sampled, and their form in a checkpoint."""
+"""The token sequences of a rollout, with tokens that were read and tokens that were sampled."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Piece:
     """A sequence for one forward pass.
 
     Attributes:
-        tokens: ids of the tokens that were read and sampled, in order; the first was read.
-        logprobs: float32; the log-probability of each sampled token, NaN for the others.
+        tokens: ids of the tokens in order. Some were read and some were sampled; the first was read.
+        logprobs: float32: the log-probability of each sampled token, and NaN for tokens that were read.
     """
 
     tokens: tuple[int, ...]
@@ -30,7 +30,7 @@ class Piece:
         return ~np.isnan(self.logprobs)
 
     def then(self, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> Piece:
-        """This piece followed by more tokens: sampled if `logprobs` is given, else read."""
+        """This piece with more tokens at its end. With `logprobs` they were sampled, without they were read."""
         added_T = np.full(len(tokens), np.nan) if logprobs is None else np.asarray(logprobs)
         return Piece((*self.tokens, *tokens), np.concatenate([self.logprobs, added_T]).astype(np.float32))
 
@@ -40,7 +40,7 @@ NOTHING = Piece((), np.zeros(0, np.float32))
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """The tokens of a rollout; a new piece starts at each observation that does not extend the tokens before it."""
+    """The tokens of a rollout. An observation that does not continue the previous tokens begins a new piece."""
 
     rollout: int
     pieces: tuple[Piece, ...]
@@ -57,7 +57,7 @@ class Trajectory:
         return np.concatenate([np.zeros(0, np.float32), *(piece.logprobs[piece.sampled] for piece in self.pieces)])
 
     def generation(self) -> Generation:
-        """The sampled tokens, turn by turn, in the form that evaluations expect."""
+        """The sampled tokens of all turns, in the form that evaluations use."""
         tokens = tuple(
             t for piece in self.pieces for t, sampled in zip(piece.tokens, piece.sampled, strict=True) if sampled
         )
@@ -65,7 +65,7 @@ class Trajectory:
 
 
 def pack(trajectories: Sequence[Trajectory]) -> tuple[list[list[int]], dict[str, Tensor]]:
-    """Each piece as `pack_generations` packs a rollout."""
+    """Pack each piece like a rollout, see `pack_generations`."""
     return pack_generations(
         [
             Generation(trajectory.rollout, piece.tokens, piece.logprobs, trajectory.truncated)
@@ -76,7 +76,7 @@ def pack(trajectories: Sequence[Trajectory]) -> tuple[list[list[int]], dict[str,
 
 
 def unpack(described: Sequence[Sequence[int]], tensors: Mapping[str, Tensor]) -> list[Trajectory]:
-    """The inverse of `pack`, for trajectories with at least one piece. Every scored trajectory has one."""
+    """The inverse of `pack`, for trajectories with at least one piece. (Scored trajectories have one.)"""
     pieces: dict[int, list[Piece]] = {}
     truncated: dict[int, bool] = {}
     for packed in unpack_generations(described, tensors):

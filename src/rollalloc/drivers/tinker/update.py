@@ -1,4 +1,4 @@
-"""Trains on a batch at a service: rows become sequences whose advantages include each row's share of the loss."""
+"""Trains on a batch at a service. The advantages that the service gets include each row's share of the loss."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Sequence = tuple[tuple[int, ...], dict[str, list[Any]]]  # input token ids; targ
 class RemoteUpdater:
     """Trains on batches at a service.
 
-    The service's losses are sums over tokens. For "importance_sampling" each token adds −ρ·A, where ρ is the ratio of its
-    probability under the trained weights to that under the weights that sampled it. To get a mean instead of a sum, the
-    row's weight and its share of the loss are multiplied into the advantage:
+    The service's losses are sums over tokens. With "importance_sampling", each token adds −ρ·A, where ρ is its probability
+    under the trained weights, divided by that under the weights that sampled it. To get a mean over the batch, the advantage
+    is multiplied by the row's weight and by its share of the loss:
 
-        A_t = advantage · weight · share,    share as in `rollalloc.train.loss.shares`
+        A_t = advantage · weight · share,    share: see `rollalloc.train.loss.shares`
 
-    A row whose advantage is 0 has no gradient. It counts in the mean, but is neither sent nor billed.
+    A row with advantage 0 has no gradient. It counts in the mean, but is not sent, and so not billed.
 
     Args:
         service: the service that trains.
@@ -51,7 +51,7 @@ class RemoteUpdater:
         self.steps = 0
 
     def save(self, batches: int) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-        """Like `Updates.save`, but the service keeps the weights, and the checkpoint contains only their path."""
+        """See `Updates.save`. The service keeps the weights, and the checkpoint contains their path."""
         path = self.service.keep(f"batch-{batches}-{token_hex(4)}")
         return {"tinker": {"path": path, "cost": asdict(self.service.usage)}}, {}
 
@@ -70,12 +70,12 @@ class RemoteUpdater:
         measure_kl: bool = False,
         between_passes: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """Take the configured number of optimizer steps; a mini-batch without a gradient takes none.
+        """Take the configured number of optimizer steps. A mini-batch without a gradient takes none.
 
         Returns:
-            Metrics, averaged over the steps: `loss_sum` if the service reports it; `sampler_kl`, the divergence between
-            the weights that sampled and those that are trained, in nats per token; the service's other metrics under
-            `tinker/`; `steps_in_batch` and `learning_rate`.
+            Metrics, averaged over the steps: `loss_sum`, if the service reports it; `sampler_kl`, the KL divergence from the
+            weights that sampled to the trained weights, in nats per token; the service's other metrics under `tinker/`;
+            `steps_in_batch` and `learning_rate`.
 
         Raises:
             ServiceFailed: the service failed.
@@ -131,11 +131,11 @@ class RemoteUpdater:
 
 
 def sequence(piece: Piece, advantage: float) -> Sequence:
-    """A piece in the service's format: the input is all tokens but the last, the targets are all but the first.
+    """A piece in the service's format: the input is all tokens except the last, the targets are all except the first.
 
     Args:
-        piece: must begin with a token that was read.
-        advantage: advantage of each sampled token; the tokens that were read get 0, so they have no gradient.
+        piece: its first token must have been read.
+        advantage: advantage of each sampled token. Tokens that were read get 0, so they have no gradient.
     """
     next_T = piece.sampled[1:]
     return piece.tokens[:-1], {
@@ -146,9 +146,9 @@ def sequence(piece: Piece, advantage: float) -> Sequence:
 
 
 def _distance(data: list[Sequence], logprobs: list[Any]) -> dict[str, float]:
-    """The divergence between the sampling and the trained weights: the mean of exp(d) − d − 1 over sampled tokens.
+    """The KL divergence from the sampling weights to the trained ones: the mean of exp(d) − d − 1 over sampled tokens.
 
-    d is a token's log-probability under the trained weights minus that under the weights that sampled it.
+    d is a token's log-probability under the trained weights, minus that under the weights that sampled it.
     """
     total = tokens = 0.0
     if len(logprobs) != len(data):
@@ -158,13 +158,13 @@ def _distance(data: list[Sequence], logprobs: list[Any]) -> dict[str, float]:
             return {}
         taken_T = np.asarray(inputs["advantages"]) != 0
         d_T = (np.asarray(trained_T, np.float64) - np.asarray(inputs["logprobs"], np.float64))[taken_T]
-        with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses a value that is not finite
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller raises an error if the value is not finite
             total, tokens = total + float((np.expm1(d_T) - d_T).sum()), tokens + taken_T.sum()
     return {"sampler_kl": total / tokens} if tokens else {}
 
 
 def _renamed(name: str) -> str:
-    """Our name for a metric of the service, or its own under `tinker/`."""
+    """The name of a metric of the service in our metrics: a name of ours, or the service's name under `tinker/`."""
     last = name.rsplit("/", 1)[-1]
     known = {"grad_norm": "grad_norm", "grad_norm:mean": "grad_norm", "loss:sum": "loss_sum"}
     return known.get(last, f"tinker/{last}")

@@ -1,4 +1,4 @@
-"""TRL's `GRPOTrainer` with a recipe: use `AllocatedGRPOTrainer` instead of it."""
+"""TRL's `GRPOTrainer` with a recipe: use `AllocatedGRPOTrainer` in its place."""
 
 try:
     import trl as _trl  # noqa: F401

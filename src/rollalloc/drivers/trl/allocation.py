@@ -1,7 +1,7 @@
-"""Produces one batch after another: generates and scores the rollouts that the core orders, and reports them to the core.
+"""Produces batches: generates and scores the rollouts that the core orders, and reports them to the core.
 
-Every process runs its own copy of the core. Each generates and scores a share of the rollouts; then they exchange results
-and report all of them to their cores in the same order, so that every copy makes the same decisions.
+Every process has its own copy of the core. Each process generates and scores a share of the rollouts. Then the processes
+exchange their results, and all report them in the same order, so that all copies make the same decisions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rollalloc.rules.advantages import GRPO, settled
 
 log = logging.getLogger(__name__)
 
-TRLS_GRPO = GRPO(ddof=1, eps=1e-4)  # the normalization of stock TRL with scale_rewards="group"
+TRLS_GRPO = GRPO(ddof=1, eps=1e-4)  # stock TRL's standard deviation with scale_rewards="group"
 
 
 _Scored = tuple[list[Rollout], dict[str, list[float]]]  # rollouts, and the metrics that reward functions logged
@@ -42,22 +42,21 @@ class Allocation:
     """The state of a recipe in a TRL trainer: the core, and the data of the rollouts that it still needs.
 
     Args:
-        recipe: the recipe. If its advantage rule does not fix the normalization, TRL's is used (`TRLS_GRPO`).
+        recipe: the recipe. If its advantage rule leaves the standard deviation to the framework, it is `TRLS_GRPO`'s.
         dataset: TRL's training data, one row per prompt.
         rewards: scores completions.
-        seed: seeds the draw of prompts and the sampling.
-        key: data set column of unique keys, by which a resumed run finds its prompts in a changed data set. None: prompts
+        seed: seed for drawing prompts and for sampling.
+        key: name of a column of unique keys, by which a resumed run finds its prompts in a changed data set. None: prompts
             are matched by their content.
-        features: the prompts' features by block, or a function that computes them. The function is called before the first
-            batch.
+        features: the prompts' features by block; or a function that computes them, which is called before the first batch.
 
     Attributes:
-        made: the features that this function returned, which are saved with the run. None before the call, or if there is
-            no function.
-        movement: measures how far each batch moves the weights. None if the recipe does not use it.
+        made: the features that this function returned, which are saved with the run. None if it was not called.
+        movement: measures how far each batch moves the weights. None if the recipe does not need this.
         rollouts: the rollouts that the core has not released, by id.
+        finished: why the run is over; None while it goes on.
         finished: why the recipe ended; None while it runs.
-        generated: rollouts generated since the last batch, whether trained on or not.
+        generated: number of rollouts generated since the last batch, including those that are not trained on.
         logged: metrics that reward functions logged since the last batch.
         failed: number of rollouts without a score since the last batch.
 
@@ -90,19 +89,19 @@ class Allocation:
         self.failed = 0
 
     def next_batch(self, trainer: Any, generate: Generator) -> Batch | None:
-        """Generate until the core returns a batch. Returns None if the run is over; `finished` then says why.
+        """Generate until the core returns a batch. Return None if the run is over; `finished` then says why.
 
         Raises:
             NoScores: the run is over because no rollout could be scored.
         """
         self.generated, self.logged, self.failed, self.finished = [], {}, 0, None
         self.prepare()
-        actions = self.allocator.outstanding()  # includes rollouts that an error or Ctrl-C interrupted
+        actions = self.allocator.outstanding()  # these may have been interrupted by an error or by Ctrl-C
         while True:
             if actions.generate or actions.cancel:
                 self._roll_out(trainer, generate, actions)
-            # Read the batch from the core, not from `actions`: it may have been formed while rollouts were still running
-            # (`_ask` during streaming), or an interrupted step may never have trained it.
+            # Read the batch from the core, not from `actions`. It may have been made while rollouts were running (`_ask`
+            # during streaming), or before a step that was interrupted.
             if batch := self.allocator.batch:
                 if self.movement is not None:
                     self.movement.begin(batch, self.rollouts_of(batch.rows))
@@ -115,9 +114,9 @@ class Allocation:
             actions = self._ask()
 
     def prepare(self, saved: Blocks | None = None) -> None:
-        """Compute the features, or take the saved ones, before the first prompt is drawn.
+        """Before the first prompt is drawn, compute the features or take the saved ones.
 
-        Does nothing if the trainer was given features or none, or if they exist already and `saved` is None.
+        Does nothing if the trainer was not given a function for features, or if they exist and `saved` is None.
         """
         if self._make_features is None or (self.made is not None and saved is None):
             return
@@ -128,11 +127,11 @@ class Allocation:
 
     @cached_property
     def keys(self) -> dict[str, Any]:
-        """The keys by which a resumed run finds its prompts. Computed on first use, since a long data set takes time."""
+        """The keys by which a resumed run finds its prompts. They take time to compute, so this happens at the first use."""
         return keyed(self.dataset, self.key).state_dict()
 
     def trained(self) -> None:
-        """Report to the core that the outstanding batch was trained, so that the weights have a new version."""
+        """Report to the core that the outstanding batch was trained on, so the weights have a new version."""
         if batch := self.allocator.batch:
             moved = None if self.movement is None else self.movement.end()
             self._tell([Updated(batch.version + 1, moved)])
@@ -147,7 +146,7 @@ class Allocation:
         with uninterrupted():
             actions = self.allocator.ask(capacity)
             for rollout in actions.release:
-                self.rollouts.pop(rollout, None)  # rollouts without a score were never kept
+                self.rollouts.pop(rollout, None)  # a rollout without a score is not in it
         return actions
 
     def _tell(self, events: Sequence[Cancelled | Updated]) -> None:
@@ -157,8 +156,8 @@ class Allocation:
     def _roll_out(self, trainer: Any, generate: Generator, actions: Actions) -> None:
         """Generate and score the ordered rollouts and report them to the core.
 
-        If the stage has a stop rule and the generator can stop rollouts, each finished rollout is reported at once, and the
-        core says which of the others to stop before generation continues.
+        If a stage has a stop rule and the generator can stop rollouts, each rollout is reported as soon as it ends. The
+        core then says which others to stop, before generation continues.
         """
         self._tell([Cancelled(rollout, 0) for rollout in actions.cancel])
         processes, me = trainer.accelerator.num_processes, trainer.accelerator.process_index
@@ -166,7 +165,7 @@ class Allocation:
         prompt_of = {rollout: order.prompt for order in mine for rollout in order.rollouts}
         rows = self._rows(dict.fromkeys(order.prompt for order in mine))
         if (turns := generate.turns) is not None:
-            # Every rollout gets its own copy of the prompt's row, because an environment may change it.
+            # Every rollout gets its own copy of the prompt's row, because environments may change it.
             own_rows = [self.dataset[prompt] for prompt in prompt_of.values()]
             self._take(by_all(lambda: self._score(trainer, rows, *turns(prompt_of, own_rows))))
             return
@@ -190,7 +189,7 @@ class Allocation:
             while running := running - len(ended):
                 self._take([scored(ended)])
                 ended = stream.send(self._ask(capacity=0).cancel)
-            self._take([scored(ended)])  # no `_ask` after the last rollout, because `next_batch` does it
+            self._take([scored(ended)])  # without `_ask`, because `next_batch` asks
         else:
             self._take(by_all(lambda: scored(generate(requests))))
 
@@ -215,11 +214,11 @@ class Allocation:
         ended: list[Rollout],
         figures: dict[str, list[float]],
     ) -> _Scored:
-        """Score rollouts. Returns them, and `figures` joined with the metrics that reward functions logged.
+        """Score rollouts. Return them, and `figures` joined with the metrics that reward functions logged.
 
         Stopped rollouts get no scores.
         """
-        if not ended or ended[0].made.cancelled:  # the sampler never mixes stopped rollouts with finished ones
+        if not ended or ended[0].made.cancelled:  # either all rollouts of a list were stopped, or none
             return ended, figures
         scored = self.rewards(
             [rows[rollout.prompt] | {"prompt": rollout.texts[0]} for rollout in ended],
@@ -239,7 +238,7 @@ class Allocation:
         ], figures | scored.figures
 
     def _result(self, rollout: Rollout) -> RolloutResult:
-        """Keep a rollout if it has a score, and return how it ended."""
+        """Keep the rollout if it has a score. Return how it ended."""
         made = rollout.made
         own_T = made.logprobs if rollout.own is None else made.logprobs[list(rollout.own)]
         result = RolloutResult(
@@ -260,7 +259,7 @@ class Allocation:
 
 
 def _share(orders: Sequence[Order], process: int, processes: int) -> list[Order]:
-    """The orders of one process. Its share is contiguous, so that rollouts of one prompt can share a prefill."""
+    """The orders of one process: a contiguous part, so that rollouts of one prompt can share a prefill."""
     flat = [(order, rollout) for order in orders for rollout in order.rollouts]
     bounds = np.linspace(0, len(flat), processes + 1).astype(int)
     return [order._replace(rollouts=(rollout,)) for order, rollout in flat[bounds[process] : bounds[process + 1]]]

@@ -23,14 +23,14 @@ class AveragedWeights(TrainerCallback):
     """A moving average of a trainer's weights, as in rollalloc's own trainer (`rollalloc.train.averaging`).
 
     During a training step the model has the trained weights. Within `sampling`, and after training, it has the average. A
-    checkpoint's model has the average; the trained weights are saved in the checkpoint's folder `rollalloc`.
+    checkpoint's model has the average. The trained weights are saved in the checkpoint's folder `rollalloc`.
 
     Args:
         trainer: TRL's trainer. Every process must have the whole model.
-        window: the average spans at most this many rows, at least 0; 0 turns averaging off.
+        window: maximum number of rows over which the average is taken, at least 0. 0: no averaging.
 
     Attributes:
-        window: the argument of the same name.
+        window: the argument of this name.
 
     Raises:
         ValueError: `window` is negative, the model is sharded, or its weights are not in float32.
@@ -53,15 +53,15 @@ class AveragedWeights(TrainerCallback):
                 "bf16=True compute in half precision"
             )
         self.window, self._trainer = window, trainer
-        # The parameters are listed once, when training begins, because unwrapping and searching the model is slow.
+        # The parameters are listed only once, when training begins, because searching the model is slow.
         self._parameters: list[torch.nn.Parameter] = []
-        self._other: list[Tensor] = []  # the average while the model has the trained weights, and vice versa
-        self._has_mean = False  # whether the model has the average
+        self._other: list[Tensor] = []  # the trained weights while the model has the average, otherwise the average
+        self._has_mean = False  # whether the model has the average now
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """A context in which the model has the averaged weights. Afterwards it has its previous weights again, even
-        after an error.
+        """A context in which the model has the averaged weights. Afterwards, even after an error, it has its previous
+        weights again.
         """
         had_mean = self._has_mean
         try:
@@ -74,8 +74,8 @@ class AveragedWeights(TrainerCallback):
         """Give the model the trained weights when training begins.
 
         Args:
-            saved: the trained weights from the checkpoint that the run resumes from. The model still holds that
-                checkpoint's averaged weights. None: the run does not resume from a checkpoint.
+            saved: the trained weights of the checkpoint that the run resumes from. (The model has the checkpoint's
+                averaged weights.) None: the run does not resume.
         """
         self._parameters = [parameter for _, parameter in trained(self._model)]
         if saved is not None:
@@ -94,7 +94,7 @@ class AveragedWeights(TrainerCallback):
             place: folder of the checkpoint.
 
         Raises:
-            ValueError: only one of checkpoint and run uses averaging, or the weights belong to another model.
+            ValueError: only one of checkpoint and run uses averaging, or the weights are of another model.
         """
         if (saved is not None) != bool(self.window):
             was = "without averaging" if saved is None else "with averaging"
@@ -116,11 +116,11 @@ class AveragedWeights(TrainerCallback):
         return [parameter.detach().clone() for parameter in self._parameters]
 
     def _give(self, *, mean: bool) -> None:
-        """Swap the averaged and the trained weights if needed. On an error no tensor is swapped."""
+        """Give the model the averaged or the trained weights, by a swap. After an error, no tensor is swapped."""
         if not self._other or mean == self._has_mean:
             return
         before = [parameter.data for parameter in self._parameters]
-        with uninterrupted():  # signals are handled after the swap is complete
+        with uninterrupted():  # a signal must not interrupt the swap
             try:
                 for parameter, tensor in zip(self._parameters, self._other, strict=True):
                     parameter.data = tensor

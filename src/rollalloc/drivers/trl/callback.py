@@ -30,11 +30,11 @@ from rollalloc.train import checkpoint
 log = logging.getLogger(__name__)
 
 _FOLDER = "rollalloc"  # the folder inside each of the trainer's checkpoints
-# What is saved of each rollout, besides its generation.
+# What is saved of each rollout in addition to its generation.
 _SAVED = ("prompt", "prompt_tokens", "texts", "own", "scores_F", "logged")
-# Features computed from the model are saved, since computing them again from later weights would give other values.
+# Features that the model computed are saved, because later weights would give other values.
 _FEATURES = "features"
-_CORE = "allocator"  # the core's state as JSON; compressed, since most records of a long data set are still empty
+_CORE = "allocator"  # the core's state as JSON; compressed, because most records of a long data set are empty
 
 
 class AllocationCallback(TrainerCallback):
@@ -43,11 +43,11 @@ class AllocationCallback(TrainerCallback):
     Attributes:
         allocation: the recipe's state.
         averaged: the averaged weights.
-        accept_recipe: resume even if the checkpoint was saved under another recipe.
-        accept_data: resume even if prompts of the checkpoint are missing from the data set.
-        notices: log a warning when most of the recent rollouts had no effect on training.
-        resume_from: the checkpoint that the trainer is about to resume from. None: the one of the trainer's current step in
-            its output folder.
+        accept_recipe: True: resume even if the checkpoint was saved with another recipe.
+        accept_data: True: resume even if prompts of the checkpoint are missing in the data set.
+        notices: True: warn when most of the recent rollouts had no effect on training.
+        resume_from: the checkpoint that the trainer will resume from. None: the checkpoint of the trainer's current step,
+            in its output folder.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class AllocationCallback(TrainerCallback):
         self.allocation, self.averaged = allocation, averaged
         self.accept_recipe, self.accept_data, self.notices = accept_recipe, accept_data, notices
         self.resume_from: Path | None = None
-        self._began = False  # whether the optimizer has begun a step on the outstanding batch
+        self._began = False  # whether the optimizer has taken a step on the outstanding batch
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Load the checkpoint that the trainer resumes from.
 
-        Without one, if the previous `train` stopped between the optimizer steps of a batch, that batch counts as trained.
+        Without a checkpoint, a batch counts as trained if the last call of `train` ended between its optimizer steps.
         """
         check_saving(args, state)
         if state.global_step:
@@ -86,12 +86,12 @@ class AllocationCallback(TrainerCallback):
         self.averaged.begin(saved.tensors.get(checkpoint.TRAINED))
 
     def resume(self, given: str | bool | None, output_dir: Any) -> str | bool | None:
-        """Find the checkpoint to resume from, and store it for `on_train_begin`.
+        """Find the checkpoint to resume from, and keep it for `on_train_begin`.
 
         Args:
-            given: `resume_from_checkpoint`, as given to `train`. True: the newest complete checkpoint, or none if the run
-                was killed while it saved its first one.
-            output_dir: the trainer's.
+            given: the argument `resume_from_checkpoint` of `train`. True: the newest complete checkpoint; or none, if the
+                run was killed while it saved its first one.
+            output_dir: the trainer's output folder.
 
         Returns:
             The value to pass to TRL's `train`.
@@ -117,7 +117,7 @@ class AllocationCallback(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         self._began = True
         if self.allocation.finished:
-            # There is no batch. Without gradients, the optimizer does not change the weights or its moments.
+            # There is no batch. Without gradients, the optimizer changes neither the weights nor its moments.
             model.zero_grad(set_to_none=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -132,13 +132,13 @@ class AllocationCallback(TrainerCallback):
             self._began = False
 
     def before_saving(self, args: Any, state: Any) -> None:
-        """Write the recipe's state before the trainer writes its part of the checkpoint.
+        """Write the recipe's state, before the trainer writes its part of the checkpoint.
 
-        The trainer writes `trainer_state.json` last, and removes older checkpoints only after that. So a checkpoint that has
-        both files is complete, and a run that is killed while it saves still has the checkpoint before, if there was one.
+        The trainer writes `trainer_state.json` last, and only then removes older checkpoints. So a checkpoint with both
+        files is complete. If the run is killed while it saves, it still has the previous checkpoint.
         """
         place = checkpoint_of(args, state)
-        if args.should_save:  # files that an earlier run left there would look like part of this checkpoint
+        if args.should_save:  # remove files of an earlier run, which would look like part of this checkpoint
             (place / TRAINER_STATE_NAME).unlink(missing_ok=True)
             if (place / _FOLDER).is_dir():
                 checkpoint.remove_all(place / _FOLDER)
@@ -161,7 +161,7 @@ def numbered(output_dir: Path | str) -> list[Path]:
 
 
 def newest_whole(places: Sequence[Path]) -> Path | None:
-    """The first complete checkpoint of `places`, or None. Logs a warning for each incomplete one before it."""
+    """The first complete checkpoint of `places`, or None. Log a warning for each incomplete one before it."""
     whole = next((place for place in places if _has_state(place) and not killed_within(place)), None)
     for place in places[: places.index(whole)] if whole else ():
         log.warning(
@@ -175,7 +175,7 @@ def newest_whole(places: Sequence[Path]) -> Path | None:
 def killed_within(place: Path) -> bool:
     """Whether the run was killed while it saved this checkpoint.
 
-    It was killed if our folder exists, but `trainer_state.json`, which is written last, is missing or incomplete.
+    Then our folder exists, but `trainer_state.json`, which is written last, is missing or incomplete.
     """
     if not (place / _FOLDER).is_dir():
         return False
@@ -190,7 +190,7 @@ def refuse_without_state(place: Path) -> None:
     """Raise an error if the recipe's state cannot be restored from a checkpoint.
 
     Raises:
-        FileNotFoundError: the checkpoint is incomplete or has no state of rollalloc; says what to do.
+        FileNotFoundError: the checkpoint is incomplete or has no state of rollalloc. The message says what to do.
     """
     if killed_within(place):
         raise FileNotFoundError(
@@ -212,12 +212,12 @@ def save(
     place: Path,
     trained: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write the recipe's state and the rollouts it still needs into a checkpoint, as safetensors and JSON.
+    """Write the recipe's state, and the rollouts that it still needs, into a checkpoint, as safetensors and JSON.
 
     Args:
         allocation: the state to save.
         place: folder of the checkpoint.
-        trained: the trained weights, if the checkpoint's model has the averaged ones. None without averaging.
+        trained: the trained weights, if weights are averaged. (The checkpoint's model has the average.) Otherwise None.
 
     Raises:
         OSError: a file could not be written.
@@ -238,7 +238,7 @@ def save(
 
 
 def read(place: Path) -> checkpoint.Checkpoint:
-    """Read what `save` wrote into a checkpoint.
+    """Read from a checkpoint what `save` wrote.
 
     Raises:
         FileNotFoundError: the checkpoint has no state of rollalloc.
@@ -256,18 +256,18 @@ def load(
 ) -> None:
     """Restore the recipe's state from a checkpoint.
 
-    Prompts are matched by their keys, so the data set may have another order. If it changed, the log says how many prompts
-    are new or missing.
+    Prompts are matched by their keys, so the data set may be in another order. If prompts are new or missing, the log says
+    how many.
 
     Args:
-        allocation: the state to restore into.
+        allocation: the object that gets the state.
         saved: what `read` returned.
         place: folder of the checkpoint.
-        accept_recipe: load even if it was saved under another recipe.
-        accept_data: load even if prompts are missing from the data set; their records and rollouts are dropped.
+        accept_recipe: True: load even if the state was saved with another recipe.
+        accept_data: True: load even if prompts are missing in the data set. Their records and rollouts are dropped.
 
     Raises:
-        ValueError: the recipe, the seed or the data set differs; names the difference.
+        ValueError: the recipe, the seed or the data set differs; the message names the difference.
     """
     exact_keys(saved.state, ("generations", "rollouts"), "rollalloc's state")
     core = json.loads(zlib.decompress(saved.tensors[_CORE]["json"].numpy().tobytes()))
@@ -311,7 +311,7 @@ def _check_run(allocation: Allocation, core: Mapping[str, Any], place: Path, acc
 
 
 def _moved(allocation: Allocation, saved: Any, place: Path, accept_data: bool) -> NDArray[np.int64] | None:
-    """For each prompt its index in the saved data set, -1 if it is new. None if both data sets have the same keys."""
+    """For each prompt, its index in the saved data set, or -1 if it is new. None if both data sets have the same keys."""
     if saved == allocation.keys:
         return None
     source_N = keyed(allocation.dataset, allocation.key).source_of(saved, "keys")
@@ -329,7 +329,7 @@ def _moved(allocation: Allocation, saved: Any, place: Path, accept_data: bool) -
 
 
 def _prepare(allocation: Allocation, saved: Mapping[str, torch.Tensor] | None, *, moved: bool) -> None:
-    """Take the saved features or, if the data set changed, compute them again."""
+    """Take the saved features. If the data set changed, compute the features again."""
     if saved is not None and not moved:
         allocation.prepare({name: tensor.numpy() for name, tensor in saved.items()})
         return
@@ -342,11 +342,11 @@ def _prepare(allocation: Allocation, saved: Mapping[str, torch.Tensor] | None, *
 
 
 def _plain(logged: Any) -> Any:
-    """Convert values that reward functions logged or received to JSON: NumPy scalars to numbers, other objects to text."""
+    """Convert a value that a reward function logged or received to JSON: NumPy numbers to numbers, other objects to text."""
     return json.loads(json.dumps(logged, default=lambda value: value.item() if hasattr(value, "item") else str(value)))
 
 
 def _step(place: Path) -> int:
-    """The number in a checkpoint's name; -1 if the name does not end in a number, such as that of a user's copy."""
+    """The number at the end of a checkpoint's name; -1 without a number, for example in a user's copy."""
     number = place.name.rpartition("-")[2]
     return int(number) if number.isdecimal() else -1

@@ -20,20 +20,20 @@ _PARSERS = ("response_template", "response_schema") if _SEES_PROMPTS else ("resp
 
 
 def encode(trainer: Any, prompts: Sequence[Any], names: Sequence[str] | None = None) -> list[Tokens]:
-    """Encode prompts by `rollalloc.data.encoding.encode_prompt`, with TRL's chat template and its arguments.
+    """Encode prompts with `rollalloc.data.encoding.encode_prompt`, TRL's chat template and its arguments.
 
-    Three things differ from TRL's own encoding: text that already begins with BOS gets no second one, text gets no EOS at
-    its end, and if the last message is the assistant's, the model continues it.
+    Three things differ from TRL's own encoding. Text that begins with BOS gets no second BOS. Text gets no EOS at its end.
+    If the last message is the assistant's, the model continues it.
 
     Args:
         trainer: TRL's trainer.
         prompts: text or messages.
-        names: names of the prompts for error messages. None: the prompts themselves, shortened.
+        names: names of the prompts, for error messages. None: the shortened prompts are shown.
 
     Raises:
         ValueError: a prompt cannot be encoded, or has no tokens.
     """
-    if getattr(trainer, "_is_vlm", False):  # vision models need TRL's processor
+    if getattr(trainer, "_is_vlm", False):  # TRL's processor is needed for vision models
         return [tuple(ids) for ids in GRPOTrainer._tokenize_prompts(trainer, list(prompts))[0]] if prompts else []
     arguments = {"tools": trainer.tools or None} | trainer.chat_template_kwargs
     return encode_each(
@@ -46,8 +46,8 @@ def encode(trainer: Any, prompts: Sequence[Any], names: Sequence[str] | None = N
 
 
 def eos_ids(trainer: Any) -> tuple[int, ...]:
-    """Ids of the tokens that end a completion. Newer versions of TRL use all end tokens that the model names; older
-    ones use the tokenizer's EOS.
+    """Ids of the tokens that end a completion: all end tokens that the model names or, with older versions of TRL, only
+    the tokenizer's EOS.
     """
     return tuple(getattr(trainer, "eos_token_ids", None) or [trainer.processing_class.eos_token_id])
 
@@ -60,15 +60,15 @@ def decode(
 ) -> list[Any]:
     """Decode completions for reward functions: text or, if prompts are conversations, a list of one assistant message.
 
-    Padding and tokens that end a completion are removed. Other special tokens, such as `<answer>`, are kept unless the
-    trainer has `skip_special_tokens=True`. If the tokenizer has a response template or schema, the message is split:
-    reasoning and tool calls get keys of their own, and `content` is the answer alone.
+    Padding and tokens that end a completion are removed. Other special tokens, such as `<answer>`, are kept, except with
+    `skip_special_tokens=True`. If the tokenizer has a response template or schema, the message is split: reasoning and
+    tool calls get their own keys, and `content` is only the answer.
 
     Args:
         trainer: TRL's trainer.
         prompts: text or messages.
-        pairs: token ids of each prompt and its completion.
-        tools: for each prompt, the tools that it was rendered with; None without tools.
+        pairs: token ids of each prompt and of its completion.
+        tools: for each prompt, the tools that it was rendered with. None: no tools.
     """
     tokenizer = _tokenizer(trainer)
     talk = bool(prompts) and is_conversational({"prompt": prompts[0]})

@@ -1,4 +1,4 @@
-"""Checks of TRL's settings, data and model before training. Errors name what was expected, what was found and the remedy."""
+"""Checks TRL's settings, data and model before training. Errors say what was expected, what was found and what to do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def warn_if_newer(installed: str | None = None) -> None:
     """Warn if TRL is newer than the newest tested release, `TESTED`.
 
     Args:
-        installed: TRL's version. None: that of the installed package.
+        installed: TRL's version. None: the version of the installed package.
     """
     installed = installed or version("trl")
     if Version(installed).release[:2] > TESTED.release[:2]:
@@ -48,7 +48,7 @@ def warn_if_newer(installed: str | None = None) -> None:
 
 
 def steps_per_batch(args: Any) -> int:
-    """Optimizer steps on each batch of the recipe; the number depends only on TRL's settings.
+    """The number of optimizer steps on each batch of the recipe, from TRL's settings alone.
 
         steps_per_generation · num_iterations / gradient_accumulation_steps
 
@@ -71,7 +71,7 @@ def checkpoint_of(args: Any, state: Any) -> Path:
 
 
 def rows_per_group(recipe: Recipe) -> int | None:
-    """The largest number of rows that one group can have in a batch; None if the recipe's rules do not fix it."""
+    """The largest number of rows of a group in a batch; None if the recipe's rules do not fix it."""
     if recipe.group_rows is not None or recipe.rows != rows.Everything():
         return recipe.group_rows
     sizes = [getattr(stage.size, "n", None) for stage in recipe.stages]
@@ -79,11 +79,11 @@ def rows_per_group(recipe: Recipe) -> int | None:
 
 
 def in_shape_of(args: Any, recipe: Recipe | str) -> Recipe:
-    """Give a recipe that was created without sizes those of TRL's generation batch. A recipe with sizes is unchanged.
+    """Give a recipe without sizes the sizes of TRL's generation batch. A recipe with sizes is returned unchanged.
 
         groups × rows per group = per_device_train_batch_size × processes × steps_per_generation
 
-    Rows per group are `num_generations`, unless the recipe's own sizes determine them.
+    The number of rows per group is `num_generations`, unless the recipe itself determines it.
     """
     rows, n = args.generation_batch_size, args.num_generations
     made = in_shape(recipe, {}, max(1, rows // n), n)
@@ -98,7 +98,7 @@ def in_shape_of(args: Any, recipe: Recipe | str) -> Recipe:
 
 
 def _warn_of_own_n(recipe: Recipe | str, made: Recipe) -> None:
-    """Warn if a recipe that is meant for one rollout per prompt got its n from `num_generations`."""
+    """Warn if a recipe meant for one rollout per prompt got a larger n from `num_generations`."""
     if isinstance(recipe, str):
         parameters = signature_of(recipe)
     else:
@@ -141,8 +141,8 @@ def check_sizes(args: Any, recipe: Recipe) -> None:
 def _check_counted(args: Any, recipe: Recipe) -> None:
     """Check `num_generations` for a recipe that trains on one row per prompt.
 
-    The right value would be 1, but TRL accepts no value below 2. The smallest number that divides the batch is used
-    instead. Other values raise an error, because a user could take them for the number of rollouts per prompt.
+    The right value would be 1, but TRL accepts only 2 or more. So the smallest divisor of the batch size is required.
+    Other values raise an error, because users could take them for the number of rollouts per prompt.
     """
     if recipe.groups < 2:
         raise ValueError("the recipe trains on one row per batch, but TRL needs at least 2; give it more groups")
@@ -157,10 +157,10 @@ def _check_counted(args: Any, recipe: Recipe) -> None:
 
 
 def warn_of_passes(args: Any, recipe: Recipe, prompts: int) -> None:
-    """Warn if training passes over the data more often than `num_train_epochs` says.
+    """Warn if training will pass over the data more often than `num_train_epochs` says.
 
     TRL's epoch ends after `num_generations` completions of each prompt, and `num_generations` is at least 2. A recipe that
-    trains on one row per prompt therefore passes over the data `num_generations` times in one such epoch.
+    trains on one row per prompt therefore passes over the data `num_generations` times in one epoch of TRL.
     """
     if args.max_steps > 0 or rows_per_group(recipe) != 1:
         return
@@ -180,7 +180,7 @@ def warn_of_passes(args: Any, recipe: Recipe, prompts: int) -> None:
 
 
 def check_settings(args: Any, recipe: Recipe) -> None:
-    """Raise a ValueError for settings of TRL that the recipe or the driver would silently override."""
+    """Raise a ValueError for settings of TRL that would be ignored without a message."""
     if args.scale_rewards not in ("group", True) or args.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
             "the recipe computes the advantages, so scale_rewards and multi_objective_aggregation must not be set, got "
@@ -206,7 +206,7 @@ def check_settings(args: Any, recipe: Recipe) -> None:
 
 
 def _check_vllm(args: Any) -> None:
-    """Raise an error if TRL's importance weights for vLLM were changed: the driver has its own, per token and truncated."""
+    """Raise an error if TRL's importance weights for vLLM were changed, because the driver computes its own weights."""
     usual = {field.name: field.default for field in fields(args)}
     for name in ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max",
                  "vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap"):  # fmt: skip
@@ -219,7 +219,7 @@ def _check_vllm(args: Any) -> None:
 
 
 def in_order(recipe: Recipe, args: Any) -> Recipe:
-    """With `shuffle_dataset=False`, the recipe with prompts drawn in the data set's order; otherwise the recipe unchanged.
+    """With `shuffle_dataset=False`, the recipe with prompts in the data set's order. Otherwise the recipe unchanged.
 
     Raises:
         ValueError: `shuffle_dataset=False`, but the recipe has its own rule for drawing prompts.
@@ -235,7 +235,7 @@ def in_order(recipe: Recipe, args: Any) -> Recipe:
 
 
 def check_metric(recipe: Recipe, rewards: RewardFunctions) -> None:
-    """Raise a ValueError if the recipe reads the metric as a success rate, but it is a weighted sum of rewards."""
+    """Raise a ValueError if the recipe reads the metric as a success rate, but the metric is a weighted sum of rewards."""
     if recipe.rate_readers and rewards.is_weighted_sum:
         parts = " + ".join(f"{weight:g} · {name}" for weight, name in zip(rewards.weights, rewards.names, strict=True))
         raise ValueError(
@@ -253,7 +253,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
 
 
 def check_model(model: Any, args: Any, peft_config: Any) -> None:
-    """Raise an error if `beta` needs a reference model that TRL could not load, because the model was never saved."""
+    """Raise an error if `beta` needs a reference model, but TRL cannot load it because the model was never saved."""
     adapter = peft_config is not None or hasattr(model, "peft_config")
     if args.beta and isinstance(model, PreTrainedModel) and not adapter and not model.config._name_or_path:
         raise ValueError(
@@ -263,7 +263,7 @@ def check_model(model: Any, args: Any, peft_config: Any) -> None:
 
 
 def check_trainable(model: Any) -> None:
-    """Raise an error if no weight of the model is trained, for which TRL runs to the end and changes nothing."""
+    """Raise an error if no weight of the model is trained. TRL would run to the end and change nothing."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(
             "no weight of the model requires a gradient, so training would change nothing; load a saved adapter with "
@@ -281,16 +281,16 @@ def check_indexed(dataset: Any) -> None:
 
 
 def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> None:
-    """Raise an error for training data that the driver does not support. Only the first row is looked at.
+    """Raise an error for training data that the driver does not support. Of the rows, only the first is checked.
 
     Args:
         dataset: one prompt per row. The column `prompt` may be missing if environments supply the prompts.
-        tokenizer: the model's.
-        turns: which of "tools" and "environment_factory" the trainer was given.
+        tokenizer: the model's tokenizer.
+        turns: which of the arguments "tools" and "environment_factory" were given.
 
     Raises:
         ValueError: the data set is empty, has images or no prompts, has a column with a reserved name, or its prompts are
-            text where conversations are needed.
+            text although conversations are needed.
     """
     if not len(dataset):
         raise ValueError("the training data set is empty; give one with a prompt per row")
@@ -324,10 +324,10 @@ def check_prompt_forms(dataset: Any, where: str) -> None:
 
     Args:
         dataset: any data set. It is not checked if it cannot be indexed or has no column `prompt`.
-        where: names the data set in the error.
+        where: name of the data set, for the error.
 
     Raises:
-        ValueError: names the first such row.
+        ValueError: names the first row with such a prompt.
     """
     if "prompt" not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "__len__"):
         return
@@ -342,7 +342,7 @@ def check_prompt_forms(dataset: Any, where: str) -> None:
 
 
 def check_evaluated(dataset: Any, train: Any = None) -> None:
-    """Check the held-out data's column names, and warn of held-out prompts that are also in the training set.
+    """Check the column names of held-out data. Warn about held-out prompts that are also in the training set.
 
     Args:
         dataset: TRL's `eval_dataset`: one data set, several by name, or None.
@@ -360,8 +360,8 @@ def check_evaluated(dataset: Any, train: Any = None) -> None:
 def check_turns(trainer: Any) -> None:
     """Raise an error if rollouts of several turns would make processes wait for each other forever.
 
-    A sharded model needs all processes for each forward pass, but rollouts take unequal numbers of turns. With a vLLM that
-    processes share, the driver keeps them in step; an evaluation, which is TRL's own, does not.
+    A sharded model needs all processes for each forward pass, but rollouts take different numbers of turns. If processes
+    share vLLM, the driver keeps them in step in training, but not in TRL's own evaluation.
     """
     processes = trainer.accelerator.num_processes
     if processes > 1 and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
@@ -380,7 +380,7 @@ def check_turns(trainer: Any) -> None:
 
 
 def check_processes(args: Any) -> None:
-    """Warn if `accelerate launch` started this run without a GPU: it starts one process and ignores `--num_processes`."""
+    """Warn if `accelerate launch` was used without a GPU: it starts only one process, whatever `--num_processes` says."""
     launched = "ACCELERATE_USE_CPU" in os.environ  # set by `accelerate launch` when it starts a single process
     if launched and args.world_size == 1 and args.device.type == "cpu":
         log.warning(
@@ -390,7 +390,7 @@ def check_processes(args: Any) -> None:
 
 
 def check_stops(recipe: Recipe, can_stop: bool) -> None:
-    """Warn if the recipe stops rollouts but the generator cannot."""
+    """Warn if the recipe stops rollouts, but the generator cannot stop them."""
     if not can_stop and recipe.stopping:
         log.warning(
             "the recipe stops rollouts, but here each one is generated to its end: only rollalloc's sampler in a single "

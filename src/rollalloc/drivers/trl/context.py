@@ -1,4 +1,4 @@
-"""Checks that every prompt fits the model's vocabulary and, with a completion, its context."""
+"""Checks that every prompt fits the model's vocabulary and, together with a completion, the model's context."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NAMED = 5  # an error names at most this many rows
 def check_prompts(trainer: Any) -> None:
     """Raise an error if a prompt has unknown tokens, or is too long for the model's context.
 
-    Every prompt of the training data, and of held-out data that can be indexed, is encoded once.
+    Every prompt of the training data is encoded once, and of held-out data if they can be indexed.
 
     Raises:
         ValueError: a prompt cannot be encoded, has tokens outside the model's vocabulary, or is longer than the model's
-            context minus `max_completion_length`; names the rows.
+            context minus `max_completion_length`. The message names the rows.
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
     vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -57,7 +57,7 @@ def _data(trainer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def blocks_of(dataset: Any) -> Iterator[tuple[int, list[Any]]]:
-    """The prompts in blocks, each with the row number of its first. None if environments supply the prompts."""
+    """The prompts in blocks, each with the row number of its first prompt. No blocks if environments supply the prompts."""
     if not len(dataset) or "prompt" not in dataset[0]:
         return
     for start in range(0, len(dataset), _ROWS_AT_ONCE):

@@ -1,4 +1,4 @@
-"""Handles errors and Ctrl-C: the core never stops half-way, and an error in one process stops all processes."""
+"""Handles errors and Ctrl-C. A step of the core is never interrupted, and an error in one process stops all processes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _T = TypeVar("_T")
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM until the end of the block, since a core that stops half-way through a step is unusable."""
-    if threading.current_thread() is not threading.main_thread():  # Python runs signal handlers in the main thread only
+    """Delay SIGINT and SIGTERM until the end of the block. A core that was interrupted within a step would be unusable."""
+    if threading.current_thread() is not threading.main_thread():  # signal handlers run only in the main thread
         yield
         return
     came: list[tuple[int, Any]] = []
@@ -37,14 +37,14 @@ def uninterrupted() -> Iterator[None]:
 
 
 def by_all(work: Callable[[], _T]) -> list[_T]:
-    """Run `work` in every process and gather the results. If it fails in one, it fails in all, so that none waits forever.
+    """Run `work` in every process and gather the results. If it fails in one process, it fails in all, so none waits.
 
     Returns:
         The result of each process, in order.
 
     Raises:
         Exception: the exception of `work`, if it failed in this process.
-        RuntimeError: `work` failed in another process; names the process and its error.
+        RuntimeError: `work` failed in another process; the message names the process and the error.
     """
     made: list[_T] = []
     error: Exception | None = None

@@ -1,4 +1,4 @@
-"""Features of the prompts, from which a recipe predicts success: read from a file, or computed with the model."""
+"""Features of the prompts, from which a recipe predicts success rates: read from a file, or computed with the model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def features_for(
         trainer: TRL's trainer.
         recipe: the recipe.
         given: "model": computed with the model when training begins. "auto": "model" if the recipe predicts, otherwise
-            None. None: no features. Otherwise the path of a file that `rollalloc features` or `write_features` wrote.
+            None. None: no features. Any other value: path of a file that `rollalloc features` or `write_features` wrote.
         key: column of the prompts' keys, by which features are found in a file. None: the prompts are the keys.
 
     Raises:
@@ -44,7 +44,7 @@ def features_for(
             environments supply the prompts.
     """
     if given == AUTO:
-        there = "prompt" in trainer.train_dataset[0]  # otherwise environments supply the prompts
+        there = "prompt" in trainer.train_dataset[0]  # False if environments supply the prompts
         given = MODEL if recipe.reads_features and there else None
     if given == MODEL:
         _check_whole(trainer)
@@ -61,7 +61,7 @@ def features_for(
 
 
 def _check_whole(trainer: Any) -> None:
-    """Raise a ValueError if features cannot be computed: the model is sharded, or rows have no prompt."""
+    """Raise a ValueError if features cannot be computed, because the model is sharded or rows have no prompt."""
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError(
             'features="model" needs the whole model in each process, but it is sharded; make a file of features once '
@@ -77,7 +77,7 @@ def _of_model(trainer: Any) -> Blocks:
     model = accelerator.unwrap_model(trainer.model_wrapped)
     made = features_of(model, tokens, pad_id=int(trainer.processing_class.pad_token_id), seed=trainer.args.seed)
     blocks: list[Any] = [made.blocks]
-    if accelerator.num_processes > 1:  # processors round differently, but all processes must make the same decisions
+    if accelerator.num_processes > 1:  # all processes must have equal features, but each may round differently
         broadcast_object_list(blocks)
     log.info(
         "features of %d prompts from the model: %d tokens forwarded, %.1f s",

@@ -1,4 +1,4 @@
-"""Metrics of a batch: TRL's own, under TRL's names, and the recipe's costs under `rollalloc/`."""
+"""Metrics of a batch: TRL's own metrics under TRL's names, and metrics of the recipe under `rollalloc/`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Figures = dict[str, float]
 
 
 def generated_figures(allocation: Allocation) -> Figures:
-    """Metrics over all rollouts that were generated to their end, whether trained on or not.
+    """Metrics of all rollouts that were generated to their end, including those that are not trained on.
 
-    A mean over the trained rollouts alone would mislead, since the recipe selects them.
+    A mean over the trained rollouts would mislead, because the recipe selects them.
     """
     rewards, everything = allocation.rewards, allocation.generated
     made = [rollout for rollout in everything if not rollout.made.cancelled]
@@ -42,7 +42,7 @@ def generated_figures(allocation: Allocation) -> Figures:
     own = [slice(None) if rollout.own is None else np.array(rollout.own) for rollout in everything]
     logprobs_T = np.concatenate([rollout.made.logprobs[at] for rollout, at in zip(everything, own, strict=True)])
     if logprobs_T.size and not np.isnan(logprobs_T).any():
-        # Over all rollouts, whereas TRL's entropy is over trained rows only.
+        # This is over all rollouts. TRL's entropy is over trained rows only.
         found["rollalloc/entropy"] = -float(logprobs_T.mean())
     return found | counts
 
@@ -64,8 +64,8 @@ def evaluated_figures(
 
     Args:
         rewards: the reward functions.
-        scores_BF: one score per completion and function, with a prompt's completions next to each other.
-        completions: token ids of the completions. If their number is not B, because several processes share the
+        scores_BF: one score per completion and function. The completions of a prompt follow one another.
+        completions: token ids of the completions. If there are not B of them, because several processes share the
             evaluation, the metrics of differing answers are left out.
         each: number of completions per prompt.
     """
@@ -87,14 +87,15 @@ def evaluated_figures(
 
 
 def running_totals(allocation: Allocation) -> Figures:
-    """What the run has spent so far, by cause."""
+    """The rollouts and tokens of the run so far, by cause."""
     core = allocation.allocator
     return scalars(totals(core) | prediction(core) | {"held": {"rollouts": len(allocation.rollouts)}})
 
 
 def tokens_generated(made: Sequence[Rollout]) -> int:
-    """Tokens of prompts and completions, counted as TRL's `num_tokens`. A rollout that was stopped before it began
-    counts 0.
+    """Number of tokens of prompts and completions, as TRL's `num_tokens` counts them.
+
+    A rollout that was stopped before it began does not count.
     """
     return sum(len(rollout.prompt_tokens) + rollout.length for rollout in made if rollout.made.tokens)
 

@@ -1,5 +1,5 @@
-"""Generates rollouts with the model of a TRL trainer: with rollalloc's sampler if it supports the model, else with
-TRL's own back-end.
+"""Generates rollouts with the model of a TRL trainer: with rollalloc's sampler if it supports the model and the settings,
+otherwise with TRL's own back-end.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ class Generator:
 
     Args:
         trainer: TRL's trainer.
-        use_sampler: whether to generate with rollalloc's sampler. None: if it supports the model and the settings.
+        use_sampler: True: generate with rollalloc's sampler. False: do not. None: use it if it supports the model and the
+            settings.
         keep_logprobs: whether the recipe needs the log-probability of each token under the weights that sampled it.
         tools: TRL's `tools`.
         environment_factory: TRL's `environment_factory`.
 
     Attributes:
-        turns: generates rollouts of several turns; None if there are neither tools nor environments.
+        turns: generates rollouts of several turns. None: there are neither tools nor environments.
         samples: whether rollalloc's sampler generates.
-        knows_logprobs: whether generations have log-probabilities; otherwise they are NaN.
-        gives_the_policys: whether these equal those of a forward pass with the same weights. In half precision they do
-            not.
+        knows_logprobs: whether generations have log-probabilities. If not, these are NaN.
+        gives_the_policys: whether the log-probabilities equal those of a forward pass with the same weights. In half
+            precision they do not.
 
     Raises:
         ValueError: `use_sampler` is True, but the sampler does not support the model or a setting.
@@ -78,17 +79,17 @@ class Generator:
         self._model: Any = None
 
     def begin(self) -> None:
-        """Prepare for `train`, possibly after an interrupted call of it: begin with a new batch, and send vLLM the
-        weights.
+        """Prepare for a call of `train`, which may follow an interrupted call: begin with a new batch, and send the weights
+        to vLLM.
 
-        TRL resets its count of optimizer steps itself, but not `_step`, the count of micro-batches by which it decides when
-        to ask for a new batch.
+        TRL itself resets its count of optimizer steps, but not `_step`. By this count of micro-batches it decides when to
+        ask for a new batch.
         """
         self._synced_at = self._model = None
         self.trainer._step = 0
 
     def __call__(self, requests: Sequence[Request]) -> list[Generation]:
-        """Generate one completion per rollout, in the order requested. Log-probabilities are NaN unless `knows_logprobs`."""
+        """Generate one completion per rollout, in the order of the requests."""
         if self.samples:
             return sampler.generate(requests=requests, **self._sampler)
         prompts = [request.tokens for request in requests for _ in request.rollouts]
@@ -102,20 +103,18 @@ class Generator:
 
     @property
     def can_stop(self) -> bool:
-        """Whether rollouts can be stopped. Only our sampler can do it, and only if this is the only process."""
+        """Whether rollouts can be stopped. Only our sampler can stop them, and only in a run with a single process."""
         return self.samples and self.trainer.accelerator.num_processes == 1
 
     def stream(self, requests: Sequence[Request]) -> abc.Generator[list[Generation], Iterable[int] | None]:
-        """Yield rollouts as they end. Rollouts whose ids the caller passes to `send` are stopped; see
-        `rollalloc.generate.sampler.stream`.
-        """
+        """Yield rollouts as they end. `send` takes ids of rollouts to stop; see `rollalloc.generate.sampler.stream`."""
         return sampler.stream(requests=requests, **self._sampler)
 
     def complete(self, prompts: Sequence[Tokens]) -> tuple[list[Tokens], list[NDArray[np.float32]] | None]:
         """Generate one completion per prompt with TRL's back-end.
 
         Returns:
-            The completions, with EOS; and their log-probabilities, or None if the back-end gives none.
+            The completions, with EOS; and their log-probabilities, or None if the back-end returns none.
         """
         if not self.trainer.use_vllm:
             return self._by_trl(prompts), None
@@ -125,8 +124,8 @@ class Generator:
     def filled(
         self, pairs: Sequence[tuple[Tokens, Tokens]], logprobs: list[NDArray[np.float32]] | None
     ) -> list[NDArray[np.float32]]:
-        """The back-end's log-probabilities. If it gave none, those of a forward pass or, if the recipe does not need
-        them, NaN.
+        """The back-end's log-probabilities. If it returned none, those of a forward pass, or NaN if the recipe does not
+        need them.
         """
         if logprobs is not None:
             return logprobs
@@ -139,12 +138,12 @@ class Generator:
             pairs: token ids of (prompt, completion).
 
         Returns:
-            For each pair an array of shape (T,), T being the number of tokens of its completion.
+            For each pair, an array with one entry per token of the completion, shape (T,).
         """
         return logprobs_of(self.trainer, self._unwrapped, pairs)
 
     def _by_trl(self, prompts: Sequence[Tokens]) -> list[Tokens]:
-        """Generate with transformers' `generate` or continuous batching, as TRL does, but with dropout off."""
+        """Generate as TRL does with transformers' `generate` or continuous batching, but without dropout."""
         turn: Any = GRPOTrainer._generate_single_turn
         several = (1,) if "num_generations" in signature(turn).parameters else ()  # older TRL has no such parameter
         at_once = max(1, len(prompts)) if _continuous(self.trainer) else self._rows_at_once
@@ -162,16 +161,14 @@ class Generator:
 
     @property
     def _unwrapped(self) -> Any:
-        """The model without accelerate's wrappers. It is looked up once per training run, because that searches all
-        modules.
-        """
+        """The model without accelerate's wrappers. Searching it takes time, so this is done once per call of `train`."""
         if self._model is None:
             self._model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
         return self._model
 
     @property
     def _rows_at_once(self) -> int:
-        """The number of rows that stock TRL generates at once."""
+        """The number of rows that stock TRL would generate at once."""
         return self.trainer.args.per_device_train_batch_size * self.trainer.args.steps_per_generation
 
     @property
@@ -189,7 +186,7 @@ class Generator:
         }
 
     def keep_up(self) -> None:
-        """Generate along with the other processes until none has a prompt left, since vLLM generates for all at once."""
+        """Take part in generation until no process has a prompt left, because vLLM generates for all at once."""
         if self.trainer.use_vllm:
             self._sync()
             while most := max(gather_object([0])):
@@ -202,13 +199,13 @@ class Generator:
             self._synced_at = self.trainer.state.global_step
 
     def _by_vllm(self, prompts: Sequence[Tokens], most: int) -> tuple[list[Tokens], list[NDArray[np.float32]]]:
-        """Generate with vLLM, which needs the same number of prompts from every process: `most`."""
+        """Generate with vLLM. Every process must give it the same number of prompts: `most`."""
         filled = [*prompts, *[self.eos_ids[:1]] * (most - len(prompts))]
         _, completions, logprobs, _ = self.trainer.vllm_generation.generate(
             prompts=[list(tokens) for tokens in filled], images=None, num_generations=1
         )
         completions, logprobs = completions[: len(prompts)], logprobs[: len(prompts)]
-        # vLLM lists several log-probabilities per token. The first is the sampled token's, or None if it has none.
+        # vLLM lists several log-probabilities per token. The first is that of the sampled token, or None if unknown.
         first = [[np.nan if at[0] is None else at[0] for at in logprob] for logprob in logprobs]
         return [tuple(tokens) for tokens in completions], [np.array(logprob, np.float32) for logprob in first]
 
@@ -221,12 +218,12 @@ def logprobs_of(trainer: Any, model: Any, pairs: Sequence[tuple[Tokens, Tokens]]
     """Log-probabilities of the completions' tokens under a model in eval mode, one micro-batch at a time.
 
     Args:
-        trainer: TRL's trainer, whose temperature, padding and micro-batch size are used.
+        trainer: TRL's trainer. Its temperature, padding and micro-batch size are used.
         model: the model.
         pairs: token ids of (prompt, completion).
 
     Returns:
-        For each pair an array of shape (T,), T being the number of tokens of its completion.
+        For each pair, an array with one entry per token of the completion, shape (T,).
     """
     found: list[NDArray[np.float32]] = []
     if not pairs:
@@ -248,7 +245,7 @@ def logprobs_of(trainer: Any, model: Any, pairs: Sequence[tuple[Tokens, Tokens]]
 
 
 def widened(trainer: Any, filled: tuple[Tensor, Tensor], *, side: Literal["left", "right"]) -> tuple[Tensor, Tensor]:
-    """Pad ids and mask on the given side until their width is a multiple of TRL's `pad_to_multiple_of`."""
+    """Pad ids and mask on this side until their width is a multiple of TRL's `pad_to_multiple_of`."""
     ids_BT, mask_BT = filled
     lacking = -ids_BT.shape[1] % (trainer.pad_to_multiple_of or 1)
     where = (lacking, 0) if side == "left" else (0, lacking)
@@ -260,12 +257,12 @@ def widened(trainer: Any, filled: tuple[Tensor, Tensor], *, side: Literal["left"
 
 
 def _obstacle_to_sampler(trainer: Any) -> str | None:
-    """The first of the trainer's settings that rollalloc's sampler does not support; None if it supports all."""
+    """Name the first setting of the trainer that rollalloc's sampler does not support; None if it supports all."""
     args = trainer.args
     obstacles = {
         "use_vllm": trainer.use_vllm,
         "continuous batching": _continuous(trainer),
-        # These change the distribution that is sampled from, so that its log-probabilities would not be the policy's.
+        # With these, the log-probabilities of sampled tokens would not be those of the policy.
         "top_p": args.top_p < 1,
         "top_k": (args.top_k or 0) > 0,
         "min_p": args.min_p,
@@ -278,13 +275,13 @@ def _obstacle_to_sampler(trainer: Any) -> str | None:
 
 
 def _continuous(trainer: Any) -> bool:
-    """Whether TRL uses continuous batching. The setting was renamed, so both names are looked up."""
+    """Whether TRL uses continuous batching. Both names of the setting are checked, because it was renamed."""
     names = ("use_transformers_continuous_batching", "use_transformers_paged")
     return any(getattr(trainer, name, False) for name in names)
 
 
 def _obstacle_in_model(trainer: Any) -> str | None:
-    """Why rollalloc's sampler does not support the model, also logged; None if it does."""
+    """Say and log why rollalloc's sampler does not support the model; None if it does."""
     obstacle = why_not(trainer.accelerator.unwrap_model(trainer.model))
     if obstacle:
         log.warning("TRL generates, because rollalloc's sampler does not support %s", obstacle)

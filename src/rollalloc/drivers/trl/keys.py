@@ -1,6 +1,6 @@
-"""Rows of a data set, and the keys by which a resumed run finds its prompts in a data set that has changed.
+"""Reads rows of a data set, and makes the keys of its prompts.
 
-A key is the prompt's content or the value of a column.
+A key is the prompt's content, or the value of a column. By its keys, a resumed run finds its prompts in a changed data set.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rollalloc.core.table import PromptTable
 
 log = logging.getLogger(__name__)
 
-_AGAIN = "\x1c"  # a separator that text does not contain
+_AGAIN = "\x1c"  # a separator that does not occur in text
 
 
 def rows_of(dataset: Any, wanted: Iterable[int]) -> list[Any]:
-    """The rows with these numbers. `datasets` reads many rows in one call as fast as a few rows one by one."""
+    """The rows with these numbers. One call for many rows is much faster than one call per row."""
     numbers, several = list(wanted), getattr(dataset, "__getitems__", None)
     return several(numbers) if several else [dataset[number] for number in numbers]
 
@@ -26,8 +26,9 @@ def rows_of(dataset: Any, wanted: Iterable[int]) -> list[Any]:
 def keyed(dataset: Any, column: str | None) -> PromptTable:
     """The table of the data set's prompts, with their keys.
 
-    Without a column, the key is the prompt's content, or the row number if environments supply the prompts. Rows with the
-    same prompt also get a count in their keys. That is logged, because re-ordering the data set may exchange them.
+    Without a column, the key is the prompt's content, or the row number if environments supply the prompts. If several rows
+    have the same prompt, their keys also have a count, and a warning is logged: if the data set is reordered, such rows may
+    be taken for each other.
 
     Args:
         dataset: one row per prompt.
@@ -64,7 +65,7 @@ def keyed(dataset: Any, column: str | None) -> PromptTable:
 
 
 def check_key(dataset: Any, column: str | None) -> None:
-    """Raise a ValueError if the key column does not exist, or its keys are missing or not unique."""
+    """Raise a ValueError if the key column does not exist, or if keys in it are missing or not unique."""
     if column is None:
         return
     if column not in dataset[0]:
@@ -73,7 +74,7 @@ def check_key(dataset: Any, column: str | None) -> None:
 
 
 def _texts(dataset: Any, column: str) -> list[Any]:
-    """The column as text, other values as JSON; None stays None."""
+    """The values of a column as text. Values other than text become JSON; None stays None."""
     named = column in (getattr(dataset, "column_names", None) or ())
     values = dataset[column] if named else [dataset[row][column] for row in range(len(dataset))]
     encode = json.JSONEncoder(sort_keys=True, default=str).encode
@@ -81,9 +82,7 @@ def _texts(dataset: Any, column: str) -> list[Any]:
 
 
 def _without_null(value: Any) -> Any:
-    """A value without null fields. `datasets` adds the fields of all other dictionaries in a column to each one, as
-    null.
-    """
+    """A value without null fields. (`datasets` gives all dictionaries of a column the same fields, null where missing.)"""
     if isinstance(value, dict):
         return {name: _without_null(field) for name, field in value.items() if field is not None}
     return [_without_null(item) for item in value] if isinstance(value, list) else value

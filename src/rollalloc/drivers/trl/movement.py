@@ -1,4 +1,4 @@
-"""Measures how far training on a batch moves the policy, for recipes whose records lose weight as it moves."""
+"""Measures how far training on a batch moves the policy, for recipes in which old records lose weight by this distance."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Movement:
 
         mean over tokens of k3 = exp(after - before) - (after - before) - 1
 
-    `before` and `after` are log-probabilities of sampled tokens. rollalloc's own trainer measures the same. It costs one
-    forward pass over these rows, or two if the generator's log-probabilities do not equal those of a forward pass.
+    `before` and `after` are log-probabilities of sampled tokens. rollalloc's own trainer measures the same. The measurement
+    takes one forward pass over these rows; or two, if the generator's log-probabilities differ from a forward pass's.
 
     Args:
-        generate: the generator, which gives access to the model.
+        generate: the generator, with which the model is reached.
     """
 
     def __init__(self, generate: Generator) -> None:
@@ -32,14 +32,14 @@ class Movement:
         self._before: Sequence[NDArray[np.float32]] = ()
 
     def begin(self, batch: Batch, rollouts: Sequence[Any]) -> None:
-        """Store the log-probabilities of a few of the batch's rows before it is trained."""
+        """Store the log-probabilities of a few of the batch's rows, before training on the batch."""
         fresh = [rollout for row, rollout in zip(batch.rows, rollouts, strict=True) if not row.replays]
         self._rollouts = fresh[:MEASURED]
         known = self._generate.gives_the_policys and all(row.version == batch.version for row in batch.rows)
         self._before = [each.made.logprobs for each in self._rollouts] if known else self._now()
 
     def end(self) -> float | None:
-        """After training: the estimate in nats per token, the same in every process. None if `begin` was not called."""
+        """The estimate after training, in nats per token, equal in every process. None if `begin` was not called."""
         if not self._rollouts:
             return None
         sums = tokens = 0.0
@@ -52,7 +52,7 @@ class Movement:
         found = [sums / tokens if tokens else 0.0]
         if (
             self._generate.trainer.accelerator.num_processes > 1
-        ):  # processors round differently, but all processes must make the same decisions
+        ):  # all processes must have the same value, but each may round differently
             broadcast_object_list(found)
         return found[0]
 

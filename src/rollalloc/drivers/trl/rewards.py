@@ -1,4 +1,4 @@
-"""Calls reward functions in TRL's signature: plain or async functions and models, with weights. None means no score."""
+"""Calls reward functions in TRL's signature: plain functions, async functions and models. None means no score."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 Score = float | None  # None: the function gave this completion no score
 
-# Arguments that TRL passes to every reward function. A data set column with such a name could not be passed.
+# Names of the arguments that TRL passes to every reward function. No column of the data set may have such a name.
 RESERVED = (
     "prompts",
     "completions",
@@ -47,8 +47,8 @@ class Scores:
 
     Attributes:
         scores_BF: one score per completion and function.
-        columns: columns that they logged for the table of completions, with one value per completion.
-        figures: metrics that they logged, by name.
+        columns: columns that the functions logged for the table of completions, with one value per completion.
+        figures: metrics that the functions logged, by name.
     """
 
     scores_BF: list[list[Score]]
@@ -66,7 +66,7 @@ class RewardFunctions:
         names: a unique name for each function.
         weights: each function's weight in the reward.
         tokenizers: the tokenizer of each model; None for functions.
-        metric: name of the function whose scores the recipe selects by. None: the reward.
+        metric: name of the function whose scores are the metric. None: the reward is the metric.
         template_kwargs: arguments of the chat template that renders conversations for the models.
 
     Raises:
@@ -79,7 +79,7 @@ class RewardFunctions:
     tokenizers: Sequence[Any]
     metric: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    # The warning about a completion without a score, which is given once.
+    # The warning about a completion without a score. It is given only once.
     _said: list[str] = field(default_factory=list[str], init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -100,15 +100,15 @@ class RewardFunctions:
         """Score completions.
 
         Args:
-            examples: for each completion its row of the data set, whose columns are passed to the functions.
+            examples: for each completion, its row of the data set. The columns are passed to the functions.
             completions: text, or messages if prompts are conversations.
             completion_ids: token ids of the completions.
             state: TRL's `trainer_state`.
             environments: the environment of each completion; None without environments.
 
         Raises:
-            ValueError: a column has the name of an argument that TRL passes to the functions; a function did not return
-                one finite number or None per completion; or it logged a column of another length.
+            ValueError: a column has the name of an argument that TRL passes to the functions; a function did not return one
+                finite number or None per completion; or a function logged a column of another length.
         """
         check_columns(examples[0], "the data set")
         columns: dict[str, list[Any]] = {}
@@ -169,7 +169,7 @@ class RewardFunctions:
 
     @property
     def remedy(self) -> str:
-        """What the user can do if the metric is not a success rate."""
+        """Advice for the case that the metric is not a success rate."""
         if self.metric is None:
             return f"The metric is the whole reward; {how_to_name_a_metric(self.names)}"
         return (
@@ -177,12 +177,12 @@ class RewardFunctions:
         )
 
     def selected_by(self, scores_F: Sequence[Score]) -> Score:
-        """The metric, by which the recipe selects: the score of the function that `metric` names, or else the reward."""
+        """The metric: the score of the function that `metric` names, or the reward."""
         return self.reward(scores_F) if self.metric is None else scores_F[self.names.index(self.metric)]
 
     @property
     def is_weighted_sum(self) -> bool:
-        """Whether the metric is more than what a single function returned: then 1 does not mean right."""
+        """Whether the metric combines several functions. Then a metric of 1 does not mean a right answer."""
         return self.metric is None and sorted(weight for weight in self.weights if weight) != [1.0]
 
     def _logged(self, column: str, values: list[Any], expected: int) -> list[Any]:
@@ -225,9 +225,9 @@ class RewardFunctions:
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the whole run, in a thread of its own.
+        """The event loop of the whole run, in its own thread.
 
-        One loop serves all calls, since a client that a function keeps open works only in the loop that opened it.
+        All calls use the same loop, because a client that a function keeps open works only in the loop that opened it.
         """
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="rollalloc-rewards", daemon=True).start()
@@ -242,7 +242,7 @@ async def _awaited(name: str, scores: Awaitable[Any], given: Mapping[str, Any]) 
 
 @contextmanager
 def _noted(name: str, given: Mapping[str, Any]) -> Iterator[None]:
-    """Add to an error of a reward function, in a note, its name and what it was called with."""
+    """Add a note to an error of a reward function: its name, and what it was called with."""
     try:
         yield
     except Exception as error:
@@ -251,7 +251,7 @@ def _noted(name: str, given: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _what_it_got(name: str, given: Mapping[str, Any]) -> str:
-    """What a reward function that raised was called with, for its author."""
+    """For the author of a reward function that raised an error: what the function was called with."""
     columns = [key for key in given if key not in RESERVED]
     texts = all(isinstance(completion, str) for completion in given["completions"])
     form = "text" if texts else "a list of messages, whose text is completion[0]['content']"
@@ -273,7 +273,7 @@ def how_to_name_a_metric(names: Sequence[str]) -> str:
 def _without_any_score(
     examples: Sequence[dict[str, Any]], completions: Sequence[Any], scores_BF: Sequence[Sequence[Score]]
 ) -> str | None:
-    """A warning in TRL's words about the first completion without a score from any function; None if all have one."""
+    """A warning, in TRL's words, about the first completion without a score from any function; None if there is none."""
     for example, completion, scores_F in zip(examples, completions, scores_BF, strict=True):
         if all(score is None for score in scores_F):
             return (
@@ -289,10 +289,10 @@ def check_columns(columns: Iterable[str], where: str) -> None:
 
     Args:
         columns: column names of a data set.
-        where: the data set's name, for the error.
+        where: name of the data set, for the error.
 
     Raises:
-        ValueError: names the columns and how to rename them.
+        ValueError: a column has such a name. The message says how to rename it.
     """
     if clashes := [name for name in columns if name in RESERVED]:
         renamed = ", ".join(f"{name!r}: 'my_{name}'" for name in clashes)
@@ -304,7 +304,7 @@ def check_columns(columns: Iterable[str], where: str) -> None:
 
 
 def _checked(name: str, scores: Any, expected: int) -> list[Score]:
-    """Check what a reward function returned: one number or None per completion. NaN becomes None."""
+    """Check what a reward function returned: one number or None per completion. NaN is converted to None."""
     wrong = (
         f"the reward function {name} must return a list of {expected} numbers or None, one for each completion, got "
     )
@@ -315,7 +315,7 @@ def _checked(name: str, scores: Any, expected: int) -> list[Score]:
     sized = isinstance(scores, Sized)
     try:
         length = len(scores) if sized else None
-        listed: list[Any] = list(islice(scores, expected + 1))  # the iterator may be endless
+        listed: list[Any] = list(islice(scores, expected + 1))  # not all, because the iterator may be endless
     except TypeError:  # an array or a tensor of shape ()
         raise ValueError(f"{wrong}{short(scores)}, which is a single number") from None
     if (length := len(listed) if length is None else length) != expected:
@@ -341,7 +341,7 @@ def _number(score: Any, wrong: str) -> Score:
 
 
 def _remedy(score: Any) -> str:
-    """Advice for an error about a dictionary, which verl's reward functions return; empty for other types."""
+    """Advice for an error about a dictionary, which is what verl's reward functions return; empty for other types."""
     if not isinstance(score, Mapping):
         return ""
     return (

@@ -1,4 +1,4 @@
-"""A generated rollout, as the driver keeps it."""
+"""The data of a generated rollout, as the driver keeps them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Rollout:
     Attributes:
         prompt: index of the prompt in the data set.
         prompt_tokens: token ids of the prompt.
-        made: the completion, with its log-probabilities under the weights that sampled it; answers of tools are part of it.
+        made: the completion, including the answers of tools, with log-probabilities under the weights that sampled it.
         texts: the prompt and the completion as reward functions get them: text or messages.
-        own: for each completion token, True if the model generated it and False if it is part of a tool's answer. None: the
-            model generated all of them.
-        environment: the environment instance of a rollout that is not scored yet; None without environments.
-        scores_F: score of each reward function, None where it gave none; empty before scoring.
+        own: for each token of the completion, True if the model generated it, False if it is part of a tool's answer. None:
+            the model generated all tokens.
+        environment: the environment instance, until the rollout is scored; None without environments.
+        scores_F: score of each reward function, or None where it gave none. Empty before scoring.
         logged: values that reward functions logged for the table of completions, by column.
     """
 
@@ -39,12 +39,12 @@ class Rollout:
 
     @property
     def length(self) -> int:
-        """Number of tokens that the model generated; tools' answers are not counted."""
+        """Number of tokens that the model generated, without tools' answers."""
         return len(self.made.tokens) if self.own is None else sum(self.own)
 
 
 def idle_rollout(eos_ids: Tokens) -> Rollout:
-    """A placeholder of one token, for a forward pass without anything to train on."""
+    """A placeholder of one token, for a forward pass that has no rows to train on."""
     end = eos_ids[:1]
     made = Generation(-1, end, np.zeros(1, np.float32), truncated=False)
     return Rollout(prompt=0, prompt_tokens=end, made=made)

@@ -1,4 +1,4 @@
-"""A callback for stock `GRPOTrainer`, without a recipe, that warns when most groups have equal rewards."""
+"""A callback for stock `GRPOTrainer`, without a recipe. It warns when most groups have equal rewards."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ log = logging.getLogger(__name__)
 
 
 class SilenceCallback(TrainerCallback):
-    """Warns when most recent groups have equal rewards, so that their loss is zero. It warns again only if this gets
-    much worse.
+    """Warns when most recent groups have equal rewards, so that their loss is zero. It repeats the warning only if the share
+    becomes much larger.
 
         GRPOTrainer(..., callbacks=[SilenceCallback()])
 
-    It reads `frac_reward_zero_std` and `reward` from TRL's log. A resumed run first reads the log that TRL saved, so that it
-    warns at the same steps as an uninterrupted one.
+    It reads `frac_reward_zero_std` and `reward` from TRL's log. A resumed run first reads the saved log, so that it warns at
+    the same steps as an uninterrupted run.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class SilenceCallback(TrainerCallback):
             )
 
     def _take(self, args: Any, state: Any, step: int, logs: Mapping[str, Any]) -> bool:
-        """Count the rollouts since the last log entry. Returns whether to warn."""
+        """Count the rollouts since the last log entry. Return whether to warn."""
         if (share := logs.get("frac_reward_zero_std")) is None or step <= self._step:
             return False
         rows = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
-        # TRL trains `num_iterations` times on each rollout.
+        # TRL trains on each rollout `num_iterations` times.
         rollouts = (step - self._step) * max(1, rows // args.num_iterations)
         self._step = step
         equal = round(share * rollouts)

@@ -1,4 +1,4 @@
-"""Turns a batch of the core into the tensors that TRL's loss takes."""
+"""Turns a batch of the core into the tensors for TRL's loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rollalloc.drivers.trl.rollout import Rollout, idle_rollout
 from rollalloc.models.likelihood import padded
 from rollalloc.train.objective import Clip
 
-# The first average over the rows in the tensors; the second divide by `num_items_in_batch`, a number of tokens.
+# These losses average over the rows in the tensors. All others divide by `num_items_in_batch`, a number of tokens.
 _MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 _DIVIDE_BY_TOKENS = ("dapo", "cispo", "vespo")
 
@@ -30,10 +30,10 @@ def training_inputs(
 ) -> dict[str, Tensor]:
     """The tensors of this process's share of a batch.
 
-    All processes get the same number of rows, a multiple of the number of micro-batches. Padding rows, in which no token
-    counts, fill up to that number. Rows with advantage 0 have no gradient from the policy loss, so they are left out unless
-    another term of the loss needs them. Losses that average over rows are corrected for both changes: the mean is over all
-    rows of the batch, including those left out, but without padding rows.
+    All processes get the same number of rows, a multiple of the number of micro-batches. Padding rows, without any token
+    that counts, fill up this number. Rows with advantage 0 are left out, unless a term of the loss other than the policy
+    loss needs them. Losses that average over rows are corrected: their mean is over all rows of the batch, including those
+    left out, but not over padding rows.
 
     A row's advantage is multiplied by its weight. If the batch has rows that were sampled from older weights, each token's
     advantage is also multiplied by a truncated importance weight, as in rollalloc's own trainer:
@@ -43,8 +43,8 @@ def training_inputs(
     Args:
         trainer: TRL's trainer.
         generate: the generator of the rollouts.
-        batch: the core's batch. None if the run is over; all rows are padding then.
-        rollouts: the rollouts of its rows, in order.
+        batch: the core's batch. None: the run is over, and all rows are padding.
+        rollouts: the rollouts of the batch's rows, in order.
 
     Returns:
         Tensors by the names that TRL's loss uses: B rows, with prompts padded to P tokens and completions to T tokens.
@@ -86,8 +86,9 @@ def training_inputs(
 
 
 def needs_every_row(trainer: Any) -> bool:
-    """Whether rows with advantage 0 change the loss: by a KL term, an entropy term, a router's loss, or an unknown
-    average.
+    """Whether rows with advantage 0 change the loss. A KL term, an entropy term, or a router's loss makes them count.
+
+    If the loss averages in an unknown way, the answer is True.
     """
     return (
         trainer.loss_type not in (*_MEANS_OVER_ROWS, *_DIVIDE_BY_TOKENS)
@@ -112,10 +113,9 @@ def _corrections(
     advantages_B: Tensor,
     mask_BT: Tensor,
 ) -> dict[str, Tensor]:
-    """Tensors that correct for rollouts that were sampled from other weights than the trained policy's, or by another
-    engine.
+    """Tensors that correct for rollouts that other weights than the trained ones sampled, or another engine.
 
-    The keys are the same on every process, even if only some of them have such rows.
+    Every process gets the same keys, even if it has no such rows.
     """
     engine = trainer.use_vllm and trainer.vllm_importance_sampling_correction
     age = any(row.version < batch.version for row in batch.rows)
@@ -128,8 +128,8 @@ def _corrections(
         return given
     older = {at for at, row in enumerate(rows) if row.version < batch.version}
     every = set(range(len(filled))) if engine or (several and not generate.gives_the_policys) else older
-    # Averaged weights sampled the fresh rows, so those are compared with the average. Processes may then make unequal
-    # numbers of forward passes; that is safe, since averaging excludes sharded models.
+    # The averaged weights sampled the fresh rows, so these rows are compared with the average. Processes may then make
+    # different numbers of forward passes. This is safe, because averaging is not allowed with sharded models.
     by_the_mean = every - older if trainer.averaged.window else set[int]()
     proximal = dict(enumerate(behaviour))
     if by_the_mean:
@@ -140,7 +140,7 @@ def _corrections(
     if several:
         given["old_per_token_logps"] = proximal_BT
     if engine or age:
-        # vLLM gives no log-probability (NaN) for some tokens; these get the importance weight 1.
+        # For some tokens, vLLM gives no log-probability (NaN). Their importance weight is 1.
         drift_BT = (proximal_BT - given["sampling_per_token_logps"]).nan_to_num(0.0) * _own(mask_BT, filled)
         importance_BT = drift_BT.exp().clamp(max=Clip().stale)
         if engine:
@@ -153,12 +153,12 @@ def _corrections(
 def _by_place(
     generate: Generator, filled: Sequence[Rollout], places: Collection[int]
 ) -> dict[int, NDArray[np.float32]]:
-    """Log-probabilities of some rows under the model's current weights, by place in `filled`."""
+    """Log-probabilities of some rows under the model's current weights, by their place in `filled`."""
     return dict(zip(sorted(places), generate.logprobs(_pairs(filled[at] for at in sorted(places))), strict=True))
 
 
 def _reference_logprobs(trainer: Any, filled: Sequence[Rollout]) -> list[NDArray[np.float32]]:
-    """Log-probabilities under the reference model. If only an adapter is trained, that is the model without it."""
+    """Log-probabilities under the reference model. If an adapter is trained, the reference is the model without it."""
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     if trainer.ref_model is not None:
         reference, without_adapter = trainer.accelerator.unwrap_model(trainer.ref_model), nullcontext()
@@ -173,7 +173,7 @@ def _pairs(rollouts: Iterable[Rollout]) -> list[tuple[Tokens, Tokens]]:
 
 
 def _own(mask_BT: Tensor, rollouts: Sequence[Rollout]) -> Tensor:
-    """A mask of the same shape (B, T), False at tokens of tools' answers and True elsewhere."""
+    """A mask of shape (B, T), False for tokens of tools' answers and True for all others."""
     own_BT = torch.ones(mask_BT.shape, dtype=torch.bool)
     for at, rollout in enumerate(rollouts):
         if rollout.own is not None:
@@ -182,7 +182,7 @@ def _own(mask_BT: Tensor, rollouts: Sequence[Rollout]) -> Tensor:
 
 
 def _like(mask_BT: Tensor, rows: Sequence[NDArray[np.float32]]) -> Tensor:
-    """Rows of unequal length as a float32 matrix of the mask's shape (B, T), padded with 0."""
+    """Rows of different lengths as a float32 matrix of the mask's shape (B, T), padded with 0."""
     filled_BT = torch.zeros(mask_BT.shape, dtype=torch.float32)
     for at, row_T in enumerate(rows):
         filled_BT[at, : len(row_T)] = torch.from_numpy(row_T)

@@ -40,9 +40,9 @@ class AllocatedGRPOTrainer(GRPOTrainer):
     """TRL's `GRPOTrainer` with a recipe.
 
     The recipe draws the prompts (with random numbers from `args.seed`), decides how many rollouts each prompt gets and
-    which of them are trained on, and computes their advantages. The recipe's state is saved in the folder `rollalloc`
-    of each checkpoint, and `train(resume_from_checkpoint=...)` continues from it. Evaluation is TRL's own; this class
-    also logs pass@k and related figures under `rollalloc/breadth/`.
+    which of them are trained on, and computes their advantages. Each checkpoint contains the recipe's state in the folder
+    `rollalloc`, and `train(resume_from_checkpoint=...)` continues from it. Evaluation is TRL's own; this class also logs
+    pass@k and related metrics under `rollalloc/breadth/`.
 
     The class depends on TRL's private interface. It overrides `_generate_and_score_completions`, `_generate_single_turn`,
     `_tokenize_prompts`, `_save_checkpoint`, `_load_best_model` and `_calculate_rewards`, and writes to `_metrics` and
@@ -51,28 +51,28 @@ class AllocatedGRPOTrainer(GRPOTrainer):
     Args:
         *positional: arguments of `GRPOTrainer`. Keyword arguments that are not listed here also go to `GRPOTrainer`.
         recipe: a rollalloc recipe, or a name that `rollalloc recipes` lists. If the recipe was created without `groups`,
-            as `recipes.pilot_commit()`, the batch takes its shape from TRL's settings: `num_generations` rows per prompt.
+            as by `recipes.pilot_commit()`, TRL's settings determine its sizes: `num_generations` rows per prompt.
         metric: name of the reward function whose scores the recipe selects by. None: the weighted sum of all.
-        use_sampler: generate with rollalloc's sampler. None: use it if it supports the model and settings, otherwise use
-            transformers' `generate` or, with `args.use_vllm`, vLLM.
-        skip_special_tokens: remove all special tokens from the text that reward functions get, as TRL does. False: remove
-            only padding and the tokens that end a completion.
-        key: data set column of unique keys, by which a resumed run finds its prompts in a changed data set. None: prompts
+        use_sampler: True: generate with rollalloc's sampler. None: use it if it supports the model and settings, otherwise
+            use transformers' `generate` or, with `args.use_vllm`, vLLM.
+        skip_special_tokens: True: remove all special tokens from the text that reward functions get, as TRL does. False:
+            remove only padding and the tokens that end a completion.
+        key: name of a column of unique keys, by which a resumed run finds its prompts in a changed data set. None: prompts
             are matched by their content.
         features: what the recipe may know about a prompt before its first rollout. A path: a file made by `rollalloc
-            features`, looked up by `key`. "model": computed with the model when training begins. None: nothing. "auto":
-            "model" if the recipe predicts success rates (foresight), otherwise None.
-        accept_recipe: resume even if the checkpoint was saved under another recipe.
-        accept_data: resume even if prompts of the checkpoint are missing from the data set.
-        notices: log a warning when most of the recent rollouts had no effect on training.
-        averaging: generate, evaluate and save with an average of the weights over at most this many recent rows; 0
-            turns it off. Averaging begins when twice as many rows are trained. rollalloc's own trainer uses 640. Every
-            process needs the whole model in float32, and memory for a second copy of the trained weights.
+            features`, where prompts are found by `key`. "model": computed with the model when training begins. None:
+            nothing. "auto": "model" if the recipe predicts success rates (foresight), otherwise None.
+        accept_recipe: True: resume even if the checkpoint was saved with another recipe.
+        accept_data: True: resume even if prompts of the checkpoint are missing in the data set.
+        notices: True: warn when most of the recent rollouts had no effect on training.
+        averaging: generate, evaluate and save with an average of the weights over at most this number of recent rows. 0:
+            no averaging. The average begins after twice as many rows. rollalloc's own trainer uses 640. Every process needs
+            the whole model in float32, and memory for a second copy of the trained weights.
 
     Raises:
         FileNotFoundError: the file of features does not exist.
         TypeError: the data set cannot be indexed, or `recipe` is neither a recipe nor a name.
-        ValueError: the recipe or the driver does not support a setting; the message names it and the remedy.
+        ValueError: the recipe or the driver does not support a setting; the message says which, and what to do.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         given = inspect.signature(GRPOTrainer).bind_partial(*positional, **named).arguments
         checks.check_arguments(given)
         if isinstance(recipe, str):
-            signature_of(recipe)  # report an unknown name before the model is loaded
+            signature_of(recipe)  # an unknown name raises an error here, before the model is loaded
         else:
             refuse_other(recipe)
         checks.check_model(given.get("model"), given.get("args") or GRPOConfig, given.get("peft_config"))
@@ -136,12 +136,12 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         self._allocation_callback = AllocationCallback(
             self.allocation, self.averaged, accept_recipe=accept_recipe, accept_data=accept_data, notices=notices
         )
-        # Averaging must come first: it reads the batch, which the other callback then reports as trained.
+        # The averaging callback must come first, because it reads the batch before the other one reports it as trained.
         self.add_callback(self.averaged)
         self.add_callback(self._allocation_callback)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **other: Any) -> Any:
-        """Train as TRL does. A resumed run also restores the recipe's state, with the rollouts it had not yet used."""
+        """Train as TRL does. A resumed run also restores the recipe's state and the rollouts that it still needs."""
         checks.check_trainable(self.model)
         resume = self._allocation_callback.resume(resume_from_checkpoint, self.args.output_dir)
         if not self._prompts_checked:
@@ -175,7 +175,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             super()._load_best_model()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """In training, ignore the prompts that TRL's sampler drew and return the recipe's next batch."""
+        """In training, ignore the prompts that TRL's sampler drew, and return the recipe's next batch."""
         model: Any = self.model
         if not model.training:
             return super()._generate_and_score_completions(inputs)
@@ -189,16 +189,16 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         return training_inputs(self, self._generator, batch, rollouts)
 
     def _tokenize_prompts(self, prompts: Any) -> Any:
-        """Encode prompts as in training, so that evaluation sees the same tokens.
+        """Encode prompts in the same way as in training, so that an evaluation gets the same tokens.
 
-        TRL's own method handles vision models and prompts that are rendered with an environment's tools.
+        For vision models, and for prompts that are rendered with an environment's tools, TRL's own method is used.
         """
         if getattr(self, "_is_vlm", False) or getattr(self, "environment_factories", None) is not None:
             return super()._tokenize_prompts(prompts)
         return [list(ids) for ids in encode(self, prompts)], None, {}
 
     def _generate_single_turn(self, prompt_ids: Any, *others: Any, **more: Any) -> Any:
-        """In training, generate the turns of TRL's tool loop with the driver's generator."""
+        """In training, generate with the driver's generator. TRL's tool loop calls this for each turn."""
         model: Any = self.model
         if not model.training:
             return super()._generate_single_turn(prompt_ids, *others, **more)
@@ -206,12 +206,12 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         return [list(ids) for ids in completions], logprobs and [each.tolist() for each in logprobs]
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        """Score an evaluation's completions with the checks that training uses, and gather them from all processes.
+        """Score the completions of an evaluation, with the same checks as in training, and gather scores from all processes.
 
-        It also logs the score of each prompt's best completion, and how much a prompt's completions differ.
+        Also logs the score of each prompt's best completion, and how much a prompt's completions differ.
         """
         rewards = self.allocation.rewards
-        if not (self.tools or parses(self)):  # decode again: TRL has removed every special token
+        if not (self.tools or parses(self)):  # decode again, because TRL has removed all special tokens
             completions = decode(self, prompts, [((), ids) for ids in completion_ids_list])
         rows = [row | {"prompt": prompt} for row, prompt in zip(inputs, prompts, strict=True)]
         scored = rewards(rows, completions, completion_ids_list, self.state, self.environments or None)
@@ -237,7 +237,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         ).items():
             metrics[name].append(value)
         for name, value in running_totals(self.allocation).items():
-            metrics[name] = [value]  # TRL logs the mean of a list; of a running total, only the last value must remain
+            metrics[name] = [value]  # TRL logs the mean of this list, but only the last running total is wanted
         metrics["num_tokens"] = [self.state.num_input_tokens_seen]
 
     def _show(self, batch: Batch, rollouts: Sequence[Rollout]) -> None:
@@ -249,7 +249,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         logs["advantages"].extend(row.advantage for row in batch.rows)
         for at, name in enumerate(self.reward_func_names):
             scores = [each.scores_F[at] for each in rollouts]
-            logs["rewards"][name].extend(nan if score is None else score for score in scores)  # TRL uses NaN too
+            logs["rewards"][name].extend(nan if score is None else score for score in scores)  # NaN for None, as in TRL
         for column in sorted({*logs["extra"], *(column for each in rollouts for column in each.logged)}):
             if column not in logs["extra"]:
                 logs["extra"][column].extend([None] * shown)

@@ -14,13 +14,13 @@ from rollalloc.drivers.trl.chats import decode
 from rollalloc.drivers.trl.rollout import Rollout
 from rollalloc.generate.sampler import Generation
 
-_NO_PROMPT = [{"role": "user", "content": ""}]  # to be completed by the environment, if the row has no prompt
+_NO_PROMPT = [{"role": "user", "content": ""}]  # for a row without a prompt; the environment completes it
 
 
 class Turns:
     """Generates rollouts of several turns, with TRL's tools and environments.
 
-    TRL's own loop calls the tools; the driver's generator generates the model's turns.
+    TRL's own loop calls the tools. The driver's generator generates the turns.
 
     Args:
         trainer: TRL's trainer.
@@ -39,8 +39,8 @@ class Turns:
         """Generate rollouts with all their turns.
 
         Args:
-            prompt_of: the prompt's index by the rollout's id.
-            rows: for each rollout, its prompt's row of the data set.
+            prompt_of: index of the prompt, by the rollout's id.
+            rows: for each rollout, the row of its prompt in the data set.
 
         Returns:
             The rollouts, and the values that TRL averages into its metrics of tool calls.
@@ -51,7 +51,7 @@ class Turns:
         try:
             return self._play(prompt_of, rows) if prompt_of else ([], {})
         finally:
-            self._generate.keep_up()  # other processes may still be in their turns
+            self._generate.keep_up()  # because other processes may still be generating turns
 
     def _play(
         self, prompt_of: Mapping[int, int], rows: Sequence[Mapping[str, Any]]
@@ -62,7 +62,7 @@ class Turns:
             prompts = [row.get("prompt", _NO_PROMPT) for row in rows]
             if self._environments is not None:
                 prompts = self._environments.begin(instances, prompts, rows)
-            talks = deepcopy(prompts)  # a copy, since TRL's tool loop appends messages
+            talks = deepcopy(prompts)  # because TRL's tool loop appends messages
             prompt_ids, *_ = trainer._tokenize_prompts(talks)
             turns, logprobs = generate.complete([tuple(ids) for ids in prompt_ids])
             ids, logprobs = [list(tokens) for tokens in turns], logprobs and [each.tolist() for each in logprobs]
@@ -94,13 +94,13 @@ class Turns:
 
 
 class _Environments:
-    """A pool of environment instances, one per rollout. They are reused, and created when a batch needs more."""
+    """A pool of environment instances, one per rollout. They are reused; more are created if a batch needs more."""
 
     def __init__(self, trainer: Any, factory: Any) -> None:
         self._trainer = trainer
         self._named = isinstance(factory, Mapping)
         self._factories: Mapping[Any, Any] = factory if isinstance(factory, Mapping) else {None: factory}
-        # TRL has already created some instances to read their tools. Use these first.
+        # Use the instances first that TRL created to read their tools.
         made = getattr(trainer, "_environment_pool", None)
         self._pool: dict[Any, list[Any]] = {None: list(trainer.environments)} if made is None else made
 
@@ -123,11 +123,11 @@ class _Environments:
                 pool.append(self._factories[name]())
             taken[name] = at + 1
             found.append(pool[at])
-        self._trainer._batch_environments = self._names(rows)  # TRL reads it to render prompts and parse answers
+        self._trainer._batch_environments = self._names(rows)  # with it, TRL renders prompts and parses answers
         return found
 
     def begin(self, instances: Sequence[Any], prompts: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Reset each instance with its row. Returns the prompts, with the first observation appended to each."""
+        """Reset each instance with its row. Return the prompts, each with the environment's first observation at its end."""
         begun: list[Any] = []
         for instance, prompt, row in zip(instances, prompts, rows, strict=True):
             said = instance.reset(**{key: row[key] for key in row if not (self._named and key == "environment")})
@@ -135,7 +135,7 @@ class _Environments:
         return begun
 
     def tools(self, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """For each row, the tools that its prompt is rendered with."""
+        """For each row, the tools with which its prompt is rendered."""
         known = getattr(self._trainer, "_env_tools", {})
         return [known.get(name, self._trainer.tools) for name in self._names(rows)]
 
@@ -144,9 +144,7 @@ class _Environments:
 
 
 def _with(message: Mapping[str, Any], said: Any) -> dict[str, Any]:
-    """A message with `said` appended. Both may be text or a list of parts. If one of them is a list, the result is a
-    list.
-    """
+    """A message with `said` at its end. Both may be text or a list of parts; if one is a list, so is the result."""
     content: Any = message["content"]
     if isinstance(content, str) and isinstance(said, str):
         return {**message, "content": content + said}
@@ -158,7 +156,7 @@ def _parts(content: Any) -> list[Any]:
 
 
 def _per_rollout(tools: Sequence[Any], instances: Sequence[Any]) -> dict[str, Any]:
-    """Attributes of the trainer that TRL's tool loop reads, one entry per rollout: environments, sync and async tools."""
+    """Attributes that TRL's tool loop reads, with one entry per rollout: environments, sync tools and async tools."""
 
     def by_name(waits: bool) -> list[dict[str, Any]]:
         return [
@@ -174,16 +172,14 @@ def _per_rollout(tools: Sequence[Any], instances: Sequence[Any]) -> dict[str, An
 
 
 def _methods(instance: Any) -> list[Any]:
-    """The methods that an environment offers as tools: all public ones but `reset` and `get_reward`."""
+    """The methods that an environment offers as tools: all public methods except `reset` and `get_reward`."""
     names = [name for name, _ in inspect.getmembers(type(instance), predicate=inspect.isfunction)]
     return [getattr(instance, name) for name in names if name not in ("reset", "get_reward") and name[0] != "_"]
 
 
 @contextmanager
 def _given(trainer: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
-    """Set attributes of the trainer. Older versions of TRL never reset them, so with these they are restored at the
-    end.
-    """
+    """A context in which the trainer has these attributes. With older TRL, the previous ones are restored at the end."""
     before = {name: getattr(trainer, name, None) for name in attributes}
     for name, value in attributes.items():
         setattr(trainer, name, value)

@@ -4,11 +4,11 @@
 
     python -m rollalloc.drivers.verl.check python -m verl.trainer.main_ppo ... trainer.v1.trainer_mode=rollalloc
 
-composes the configuration as verl does, runs verl's validation and ours, describes a training step, and checks the files of
-the data and the reward. `--no-files` skips the files, for a machine that does not have them.
+This composes the configuration as verl does, runs verl's validation and ours, describes a training step, and checks the
+files of the data and the reward. With `--no-files` the files are not checked, for a machine that does not have them.
 
-Exit code 0: accepted. 1: verl or this driver refuses the command, or a file is missing or wrong. 2: the arguments are not
-those of a verl command. 3: verl is not installed.
+Exit codes: 0: accepted. 1: verl or this driver refuses the command, or a file is missing or wrong. 2: the arguments are
+not those of a verl command. 3: verl is not installed.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class CheckedStep:
     Attributes:
         recipe: the rules of the recipe.
         prompts: number of groups in a batch.
-        stages: for each stage of the recipe its name, the number of groups that enter it in a step of one round, and
-            the average number of rollouts of each group; None: the recipe decides how many.
-        rows: number of rows per group in a batch; None: it varies.
-        optimizer_steps: optimizer steps per batch; with a recipe at most `train_batch_size // ppo_mini_batch_size`.
-        mode: verl's name for how generation and training overlap.
-        unchecked: what verl could not validate here, and why; "": nothing.
+        stages: for each stage of the recipe, its name; the number of groups that enter it if one round of prompts fills the
+            batch; and the mean number of rollouts of a group, or None if the recipe decides it later.
+        rows: number of rows per group in a batch. None: it varies.
+        optimizer_steps: optimizer steps per batch. With a recipe, at most `train_batch_size // ppo_mini_batch_size`.
+        mode: verl's name of the trainer mode.
+        unchecked: what verl could not validate here, and why. "": nothing.
     """
 
     recipe: str
@@ -74,10 +74,10 @@ def composed(arguments: Sequence[str]) -> Any:
     """The configuration that verl composes from a command line.
 
     Args:
-        arguments: the arguments of `python -m verl.trainer.main_ppo`; they may begin with that call itself.
+        arguments: the arguments of `python -m verl.trainer.main_ppo`. They may begin with these three words.
 
     Raises:
-        ValueError: an unknown key or a missing file; the message is Hydra's.
+        ValueError: a key is unknown or a file is missing; the message is Hydra's.
     """
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
@@ -96,13 +96,13 @@ def composed(arguments: Sequence[str]) -> Any:
 
 
 def _hint(message: str) -> str:
-    """What to do if a file of the configuration reads a key that no other file sets."""
+    """Advice for the case that a file of the configuration reads a key that no other file sets."""
     missing = re.match(r"Interpolation key '([^']+)' not found", message)
     return f"\nset it with +{missing[1]}=VALUE, or choose a method that does not read it" if missing else ""
 
 
 def _without_program(arguments: Sequence[str]) -> list[str]:
-    """The arguments after `python -m verl.trainer.main_ppo`, if they begin with it."""
+    """The arguments without `python -m verl.trainer.main_ppo` at their beginning, if it is there."""
     return list(arguments[arguments.index(_PROGRAM) + 1 :] if _PROGRAM in arguments else arguments)
 
 
@@ -142,9 +142,9 @@ def checked(config: Any) -> CheckedStep:
     from rollalloc.drivers.verl.configure import configure, refuse_limits_of_vllm
 
     settings = configure(config) if str(config.trainer.v1.trainer_mode) in MODES else None
-    refuse_limits_of_vllm(config.actor_rollout_ref.rollout)  # also for a command of stock verl
+    refuse_limits_of_vllm(config.actor_rollout_ref.rollout)  # also for commands without a recipe
     validated, unchecked = _for_validation(config)
-    # verl's validation prints a success message, and warns if the critic is off.
+    # verl's validation prints that it succeeded, and warns if there is no critic.
     with redirect_stdout(io.StringIO()), catch_warnings():
         simplefilter("ignore")
         validate_config(validated, need_reference_policy(config), need_critic(config))
@@ -152,9 +152,9 @@ def checked(config: Any) -> CheckedStep:
 
 
 def _for_validation(config: Any) -> tuple[Any, str]:
-    """The configuration to pass to verl's validation, and a sentence about what cannot be validated here.
+    """The configuration for verl's validation, and a sentence that says what cannot be validated here.
 
-    verl asks vLLM which ranks of LoRA adapters it supports, so without vLLM its validation would refuse every rank.
+    verl asks vLLM which ranks of LoRA adapters it supports. Without vLLM, its validation would refuse every rank.
     """
     from omegaconf import open_dict
 
@@ -189,7 +189,7 @@ def _step(config: Any, settings: VerlSettings | None, unchecked: str) -> Checked
 
 
 def _stages(recipe: Recipe) -> tuple[tuple[str, int, float | None], ...]:
-    """The groups and rollouts of each stage, if one round of new groups fills the batch."""
+    """The groups and rollouts of each stage, for a step in which one round of new groups fills the batch."""
     intake = recipe.intake.of if isinstance(recipe.intake, Ahead) else recipe.intake
     opened = intake.groups if isinstance(intake, (EveryRound, KeepInFlight)) else recipe.groups
     return tuple(
@@ -205,7 +205,7 @@ def _mean_size(size: SizeRule, rows: int | None) -> float | None:
 
 
 def described(step: CheckedStep) -> str:
-    """A step in words, for the terminal."""
+    """Describe a step in words, for the terminal."""
     rows = "as many rows as a group has" if step.rows is None else f"{step.rows} rows each"
     stages = [f"{groups} × {'?' if size is None else f'{size:g}'} ({name})" for name, groups, size in step.stages]
     sizes = [size for _, _, size in step.stages]
@@ -220,7 +220,7 @@ def described(step: CheckedStep) -> str:
 
 
 def lacking_attention(config: Any) -> str:
-    """A line that says that this environment lacks the attention with which verl loads the model; "" if it does not."""
+    """A line that says that flash_attn, which verl uses to load the model, is not installed here; "" if it is not needed."""
     chosen = config.actor_rollout_ref.model.get("override_config") or {}
     if (
         chosen.get("attn_implementation", _ATTENTION) != _ATTENTION

@@ -14,29 +14,29 @@ from typing import Any
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-_RETRY = 0.05  # seconds between two tries to stop a request that has not reached the engine yet
+_RETRY = 0.05  # seconds between attempts to stop a request that has not reached the engine yet
 
 
 class SessionStopped(BaseException):
     """The session was stopped while it generated.
 
-    Not an `Exception`, because agent loops and tools catch those and treat them as a bad answer.
+    It is not an `Exception`, because agent loops and tools catch exceptions and treat them as a bad answer.
     """
 
 
 @dataclass
 class Live:
-    """A running session, which consists of the model's turns and the agent loop's work between them.
+    """A running session: the model's turns, and the work of the agent loop between them.
 
     Attributes:
-        patience: seconds that the agent loop may spend between two turns, for example in a tool; None: no limit.
+        patience: seconds that the agent loop may spend between two turns, for example in a tool. None: no limit.
         tokens: number of tokens generated in finished requests.
-        first_version: version of the weights at the first token; None: unknown.
-        last_version: version of the weights at the last token of a finished request; None: unknown.
+        first_version: version of the weights at the first token; None if unknown.
+        last_version: version of the weights at the last token of a finished request; None if unknown.
         stopped: whether the session was told to stop.
         truncated: whether it ended because a tool's answer did not fit.
-        requests: the engine's id of each running request -> its server.
-        clock: ends the session when its patience is exhausted; None: nothing does.
+        requests: for each running request, its id in the engine and its server.
+        clock: ends the session when its patience is over. None: no limit.
     """
 
     patience: float | None = None
@@ -47,7 +47,7 @@ class Live:
     truncated: bool = False
     requests: dict[str, Any] = field(default_factory=dict)
     clock: asyncio.Timeout | None = None
-    _turns: int = 0  # turns that run now; an agent loop may run several at once
+    _turns: int = 0  # number of turns that are running; an agent loop may run several at once
     _over: bool = False
 
     def generated(self, tokens: int, version: int | None) -> None:
@@ -58,14 +58,12 @@ class Live:
             self.last_version = version
 
     def between_turns(self) -> None:
-        """Start the clock, because only the agent loop's own work, such as a tool call, is running and no turn of the
-        model.
-        """
+        """Start the clock: no turn of the model is running, only the agent loop's own work, such as a tool call."""
         self._set(None if self._over else self.patience)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """A context for generating, or waiting for a server, in which the clock stands still."""
+        """A context for generating, or for waiting for a server. The clock does not run in it."""
         self._turns += 1
         self._set(None)
         try:
@@ -76,8 +74,8 @@ class Live:
                 self.between_turns()
 
     def over(self) -> None:
-        """The trajectory is complete. From now on the session is scored; scoring has its own time limit and cannot be
-        stopped.
+        """Record that the trajectory is complete. From now on the session cannot be stopped: it is scored, with its own
+        time limit.
         """
         self._over = True
         self._set(None)
@@ -87,7 +85,7 @@ class Live:
             self.clock.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
     async def stop(self) -> None:
-        """End the session if it generates, waits for a tool, or has not started; scoring is not interrupted."""
+        """End the session, unless it is being scored. It may be generating, waiting for a tool, or not have started."""
         self.stopped = True
         if not (self._turns or self._over):
             self._set(0)
@@ -111,7 +109,7 @@ _CALL: ContextVar[_Call] = ContextVar("the call of this task")
 
 
 class Client(LLMServerClient):
-    """verl's client, which also records the session and the server of each request, so that it can be aborted."""
+    """verl's client. It also records the session and the server of each request, so that requests can be aborted."""
 
     async def generate(self, request_id: str, **kwargs: Any) -> TokenOutput:
         """Generate as verl does, but raise `SessionStopped` if the session was stopped."""
@@ -123,7 +121,7 @@ class Client(LLMServerClient):
             try:
                 output = await super().generate(request_id, **kwargs)
             except Exception:
-                if live.stopped:  # an engine may raise an error for an aborted request
+                if live.stopped:  # the error may come from aborting the request
                     raise SessionStopped from None
                 raise
             finally:
@@ -140,10 +138,10 @@ class Client(LLMServerClient):
         return server_id, server
 
     def _vllm_request_id(self, request_id: str) -> str:
-        """The engine's id of a request. verl calls this for every engine, not only for vLLM."""
+        """The engine's id of a request. verl calls this for every engine, in spite of its name."""
         engine_id = super()._vllm_request_id(request_id)
         if (live := LIVE.get()) is not None:
-            if live.stopped:  # stopped while it waited for a server, so no request is needed
+            if live.stopped:  # the session was stopped while it waited for a server; send no request
                 raise SessionStopped
             call = _CALL.get()
             call.request = engine_id
@@ -152,13 +150,13 @@ class Client(LLMServerClient):
 
 
 class ResumingClient(FullyAsyncLLMServerClient, Client):
-    """verl's client that continues requests which an update interrupted. Each attempt is one request of `Client`.
+    """verl's client that continues requests after an update has interrupted them. Each attempt is one request of `Client`.
 
-    A request that is stopped while it is interrupted is not sent again.
+    If a session is stopped during the interruption, its request is not sent again.
     """
 
     async def generate(self, request_id: str, **kwargs: Any) -> TokenOutput:
-        """Generate as verl does. All attempts and the waits between them count as one turn."""
+        """Generate as verl does. All attempts, and the waits between them, are one turn."""
         live = LIVE.get()
         if live is None:
             return await super().generate(request_id, **kwargs)
@@ -167,7 +165,7 @@ class ResumingClient(FullyAsyncLLMServerClient, Client):
 
 
 def _abort(server: Any, request: str) -> bool:
-    """Abort a request, which then returns its tokens so far. False: the engine does not know it. Runs in the server."""
+    """Abort a request, which then returns its tokens so far. False if the engine does not know it. Runs in the server."""
     if (sglang := getattr(server, "tokenizer_manager", None)) is not None:
         if known := request in sglang.rid_to_state:
             sglang.abort_request(request)
@@ -178,7 +176,7 @@ def _abort(server: Any, request: str) -> bool:
     return known
 
 
-_ABORTS: set[asyncio.Task[None]] = set()  # the event loop itself holds only weak references
+_ABORTS: set[asyncio.Task[None]] = set()  # keeps the tasks alive, because the event loop has only weak references
 
 
 def requests_left(server: Any) -> int:

@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
-"""Checks verl's configuration for use with a recipe, and sets the keys that the recipe needs."""
+"""Checks verl's configuration for a run with a recipe, and sets the keys that the recipe needs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rollalloc.drivers.verl.settings import SECTION, VerlSettings, read_settings
 
 MANAGER = "rollalloc.drivers.verl.workers.Manager"
 _OR_NO_STOPS = "the recipe stops rollouts; or take one without stops"
-ENGINES_THAT_STOP = ("vllm", "sglang")  # the engines whose single requests `client` can abort
+ENGINES_THAT_STOP = ("vllm", "sglang")  # the engines in which `client` can abort single requests
 
 
 def configure(config: Any) -> VerlSettings:
-    """Check the configuration, complete it in place, and return our settings. A second call changes nothing.
+    """Check the configuration, complete it in place, and return the settings of our section. A second call changes nothing.
 
     Args:
         config: verl's configuration, with one of our modes as `trainer.v1.trainer_mode`.
 
     Raises:
-        ValueError: a key or value of our section is wrong, or conflicts with a key of verl; the message says what to do.
+        ValueError: a key or value of our section is wrong, or contradicts a key of verl. The message says what to do.
     """
     section = config.trainer.v1.get("rollalloc") or OmegaConf.create({})
     if not OmegaConf.is_dict(section):
@@ -45,7 +45,7 @@ def configure(config: Any) -> VerlSettings:
     sizes = config.data.train_batch_size, rollout.n
     settings = read_settings(section, *sizes, overlap)  # pyright: ignore[reportArgumentType]
     if overlap is not None:
-        overlap.patience(settings.recipe)  # raises if the strategy does not fit the limit
+        overlap.patience(settings.recipe)  # raises an error if the strategy contradicts the limit
     for conflict, message in [*_conflicts(config, settings), *_CONFLICTS_OF[mode](config)]:
         if conflict:
             raise ValueError(message)
@@ -62,24 +62,26 @@ def configure(config: Any) -> VerlSettings:
 
 
 def refuse_limits_of_vllm(rollout: Any) -> None:
-    """Refuse limits with which vLLM would fail at its start, when Ray and the model are already loaded.
+    """Raise an error for limits that vLLM would refuse when it starts, after Ray and the model have been loaded.
 
     Args:
-        rollout: verl's `actor_rollout_ref.rollout`; its `engine_kwargs.vllm` override its own keys, as in verl.
+        rollout: verl's `actor_rollout_ref.rollout`. As in verl, values in its `engine_kwargs.vllm` override its own.
 
     Raises:
-        ValueError: a step of vLLM has fewer tokens than sequences, or, without chunked prefill, than the longest sequence.
+        ValueError: max_num_batched_tokens is below max_num_seqs; or, without chunked prefill, below max_model_len.
     """
     if rollout.name != "vllm":
         return
     given = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
     keys = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "enable_chunked_prefill")
     tokens, sequences, longest, chunked = (given.get(key, rollout.get(key)) for key in keys)
-    if tokens is None or sequences is None:  # vLLM chooses
+    if tokens is None or sequences is None:  # then vLLM chooses
         return
-    # Verl then raises the tokens to the longest sequence.
+    # Without chunked prefill, verl raises the tokens to the longest sequence, unless they are set in `engine_kwargs`.
     if not rollout.enable_chunked_prefill and not given.get(keys[0]):
-        tokens = max(tokens, rollout.max_model_len or sequences)  # if unset, vLLM uses the model's number of positions
+        tokens = max(
+            tokens, rollout.max_model_len or sequences
+        )  # if max_model_len is unset, vLLM derives it from the model
     name = "actor_rollout_ref.rollout"
     if tokens < sequences:
         raise ValueError(
@@ -95,7 +97,7 @@ def refuse_limits_of_vllm(rollout: Any) -> None:
 
 
 def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]:
-    """Pairs of a condition that must not hold, and the error message if it does."""
+    """Conditions that must not hold, each with the error message for the case that it does."""
     rollout, reward, algorithm = config.actor_rollout_ref.rollout, config.reward.reward_model, config.algorithm
     manager = rollout.agent.get("agent_loop_manager_class")
     sampler = config.trainer.v1.sampler.get("custom_sampler") or {}
@@ -148,7 +150,7 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]
 
 
 def overlap_of(config: Any) -> Overlap | None:
-    """How the configured mode overlaps rollouts with updates; None: they do not overlap.
+    """The settings with which the configured mode overlaps rollouts and updates. None: they do not overlap.
 
     Raises:
         ValueError: the mode is not one of ours.
@@ -166,7 +168,7 @@ def overlap_of(config: Any) -> Overlap | None:
 
 
 def _conflicts_of_separate(config: Any) -> Iterator[tuple[Any, str]]:
-    """Further conflicts if generation has its own devices."""
+    """Further conditions that must not hold if generation has its own devices, with their error messages."""
     rollout, separate = config.actor_rollout_ref.rollout, config.trainer.v1.separate_async
     prompts, mini_batch = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     steps = prompts / mini_batch

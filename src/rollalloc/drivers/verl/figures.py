@@ -1,4 +1,4 @@
-"""Metrics of a training step: by stage of the recipe and by group, and the groups that wait for a later batch."""
+"""Metrics of a training step: by stage of the recipe, by group, and of groups that wait for a later batch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rollalloc.core.events import Order
 from rollalloc.core.recipe import Stage
 from rollalloc.core.statistics import PromptStatistics
 
-_Stages = defaultdict[int, dict[int, int]]  # stage -> group -> its prompt
+_Stages = defaultdict[int, dict[int, int]]  # for each stage: the prompt of each group
 
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """A scored rollout, as the table of groups needs it."""
+    """A scored rollout, with what the table of groups shows of it."""
 
     metric: float
     tokens: int
@@ -26,7 +26,7 @@ class StageResult:
 
 
 COLUMNS = ("stage", "prompt", "rollouts", "mean", "deviation", "tokens", "truncated", "became")
-"""Columns of the table of groups, which has a row for each stage that a group left, over its rollouts of that stage."""
+"""Columns of the table of groups. It has a row for each stage that a group left, about its rollouts in that stage."""
 
 
 _TRAINED, _NEXT, _HELD, _SURPLUS = "trained", "next stage", "held", "surplus"
@@ -39,30 +39,30 @@ class Step:
 
     Attributes:
         held: groups that waited for a batch when the step began.
-        rounds: how often rollouts were ordered in the step.
+        rounds: number of times that rollouts were ordered in the step.
     """
 
     held: AbstractSet[int] = frozenset()
     rounds: int = 0
     _entered: _Stages = field(default_factory=lambda: defaultdict(dict))
-    # Groups that entered in an earlier step and still run.
+    # Groups that entered in an earlier step and are still running.
     _undecided: _Stages = field(default_factory=lambda: defaultdict(dict))
     _rollouts: Counter[int] = field(default_factory=Counter)
     _scored: dict[tuple[int, int], list[StageResult]] = field(default_factory=lambda: defaultdict(list))
 
     def order(self, orders: Iterable[Order]) -> None:
-        """Count orders that start together, as one round."""
+        """Count orders that start together. They are one round."""
         self.rounds += 1
         for order in orders:
-            self._entered[order.stage][order.group] = order.prompt  # an order may come in parts
+            self._entered[order.stage][order.group] = order.prompt  # counted once, even if the order comes in parts
             self._rollouts[order.stage] += len(order.rollouts)
 
     def see(self, at: int, group: int, rollout: StageResult) -> None:
-        """Record that a rollout, which this stage of the group ordered, has its score."""
+        """Record a scored rollout of this group, which this stage ordered."""
         self._scored[at, group].append(rollout)
 
     def following(self, held: AbstractSet[int], running: AbstractSet[int]) -> Step:
-        """The next step, which takes over the groups that are still in their stage."""
+        """The next step. It takes over the groups that are still in their stage."""
         undecided: _Stages = defaultdict(dict)
         for stage in self._entered.keys() | self._undecided.keys():
             undecided[stage] = {
@@ -77,7 +77,7 @@ class Step:
         return step
 
     def _groups_in(self, stage: int) -> dict[int, int]:
-        """The groups that were in a stage at some time of this step, and their prompts."""
+        """The groups that were in the stage during this step, and their prompts."""
         return self._undecided[stage] | self._entered[stage]
 
     def _has_left(self, stage: int, group: int, running: AbstractSet[int]) -> bool:
@@ -92,15 +92,15 @@ class Step:
         held: AbstractSet[int],
         running: AbstractSet[int],
     ) -> dict[str, Any]:
-        """The step's metrics, once its batch is formed.
+        """The step's metrics, after its batch is made.
 
         Args:
             stages: the recipe's stages.
-            statistics: the allocator's statistics; for each of these prompts, the last visit must be the one of its
-                group in this step.
+            statistics: the allocator's statistics. For each prompt of this step, the last visit must be that of its group
+                in this step.
             trained: groups in the batch.
             held: groups that wait for a later batch.
-            running: groups with rollouts that continue during the update; a later step counts how they end.
+            running: groups with rollouts that continue during the update. They are counted in the step in which they end.
         """
         held_counts = {
             "groups": len(held),
@@ -126,9 +126,7 @@ class Step:
         return {"rounds": self.rounds, "held": held_counts, "stage": by_stage, "groups_table": groups}
 
     def _became(self, index: int, group: int, fate: str, trained: AbstractSet[int], held: AbstractSet[int]) -> str:
-        """What happened to a group that left a stage: "trained", "held", "next stage", or the reason why it was
-        dropped.
-        """
+        """What happened to a group that left a stage: "trained", "held", "next stage", or the reason why it was dropped."""
         if group in self._entered[index + 1]:
             return _NEXT
         if group in trained:
@@ -146,7 +144,7 @@ class Step:
         return (stage, prompt, len(scored), *figures, became)
 
     def _of_stage(self, index: int, became: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-        """A stage's figures, from the groups that left it (`became` says where they went) and from their rows."""
+        """A stage's metrics. `became` says what happened to each group that left it; `rows` are these groups' rows."""
         passed = sum(each in _PASSED for each in became.values())
         figures: dict[str, Any] = {
             "groups": len(self._entered[index]),

@@ -1,4 +1,4 @@
-"""Calls a function once a module has been imported, without importing it."""
+"""Calls a function after a module has been imported, without importing the module."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from types import ModuleType
 
 
 def after_import(name: str, run: Callable[[ModuleType], None]) -> None:
-    """Call `run` with the module of that name: now if it is imported already, otherwise as soon as it is imported.
+    """Call `run` with the module of this name: at once if it is imported already, otherwise right after its import.
 
-    verl loads plug-ins in each of its processes. Most of them never need the trainer, and importing it takes seconds.
+    verl loads plug-ins in each of its processes. Most processes never need the trainer, and importing it takes seconds.
     """
     if name in sys.modules:
         run(sys.modules[name])
@@ -37,7 +37,7 @@ class _Watcher(MetaPathFinder):
 
 
 class _Then(Loader):
-    """A loader that calls a function after another loader has loaded the module."""
+    """A loader that loads a module with another loader, and then calls a function."""
 
     def __init__(self, loader: Loader, run: Callable[[ModuleType], None]) -> None:
         self._loader, self._run = loader, run

@@ -25,7 +25,7 @@ from rollalloc.drivers.verl.rounds import Submission
 
 
 class Prompts:
-    """The prompts of a run, in the order of verl's loader and as rows for verl's workers.
+    """The prompts of a run: in the order of verl's loader, and as rows for verl's workers.
 
     Args:
         config: verl's `data` section.
@@ -53,7 +53,7 @@ class Prompts:
         return len(self._dataset)
 
     def next_prompts(self) -> tuple[Sequence[int], int]:
-        """The next batch of verl's loader, and its epoch."""
+        """The indices of the next batch of verl's loader, and its epoch."""
         if self._remaining is None:
             self._remaining = iter(self.index_loader)
         indices = next(self._remaining, None)
@@ -66,13 +66,13 @@ class Prompts:
     def table(self, features: str | None) -> PromptTable:
         """The prompts as the core sees them.
 
-        The keys identify the prompts even if the files are reordered. A data set of a custom class has no keys.
+        The keys identify the prompts, even if the files are reordered. A data set of a custom class has no keys.
 
         Args:
-            features: file of the prompts' features; None: none.
+            features: file of the prompts' features. None: no features.
 
         Raises:
-            ValueError: the data set has no keys to look up features, or the file is corrupt or lacks prompts.
+            ValueError: the data set has no keys to find features by; or the file is corrupt or lacks prompts.
         """
         frame = getattr(self._dataset, "dataframe", None)
         if frame is None:
@@ -86,7 +86,7 @@ class Prompts:
         return PromptTable(keys, features=None if features is None else read_features(Path(features), keys).blocks)
 
     def rows(self, submissions: Sequence[Submission], step: int) -> TensorDict:
-        """The submissions in the format of verl's workers."""
+        """Convert submissions to the format of verl's workers."""
         batch = collate_fn([self._dataset[submission.prompt] for submission in submissions])
         batch["uid"] = np.array([submission.uid for submission in submissions], dtype=object)
         batch[SAMPLES] = np.array([len(submission.rollouts) for submission in submissions], dtype=object)
@@ -96,21 +96,21 @@ class Prompts:
 
 
 def refuse_columns_of(dataset: Any, files: str, allowed: frozenset[str] = frozenset()) -> None:
-    """Refuse a data set whose first row has reserved names; see `names.refuse_columns`."""
+    """Raise an error if the first row of a data set has columns with reserved names; see `names.refuse_columns`."""
     if dataset is not None and len(dataset):
         row = dataset[0]
         refuse_columns(row, row.get("extra_info"), files, allowed)
 
 
 def fill_samples(dataset: Any, n: int) -> None:
-    """Give every validation prompt a number of answers to sample, if only some of the files contain one.
+    """Give every validation prompt a number of answers to sample, if only some of the files contain this number.
 
-    verl concatenates its files. If only some files have the column, it is null in the rows of the others, and verl
-    fails on null.
+    verl concatenates its files. If only some of them have the column, its value is null in the rows of the others, and
+    verl fails.
 
     Args:
         dataset: verl's validation set. A data set without a `dataframe`, such as one of a custom class, is not changed.
-        n: verl's `val_kwargs.n`, which is used for files without the column.
+        n: verl's `val_kwargs.n`, the number for rows without a value.
     """
     frame = getattr(dataset, "dataframe", None)
     if frame is not None and SAMPLES in frame.column_names and None in frame[SAMPLES]:
@@ -118,7 +118,7 @@ def fill_samples(dataset: Any, n: int) -> None:
 
 
 def _keys(frame: Iterable[dict[str, Any]], prompt_key: str) -> list[str]:
-    """A key for each row. Equal rows get numbered keys, since verl trains on all of them."""
+    """A key for each row. The keys of equal rows are numbered, because verl trains on all of them."""
     rows = [
         (
             str(row.get("data_source")),

@@ -12,31 +12,31 @@ def optimizer_steps(configured: int, rows: int) -> int:
 
 
 def rows_multiple(ranks: int, steps: Sequence[int], train_micro: int | None, infer_micro: int | None) -> int:
-    """The smallest number whose multiples split evenly into ranks, mini-batches and micro-batches.
+    """The smallest number of rows such that each multiple can be split into ranks, mini-batches and micro-batches.
 
     Args:
         ranks: number of data-parallel ranks.
-        steps: for each network that trains on the batch, its number of optimizer steps.
-        train_micro: rows of a training micro-batch on a rank; None: micro-batches are sized by tokens.
-        infer_micro: rows of a micro-batch without gradients; None: micro-batches are sized by tokens.
+        steps: for each network that is trained on the batch, its number of optimizer steps.
+        train_micro: number of rows of a training micro-batch on a rank. None: micro-batches are limited by tokens.
+        infer_micro: number of rows of a micro-batch without gradients. None: micro-batches are limited by tokens.
     """
     return ranks * lcm(*(count * (train_micro or 1) for count in steps), infer_micro or 1)
 
 
 def spread(padding_B: Sequence[bool], ranks: int, steps: int) -> list[int]:
-    """An order of the rows that spreads padding evenly over the mini-batches.
+    """An order of the rows in which padding is spread evenly over the mini-batches.
 
     Rank r holds the rows [r·B/R, (r+1)·B/R), and mini-batch j is the j-th part of each rank's rows. Rows do not change
     their rank. If there are at least as many real rows as steps, every mini-batch has a real row.
 
     Args:
-        padding_B: for each row, whether it is padding; shape (B,), B a multiple of ranks · steps.
+        padding_B: whether each row is padding, shape (B,); B is a multiple of ranks · steps.
         ranks: number of data-parallel ranks R.
         steps: number of mini-batches.
     """
     share = len(padding_B) // ranks
     order: list[int] = []
-    # Continues over all ranks; otherwise the first mini-batches would get one more padding row from every rank.
+    # Continue over all ranks. If each rank began anew, the first mini-batches would get more padding rows than the others.
     turn = 0
     for rank in range(ranks):
         rows = range(rank * share, (rank + 1) * share)

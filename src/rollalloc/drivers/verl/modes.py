@@ -1,4 +1,4 @@
-"""Our names for verl's three V1 trainer modes, and how an asynchronous mode changes a recipe."""
+"""Our names for verl's three V1 trainer modes, and the changes that an asynchronous mode makes to a recipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollalloc.core.recipe import Recipe
 from rollalloc.recipes.streaming import streamed
 from rollalloc.rules.intake import Ahead
 
-MODES = {  # ours -> verl's own
+MODES = {  # our name: verl's name
     "rollalloc": "sync",
     "rollalloc_colocate_async": "colocate_async",
     "rollalloc_separate_async": "separate_async",
@@ -20,7 +20,7 @@ _STRATEGY = "trainer.v1.sampler.max_off_policy_strategy"
 
 
 def verls_mode(name: str) -> str:
-    """verl's mode for one of our names.
+    """verl's name for one of our modes.
 
     Raises:
         ValueError: the name is not one of ours.
@@ -32,13 +32,13 @@ def verls_mode(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """verl's settings for a mode in which rollouts continue during an update.
+    """verl's settings for a mode in which rollouts continue during updates.
 
     Attributes:
         mode: verl's name of the mode.
-        max_versions: number of versions of the weights that a trajectory may span, including the batch's own
+        max_versions: maximum number of versions of the weights from a trajectory's first token to its batch, both included
             (`trainer.v1.sampler.max_off_policy_threshold`).
-        batches: number of further batches that are generated beside the next one (`num_warmup_batches` of the mode).
+        batches: number of batches that are generated ahead, in addition to the next one (`num_warmup_batches` of the mode).
         strategy: what happens to groups that get too old (`trainer.v1.sampler.max_off_policy_strategy`): "drop" drops them,
             "wait" delays the update until they have ended.
     """
@@ -51,10 +51,10 @@ class Overlap:
     def of(self, recipe: Recipe) -> Recipe:
         """The recipe, changed so that it may train on older rollouts and orders groups for later batches.
 
-        If the recipe sets `max_staleness` or looks ahead by itself, as Pilot-Commit does, its own values hold.
+        If the recipe itself sets `max_staleness` or looks ahead, as Pilot-Commit does, its own values are kept.
 
         Raises:
-            ValueError: verl's settings allow no update between a rollout and its batch, or set no limit.
+            ValueError: verl's settings do not allow an update between a rollout and its batch, or set no limit.
         """
         recipe = streamed(recipe, staleness=recipe.max_staleness or self._max_staleness())
         ahead = floor(self._batches() * recipe.groups)
@@ -63,18 +63,18 @@ class Overlap:
         return replace(recipe, intake=Ahead(recipe.intake, ahead))
 
     def patience(self, recipe: Recipe) -> int | None:
-        """Age in updates from which a running group delays the next update; None: no update is delayed.
+        """The age of a running group, in updates, from which it delays the next update. None: no update is delayed.
 
             patience = max_staleness - ceil(batches ahead)
 
-        While the update waits for a group of this age, only the groups of the batches ahead can be as old. The oldest
-        are trained on first, so each is trained on before it is older than `max_staleness`.
+        While an update waits for a group of this age, only groups of the batches ahead can be equally old. The oldest groups
+        are trained on first, so that each is trained on before it is older than `max_staleness`.
 
         Args:
-            recipe: what `of` returned.
+            recipe: the recipe that `of` returned.
 
         Raises:
-            ValueError: the strategy is unknown, or the limit is too low to wait for old groups and still overlap.
+            ValueError: the strategy is unknown; or the limit is too low for waiting and overlap at the same time.
         """
         if self.strategy == "drop":
             return None

@@ -1,7 +1,7 @@
-"""Names that verl and this driver reserve. Columns of a data set and arguments of a reward must not have them.
+"""Names that verl and this driver reserve. No column of a data set and no argument of a reward function may have them.
 
-verl passes every column of a prompt on as a keyword argument, and stores it beside the generated data. A column with a
-reserved name would make every rollout fail, or silently replace a value of verl or the driver.
+verl passes every column of a prompt on as a keyword argument, and stores it together with the generated data. A column
+with a reserved name would make every rollout fail, or silently replace a value of verl or of the driver.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ _COLUMNS = {
     ),
 }
 _RESERVED_COLUMNS = {name: owner for owner, names in _COLUMNS.items() for name in names}
-# verl writes these into `extra_info` before the reward sees it.
+# Fields that verl writes into `extra_info` before it calls the reward function.
 _RESERVED_INFO = {
     *("num_turns", "rollout_reward_scores", "turn_scores", "tool_rewards"),
     *("global_steps", "min_global_steps", "max_global_steps", "num_cached_tokens"),
 }
-# verl passes these keyword arguments to the reward; `reward_kwargs` of the same names would replace them.
+# Keyword arguments that verl passes to the reward function. Equal names in `reward_kwargs` would replace them.
 _REWARD_ARGUMENTS = frozenset(
     ("data_source", "solution_str", "ground_truth", "extra_info", "reward_router_address", "reward_model_tokenizer")
 )
-READ_IN_VALIDATION = frozenset(["__rollout_n__"])  # verl reads it from validation data: the number of rollouts
+READ_IN_VALIDATION = frozenset(["__rollout_n__"])  # a column that verl reads in validation data: the number of rollouts
 
 
 def refuse_columns(row: Iterable[str], extra_info: Any, files: str, allowed: frozenset[str] = frozenset()) -> None:
-    """Refuse a data set with columns that verl or the driver would overwrite, or that would overwrite theirs.
+    """Raise an error for a data set with reserved column names. Such columns would be overwritten, or overwrite others.
 
     Args:
         row: names of the columns.
-        extra_info: names of the fields of the column `extra_info`; None: it has none.
-        files: key of verl's configuration that names the data.
+        extra_info: names of the fields of the column `extra_info`. None: there is no such column.
+        files: the key of verl's configuration that names the data files.
         allowed: names that are not reserved in this data set.
 
     Raises:
-        ValueError: columns have reserved names; the message says which, and what each name is reserved for.
+        ValueError: columns have reserved names. The message lists them, and says what each name is used for.
     """
     reserved = [(name, _RESERVED_COLUMNS[name]) for name in row if name in _RESERVED_COLUMNS and name not in allowed]
     reserved += [(f"extra_info.{name}", _OF_THE_REWARD) for name in extra_info or () if name in _RESERVED_INFO]
@@ -58,7 +58,7 @@ def refuse_columns(row: Iterable[str], extra_info: Any, files: str, allowed: fro
 
 
 def refuse_reward_arguments(arguments: Iterable[str]) -> None:
-    """Raise a ValueError that names `reward_kwargs` which would replace the arguments that verl passes to the reward."""
+    """Raise a ValueError if `reward_kwargs` would replace arguments that verl passes to the reward function."""
     if taken := sorted(_REWARD_ARGUMENTS.intersection(arguments)):
         raise ValueError(
             f"reward.custom_reward_function.reward_kwargs must not set {', '.join(taken)}: verl passes the sample in these "

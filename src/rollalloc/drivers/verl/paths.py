@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
-"""The files in verl's configuration: relative paths become absolute, and the files are checked before training starts."""
+"""The files in verl's configuration: relative paths are made absolute, and the files are checked before training starts."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _READ = (
 _WRITTEN = ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir")
 _DATA = {"data.train_files": frozenset[str](), "data.val_files": READ_IN_VALIDATION}
 _REWARD = "reward.custom_reward_function"
-_MODULE, _FILE = "pkg://", "file://"  # verl's own
+_MODULE, _FILE = "pkg://", "file://"  # prefixes that verl uses
 
 
 def make_absolute(config: Any) -> None:
     """Replace relative paths in the configuration by absolute ones, resolved from the current working directory.
 
-    verl reads its files in Ray processes. These have another working directory on another node or on a running cluster.
-    The path of an input is only replaced if the file exists, so that names on a model hub and URLs stay as they are.
+    verl reads its files in Ray processes, whose working directory may be another one. The path of an input is replaced only
+    if the file exists, so that URLs and names on a model hub are not changed.
     """
     with open_dict(config):
         for key in (*_READ, *_WRITTEN):
@@ -53,7 +53,7 @@ def _absolute(path: Any, written: bool) -> Any:
 
 @dataclass(frozen=True)
 class _Data:
-    """A data file: the names of its columns, and for each column of dictionaries the names of its fields."""
+    """A data file: the names of its columns, and the names of the fields in each column of dictionaries."""
 
     columns: tuple[str, ...]
     fields: dict[str, tuple[str, ...]]
@@ -62,7 +62,7 @@ class _Data:
 def missing_or_wrong(config: Any) -> Iterator[str]:
     """Problems with the files of a configuration: missing files, missing or reserved columns, a missing reward function.
 
-    Data at URLs such as `hdfs://…` are not checked. The reward's file is parsed but not run.
+    Data at URLs such as `hdfs://…` are not checked. The file of the reward function is parsed, but not run.
     """
     for key, allowed in _DATA.items():
         for path in _local(OmegaConf.select(config, key)):
@@ -87,11 +87,11 @@ def _check_data(config: Any, key: str, path: str, allowed: frozenset[str]) -> No
     if not file.is_file():
         raise ValueError(f"{key}: there is no file {path} (relative paths start at {Path.cwd()})")
     if OmegaConf.select(config, "data.custom_cls.path"):
-        return  # a custom data set class may read any columns
+        return  # a custom data set class may need other columns
     data = _data(file)
     prompt = OmegaConf.select(config, "data.prompt_key") or "prompt"
     needed: dict[str, str | None] = {prompt: None}
-    # verl's own reward managers need these columns; a custom one may read any.
+    # verl's own reward managers need these columns. A custom one may need others.
     if OmegaConf.select(config, "reward.reward_manager.source") == "register":
         needed |= {"data_source": None, "reward_model": "ground_truth"}
     for column, field in needed.items():
@@ -103,7 +103,7 @@ def _check_data(config: Any, key: str, path: str, allowed: frozenset[str]) -> No
 
 
 def _data(file: Path) -> _Data:
-    """The columns of a file, from its parquet schema or its first JSON row; a ValueError if it has neither."""
+    """The columns of a file, from its parquet schema or its first JSON row. Raise a ValueError if it has neither."""
     if file.suffix == ".parquet":
         from pyarrow import ArrowException, types
         from pyarrow.parquet import read_schema
@@ -138,7 +138,7 @@ def _check_reward(path: str, name: Any) -> None:
 
 
 def _file_of_module(name: str) -> Path:
-    """The file of a module that verl would import. The module is not imported here, but its packages are."""
+    """The file of a module that verl would import. Only the packages that contain the module are imported here."""
     try:
         spec = find_spec(name.replace("/", "."))
     except ImportError:
@@ -149,7 +149,7 @@ def _file_of_module(name: str) -> Path:
 
 
 def _top_level(body: Iterable[ast.stmt]) -> Iterator[str]:
-    """Names that a module's statements bind; "*" for an import of everything from another module."""
+    """Names that the statements of a module define; "*" if it imports everything from another module."""
     for statement in body:
         for node in ast.walk(statement):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

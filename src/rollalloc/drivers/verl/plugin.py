@@ -1,6 +1,6 @@
 """The entry point `verl.plugins`, which verl loads in each of its processes.
 
-To keep it cheap, the trainers are registered only when verl imports its own.
+Our trainers are registered only in processes in which verl imports its own trainers, so that loading stays fast.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 def _register_trainer(_: ModuleType) -> None:
     try:
         import_module("rollalloc.drivers.verl.trainer")
-    except Exception:  # even with an unsupported version of verl, verl's own trainers must work
+    except Exception:  # verl's own trainers must work even if this version of verl is not supported
         log.exception("rollalloc's trainer modes are not available; they need verl 0.9")
 
 

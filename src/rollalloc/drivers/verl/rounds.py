@@ -1,6 +1,6 @@
 """Translates between the core and verl: orders become submissions, and outcomes become events of the core.
 
-This module does not import verl. A `Crew` generates rollouts and stores their rows; a `Loader` gives the prompts in verl's
+This module does not import verl. A `Crew` generates rollouts and stores their rows. A `Loader` gives the prompts in verl's
 order.
 """
 
@@ -23,12 +23,12 @@ from rollalloc.runs.metrics import away, of_batch, prediction, scalars, totals
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """An order in verl's terms: a prompt with a new uid. Session i of the uid generates rollout i of the order.
+    """An order for verl: a prompt with a new uid. The session with index i generates the order's rollout with index i.
 
     Attributes:
-        uid: a uid that was never used before. It has no underscore, since verl splits row keys at underscores.
+        uid: a uid that is never used again. It has no underscore, because verl splits row keys at underscores.
         prompt: index of the prompt in the data set.
-        rollouts: the core's rollout ids.
+        rollouts: ids of the rollouts in the core.
     """
 
     uid: str
@@ -44,14 +44,14 @@ class SessionOutcome:
         uid: uid of the submission.
         session: index of the session in the submission.
         tokens: number of generated tokens.
-        reward: reward for training; None: there is no score.
+        reward: reward for training. None: there is no score.
         metric: metric for selection.
-        version: version of the weights at the first token; None: unknown, the latest is assumed.
-        last_version: version of the weights at the last token; None: unknown.
+        version: version of the weights at the first token. None: unknown; the latest version is assumed.
+        last_version: version of the weights at the last token; None if unknown.
         truncated: whether it reached the length limit.
-        rows: number of rows that it stored, under the keys `uid_session_0`, `uid_session_1`, ...
+        rows: number of rows that it stored. Their keys are `uid_session_0`, `uid_session_1`, ...
         reason: why there is no score.
-        cancelled: whether the core stopped it.
+        cancelled: whether it was stopped because the core asked for it.
         uncertainty: see `rollalloc.core.events.Done`; None if verl does not compute log-probabilities.
     """
 
@@ -70,7 +70,7 @@ class SessionOutcome:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of its rows in verl."""
+        """The keys in verl of the rows that it stored."""
         return tuple(f"{self.uid}_{self.session}_{row}" for row in range(self.rows))
 
 
@@ -85,22 +85,22 @@ class Crew(Protocol):
         ...
 
     def cancel(self, sessions: Sequence[Session]) -> None:
-        """Stop the sessions that are still running. Each of them still gets an outcome."""
+        """Stop those of the sessions that are still running. Each of them still gets an outcome."""
         ...
 
     def outcomes(self, wait: bool = True) -> Sequence[SessionOutcome]:
-        """Outcomes since the last call. Every submitted session gets exactly one, even if its worker dies.
+        """The outcomes since the last call. Every submitted session gets exactly one, even if its worker dies.
 
         Args:
-            wait: wait until there is at least one outcome; otherwise the result may be empty.
+            wait: True: wait until there is at least one outcome. False: the result may be empty.
         """
         ...
 
     def copy(self, keys: Mapping[str, str]) -> None:
-        """Copy rows to new keys. Rows for replay need it, since verl frees a batch's rows after its update.
+        """Copy rows to new keys. This is needed for replay, because verl frees a batch's rows after its update.
 
         Args:
-            keys: new key of each row, by its present key.
+            keys: the new key of each row, by its present key.
         """
         ...
 
@@ -113,7 +113,7 @@ class Loader(Protocol):
     """Gives the prompts in the order of the framework's own data loader."""
 
     def next_prompts(self) -> tuple[Sequence[int], int]:
-        """The next prompts, and the epoch that they belong to. Begins a new epoch at the end of each."""
+        """The indices of the next prompts, and the epoch that they belong to. At its end a new one begins."""
         ...
 
     def __len__(self) -> int:
@@ -127,12 +127,12 @@ class Finished(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """A batch in verl's terms.
+    """A batch for verl.
 
     Attributes:
         batch: the core's batch.
         keys: keys of the rows in verl. A rollout with several outputs has several keys.
-        rows: for each key, the core's row.
+        rows: the core's row of each key.
     """
 
     batch: Batch
@@ -140,14 +140,13 @@ class TrainingRows:
     rows: tuple[Row, ...]
 
     def factors(self, own: bool, within_group: bool) -> dict[str, float]:
-        """The factor by which the row of each key is multiplied.
+        """The factor for the row of each key.
 
         Args:
-            own: the core computes the advantages. Then the factor is advantage · weight, and it is applied to the
-                response mask. Otherwise the factor is the weight, and it is applied to the advantage from verl's
-                estimator.
-            within_group: verl's estimator compares the rollouts of a group. A rollout that is alone in its group gets the
-                factor 0, because verl would use its plain reward as the advantage.
+            own: True: the core computes the advantages. The factor is advantage · weight, and multiplies the response mask.
+                False: the factor is the weight, and multiplies the advantage from verl's estimator.
+            within_group: True: verl's estimator compares the rollouts of a group. A rollout that is alone in its group then
+                gets the factor 0, because verl would use its reward as the advantage.
         """
         if own:
             return {key: row.advantage * row.weight for key, row in self._held}
@@ -160,23 +159,23 @@ class TrainingRows:
 
 
 class Rounds:
-    """Runs the loop of asking the core, generating, and telling the core, until there is a batch.
+    """Asks the core, generates, and tells the core, until there is a batch.
 
-    If rollouts cannot overlap an update, the batch is returned only when no rollout is running, since the update needs the
-    same devices. Rollouts that end after the batch was formed are kept for the next one, if the recipe allows it. If they
-    can overlap, the batch is returned at once, and rollouts for the next batch are started.
+    If rollouts cannot overlap an update, a batch is returned only when no rollout is running, because the update needs the
+    same devices. Rollouts that are not in the batch are kept for the next one, if the recipe allows it. If rollouts can
+    overlap an update, the batch is returned at once, and rollouts for the next batch are started.
 
     Args:
         allocator: the core.
         crew: generates rollouts and stores their rows.
         loader: gives prompts in verl's order, if the recipe's prompt rule is `AsOffered`; otherwise None.
         overlaps: whether rollouts may continue during an update.
-        patience: age in updates from which a running group delays the next update, at least 1 (`modes.Overlap.patience`);
-            None: no update is delayed, and groups that get too old are dropped.
+        patience: age of a running group, in updates, from which it delays the next update; at least 1
+            (`modes.Overlap.patience`). None: no update is delayed, and groups that get too old are dropped.
 
     Attributes:
-        seconds: time that the last `next_batch` took, not counting the time it waited for rollouts from the crew.
-        reasons: why rollouts failed in the last step, with counts.
+        seconds: time that the last `next_batch` took, without the time in which it waited for rollouts.
+        reasons: number of failed rollouts in the last step, by reason.
     """
 
     def __init__(
@@ -191,38 +190,38 @@ class Rounds:
         self.patience = patience
         self.seconds = 0.0
         self.reasons: Counter[str] = Counter()
-        self._failing: Counter[str] = Counter()  # why rollouts failed since the last batch
+        self._failing: Counter[str] = Counter()  # number of failed rollouts since the last batch, by reason
         self._step = Step()
         self._figures: dict[str, Any] = {}  # metrics of the last step
-        # Orders that were running when the state was saved, which must be repeated.
+        # Orders that were running when the state was saved. They must be submitted again.
         self._broken_off: tuple[Order, ...] = ()
-        self._running: dict[Session, int] = {}  # session -> rollout
-        self._begun: dict[int, int] = {}  # group that is running or held -> version of the weights at its first order
+        self._running: dict[Session, int] = {}  # the rollout of each running session
+        self._begun: dict[int, int] = {}  # for each group that is running or held: the version at its first order
         self._stopped: set[int] = set()  # running rollouts that were told to stop
-        self._keys: dict[int, tuple[str, ...]] = {}  # rollout -> keys of its stored rows
-        self._kept: dict[int, tuple[str, ...]] = {}  # trained rollout -> keys of the copies of its rows, for replay
+        self._keys: dict[int, tuple[str, ...]] = {}  # keys of the stored rows of each rollout
+        self._kept: dict[int, tuple[str, ...]] = {}  # for each rollout to replay: keys of the copies of its rows
         self._unneeded: list[str] = []  # keys of rows to release at the end of the round
-        self._reading_since: int | None = None  # the loader's epoch when it was first read since the last order
-        self._gave_up = False  # the core was told that the loader has ended, so that it forms a batch with what it has
-        self._at_work = False  # a batch was returned and is not trained yet
+        self._reading_since: int | None = None  # the loader's epoch at the first read since the last order
+        self._gave_up = False  # whether the core was told that the loader has ended, so that it makes a batch now
+        self._at_work = False  # whether a batch was returned and is not trained yet
 
     def next_batch(self, last: bool = False) -> TrainingRows:
         """Generate until there is a batch.
 
         Args:
-            last: whether this is the last batch, so that no rollouts for a later batch are started.
+            last: True: this is the last batch, so no rollouts for a later batch are started.
 
         Raises:
             Finished: the run is over, and there is no batch.
             NoScores: the run is over because no rollout could be scored; the reward or the engine fails.
-            NoProgress: nothing is running and nothing can start, although the run is not over; says what would help.
-            MetricError: the recipe reads the metric as a success rate, but it is outside [0, 1]; names its key.
+            NoProgress: nothing is running and nothing can start, although the run is not over. The message says what helps.
+            MetricError: the recipe reads the metric as a success rate, but it is outside [0, 1]. The message names its key.
             RuntimeError: `trained` was not called for the last batch.
         """
         if self._at_work:
             raise RuntimeError("the last batch is still to be trained: call trained(version) before next_batch()")
         started, waited = time.perf_counter(), 0.0
-        # Repeated orders get new keys, since rows of the first attempt may still be stored.
+        # Orders that are submitted again get new keys, because rows of the first attempt may still be stored.
         self._submit(self._broken_off, again=f"a{self.allocator.version}")
         self._broken_off = ()
         batch: Batch | None = None
@@ -255,30 +254,30 @@ class Rounds:
         return rows
 
     def attend(self, last: bool = False) -> None:
-        """During an update: report finished rollouts to the core without waiting, and carry out its actions.
+        """During an update, report finished rollouts to the core without waiting, and carry out its actions.
 
         Args:
-            last: as in `next_batch`.
+            last: True: no rollouts for a later batch are started.
         """
         if self._running and (outcomes := self.crew.outcomes(wait=False)):
             self._tell(outcomes)
             self._order_beside(last)
 
     def _awaited(self) -> bool:
-        """Whether a running group is so old that the next update is delayed until it has ended."""
+        """Whether a running group is so old that the next update must wait until it has ended."""
         if self.patience is None:
             return False
         return any(self.allocator.version - self._begun[group] >= self.patience for group in self._running_groups())
 
     def _order_beside(self, last: bool) -> None:
-        """Start and stop rollouts as the core wants while the batch is trained."""
+        """While the batch is trained, start and stop rollouts as the core asks."""
         if self.overlaps:
-            only_stops = last or self._gave_up  # once the loader was given up, it is read again only after the update
+            only_stops = last or self._gave_up  # after `_gave_up`, the loader is read again only after the update
             self._carry_out(self.allocator.ask(capacity=0) if only_stops else self._ask())
             self._release()
 
     def trained(self, version: int) -> None:
-        """Tell the core that the batch was trained, and that the weights have this version now."""
+        """Tell the core that the batch was trained, and that the weights now have this version."""
         self.allocator.tell([Updated(version)])
         self._at_work = False
         alive = self._running_groups() | self._held_groups()
@@ -300,7 +299,7 @@ class Rounds:
 
     def _ask(self) -> Actions:
         """Ask the core for actions, and offer it prompts while it wants them."""
-        if self._gave_up:  # the update may have made prompts available again, so the loader gets another whole pass
+        if self._gave_up:  # the update may have made prompts available, so read the loader for another whole epoch
             self._reading_since = None
             self._offer()
         while True:
@@ -311,7 +310,7 @@ class Rounds:
             except NoProgress:
                 if self.loader is None or not self.allocator.wanted():
                     raise
-                if self._passed_over():  # no prompt can become available for this batch, so the core gets no more
+                if self._passed_over():  # the loader has no prompt for this batch, so report its end
                     self.allocator.tell([Offered((), self.allocator.epoch)])
                     self._gave_up = True
                 continue
@@ -328,10 +327,9 @@ class Rounds:
             self._reading_since = epoch
 
     def _passed_over(self) -> bool:
-        """Whether the loader was read for a whole epoch without offering a prompt that may be drawn, although one was
-        due.
+        """Whether the loader was read for a whole epoch and offered no prompt that may be drawn, although one was due.
 
-        The epoch must be complete, since a loader may leave out some prompts of an epoch.
+        Part of an epoch is not enough, because a loader may offer the prompts of an epoch in any order.
         """
         since, now = self._reading_since, self.allocator.epoch
         if since is None or now < since + 2:
@@ -358,7 +356,7 @@ class Rounds:
             self.crew.submit(submissions)
 
     def _stop(self, rollouts: set[int]) -> None:
-        """Stop rollouts. Those that are not running, because their process ended, are reported as cancelled at once."""
+        """Stop rollouts. If one is not running, because its process ended, report it as cancelled at once."""
         sessions = [session for session, rollout in self._running.items() if rollout in rollouts]
         gone = rollouts.difference(self._running.values())
         self.allocator.tell([Cancelled(rollout, 0) for rollout in sorted(gone)])
@@ -374,7 +372,7 @@ class Rounds:
     def _tell(self, outcomes: Sequence[SessionOutcome]) -> None:
         for outcome in outcomes:
             rollout = self._running.pop((outcome.uid, outcome.session), None)
-            if rollout is None:  # a late outcome of a worker that was declared dead: the rollout already has an outcome
+            if rollout is None:  # the outcome is too late: its worker was declared dead, and the rollout has an outcome
                 self._unneeded += outcome.keys
                 continue
             self._stopped.discard(rollout)
@@ -401,7 +399,7 @@ class Rounds:
     def _hand_over(self, batch: Batch) -> TrainingRows:
         """Pass the batch's rows to verl, which frees them after the update.
 
-        Rows that may be replayed are copied first, before verl writes advantages and other fields into them.
+        Rows that may be replayed are copied before, because verl writes advantages and other fields into them.
         """
         replay, copies = self.allocator.recipe.replay, dict[str, str]()
         held: list[tuple[str, Row]] = []
@@ -427,18 +425,18 @@ class Rounds:
         self.reasons, self._failing = self._failing, Counter()
 
     def metrics(self, batch: Batch) -> dict[str, float]:
-        """Metrics under `rollalloc/`: rollouts by cause, the state of the prompts, and what this step did."""
+        """Metrics under `rollalloc/`: rollouts by cause, the state of the prompts, and the metrics of this step."""
         own = {"streaming": {"in_flight": len(self._running)}, "driver_seconds": self.seconds}
         own |= away(self.allocator)
         run = totals(self.allocator) | prediction(self.allocator)
         return scalars(run | of_batch(self.allocator, batch) | self._figures | own)
 
     def groups_table(self) -> list[tuple[Any, ...]]:
-        """The groups that left a stage in the last step, with the columns of `figures.COLUMNS`."""
+        """The rows of the table of groups for the last step, with the columns of `figures.COLUMNS`."""
         return list(self._figures.get("groups_table", ()))
 
     def state_dict(self) -> dict[str, Any]:
-        """The core's state and the keys of stored rows. Call it after `trained`. Loading repeats running rollouts."""
+        """The core's state, and the keys of stored rows. Call this after `trained`. Loading it restarts running rollouts."""
         return {
             "allocator": self.allocator.state_dict(),
             "keys": [[rollout, list(keys)] for rollout, keys in self._keys.items() if keys],
@@ -448,14 +446,14 @@ class Rounds:
         }
 
     def load_state_dict(self, state: dict[str, Any], present: set[str]) -> set[str]:
-        """Restore a saved state. On an error nothing changes.
+        """Restore a saved state. After an error nothing is changed.
 
         Args:
-            state: what `state_dict` returned.
+            state: the result of `state_dict`.
             present: keys of the rows that verl restored.
 
         Returns:
-            Keys of restored rows that are not needed.
+            Keys of the restored rows that are not needed.
 
         Raises:
             ValueError: rows are missing, or the recipe, seed or data set differs.
@@ -474,7 +472,7 @@ class Rounds:
         self._step = Step(self._held_groups())
         left = self.allocator.outstanding()
         self._broken_off = left.generate
-        # The checkpoint does not say when these groups were begun, so count them as just young enough to be trained on.
+        # The checkpoint does not say when these groups began, so they get the largest age that may still be trained on.
         groups = self._held_groups().union(order.group for order in left.generate)
         self._begun = dict.fromkeys(groups, self.allocator.version - self.allocator.recipe.max_staleness)
         self._stop(set(left.cancel))
@@ -482,13 +480,13 @@ class Rounds:
 
 
 def _again(key: str, replays: int) -> str:
-    """The key of a row's copy for its next replay: a key of the same form with a new uid."""
+    """The key for the copy of a row for its next replay. It has a new uid."""
     uid, session, row = key.rsplit("_", 2)
     return f"{uid.partition('x')[0]}x{replays}_{session}_{row}"
 
 
 def _submission(order: Order, again: str) -> Submission:
-    # An order may be split. The number of the first rollout makes the uid of each part unique.
+    # An order may come in parts. The id of the first rollout makes the uid of each part unique.
     uid = f"g{order.group}s{order.stage}r{order.rollouts[0]}{again}"
     return Submission(uid, order.prompt, order.rollouts)
 

@@ -1,4 +1,4 @@
-"""Reads the result of verl's reward loop by the same rules by which rollalloc's own commands read a reward."""
+"""Reads the result of verl's reward loop, by the same rules as rollalloc's own commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from rollalloc.rewards.function import Scored, Unscored, to_outcome
 
-ACC = "acc"  # by verl's convention, the field of the metric; a reward function need not return it
+ACC = "acc"  # in verl's convention, the field of the metric; a reward function may leave it out
 
 
 def read_score(score: Any, extra: Mapping[str, Any], metric: str = ACC) -> Scored | Unscored:
@@ -15,10 +15,10 @@ def read_score(score: Any, extra: Mapping[str, Any], metric: str = ACC) -> Score
 
     Args:
         score: the reward for training; a number, or a tensor with one number.
-        extra: the other values that the reward function returned: the metric for selection, and, if there is no score,
+        extra: the other values that the reward function returned: the metric for selection; and, without a score,
             `unscored` and its `reason`, as `rewards.frameworks.Reward` returns them to verl.
-        metric: name of the metric. If it is `acc` and missing, the score is the metric. Any other metric must be
-            present.
+        metric: name of the metric. If it is `acc` and missing, the score is the metric. Any other metric must not be
+            missing.
     """
     if extra.get("unscored"):
         return Unscored(str(extra.get("reason") or "reward function gave no reason"))

@@ -18,7 +18,7 @@ from rollalloc.rules.advantages import GRPO, settled
 from rollalloc.rules.prompts import AsOffered, Shuffled
 
 SECTION = "trainer.v1.rollalloc"
-VERLS_GRPO = GRPO(ddof=1, eps=1e-6)  # the normalization of verl's estimator "grpo"
+VERLS_GRPO = GRPO(ddof=1, eps=1e-6)  # the standard deviation of verl's estimator "grpo"
 _VERL_KEYS = {"groups": "data.train_batch_size", "n": "actor_rollout_ref.rollout.n"}
 
 
@@ -29,17 +29,18 @@ class VerlSettings:
     Attributes:
         recipe: the recipe.
         seed: seed of the core's random numbers, at least 0.
-        max_rollouts: maximum number of rollouts in the whole run, at least 1; None: no limit.
-        reward_timeout: seconds for scoring a rollout, above 0; a rollout that takes longer has failed.
-        tool_timeout: seconds that an agent loop may spend before each turn of the model, for example in a tool, above 0; a
+        max_rollouts: maximum number of rollouts in the whole run, at least 1. None: no limit.
+        reward_timeout: seconds for scoring a rollout, above 0. A rollout that takes longer has failed.
+        tool_timeout: seconds that an agent loop may spend before each turn of the model, for example in a tool, above 0. A
             rollout that takes longer has failed.
         poll_interval: seconds for which results are collected before the core is asked again, in [0, 1].
-        rollout_correction: if rows may be older than the weights, turn on verl's truncated importance weights, unless verl
-            configures its correction itself.
-        features: file of the prompts' features (`rollalloc features`), for a recipe that predicts success; None: none.
-        metric: the field, of what the reward function returns, that the recipe selects by; "acc": that field, or the
-            score if it is missing.
-        notices: log a warning when most of the recent rollouts had no effect on training.
+        rollout_correction: True: if rows may be older than the weights, turn on verl's truncated importance weights, unless
+            verl's own configuration sets its correction.
+        features: file of the prompts' features (`rollalloc features`), for a recipe that predicts success. None: no
+            features.
+        metric: name of the field in the reward function's result that is the metric. "acc": this field, or the score if it
+            is missing.
+        notices: True: warn when most of the recent rollouts had no effect on training.
 
     Raises:
         ValueError: a value has the wrong type or is out of range, or the file of features does not exist.
@@ -84,10 +85,10 @@ class VerlSettings:
 
     @property
     def own_advantages(self) -> bool:
-        """Whether the core computes the advantages. verl's estimator computes them for plain GRPO without replay.
+        """Whether the core computes the advantages. If not, verl's estimator does, for plain GRPO without replay.
 
-        With replay, verl's estimator cannot compute them: a replayed row keeps the advantage of its first batch, but
-        its group is not in the later batch.
+        With replay verl's estimator cannot do it: a replayed row keeps the advantage of its first batch, but the other rows
+        of its group are not in the later batch.
         """
         recipe = self.recipe
         plain = recipe.advantage == grpo(1, 1).advantage and recipe.over_batch is None
@@ -108,18 +109,18 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Over
 
     A recipe's parameters `groups` and `n` are verl's `data.train_batch_size` and `actor_rollout_ref.rollout.n`. Stage sizes
     that the section does not set follow from `n` (`recipes.shapes.sizes_for`). If the recipe's prompt rule only shuffles,
-    verl's loader decides the order instead. If its advantage rule leaves the normalization open, it gets verl's
-    (`VERLS_GRPO`).
+    verl's loader decides the order instead. If its advantage rule leaves the standard deviation to the framework, it is
+    that of `VERLS_GRPO`.
 
     Args:
         section: `trainer.v1.rollalloc` as a dictionary: `recipe`, its parameters, and the fields of `VerlSettings`. `recipe`
-            is a name, `module:object` (which imports and so runs that module), or several of these joined by "+".
+            is a name; or `module:object`, whose module is imported, so its code runs; or several of these joined by "+".
         groups: verl's number of prompts per batch.
         n: verl's number of rollouts per prompt.
-        overlap: how an asynchronous mode overlaps rollouts with updates; None: no rollout runs during an update.
+        overlap: how an asynchronous mode overlaps rollouts with updates. None: no rollout runs during an update.
 
     Raises:
-        ValueError: an unknown key or a wrong value; names the right one.
+        ValueError: a key is unknown or a value is wrong. The message names the right one.
     """
     values = dict(section)
     name = values.pop("recipe", None)

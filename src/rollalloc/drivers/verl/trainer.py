@@ -1,6 +1,6 @@
 # pyright: reportMissingImports=false
 # (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
-"""verl's three V1 trainers with a recipe: the core draws the prompts and chooses the rows of each batch."""
+"""verl's three V1 trainers with a recipe: the core draws the prompts, and chooses the rows of each batch."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from rollalloc.runs.teaching import notices
 log = logging.getLogger(__name__)
 
 _PARTITION = "train"
-_STATE = "rollalloc.json"  # our file in each checkpoint folder
-_WITHOUT_GROUPS = ("gae", "reinforce_plus_plus", "remax")  # verl's estimators that do not compare a group's rollouts
+_STATE = "rollalloc.json"  # name of our file in each checkpoint folder
+_WITHOUT_GROUPS = ("gae", "reinforce_plus_plus", "remax")  # estimators of verl that do not compare rollouts of a group
 
 
 class _Buffer(ReplayBuffer):
-    """verl's replay buffer. It serves validation as in verl; training batches come from the trainer."""
+    """verl's replay buffer. Validation works as in verl, but training batches come from the trainer."""
 
     def __init__(self, sample_training: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -62,7 +62,7 @@ class _Buffer(ReplayBuffer):
 
 
 class _Crew:
-    """Implements `rounds.Crew` with verl's workers and its TransferQueue."""
+    """Implements `rounds.Crew` with verl's workers and verl's TransferQueue."""
 
     def __init__(self, trainer: RecipeTrainer) -> None:
         self._trainer = trainer
@@ -87,7 +87,7 @@ class _Crew:
 
 
 class RecipeTrainer(PPOTrainer):
-    """The changes that a recipe makes to verl's trainers. A subclass inherits from it and from one of the three trainers.
+    """The changes that a recipe makes to verl's trainers. A subclass also derives from one of the three trainers.
 
     Attributes:
         overlaps: whether rollouts continue during an update.
@@ -105,7 +105,7 @@ class RecipeTrainer(PPOTrainer):
         return self.global_steps >= self.total_training_steps
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train until verl's last step, or until the recipe has no further batch."""
+        """Train until verl's last step, or until the recipe has no more batches."""
         try:
             super().fit(agent_loop_manager)
         except Finished as end:
@@ -122,7 +122,7 @@ class RecipeTrainer(PPOTrainer):
         self._shutdown_dump_executor()
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> KVBatchMeta:
-        """Run one training step, then tell the core that the weights changed; a checkpoint is written only after that."""
+        """Run one training step, then tell the core that the weights changed. Only then a checkpoint may be written."""
         batch = super().step(metrics, timing_raw)
         self.rounds.trained(self.global_steps)
         return batch
@@ -161,10 +161,10 @@ class RecipeTrainer(PPOTrainer):
         )
 
     def on_train_begin(self) -> None:
-        """Do nothing. verl would submit prompts here, but `Rounds` submits what the core orders."""
+        """Do nothing. verl would submit prompts here, but under a recipe `Rounds` submits what the core orders."""
 
     def prepare_step(self) -> dict[str, Any]:
-        """Do nothing, for the same reason."""
+        """Do nothing. verl would submit prompts here, but under a recipe `Rounds` submits what the core orders."""
         return {}
 
     def _sample(self) -> tuple[KVBatchMeta, dict[str, Any]]:
@@ -200,7 +200,7 @@ class RecipeTrainer(PPOTrainer):
             return batch
         field = "response_mask" if own else "advantages"
         values = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[field])[field]
-        scaled = [  # padding rows get the factor 0
+        scaled = [  # the factor of padding rows is 0
             value.float() * factors.get(key, 0.0) for key, value in zip(batch.keys, values.unbind(), strict=True)
         ]
         nested = torch.nested.as_nested_tensor(scaled, layout=torch.jagged)
@@ -208,8 +208,8 @@ class RecipeTrainer(PPOTrainer):
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
-        """Write rollouts to disk as verl does, without padding rows and without replayed rows, which were written
-        before.
+        """Write rollouts to disk as verl does, but without padding rows, and without replayed rows (they were written
+        before).
         """
         assert self._trained is not None
         fresh = {key for key, row in zip(self._trained.keys, self._trained.rows, strict=True) if not row.replays}
@@ -263,7 +263,7 @@ class RecipeTrainer(PPOTrainer):
 
     @contextmanager
     def _rows_per_step(self, network: Any, rows: int) -> Iterator[None]:
-        """A context in which verl's mini-batches, of ppo_mini_batch_size · rollout.n rows, have `rows` rows."""
+        """A context in which verl's mini-batches have `rows` rows instead of ppo_mini_batch_size · rollout.n."""
         rollout = self.config.actor_rollout_ref.rollout
         before = network.ppo_mini_batch_size, rollout.n
         with open_dict(self.config):
@@ -278,15 +278,15 @@ class RecipeTrainer(PPOTrainer):
     def _save_checkpoint(self) -> None:
         """Write our state, then verl's part of the checkpoint.
 
-        verl marks a checkpoint as the latest when its own part is complete, so ours must be there before. If verl's part
-        fails, ours is removed.
+        verl marks a checkpoint as the latest when verl's part is complete, so our part must be there before. If writing
+        verl's part fails, our part is removed.
         """
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         state = {"rounds": self.rounds.state_dict(), "epoch": self.prompts.epoch, "step": self.global_steps}
         write_text(folder / _STATE, json.dumps(state))
         try:
             super()._save_checkpoint()
-        except BaseException:  # without our state, resuming reports the folder as corrupt
+        except BaseException:  # without our state, a resume reports that the folder is corrupt
             (folder / _STATE).unlink(missing_ok=True)
             raise
 
@@ -316,7 +316,7 @@ def show_groups(logger: Any, groups: Sequence[tuple[Any, ...]], step: int) -> No
     """Log a step's table of groups to W&B, if verl logs there.
 
     Args:
-        logger: verl's `Tracking`.
+        logger: verl's `Tracking` object.
         groups: rows with the columns of `figures.COLUMNS`.
         step: verl's number of the step.
     """
@@ -327,7 +327,7 @@ def show_groups(logger: Any, groups: Sequence[tuple[Any, ...]], step: int) -> No
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """Read our state in a checkpoint; a ValueError if the file is not what `_save_checkpoint` writes."""
+    """Read our state from a checkpoint. Raise a ValueError if `_save_checkpoint` did not write this file."""
     try:
         state = json.loads(path.read_text("utf-8"))
     except ValueError as error:
@@ -338,21 +338,21 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 @register_trainer("rollalloc")
 class RollallocTrainer(RecipeTrainer, PPOTrainerSync):
-    """`trainer.v1.trainer_mode=rollalloc`: synchronous training, on devices that update and generation share."""
+    """`trainer.v1.trainer_mode=rollalloc`: synchronous training. Update and generation share the devices."""
 
     overlaps = False
 
     def get_llm_client(self) -> LLMServerClient:
-        """verl's client, extended to stop single requests."""
+        """verl's client, with the ability to stop single requests."""
         return self.llm_server_manager.get_client(client_cls=Client)
 
 
 @register_trainer("rollalloc_colocate_async")
 class RollallocColocateAsync(RecipeTrainer, PPOTrainerColocateAsync):
-    """Asynchronous training on shared devices. Rollouts that an update interrupts continue afterwards."""
+    """Asynchronous training on shared devices. Rollouts that an update interrupts continue after it."""
 
     def get_llm_client(self) -> LLMServerClient:
-        """verl's client, extended to continue interrupted requests and to stop single requests."""
+        """verl's client, with the ability to continue interrupted requests and to stop single requests."""
         return self.llm_server_manager.get_client(client_cls=ResumingClient)
 
 
@@ -360,12 +360,12 @@ class RollallocColocateAsync(RecipeTrainer, PPOTrainerColocateAsync):
 class RollallocSeparateAsync(RecipeTrainer, PPOTrainerSeparateAsync):
     """Asynchronous training with separate devices for generation, which continues during an update.
 
-    Between the stages of an update, finished rollouts are reported to the core, and its new orders and stops are carried
-    out.
+    Between the stages of an update, finished rollouts are reported to the core, and the core's new orders and stops are
+    carried out.
     """
 
     def get_llm_client(self) -> LLMServerClient:
-        """As in `RollallocColocateAsync`, but for the servers on separate devices."""
+        """verl's client for servers on separate devices, with the abilities of `RollallocColocateAsync`'s client."""
         return self.standalone_server_manager.get_client(client_cls=ResumingClient)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -31,21 +31,22 @@ from rollalloc.rewards.function import Scored
 
 log = logging.getLogger(__name__)
 
-_RESTARTS = 3  # how often Ray restarts a worker that died
+_RESTARTS = 3  # number of times that Ray restarts a worker that died
 _PATIENCE = 60.0  # seconds without an outcome after which the number of running sessions is logged
-_REASON = 200  # maximum length of an exception in the log
+_REASON = 200  # maximum number of characters of an exception in the log
 
 
 @register("tool_agent")
 class ToolLoop(ToolAgentLoop):
-    """verl's agent loop with tools, changed so that lengths are exact and a tool cannot end the worker. It is
-    registered under the name of verl's loop and replaces it.
+    """verl's agent loop with tools, with exact lengths, and protected against tools that end the worker.
+
+    It is registered under the name of verl's loop, and so replaces it.
     """
 
     async def _handle_generating_state(
         self, agent_data: Any, sampling_params: dict[str, Any], ignore_termination: bool = False
     ) -> AgentState:
-        """Generate at most as many tokens as fit into the response. verl would generate more and cut them off."""
+        """Generate at most as many tokens as fit into the response. (verl would generate more and cut them off.)"""
         room = self.response_length - len(agent_data.response_mask)
         limited = sampling_params | {"max_tokens": min(room, sampling_params.get("max_tokens", room))}
         return await super()._handle_generating_state(agent_data, limited, ignore_termination)
@@ -53,11 +54,13 @@ class ToolLoop(ToolAgentLoop):
     async def _handle_processing_tools_state(self, agent_data: Any) -> AgentState:
         state = await super()._handle_processing_tools_state(agent_data)
         if state is AgentState.TERMINATED and (live := LIVE.get()) is not None:
-            live.truncated = True  # verl ended it because the tool's answer does not fit; the row does not show this
+            live.truncated = (
+                True  # verl ended the session because the tool's answer does not fit; its row does not say so
+            )
         return state
 
     async def _call_tool(self, tool_call: Any, *args: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Call a tool as verl does, but survive a tool that calls `exit`, which would end the worker."""
+        """Call a tool as verl does, but continue if the tool calls `exit`, which would end the worker."""
         try:
             return await super()._call_tool(tool_call, *args)
         except (SystemExit, KeyboardInterrupt) as error:
@@ -65,16 +68,18 @@ class ToolLoop(ToolAgentLoop):
 
 
 class NoReward(Exception):
-    """The reward function gave no score. The rollout has failed; it does not count as wrong."""
+    """The reward function gave no score. The rollout has failed; this is not a wrong answer."""
 
 
 class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
-    """verl's worker. It tracks each session of a training prompt; validation runs as in verl."""
+    """verl's worker. It tracks each session of a training prompt. Validation runs as in verl."""
 
     _metric = ACC
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        AgentLoopWorker.__init__(self, *args, **kwargs)  # the base is a Ray actor: its own super() call fails here
+        AgentLoopWorker.__init__(
+            self, *args, **kwargs
+        )  # not `super()`: the base class is a Ray actor, where it would fail
         tq.init()
         self.background_tasks: set[asyncio.Task[None]] = set()
         section = self.config.trainer.v1.rollalloc
@@ -89,7 +94,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         self._any_ended = asyncio.Event()
 
     def _context_length(self) -> int:
-        """The number of prompt and response tokens at which verl's servers end a rollout."""
+        """The total number of prompt and response tokens at which verl's servers end a rollout."""
         rollout = self.rollout_config
         limit = rollout.max_model_len or get_max_position_embeddings(self.model_config.hf_config)
         if limit < rollout.prompt_length + rollout.response_length:
@@ -102,15 +107,15 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         return limit
 
     async def outcomes(self) -> list[SessionOutcome]:
-        """The sessions that ended since the last call; waits until there is one."""
+        """The sessions that ended since the last call. Waits until there is at least one."""
         await self._any_ended.wait()
-        await asyncio.sleep(self._poll_interval)  # collect sessions that end at about the same time
+        await asyncio.sleep(self._poll_interval)  # to collect sessions that end at about the same time
         self._any_ended.clear()
         ended, self._ended = self._ended, []
         return ended
 
     async def ping(self) -> bool:
-        """Return True. The manager calls this to find out whether the worker is alive."""
+        """Return True. The manager calls this to see whether the worker is alive."""
         return True
 
     async def cancel(self, sessions: Sequence[Session]) -> None:
@@ -138,7 +143,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         """Run one session and record its outcome."""
         session = (prompt["uid"], index)
         live = self._live[session] = Live(self._tool_timeout)
-        LIVE.set(live)  # each session is a task with a context of its own
+        LIVE.set(live)  # only for this session, because each session is a task with its own context
         reason, cancelled = "the agent loop returned nothing", False
         try:
             async with asyncio.timeout(None) as live.clock:
@@ -146,7 +151,9 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
                 await self._run_agent_loop(sampling_params, session_id=index, **options, **prompt)
         except SessionStopped:
             cancelled = True
-        except BaseException as error:  # e.g. SystemExit in a tool; without an outcome the trainer would wait forever
+        except (
+            BaseException
+        ) as error:  # also SystemExit, for example; without an outcome, the trainer would wait forever
             late = live.clock is not None and live.clock.expired()
             cancelled = late and live.stopped
             reason = f"a tool took more than {live.patience} s" if late else error_text(error, _REASON)
@@ -170,7 +177,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
             self._scored[session] = self._outcome(session, outputs)
 
     def _check(self, output: Any) -> None:
-        """Check an agent loop's row before it is stored. A malformed row would crash the run at the update."""
+        """Check an agent loop's row before it is stored, because a malformed row would make the update fail."""
         tokens, mask, logprobs = output.response_ids, output.response_mask, output.response_logprobs
         if not tokens or len(mask) != len(tokens) or not {0, 1}.issuperset(mask):
             raise ValueError(
@@ -193,11 +200,11 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         full = length >= self.rollout_config.response_length or len(last.prompt_ids) + length >= self._max_tokens
         return SessionOutcome(
             *session,
-            # Generated tokens of all turns, without tools' answers. An agent loop may drop turns that were paid for.
+            # The number of generated tokens in all turns, including turns that the agent loop dropped.
             tokens=max(live.tokens, sum(sum(output.response_mask) for output in outputs)),
             reward=scored.reward,
             metric=scored.metric,
-            # verl's own record is the second choice, because it also counts requests that generated nothing.
+            # verl's own record is only the second choice, because it includes requests that generated nothing.
             version=_first_known(live.first_version, first.extra_fields.get("min_global_steps")),
             last_version=_first_known(live.last_version, last.extra_fields.get("max_global_steps")),
             truncated=live.truncated or (full and last.response_ids[-1] != self.tokenizer.eos_token_id),
@@ -232,18 +239,18 @@ def _first_known(ours: int | None, verls: int | None) -> int | None:
 
 
 class Manager(AgentLoopManagerTQ):
-    """verl's manager of workers. It tracks the running sessions of each worker, so that none is lost if a worker dies."""
+    """verl's manager of workers. It tracks the running sessions of each worker, so none is lost if a worker dies."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(max_restarts=_RESTARTS)(Worker)
-        self._open: dict[Session, Any] = {}  # -> its worker
+        self._open: dict[Session, Any] = {}  # the worker of each running session
         self._lost: list[SessionOutcome] = []
-        self._starting: dict[Any, Any] = {}  # call that starts prompts -> worker that runs it
-        self._listening: dict[Any, Any] = {}  # call for the next outcomes -> worker that runs it
+        self._starting: dict[Any, Any] = {}  # the worker of each call that starts prompts
+        self._listening: dict[Any, Any] = {}  # the worker of each call that waits for outcomes
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Start prompts on the workers, divided among them as verl does."""
+        """Start prompts on the workers. They are divided among the workers as in verl."""
         if "validate" in prompts:
             super().generate_sequences(prompts)
             return
@@ -254,23 +261,21 @@ class Manager(AgentLoopManagerTQ):
             self._starting[worker.generate_sequences.remote(chunk)] = worker
 
     def cancel(self, sessions: Sequence[Session]) -> None:
-        """Ask the workers to stop these sessions if they still generate. Do not wait for the answer."""
+        """Ask the workers to stop these sessions if they are still generating. Do not wait for the workers' answer."""
         by_worker: dict[Any, list[Session]] = {}
         for session in sessions:
-            if session in self._open:  # the worker may have died
+            if session in self._open:  # if not, the worker has died
                 by_worker.setdefault(self._open[session], []).append(session)
         for worker, its_sessions in by_worker.items():
             worker.cancel.remote(its_sessions)
 
     def outcomes(self, wait: bool = True) -> list[SessionOutcome]:
-        """The sessions that ended since the last call. With `wait`, there is at least one; without it, there may be
-        none.
-        """
+        """The sessions that ended since the last call. With `wait`, there is at least one."""
         while not self._lost:
             for worker in self.agent_loop_workers:
                 if worker not in self._listening.values():
                     self._listening[worker.outcomes.remote()] = worker
-            # Outcomes come first, because those of a worker that has died since then still count.
+            # Outcomes come first, so that those of a worker that has died since then are not lost.
             calls = [*self._listening, *self._starting]
             if not ray.wait(calls, timeout=_PATIENCE if wait else 0)[0]:
                 if not wait:
@@ -285,7 +290,7 @@ class Manager(AgentLoopManagerTQ):
 
     def _result(self, call: Any) -> list[SessionOutcome]:
         worker = self._starting.pop(call, None) or self._listening.pop(call, None)
-        if worker is None:  # the worker died, and another of its calls was handled first
+        if worker is None:  # the worker died, and this was noticed at another of its calls
             return []
         try:
             ended = ray.get(call) or []
@@ -297,13 +302,13 @@ class Manager(AgentLoopManagerTQ):
         return ended
 
     def _give_up(self, worker: Any, error: RayActorError) -> None:
-        """Mark the sessions of a dead worker as failed, and wait until Ray has restarted it or given up."""
+        """Mark the sessions of a dead worker as failed. Wait until Ray has restarted the worker or given it up."""
         lost = [session for session, owner in self._open.items() if owner == worker]
         log.warning("an agent loop worker died with %d sessions: %s", len(lost), error)
         for session in lost:
             del self._open[session]
             self._lost.append(SessionOutcome(*session, reason="its agent loop worker died"))
-        for calls in (self._starting, self._listening):  # otherwise these calls would fail after the restart
+        for calls in (self._starting, self._listening):  # forget the calls of this worker, which would fail later
             for call in [call for call, callee in calls.items() if callee == worker]:
                 del calls[call]
         if not _restarted(worker):
@@ -313,7 +318,7 @@ class Manager(AgentLoopManagerTQ):
 
 
 def _restarted(worker: Any) -> bool:
-    """Wait until a worker answers again; False if Ray does not restart it."""
+    """Wait until a worker answers again. Return False if Ray does not restart it."""
     while True:
         try:
             return ray.get(worker.ping.remote())
