@@ -89,7 +89,7 @@ def pilot_commit(
        prompt outside is dropped until the next epoch, or for `reprobe_every` epochs if it is solved.
     3. Up to `groups` of the prompts that passed get `n_commit` more rollouts, in the order of `promote`. The others
        wait, until their pilots are older than `max_staleness`.
-    4. Train on the pilots and commits of a prompt as one GRPO group of n_pilot + n_commit rollouts.
+    4. Train on pilots and commits of a prompt as one GRPO group of n_pilot + n_commit rollouts.
 
     If `max_staleness` is at least 1, the pilots for the next batch are generated at the same time as the commits for
     this one.
