@@ -28,7 +28,7 @@ def grpo(
     replay: int = 0,
     replay_staleness: int = 12,
 ) -> Recipe:
-    """GRPO, the baseline: n rollouts for each of `groups` prompts, all trained on. arXiv 2402.03300.
+    """GRPO: n rollouts for each of `groups` prompts, all trained on. It is the baseline. arXiv 2402.03300.
 
         A_i = (r_i - mean of the group) / standard deviation of the group
 
