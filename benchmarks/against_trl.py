@@ -86,6 +86,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import tempfile
 import time
@@ -134,6 +135,7 @@ class Size:
     """A model's task and its budget.
 
     Attributes:
+        about: model and task, for the figure.
         rates: tried for each arm.
         tuning: seeds.
         final: seeds.
@@ -145,6 +147,7 @@ class Size:
         bf16: whether both sides compute in bfloat16 by autocast, with weights in float32, on a GPU if there is one.
     """
 
+    about: str
     rates: tuple[float, ...]
     tuning: tuple[int, ...]
     final: tuple[int, ...]
@@ -163,6 +166,7 @@ class Size:
 
 SIZES = {
     "0.15m": Size(
+        "0.15M parameters, skills/late, CPU",
         (1.5e-4, 3e-4, 6e-4, 1.2e-3),
         (100,),
         tuple(range(200, 208)),
@@ -171,8 +175,11 @@ SIZES = {
         1024,
         arms=("stock-4", "stock-8", "stock-16", "line", "foresight", "foresight-unaveraged"),
     ),
-    "8m": Size((7.5e-5, 1.5e-4, 3e-4), (100,), tuple(range(200, 208)), 8_192, 1024, 512),
+    "8m": Size(
+        "8M parameters, skills/late, CPU", (7.5e-5, 1.5e-4, 3e-4), (100,), tuple(range(200, 208)), 8_192, 1024, 512
+    ),
     "135m": Size(
+        "SmolLM2-135M, short questions, H100",
         (1e-5, 2e-5, 4e-5, 8e-5),
         (100,),
         tuple(range(200, 205)),
@@ -736,10 +743,14 @@ def _in_process(call: Callable[..., Any], *args: Any) -> None:
 # -------------------------------------------------------------------------------------------------------------- report
 
 
-def measures(one: Run) -> dict[str, tuple[float, bool]]:
-    """What a run paid until the target, and whether it is more than that because the target was not reached."""
-    target = one.size.target
-    cost, cpu, wall = one.cost, to_target(one.clocked, target), wall_to_target(one.clocked, target)
+def measures(one: Run, *, beside: Run | None = None) -> dict[str, tuple[float, bool]]:
+    """What a run paid until the target, and whether it is more than that because the target was not reached.
+
+    The seconds are those of the run that was made again for them, if there is one; `beside` another run, only if that has
+    one as well, so that both were taken under one load.
+    """
+    target, clocked = one.size.target, one.clocked if beside is None or beside.timed else one.points
+    cost, cpu, wall = one.cost, to_target(clocked, target), wall_to_target(clocked, target)
     paid = {name: cost.paid[name] for name in ("rollouts", "tokens")}
     paid |= {"cpu seconds": cpu.paid["seconds"], "wall seconds": wall.paid["seconds"]}
     return {name: (value, cost.censored) for name, value in paid.items()}
@@ -756,8 +767,9 @@ def ratio(over_them: Sequence[Run], ours: Sequence[Run], name: str) -> tuple[Int
 
     None if one of ours was censored, or without pairs.
     """
-    theirs = {one.key.seed: measures(one)[name] for one in over_them}
-    pairs = [(theirs[one.key.seed], measures(one)[name]) for one in ours if one.key.seed in theirs]
+    theirs = {one.key.seed: one for one in over_them}
+    both = [(theirs[one.key.seed], one) for one in ours if one.key.seed in theirs]
+    pairs = [(measures(their, beside=one)[name], measures(one, beside=their)[name]) for their, one in both]
     if not pairs or any(censored for _, (_, censored) in pairs):
         return None
     return interval([a / b for (a, _), (b, _) in pairs]), any(censored for (_, censored), _ in pairs)
@@ -873,7 +885,7 @@ def _interval(one: Interval, form: str) -> str:
     return f"{one.point:{form}} [{one.low:{form}}–{one.high:{form}}]"
 
 
-FIGURE = {"line": "C0", "line-only": "C2", "stock": "C1", "foresight": "C3"}
+FIGURE = {"line": "C0", "line-64": "C4", "line-only": "C2", "stock": "C1", "foresight": "C3"}
 
 
 def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
@@ -890,6 +902,7 @@ def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
         for label, name in (
             ("one line: foresight, averaged weights", "foresight"),
             ("one line: REINFORCE, averaged weights", "line"),
+            ("the same with 64 rows in a step", "line-64"),
             ("one line: REINFORCE, nothing else changed", "line-only"),
             (f"TRL's GRPOTrainer, groups of {one['best_stock'].removeprefix('stock-')}", one["best_stock"]),
         ):
@@ -902,12 +915,12 @@ def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
         axis.axhline(SIZES[size].target, color="grey", linestyle=":", linewidth=1)
         seeds = max(len(arm["seeds"]) for arm in one["arms"])
         rates = min(len(rates) for rates in tuning.values())
-        axis.set_title(f"{size.upper()} parameters, {seeds} seeds, best of {rates} learning rates", fontsize=10)
+        axis.set_title(f"{SIZES[size].about}\n{seeds} seeds, best of {rates} learning rates", fontsize=10)
         axis.set_xlabel("rollouts generated")
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.2)
     axes[0][0].set_ylabel("held-out accuracy")
-    axes[0][0].legend(frameon=False, fontsize=8, loc="lower right")
+    axes[0][-1].legend(frameon=False, fontsize=8, loc="lower right")
     figure.tight_layout()
     figure.savefig(to, dpi=150)
 
@@ -930,6 +943,8 @@ def report(out: Path, docs: Path) -> None:
 
 
 def main() -> None:
+    # With it, asking whether there is a GPU does not use CUDA, so that this process can still be forked.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, more in (

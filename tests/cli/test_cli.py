@@ -271,6 +271,11 @@ def test_the_version_is_the_packages(call):
     assert call("--version") == (0, f"rollalloc {rollalloc.__version__}\n")
 
 
+def test_python_m_is_the_command():
+    ran = subprocess.run([sys.executable, "-m", "rollalloc", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"rollalloc {rollalloc.__version__}\n"
+
+
 def test_recipes_are_listed_with_their_parameters(call):
     code, output = call("recipes")
     assert code == 0
