@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollalloc.lab.bench.contestants import BASELINE, Contestant
 from rollalloc.lab.bench.leaderboard import diverged_in
-from rollalloc.lab.bench.plan import Plan, TaskPlan, frozen_in, place_of
+from rollalloc.lab.bench.plan import BASELINE, Contestant, Plan, TaskPlan, frozen_in, place_of
 from rollalloc.lab.bench.summary import EndedRun, Interval, RecipeSummary, ended, summaries_to
 from rollalloc.train.run_json import read_config
 

@@ -12,8 +12,7 @@ from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims, Lock
 from rollalloc.files.opening import read_text
 from rollalloc.lab.bench.compare import is_finished, standing
-from rollalloc.lab.bench.contestants import Contestant
-from rollalloc.lab.bench.plan import DIVERGED, KIND, Plan, TaskPlan, freeze
+from rollalloc.lab.bench.plan import DIVERGED, KIND, Contestant, Plan, TaskPlan, freeze
 from rollalloc.lab.bench.pool import Failure, Job, RunsFailed, carry_out, processes_at_once
 from rollalloc.lab.bench.presets import DEFAULT_OPTIMIZER, task_run
 from rollalloc.lab.bench.tiers import seconds_of

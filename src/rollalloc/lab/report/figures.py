@@ -1,11 +1,14 @@
-"""Figures of a run or a comparison, drawn for a light background; `rollalloc.lab.report.svg` adapts them to dark pages."""
+"""Figures of a run or a comparison, drawn for a light background; as SVG, they use the page's colours."""
 
 from __future__ import annotations
 
+import io
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
@@ -18,7 +21,7 @@ import rollalloc
 from rollalloc.files.atomic import written
 from rollalloc.files.text import one_line
 from rollalloc.lab.report import series
-from rollalloc.lab.report.style import GROUND, INK, METHODS, MUTED, RULE, by_cause
+from rollalloc.lab.report.style import COLOURS, GROUND, INK, METHODS, MUTED, RULE, by_cause
 from rollalloc.runs.recorded import RecordedRun
 
 Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one per seed; the first label is the baseline
@@ -26,6 +29,10 @@ _WIDTH = 4.5  # inches; so small that the text stays readable on a phone
 _NARROW = 0.085  # parts of a bar that are narrower than this share get no number
 _POINTS = 60  # draw a run's evaluations as points up to this number
 _LINES = ("-", "--", ":")  # line styles, for more methods than there are colours
+_SVG = "http://www.w3.org/2000/svg"
+_XLINK = "http://www.w3.org/1999/xlink"
+_VARIABLES: Mapping[str, str] = {colour.light: f"var(--{colour.name})" for colour in COLOURS}
+_HEX = re.compile(r"#[0-9a-f]{6}\b")
 _LOOK = {
     "font.size": 10,
     "font.family": "sans-serif",
@@ -66,6 +73,36 @@ def save(figure: Figure, path: Path) -> None:
         software = {"Software": f"rollalloc report {rollalloc.__version__}, by Matplotlib {mpl.__version__}"}
         with written(path) as beside:
             figure.savefig(beside, format="png", dpi=200, metadata=software)
+
+
+def inline_svg(figure: Figure, name: str, description: str) -> str:
+    """The figure as an `<svg>` element.
+
+    Args:
+        figure: drawn under `look`.
+        name: distinct for each figure on a page, so that ids of clip paths do not collide.
+        description: for screen readers.
+    """
+    drawn = io.BytesIO()
+    with look(), mpl.rc_context({"svg.hashsalt": name}):
+        figure.savefig(drawn, format="svg", transparent=True)
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", _XLINK)
+    root = ElementTree.fromstring(drawn.getvalue())
+    for parent in root.iter():
+        for child in [child for child in parent if child.tag.endswith(("}metadata", "}style"))]:
+            parent.remove(child)
+    used = set(re.findall(rb"#(\w+)[\")]", drawn.getvalue()))
+    for element in root.iter():
+        if (element_id := element.get("id")) and element_id.encode() not in used:
+            del element.attrib["id"]
+        if style := element.get("style"):
+            element.set("style", _HEX.sub(lambda match: _VARIABLES.get(match[0], match[0]), style))
+    for attribute in ("width", "height", "version"):
+        root.attrib.pop(attribute, None)
+    root.set("role", "img")
+    root.set("aria-label", description)
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None:

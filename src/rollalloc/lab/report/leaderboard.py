@@ -10,8 +10,7 @@ from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims
 from rollalloc.files.text import one_line
 from rollalloc.lab.bench.cells import Board, Cell, TaskPart, board_of
-from rollalloc.lab.bench.contestants import BASELINE
-from rollalloc.lab.bench.plan import KIND, TABLE
+from rollalloc.lab.bench.plan import BASELINE, KIND, TABLE
 from rollalloc.lab.bench.summary import FEWEST, OF_GRADED, Interval, in_words, measure_of
 
 _LONGEST = 2000  # maximum number of characters in a line of Markdown

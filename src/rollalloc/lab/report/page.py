@@ -20,7 +20,6 @@ from rollalloc.files.claims import claim_files
 from rollalloc.files.text import error_text, one_line, shortened, visible
 from rollalloc.lab.bench.summary import FEWEST, RecipeSummary, Summary, summaries_of
 from rollalloc.lab.report import figures, style
-from rollalloc.lab.report.svg import inline_svg
 from rollalloc.lab.report.wording import caveats, damage, findings, graded, silences, story
 from rollalloc.runs.discovery import comparisons
 from rollalloc.runs.recorded import RecordedRun, by_label
@@ -28,7 +27,6 @@ from rollalloc.runs.recorded import RecordedRun, by_label
 MADE_BY = "rollalloc report"  # the generator that the page names in its head
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
 
-_MOST_DRAWN = 48  # maximum number of methods in one figure
 _SAID_ELSEWHERE = ("schema", "digests", "recipe", "parameters", "seed", "label", "task")  # fields of `run.json`
 
 
@@ -44,7 +42,7 @@ class Chart:
     @property
     def svg(self) -> Markup:
         """The figure as an inline SVG element."""
-        return Markup(inline_svg(self.figure, self.name, f"{self.title}. {self.caption}"))
+        return Markup(figures.inline_svg(self.figure, self.name, f"{self.title}. {self.caption}"))
 
 
 @dataclass(frozen=True)
@@ -222,7 +220,6 @@ def _section(
         prefix: prefix of the file names of its figures.
     """
     methods = by_label(runs)
-    drawn = dict(list(methods.items())[:_MOST_DRAWN])
     colours = dict(zip(methods, style.METHODS * len(methods), strict=False))
     sentences = {} if summary is None else findings(summary)
     # The labels differ, because an unfinished run has other settings than the finished ones.
@@ -238,18 +235,12 @@ def _section(
             *graded(summary),
             *caveats(runs),
             *silences(methods),
-            *_left_out(methods),
         ],
-        charts=list(_charts(drawn, runs[0].target, prefix)),
+        charts=list(_charts(methods, runs[0].target, prefix)),
         summary=summary,
         runs=runs,
         problems=damage(runs),
     )
-
-
-def _left_out(methods: figures.Methods) -> list[str]:
-    more = len(methods) > _MOST_DRAWN
-    return [f"The figures show the first {_MOST_DRAWN} of {len(methods)} methods."] if more else []
 
 
 def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iterator[Chart]:
