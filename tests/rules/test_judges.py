@@ -250,18 +250,6 @@ def test_conformal_place_by_hand(places, delta, expected):
     assert conformal_place(places, delta) == expected
 
 
-@given(
-    st.lists(st.integers(0, 32), max_size=40),
-    st.one_of(st.none(), st.floats(0.01, 0.99)),
-    st.lists(st.booleans(), min_size=1, max_size=32),
-)
-def test_one_place_says_what_a_threshold_for_each_number_of_rollouts_says(places, delta, results):
-    """C-GRPO's own way: the conformal quantile of the scores place / k, or 1 where there was no success within k."""
-    group, view = GroupView.of([float(result) for result in results]), View.of(memory={"places": places})
-    verdict = Resolved(delta)(group, view)
-    assert all(Resolved(delta).promises(verdict, group, view).values())
-
-
 def test_resolved_by_hand():
     view = View.of(memory={"places": [1, 1, 2, 2, 3, 3, 3, 3, 4, 9]})
     judge = Resolved(0.2)  # the ninth of ten: 4

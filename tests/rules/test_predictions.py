@@ -220,25 +220,6 @@ def test_foresight_draws_in_proportion_and_says_so():
         assert abs(counts[prompt] - times * share) < 5 * np.sqrt(times * share * (1 - share)) + 1e-3 * times * share
 
 
-def test_weighed_by_its_odds_a_draw_stands_for_all_its_candidates():
-    """Σ w f / draws against the mean of f over the prompts, 20,000 first draws: further than 5 standard errors from it has
-    probability below 1e-6. Unweighed it is 19 away, and with a limit that truncates 14: that bias is the limit's price."""
-    rule, times, rate_N = Foresight(exponent=3.0, floor=0.1), 20_000, np.array([0.5, 0.2, 0.8, 0.05])
-    memory, f_N = believing(rule, rate_N), np.array([1.0, -1.0, 3.0, 2.0])
-    drawn = [draw(rule, memory, 1, [1] * 4, call)[0] for call in range(times)]
-
-    def away(weigh):
-        made = np.array([f_N[each.prompt] * weigh(each.sampling_ratio) for each in drawn])
-        return abs(made.mean() - f_N.mean()) / (made.std() / np.sqrt(times))
-
-    def by(limit):
-        return lambda ratio: min(1 / ratio, limit)
-
-    assert away(by(10.0)) < 5
-    assert away(by(2.0)) > 8
-    assert away(lambda ratio: 1.0) > 8
-
-
 def test_the_second_of_a_draw_is_drawn_among_those_left():
     """P(i, then j) = q_i q_j / (1 - q_i): 2,000 pairs, each within 5 standard errors (all twelve: above 1 - 1e-5)."""
     rule, times, rate_N = Foresight(exponent=1.0, floor=0.0), 2_000, np.array([0.5, 0.2, 0.9, 0.05])

@@ -134,20 +134,6 @@ def test_posterior_begins_with_the_tables_priors_but_is_never_certain():
     np.testing.assert_allclose(memory["misses_N"], [9.8, 5.0, 0.2], rtol=1e-6)
 
 
-def test_posterior_prefers_prompts_near_its_target_and_gives_only_free_ones():
-    rule, count = Posterior(pool=40), 400
-    memory = rule.init(PromptTable(count, prior_N=np.where(np.arange(count) % 4 == 0, 0.5, 0.02)))
-    memory["hits_N"] *= 50
-    memory["misses_N"] *= 50
-    free_N = np.arange(count) % 8 != 0  # half of the good ones
-    for call in range(20):
-        picked = np.array(rule.pick(memory, 5, free_N, VIEW, rng(0, "pick", call)))
-        assert len(set(picked.tolist())) == 5
-        assert free_N[picked].all()
-        assert (picked % 4 == 0).all()
-    assert sorted(rule.pick(memory, 500, free_N, VIEW, rng(0, "pick"))) == np.flatnonzero(free_N).tolist()
-
-
 def test_posterior_refuses_numbers_out_of_range():
     for wrong in ({"target": 1.0}, {"decay": 1.5}, {"prior_weight": 0.0}):
         with pytest.raises(ValueError, match="expected target in"):
@@ -274,22 +260,6 @@ def test_the_bank_by_hand():
     assert memory["bank"] == []
     visit(memory, rule, 0, [1, 1, 0, 0])  # as a new prompt, it enters anew
     assert memory["bank"] == [[0, 1.0, 2]]
-
-
-def test_the_bank_gives_new_prompts_first_in_every_batch():
-    rule = Banked()
-    memory = rule.init(PromptTable(40))
-    visit(memory, rule, 7, [1, 0])
-    view = known(["trained"] * 40)
-    free_N = np.ones(40, bool)
-    first = rule.pick(memory, 2, free_N, view, rng(0, "pick", 0))
-    assert memory["bank"] == [[7, 1.0, 2]]
-    free_N[first] = False
-    if free_N[7]:
-        assert rule.pick(memory, 1, free_N, view, rng(0, "pick", 1)) == [7]
-    later = rule.pick(memory, 2, free_N, view._replace(version=1), rng(0, "pick", 2))
-    assert memory["new"] == 2
-    assert len(set(later)) == 2
 
 
 def test_the_bank_holds_the_highest_and_moves_with_its_prompts():

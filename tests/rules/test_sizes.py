@@ -288,7 +288,6 @@ def test_a_floor_holds_for_priced_sizes_too():
     assert made[10] == [10] * 3
     assert made[99] == [16] * 3
     assert sum(made[1]) < 30
-    assert Priced(2.0, STEEP, 0, normalise=True)._of(1.5, 10) == Redundant(1.5, 2.0, 10, True)
 
 
 def test_redundancy_is_bought_where_it_is_free():

@@ -69,11 +69,9 @@ def test_by_size_a_group_is_stopped_by_the_longest_that_its_size_leaves(ended, r
     assert (len(decided.cancel), len(decided.kept)) == (stopped, kept)
 
 
-def visited(successes, attempts, **group):
-    """A group whose prompt has been visited before."""
-    view = GroupView.of(**group)
-    view._statistics.attempts_N[0], view._statistics.successes_N[0] = attempts, successes
-    return view
+def visits(successes, attempts):
+    """The one visit that a prompt has had, with so many right rollouts of so many."""
+    return [[1] * successes + [0] * (attempts - successes)] if attempts else []
 
 
 @pytest.mark.parametrize(
@@ -82,7 +80,7 @@ def visited(successes, attempts, **group):
 @pytest.mark.parametrize("late", [3, 1])
 def test_a_solved_prompt_has_a_tail_in_a_share_of_its_visits(successes, attempts, is_solved, late):
     """2,000 seeds, a share of 1/4: the count within 5 standard deviations with probability above 1 - 1e-5."""
-    group = visited(successes, attempts, metrics=[1, 1], running=1 * late)
+    group = GroupView.of([1, 1], running=late, visits=visits(successes, attempts))
     view, rule, seeds = View.of(rows=3), SampledTail(1, solved=0.9, share=0.25), 2000
     made = [rule(group, view, rng(seed, "stop")) for seed in range(seeds)]
     tails = [sample for sample in made if sample.kept]
@@ -114,8 +112,7 @@ def test_refuses(given):
 )
 def test_a_prompt_without_a_record_is_solved_where_that_is_expected_of_it(attempts, successes, predicted, solved):
     """Three are there, of five that run none goes on: but for one visit in ten."""
-    group = GroupView.of([1, 1, 1], running=1 * 5, predicted=predicted)
-    group._statistics.attempts_N[0], group._statistics.successes_N[0] = attempts, successes
+    group = GroupView.of([1, 1, 1], running=5, predicted=predicted, visits=visits(successes, attempts))
     view = View.of(rows=4)
     made = [SampledTail(1, solved=0.9)(group, view, rng(8200, "stop", at)) for at in range(200)]
     assert all(len(each.kept) in (0, 1) for each in made)
