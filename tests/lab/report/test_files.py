@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 
 import pytest
@@ -13,21 +12,7 @@ from rollalloc.runs.discovery import comparisons, run_folders
 from rollalloc.runs.files import open_regular
 from rollalloc.runs.reader import read_run
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
-
-@pytest.fixture(autouse=True)
-def nothing_waits():
-    """A FIFO that is opened waits for ever; here it fails."""
-
-    def fail(*_):
-        raise AssertionError("it waits")
-
-    before = signal.signal(signal.SIGALRM, fail)
-    signal.alarm(120)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+pytestmark = [pytest.mark.usefixtures("undrawn"), pytest.mark.timeout(300)]  # a FIFO that is opened waits for ever
 
 
 def a_socket(path):
