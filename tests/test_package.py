@@ -22,34 +22,6 @@ PAGES = [
         *ROOT.glob("recipes/**/*.md"),
     ]
 ]
-# Of the schema of CFF 1.2.0: what it requires, all there is, and what a citation without a person needs.
-CFF_REQUIRED = {"authors", "cff-version", "message", "title"}
-CFF_KNOWN = CFF_REQUIRED | {
-    "abstract", "commit", "contact", "date-released", "doi", "identifiers", "keywords", "license", "license-url",
-    "preferred-citation", "references", "repository", "repository-artifact", "repository-code", "type", "url", "version",
-}  # fmt: skip
-CFF_PERSON = {
-    "address", "affiliation", "alias", "city", "country", "email", "family-names", "fax", "given-names", "name-particle",
-    "name-suffix", "orcid", "post-code", "region", "tel", "website",
-}  # fmt: skip
-CFF_ENTITY = CFF_PERSON - {"affiliation", "family-names", "given-names", "name-particle", "name-suffix"} | {
-    "date-end", "date-start", "location", "name",
-}  # fmt: skip
-
-
-def test_the_citation_is_what_its_schema_asks_for():
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
-    assert cited.keys() >= CFF_REQUIRED
-    assert cited.keys() <= CFF_KNOWN
-    assert cited["cff-version"] == "1.2.0"
-    assert cited["type"] == "software"
-    assert all(isinstance(cited[key], str) and cited[key] for key in ("message", "title", "version", "license"))
-    assert cited["authors"]
-    for author in cited["authors"]:
-        assert author.keys() <= (CFF_ENTITY if "name" in author else CFF_PERSON)
-        assert all(isinstance(value, str) and value for value in author.values())
-        assert author
-    assert len(set(cited["keywords"])) == len(cited["keywords"]) > 0
 
 
 def test_the_citation_says_of_the_package_what_the_package_says():

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import PC, RECIPES, TABLES, TRACED
+from cases import RECIPES, TABLES, TRACED
 
 from rollalloc import PromptTable
 from rollalloc.core.rule import Drawn, PromptRule
-from rollalloc.recipes.mopps import Posterior
 from rollalloc.rules import advantages, prompts
 from rollalloc.testing import check_recipe, trace
 
@@ -74,14 +73,3 @@ def test_the_prompt_rule_of_the_documentation_keeps_every_law():
 
 def test_another_seed_gives_other_actions():
     assert len({trace(RECIPES["grpo"], 64, seed) for seed in range(4)}) == 4
-
-
-def test_mix_takes_the_rows_and_the_advantage_of_the_second():
-    mixed, pods = RECIPES["pilot_commit_and_pods"], RECIPES["pods"]
-    assert (mixed.rows, mixed.advantage, mixed.stages, mixed.max_staleness) == (pods.rows, pods.advantage, PC.stages, 4)
-
-
-def test_a_prompt_table_with_priors_is_no_obstacle():
-    table = PromptTable([f"p{i}" for i in range(96)], prior_N=[0.5] * 96)
-    for rule in (prompts.Shuffled(), Posterior()):
-        assert trace(replace(PC, prompts=rule), table, 0) == trace(replace(PC, prompts=rule), table, 0)

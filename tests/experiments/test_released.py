@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 import released
-from released import ARMS, Progress, Ratio, ratio
+from released import Progress, Ratio, ratio
 
 
 def progress(*accuracy, per_entry=10.0):
@@ -41,21 +41,6 @@ def test_intervals_are_students_on_logarithms():
     assert Ratio((1.0, 2.0, 4.0)).point == pytest.approx(2)
     assert low == pytest.approx(2 / np.exp(4.303 * np.log(2) / 3**0.5), rel=1e-3)
     assert low * high == pytest.approx(4)
-
-
-def test_arms_of_pilot_commit_differ_in_what_the_plan_names():
-    published, changes = ARMS["pc6"], {}
-    for name in ("pc4", "pc6 raw", "default", "evidence", "none"):
-        differ = {key for key, value in ARMS[name].parameters.items() if published.parameters[key] != value}
-        changes[name] = (differ, ARMS[name].steps, ARMS[name].corrected)
-    eviction = {"p_solve", "confidence", "reprobe_every"}
-    assert changes == {
-        "pc4": (set(), 4, True),
-        "pc6 raw": (set(), 6, False),
-        "default": ({"pilots", *eviction}, 4, True),
-        "evidence": (eviction, 6, True),
-        "none": ({"p_solve"}, 6, True),
-    }
 
 
 def test_a_plan_begins_with_tuning_and_waits_for_it(tmp_path, monkeypatch):

@@ -81,29 +81,14 @@ def test_a_copy_has_processes_of_its_own(module):
 @pytest.mark.e2e
 def test_trl_s_trainer_trains_with_it(module, tmp_path):
     trl = pytest.importorskip("trl")
-    torch = pytest.importorskip("torch")
     datasets = pytest.importorskip("datasets")
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from tiny_policy import WORDS, tiny_model, word_tokenizer
 
-    from rollalloc.lab.bench.tasks.tiny import EOS_ID, PAD_ID, word_tokenizer
-
-    tokenizer = word_tokenizer(["fine", "none", "go"])
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        bos_token_id=None,
-        eos_token_id=EOS_ID,
-        pad_token_id=PAD_ID,
-    )
-    torch.manual_seed(1)
     trainer = trl.GRPOTrainer(
-        model=LlamaForCausalLM(config),
-        processing_class=tokenizer,
+        model=tiny_model(),
+        processing_class=word_tokenizer(WORDS),
         reward_funcs=module.reward,
-        train_dataset=datasets.Dataset.from_dict({"prompt": ["go"] * 4, "answer": ["4"] * 4}),
+        train_dataset=datasets.Dataset.from_dict({"prompt": ["k0 ="] * 4, "answer": ["4"] * 4}),
         args=trl.GRPOConfig(
             output_dir=str(tmp_path),
             per_device_train_batch_size=4,

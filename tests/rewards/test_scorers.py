@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,13 +97,6 @@ def test_what_fresh_processes_raise_again_and_again_costs_no_more_of_them(
     assert len(set(note.read_text().split())) <= processes
 
 
-def test_the_samples_after_a_bad_one_in_its_chunk_go_on():
-    batch = samples(*["fine"] * 3, "exit", *["fine"] * 60)
-    with worker_scorer("obey") as scorer:
-        outcomes = scorer.score(batch)
-    assert [index for index, outcome in enumerate(outcomes) if outcome != GOOD] == [3]
-
-
 def test_prints_and_long_results_stay_in_the_worker(capfd):
     with worker_scorer("obey") as scorer:
         assert scorer.score(samples("flood", "much", "fine")) == [GOOD, Scored(0.25, 0.25), GOOD]
@@ -180,13 +173,6 @@ def test_answers_come_while_the_caller_goes_on(tmp_path):
         assert not waiting.done()
         gate.touch()
         assert waiting.result() == [GOOD]
-
-
-def test_threads_share_the_workers():
-    with worker_scorer("equals", workers=2) as scorer, ThreadPoolExecutor(8) as threads:
-        batches = [samples(*[str((start + step) % 7) for step in range(50)]) for start in range(8)]
-        results = list(threads.map(scorer.score, batches))
-    assert results == [InlineScorer(load_reward(f"{SAMPLES}:equals")).score(batch) for batch in batches]
 
 
 def test_close_cancels_what_is_under_way():

@@ -15,75 +15,10 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import TrainerCallback
 
-from rollalloc.core.rule import Drawn
 from rollalloc.data.feature_file import write_features
 from rollalloc.data.features import own_features
-from rollalloc.drivers.trl import AllocatedGRPOTrainer
 from rollalloc.drivers.trl.allocation import Allocation
 from rollalloc.drivers.trl.keys import keyed
-from rollalloc.recipes.foresight import Foresight
-from rollalloc.rules import advantages
-
-
-class Watched(AllocatedGRPOTrainer):
-    """Keeps each batch, and the rollouts of its rows."""
-
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self.seen: list[tuple[Any, list[Any]]] = []
-
-    def _generate_and_score_completions(self, inputs: Any) -> Any:
-        made = super()._generate_and_score_completions(inputs)
-        batch = self.allocation.allocator.batch
-        self.seen.append((batch, self.allocation.rollouts_of(batch.rows)))
-        return made
-
-
-def shaped(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    """From -1 to 2."""
-    return [3.0 * text.startswith(right) - ("k" in text) for text, right in zip(completions, answer, strict=True)]
-
-
-def right(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    return [float(text.startswith(wanted)) for text, wanted in zip(completions, answer, strict=True)]
-
-
-def test_foresight_credits_each_row_against_what_was_predicted_and_shaped_rewards_against_their_own_line(
-    monkeypatch, tmp_path
-):
-    expected: dict[int, list[Drawn]] = {}
-    pick = Foresight.pick
-
-    def recorded(self: Any, memory: Any, k: int, *others: Any) -> Any:
-        drawn = pick(self, memory, k, *others)
-        for each in drawn:
-            expected.setdefault(each.prompt, []).append(each)
-        return drawn
-
-    monkeypatch.setattr(Foresight, "pick", recorded)
-    monkeypatch.setattr(tiny_trl, "AllocatedGRPOTrainer", Watched)
-    for reward, more in ((tiny_trl.starts_right, {}), ([shaped, right], {"metric": "right"})):
-        expected.clear()
-        weights = {"reward_weights": [1.0, 0.0]} if more else {}
-        trainer = tiny_trl.trainer(tmp_path, "foresight_replay", reward=reward, driver=more, max_steps=6, **weights)
-        trainer.train()
-        drawn = {prompt: list(each) for prompt, each in expected.items()}
-        assert len(trainer.seen) == 6
-        for batch, rollouts in trainer.seen:
-            fresh = [pair for pair in zip(batch.rows, rollouts, strict=True) if not pair[0].replays]
-            over_R = np.array(
-                [
-                    trainer.allocation.rewards.reward(made.scores_F) - drawn[row.prompt].pop(0).baseline
-                    for row, made in fresh
-                ]
-            )
-            known_R = np.array([np.square(1 - np.exp(made.made.logprobs.astype(float))).sum() for _, made in fresh])
-            weight = advantages.variance_ratio(over_R, known_R)
-            assert [row.advantage for row, _ in fresh] == pytest.approx(
-                np.where(over_R < 0, weight, 1) * over_R, abs=1e-9
-            )
-        baselines = [each.baseline for every in expected.values() for each in every]
-        assert np.ptp(baselines) > 0.01
 
 
 def test_what_is_replayed_is_counted_and_let_go_in_the_end(tmp_path):
