@@ -1,5 +1,7 @@
 """What is shown while runs go on: readable where the terminal is narrow, and as it happens where there is none."""
 
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import io

@@ -1,5 +1,7 @@
 """How experiments/released.py reads its runs: costs to an accuracy, and ratios over seeds."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import sys

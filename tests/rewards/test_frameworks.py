@@ -1,5 +1,7 @@
 """One reward, called as verl and as TRL call theirs, and loaded as rollalloc's own."""
 
+# pyright: reportArgumentType=false
+
 import pickle
 import runpy
 from concurrent.futures import ThreadPoolExecutor

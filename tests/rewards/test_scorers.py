@@ -1,5 +1,7 @@
 """Scoring in processes that hang, crash and flood, none of which reaches the parent."""
 
+# pyright: reportAttributeAccessIssue=false
+
 import json
 import os
 import signal

@@ -1,5 +1,7 @@
 """Prompt rules that say what they expect: by hand, what they draw and how often, what they refuse, and what a move keeps."""
 
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportOptionalOperand=false, reportPossiblyUnboundVariable=false
+
 import json
 from collections import Counter
 from dataclasses import replace

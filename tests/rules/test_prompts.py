@@ -1,5 +1,7 @@
 """Prompt rules: which prompts are drawn before any rollout."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 import numpy as np
 import pytest
 

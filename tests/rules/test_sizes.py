@@ -1,5 +1,7 @@
 """Size rules: how many rollouts each group gets."""
 
+# pyright: reportArgumentType=false
+
 from itertools import product
 from statistics import NormalDist
 

@@ -1,5 +1,7 @@
 """Stop rules: which rollouts are cancelled before they end."""
 
+# pyright: reportAttributeAccessIssue=false
+
 from collections import Counter
 
 import numpy as np

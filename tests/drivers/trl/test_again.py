@@ -1,5 +1,7 @@
 """`train()` once more on the same trainer: after an error, after Ctrl-C, after its end, and from a checkpoint."""
 
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import signal

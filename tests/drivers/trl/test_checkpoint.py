@@ -1,5 +1,7 @@
 """A run that was stopped and resumed is the run that was not."""
 
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,7 @@
 """Recipes of one rollout per prompt: what rows are credited with, what is replayed, and features of the prompts."""
 
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportOptionalMemberAccess=false, reportOptionalSubscript=false
+
 from __future__ import annotations
 
 import logging

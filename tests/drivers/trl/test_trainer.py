@@ -1,5 +1,7 @@
 """`AllocatedGRPOTrainer`: it trains as rollalloc's own trainer does, and the user's things still work."""
 
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIncompatibleMethodOverride=false, reportOptionalMemberAccess=false, reportOptionalSubscript=false
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """A leaderboard: carried out, killed and gone on with, and what its page and table say."""
 
+# pyright: reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 import json
