@@ -98,7 +98,7 @@ def advise(
 
 
 def _check_export(asked: Asked, log: Path | None) -> None:
-    """Refuse an impossible export before anything is read or sampled."""
+    """Raise an error for an impossible export, before anything is read or sampled."""
     from rollalloc.lab.advise.curriculum import check_export
 
     if asked.export is not None:
@@ -114,7 +114,7 @@ def _choice(text: str) -> Choice:
     """Parse --present, the user's present settings.
 
     Raises:
-        ValueError: wrong form, or an unknown recipe.
+        ValueError: the text has another form, or names an unknown recipe.
     """
     from rollalloc.lab.advise.verdict import BATCH, Choice
     from rollalloc.named import RECIPES
@@ -139,8 +139,9 @@ def _choice(text: str) -> Choice:
 
 
 def _pastes(verdict: Advice, framework: str, sampled: Mapping[str, Any]) -> list[str]:
-    """The settings to paste, and what each of them changes; empty if the advice equals the present settings. For a
-    sampled profile, the settings name its task, or its model, prompts and reward.
+    """The settings to paste, and what each of them changes; empty if the advice equals the present settings.
+
+    For a sampled profile, the settings name its task, or its model, prompts and reward.
     """
     from rollalloc.lab.advise.pasting import changes, pasted
     from rollalloc.train.config import Config
@@ -156,9 +157,8 @@ def _pastes(verdict: Advice, framework: str, sampled: Mapping[str, Any]) -> list
 
 
 def _features(at: str, log: Log) -> NDArray[np.float32] | None:
-    """Features that are stored beside the log, or else features of the prompts' texts, shape (P, D). None if there are
-    neither.
-
+    """Features that are stored beside the log. Without them, features of the prompts' texts. Shape (P, D), or None if there
+    are neither.
     Raises:
         ValueError: the file is corrupt, or lacks some of the log's prompts.
     """

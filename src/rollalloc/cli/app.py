@@ -63,8 +63,8 @@ app.add_typer(data, name="data")
 
 
 class _Stderr(io.TextIOBase):
-    """Writes to whatever `sys.stderr` is at the moment. While a live table is shown, Rich replaces `sys.stderr`, so
-    that text appears above the table. A console that keeps the original stream would write into the table.
+    """Writes to the present value of `sys.stderr`. While a live table is shown, Rich replaces `sys.stderr`, so that text
+    appears above the table. A console that keeps the original stream would write into the table.
     """
 
     def write(self, s: str, /) -> int:
@@ -80,7 +80,9 @@ class _Stderr(io.TextIOBase):
 def log_handler() -> RichHandler:
     """Prints warnings to standard error, above a live table if one is shown."""
     handler = RichHandler(console=Console(file=cast("IO[str]", _Stderr())), show_path=False)
-    handler.addFilter(lambda record: not record.name.startswith("huggingface_hub"))  # it prints its own messages
+    handler.addFilter(
+        lambda record: not record.name.startswith("huggingface_hub")
+    )  # this package prints its own messages
     return handler
 
 
@@ -90,13 +92,15 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[log_handler()], format="%(message)s")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    sys.path.append(os.getcwd())  # to import a user's module:function; console scripts leave the working folder out
+    sys.path.append(
+        os.getcwd()
+    )  # for a user's module:function, because console scripts do not search the working folder
     if os.environ.get("ROLLALLOC_DEBUG"):
         app()
     try:
         app()
     except _MISTAKES as error:
-        said = Text("error: ", "bold red")  # one Text object, so that line wrapping takes the prefix into account
+        said = Text("error: ", "bold red")  # one Text object, so that lines wrap correctly
         console.print(said.append(visible(error_text(error)), "not bold default"))
         sys.exit(2)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rollalloc.lab.bench.leaderboard import Progress
     from rollalloc.lab.bench.plan import Plan
 
-_LINE_EVERY_S = 60.0  # between two lines of progress when there is no terminal
+_LINE_EVERY_S = 60.0  # seconds between two lines of progress, if there is no terminal
 _EXIT_UNFINISHED = 1
 _TIER, _TASKS = "ci", Path("runs/tasks")
 
@@ -42,7 +42,10 @@ def bench(
     ] = None,
 ) -> None:
     """Run every method on every task with its defaults, and write tables of the costs."""
-    from rollalloc.lab.bench.plan import make_plan, refuse_another  # torch takes seconds to import, `--help` should not
+    from rollalloc.lab.bench.plan import (
+        make_plan,
+        refuse_another,
+    )  # imported here, so that `--help` does not import torch
 
     console = Console(stderr=True)
     if table is not None:
@@ -69,7 +72,7 @@ def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int)
         leave(console, str(stopped), stopped.by)
     except KeyboardInterrupt:
         leave(console, "stopped; run the same command again to continue from the newest checkpoint of each run", SIGINT)
-    except RunsFailed:  # show what is finished, although a run failed
+    except RunsFailed:  # show the finished runs before the error
         _written(console, out)
         raise
     if _written(console, out):
@@ -77,7 +80,7 @@ def _run(console: Console, plan: Plan, out: Path, task_folder: Path, cores: int)
 
 
 def _written(console: Console, out: Path) -> int:
-    """Write the tables. Returns the number of runs that are missing."""
+    """Write the tables. Return the number of missing runs."""
     from rollalloc.lab.bench.plan import TABLE
     from rollalloc.lab.report.leaderboard import write_leaderboard
 
@@ -88,7 +91,7 @@ def _written(console: Console, out: Path) -> int:
 
 
 def described(plan: Plan, cores: int) -> str:
-    """Lines that describe what a plan would run, and roughly how long that takes."""
+    """Lines that say what a plan would run, and about how long that takes."""
     from rollalloc.lab.bench.tiers import RATES, TIERS
 
     what = f"{len(plan.contestants)} methods × {len(plan.tasks)} tasks"
@@ -116,7 +119,7 @@ def _hours(hours: float) -> str:
 
 def _names(option: str, text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    if text and not names:  # an empty list would mean all of them
+    if text and not names:  # an empty list would mean all names
         raise ValueError(f"{option}: expected names between commas, got {text!r}; leave it out for all")
     return names
 

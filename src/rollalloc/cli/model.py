@@ -31,7 +31,7 @@ def model(
     ] = False,
 ) -> None:
     """Write a small pretrained model to a folder: weights as safetensors, tokenizer and chat template."""
-    from rollalloc.models.pretrained import MODELS, make_model  # torch takes seconds to import, `--help` should not
+    from rollalloc.models.pretrained import MODELS, make_model  # imported here, so that `--help` does not import torch
 
     if name not in MODELS:
         raise ValueError(

@@ -13,8 +13,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-# Limits of an option's absolute value: below the first it becomes 0 in float32, above the second it does not fit an
-# int64.
+# Limits for the absolute value of an option. A smaller number would become 0 in float32, and a larger one does not fit
+# into int64.
 _LEAST, _MOST = 1e-30, 2**63
 _WHAT, _HOW, _STREAM, _OUTPUT = "What to train on", "Training", "Streaming", "Output"
 
@@ -25,14 +25,15 @@ def titled(help: str, panel: str | None, *names: str, **others: Any) -> Any:
 
 
 def output(help: str, *names: str, **others: Any) -> Any:
-    """An option in the panel on output."""
+    """An option in the help's panel on output."""
     return titled(help, _OUTPUT, *names, **others)
 
 
 def fields_in(panel: str | None) -> Callable[..., Any]:
-    """A function that makes fields of a dataclass of options (see `with_fields`) for a panel of the help.
+    """Return a function that makes fields for a dataclass of options (see `with_fields`), in this panel of the help.
 
-    It takes the default, the help, the option's names if they differ from the field's, and arguments of `typer.Option`.
+    The function takes the default, the help, names for the option (if it is not named like the field), and arguments of
+    `typer.Option`.
     """
 
     def made(default: Any, help: str, *names: str, **others: Any) -> Any:
@@ -45,7 +46,7 @@ in_no_panel, on_data, on_training, on_streaming, on_output = map(fields_in, (Non
 
 
 def place(text: str | Path) -> Path:
-    """The path of a folder. An empty name is refused, so that an unset shell variable does not mean the current folder.
+    """The path of a folder. An empty name is an error, because an unset shell variable would mean the current folder.
 
     Raises:
         typer.BadParameter: the name is empty.
@@ -56,10 +57,10 @@ def place(text: str | Path) -> Path:
 
 
 def folder_of_runs(text: str | Path) -> Path:
-    """A folder to read, which need not exist yet.
+    """The path of a folder to read. The folder may not exist yet.
 
     Raises:
-        typer.BadParameter: its name is empty, or it is something other than a folder.
+        typer.BadParameter: the name is empty, or is that of something other than a folder.
     """
     at = _no_broken_link(text)
     if at.exists() and not at.is_dir():
@@ -89,10 +90,10 @@ def _no_broken_link(text: str | Path) -> Path:
 
 
 def source(text: str | Path) -> Path:
-    """A file to read. It may be missing; the function that reads it reports that.
+    """The path of a file to read. It may be missing; the function that reads it reports this.
 
     Raises:
-        typer.BadParameter: its name is empty, or it is a folder, a pipe or a device.
+        typer.BadParameter: the name is empty, or is that of a folder, a pipe or a device.
     """
     if not str(text).strip():
         raise typer.BadParameter("expected the name of a file, got an empty one")
@@ -234,11 +235,11 @@ class RunOptions(SamplingOptions):
 
 
 def changed_options(options: Any, names: Sequence[str]) -> str:
-    """The options that differ from their defaults, as a user would write them; "" if there are none.
+    """The options that differ from their defaults, as a user would write them; "" if none differs.
 
     Args:
         options: an instance of a dataclass of options, such as `RunOptions`.
-        names: names of its fields.
+        names: names of the fields to compare.
     """
     default = {name: getattr(type(options), name) for name in names}
     changed = [name for name in names if getattr(options, name) != default[name]]
@@ -246,7 +247,7 @@ def changed_options(options: Any, names: Sequence[str]) -> str:
 
 
 def with_fields(kind: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command, whose first parameter is a dataclass such as `RunOptions`, an option for each of its fields."""
+    """Decorate a command so that it has an option for each field of the dataclass that is its first parameter."""
     hints = get_type_hints(kind)
     shared = [
         option(each.name, each.default, Annotated[hints[each.name], each.metadata["option"]]) for each in fields(kind)
@@ -262,9 +263,9 @@ def option(name: str, default: Any, hint: Any) -> inspect.Parameter:
 def with_options(
     command: Callable[..., None], shared: Sequence[inspect.Parameter], make_argument: Callable[[dict[str, Any]], Any]
 ) -> Callable[..., None]:
-    """Add options to a command. Its first argument is made from them.
+    """Add options to a command, and make its first argument from them.
 
-    An option that the command itself declares under the same name takes precedence.
+    If the command itself declares an option of the same name, that option is used.
 
     Args:
         command: the command.
@@ -289,9 +290,9 @@ def with_options(
 
 
 def with_numbers_checked(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command first refuse numbers that PyTorch and NumPy cannot represent, in any option.
+    """Decorate a command so that numbers that PyTorch and NumPy cannot represent raise an error, in any option.
 
-    NaN and infinity are left to the check of the option's own range.
+    NaN and infinity are left to the range check of the option.
     """
 
     @wraps(command)
@@ -309,12 +310,12 @@ def with_numbers_checked(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def parameters_of(pairs: list[str] | None) -> dict[str, Any]:
-    """`key=value` pairs as a dictionary; a value that is not JSON or a number is text.
+    """Read `key=value` pairs into a dictionary. A value that is neither JSON nor a number is text.
 
-    If a key is repeated, its last value counts, so that a command line can be extended.
+    If a key is repeated, its last value counts, so that options can be added to the end of a command line.
 
     Raises:
-        ValueError: a pair without "=".
+        ValueError: a pair has no "=".
     """
     parameters: dict[str, Any] = {}
     for pair in pairs or ():
@@ -326,7 +327,7 @@ def parameters_of(pairs: list[str] | None) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    for read in (json.loads, float):  # JSON has no ".5"
+    for read in (json.loads, float):  # float, because JSON has no ".5"
         try:
             return read(text)
         except ValueError:
@@ -335,10 +336,10 @@ def _value(text: str) -> Any:
 
 
 def listed(option: str, text: str, kind: type = int, example: str = "0,1,2") -> list[Any]:
-    """Numbers between commas.
+    """Read numbers between commas.
 
     Raises:
-        ValueError: something else.
+        ValueError: the text is something else.
     """
     try:
         return [kind(number) for number in text.split(",")]
@@ -376,10 +377,10 @@ def named_recipes(recipes: Sequence[str]) -> dict[str, str]:
 def parameters_by_label(
     pairs: list[str] | None, matched: str | None, named: Mapping[str, str], *, lenient: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """The parameters of each recipe by label: its shape for `groups=G,n=N`, if it has one, updated by `label.key=value`.
+    """The parameters of each recipe, by label: those of `matched` for recipes that have them, then `label.key=value`.
 
     Raises:
-        ValueError: an entry is malformed, a label is unknown, or, unless `lenient`, a recipe has no such shape.
+        ValueError: an entry has a wrong form; a label is unknown; or a recipe has no such shape, unless `lenient`.
     """
     from rollalloc.named import RECIPES
 

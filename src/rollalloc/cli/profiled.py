@@ -1,4 +1,4 @@
-"""Tables that show a profile in the terminal."""
+"""Tables that show an advice profile in the terminal."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from rollalloc.train.schedule import Schedule, Shape, check_budget
 
 SETTINGS = ("defaults", "tuned")
 _ASYNC_ONLY = ("ahead", "overlap", "generator_limit")  # options of the asynchronous engine
-# Options with the name of a field of `Config`, and options of a field with another name:
+# Options named like a field of `Config`; below, options whose field has another name.
 _SAME_NAME = {field.name for field in fields(RunOptions)} & {field.name for field in fields(Config)} - {"task"}
 _OTHER_NAME = {
     "reward_limit": "reward_limit_s",
@@ -58,10 +58,10 @@ def run_of(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed
     if options.task is None:
         config = _own_run(options, recipe, parameters, seed)
     else:
-        from rollalloc.cli.tasks import task_run  # only a task needs the benchmark
+        from rollalloc.cli.tasks import task_run  # imported only for a task, because it needs the benchmark
 
         config = task_run(options, recipe, parameters, seed)
-    # Refuse an impossible schedule before a model is loaded.
+    # An impossible schedule raises an error now, before a model is loaded.
     check_budget(config.schedule, config.make_recipe().budget, config.max_batches)
     return config
 
@@ -85,7 +85,7 @@ def _own_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], se
     prompts = prompts_in(values["prompts"])
     budget = default_budget(prompts) if options.max_rollouts is None else options.max_rollouts
     defaults = usual_parameters(recipe)
-    if defaults:  # a batch cannot have more prompts than there are
+    if defaults:  # a batch cannot have more prompts than the files have
         defaults["groups"] = max(1, min(defaults["groups"], prompts))
     values |= {
         "recipe": recipe,
@@ -131,7 +131,7 @@ def config_fields(options: RunOptions) -> dict[str, Any]:
 
 
 def usual_parameters(recipe: str) -> dict[str, Any]:
-    """The default parameters of a recipe, by its name or a former name; empty for a recipe of another package."""
+    """The default parameters of a recipe, by its name or a former name; empty for a user's own recipe."""
     name = standard(recipe)
     return default_parameters(name) if name in RECIPES else {}
 
@@ -144,7 +144,7 @@ def prompts_in(files: tuple[str, ...]) -> int:
 
 
 def budget_said(options: RunOptions, rollouts: int | None) -> str:
-    """Describe the rollout budget, and how it was computed if it is the default."""
+    """Describe the rollout budget. If it is the default, say how it was computed."""
     if rollouts is None:
         return "rollouts without a limit"
     if options.max_rollouts is not None or options.task is not None:
@@ -163,7 +163,7 @@ def _lora(options: RunOptions) -> Lora | None:
 
 
 def _canonical(arguments: str | None) -> str | None:
-    """A JSON object with sorted keys, so that the same run has the same description; None for an empty object."""
+    """A JSON object with sorted keys, so that equal runs have equal descriptions; None for an empty object."""
     with _named("--chat-template-args"):
         return json.dumps(template_arguments(arguments), sort_keys=True) if template_arguments(arguments) else None
 
@@ -172,7 +172,7 @@ def model_name(text: str) -> str:
     """The name or folder of a model.
 
     Raises:
-        ValueError: it is empty.
+        ValueError: the text is empty.
     """
     if not text.strip():
         raise ValueError("--model: expected a model's name or folder, got an empty one")
@@ -181,7 +181,7 @@ def model_name(text: str) -> str:
 
 @contextmanager
 def _named(options: str) -> Iterator[None]:
-    """Name the options in an error that uses other names for them."""
+    """A context that replaces the names in an error by the names of options."""
     try:
         yield
     except ValueError as error:

@@ -1,6 +1,6 @@
 """Turn the options of a command into a run on a built-in task.
 
-Of the modules of the command `train`, only this one needs the benchmark.
+Of the modules of `rollalloc train`, only this one imports the benchmark.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rollalloc.train.defaults import default_grid
 
 __all__ = ["PRESETS", "task_run", "with_task_files"]
 
-# Options that have no effect beside --task, because the task itself sets them.
+# Options that cannot be combined with --task, because the task itself sets them.
 _OF_OWN_RUNS = (
     *("prompts", "heldout", "reward", "single_answer", "drop_overlong", "max_new_tokens", "temperature", "kv_tokens"),
     *("reward_workers", "reward_limit", "overlong_buffer", "device", "features"),
@@ -35,7 +35,7 @@ _OF_OWN_RUNS = (
 
 
 def task_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed: int) -> Config:
-    """The run of a recipe on the task of `--task`. The task's files are created later, by `with_task_files`.
+    """The run of a recipe on the task of `--task`. Call `with_task_files` to create the task's files.
 
     Raises:
         ValueError: the task is unknown, or an option was given that the task itself determines.

@@ -77,7 +77,7 @@ def train(
     from rollalloc.runs.recorded import held_out
     from rollalloc.train.checkpoint import newest
     from rollalloc.train.folder import RunFolder
-    from rollalloc.train.loading import one_thread  # torch takes seconds to import, `--help` should not
+    from rollalloc.train.loading import one_thread  # imported here, so that `--help` does not import torch
     from rollalloc.train.run_json import read_config
     from rollalloc.train.train import train as carry_out
 
@@ -95,7 +95,7 @@ def train(
     if at is not None:
         run = _as_begun(run, options, read_config(out))
     if at is None:
-        with RunFolder(out) as place:  # raises before the task is created, which may take minutes
+        with RunFolder(out) as place:  # errors come now, before the task is created, which may take minutes
             place.check(overwrite=overwrite or resume)
     if options.task:
         from rollalloc.cli.tasks import with_task_files
@@ -136,7 +136,7 @@ def train(
     except NoScores:
         results.print(paid_for(read_run(out)))
         raise
-    run_made = read_run(out)  # the whole run, including the part before it was resumed
+    run_made = read_run(out)  # read all of it, because a resumed run has an earlier part
     say(console, f"finished: {why}")
     results.print(paid_for(run_made))
     if learned := held_out(run_made):
@@ -147,7 +147,7 @@ def train(
 
 
 def _as_begun(run: Config, options: RunOptions, begun: Config) -> Config:
-    """Let a resumed run keep its first budget and times of evaluation, unless the options set others."""
+    """Let a resumed run keep its original budget and times of evaluation, unless the options set them."""
     if options.max_rollouts is None:
         run = replace(run, max_rollouts=begun.max_rollouts)
     if options.eval_every is None:

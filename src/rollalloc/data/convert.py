@@ -26,9 +26,9 @@ class Converted:
 
     Attributes:
         prompts: number of rows written.
-        unanswered: rows left out because they have no answer, or one that is cut off inside its box.
-        repeated: rows left out because an earlier row has the same question and answer.
-        contradicted: rows left out because another row has the same question and a different answer.
+        unanswered: number of rows left out because they have no answer, or an answer that is cut off inside its box.
+        repeated: number of rows left out because an earlier row has the same question and answer.
+        contradicted: number of rows left out because another row has the same question and a different answer.
     """
 
     prompts: int
@@ -47,7 +47,7 @@ def convert(
     source: str | None = None,
     prefill: bool = False,
 ) -> Converted:
-    r"""Convert a file of questions and answers into verl's schema. On an error nothing is written.
+    r"""Convert a file of questions and answers into verl's schema. After an error, nothing is written.
 
     A question that is text becomes a user message. The ground truth is the last `\boxed{...}` of the answer; without a
     box, the text after the last `####`; without either, the whole answer. `extra_info.index` is the row's number in the
@@ -58,16 +58,16 @@ def convert(
         out: the file to write, which must not exist; its suffix determines the format.
         question: name of the question column, which holds text or messages.
         answer: name of the answer column, which holds text or numbers.
-        system: text of a system message to put before each question; None: no system message.
-        source: `data_source` of all rows; None: the name of `file` without its suffix.
-        prefill: accept messages that end with an assistant's message; the model continues that message. False: an error
-            is raised, since the message may be the answer itself.
+        system: text of a system message to put before each question. None: no system message.
+        source: `data_source` of all rows. None: the name of `file` without its suffix.
+        prefill: True: messages may end with an assistant's message, which the model then continues. False: such a message
+            raises an error, because it may be the answer.
 
     Raises:
         FileExistsError: `out` exists.
         FileNotFoundError: `file` does not exist.
-        ValueError: an unknown suffix; the same column for question and answer; a row without these columns, or with values
-            of another kind in them; or no row is left.
+        ValueError: a suffix is unknown; question and answer are the same column; a row does not have these columns, or has
+            another kind of value in them; or no row is left.
     """
     if os.path.lexists(out):
         raise FileExistsError(f"{out} exists already; move it away, or give another --out")
@@ -136,7 +136,7 @@ def _messages(place: str, asked: Any, system: str | None) -> list[dict[str, Any]
 
 
 def _answer(place: str, given: Any) -> str | None:
-    """The final answer as text; None if there is none, or the text is cut off inside its box."""
+    """The final answer as text; None if there is none, or if it is cut off inside its box."""
     if given is None or (isinstance(given, str) and given.strip().lower() in ("", "nan")) or given != given:
         return None
     if isinstance(given, bool) or not (

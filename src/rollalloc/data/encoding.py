@@ -1,4 +1,4 @@
-"""Encodes a prompt as token ids and decodes a completion to text, by the same rules for the native trainer and TRL."""
+"""Encodes prompts as token ids and decodes completions to text, by the same rules for the native trainer and for TRL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from rollalloc.files.text import error_text
 
-# Arguments of `apply_chat_template` that `encode_prompt` sets itself, or that change the form of its result.
+# Arguments of `apply_chat_template` that `encode_prompt` itself sets, or that would change the type of the result.
 _RESERVED = frozenset(
     [
         "add_generation_prompt",
@@ -34,7 +34,7 @@ def check_template_arguments(arguments: Any) -> None:
     """Raise an error for arguments that `encode_prompt` cannot pass to a chat template.
 
     Raises:
-        ValueError: not a dictionary with names as keys, or a name that `encode_prompt` sets itself.
+        ValueError: the arguments are not a dictionary with text as keys, or one has a name that `encode_prompt` itself sets.
     """
     if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
         raise ValueError(
@@ -52,7 +52,7 @@ def template_arguments(text: str | None) -> dict[str, Any]:
     """Parse arguments of a chat template from a JSON object such as '{"enable_thinking": false}'. None: no arguments.
 
     Raises:
-        ValueError: not a JSON object, or with a name that `encode_prompt` sets itself.
+        ValueError: the text is not a JSON object, or has a name that `encode_prompt` itself sets.
     """
     if text is None:
         return {}
@@ -77,18 +77,18 @@ def encode_prompt(
 ) -> tuple[int, ...]:
     """Encode a prompt as the token ids that the model continues.
 
-    - Messages go through the chat template, followed by the template's generation prompt. If the last message is the
-      assistant's, the model continues that message instead: it is neither closed nor followed by a new turn.
-    - Text gets the tokens that the tokenizer puts in front of a text, such as BOS. It does not get them again if it
-      already begins with them, for example because a chat template rendered it. Tokens that the tokenizer puts after a
-      text, such as EOS, are left out.
-    - If there is no chat template, a single user message counts as text.
+    - Messages are rendered by the chat template, with its generation prompt at the end. If the last message is the
+      assistant's, the model continues this message: the template does not close it or begin a new turn.
+    - Text gets the tokens that the tokenizer puts before a text, such as BOS, unless it already begins with them (for
+      example because a chat template rendered it). It does not get the tokens that the tokenizer puts after a text, such
+      as EOS.
+    - Without a chat template, a single user message is encoded as text.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
         prompt: text, or messages with `role` and `content`.
         name: name of the prompt, for error messages.
-        chat_template: a template to use instead of the tokenizer's own; None: the tokenizer's own.
+        chat_template: a template to use instead of the tokenizer's own. None: the tokenizer's own template.
         arguments: further arguments of the chat template, for example `{"enable_thinking": False}`, or `tools`.
 
     Raises:
@@ -115,15 +115,17 @@ def encode_each(
     chat_template: str | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> list[tuple[int, ...]]:
-    """Encode prompts as `encode_prompt` does, texts in one or two calls of the tokenizer, since calls cost more than tokens.
+    """Encode prompts as `encode_prompt` does. Texts are encoded together, because calls of the tokenizer are slow.
 
     Args:
-        tokenizer: as for `encode_prompt`, like the keyword arguments.
+        tokenizer: a Hugging Face tokenizer.
         prompts: texts or messages.
-        name_of: gives the name of the prompt at an index, for error messages.
+        name_of: returns the name of the prompt at an index, for error messages.
+        chat_template: a template to use instead of the tokenizer's own. None: the tokenizer's own template.
+        arguments: further arguments of the chat template.
 
     Raises:
-        ValueError: as for `encode_prompt`.
+        ValueError: a prompt cannot be encoded, see `encode_prompt`.
     """
     if (ids := _all_texts_ids(tokenizer, prompts)) is not None:
         return ids
@@ -143,12 +145,12 @@ def completion_text(tokenizer: Any, tokens: Sequence[int], ending: Collection[in
 
 
 def known_tokens(name: str, content: Any, tokenize: Callable[[], Sequence[int | None]]) -> tuple[int, ...]:
-    """Tokenize a text, and raise an error that names it if that fails.
+    """Tokenize a text. An error names the text.
 
     Args:
         name: name of the text, for error messages, for example "prompt 'mine/7'".
-        content: the text or the messages, for error messages.
-        tokenize: function that returns the token ids.
+        content: the text or the messages, to be shown in error messages.
+        tokenize: a function that returns the token ids.
 
     Raises:
         ValueError: the text cannot be tokenized, or has words that the tokenizer does not know.
@@ -161,7 +163,7 @@ def known_tokens(name: str, content: Any, tokenize: Callable[[], Sequence[int | 
             "out of the data, or take a tokenizer that knows all of it"
         ) from error
     known = tuple(token for token in ids if token is not None)
-    if len(known) < len(ids):  # a tokenizer without an unknown token returns None for what it does not know
+    if len(known) < len(ids):  # for unknown text, a tokenizer without an unknown token returns None
         raise ValueError(
             f"{name} has words that the tokenizer does not know, its content is {short(content)}; take it out of "
             "the data, or give the tokenizer an unk_token"
@@ -170,21 +172,20 @@ def known_tokens(name: str, content: Any, tokenize: Callable[[], Sequence[int | 
 
 
 def _text_ids(tokenizer: Any, text: str) -> list[int | None]:
-    """Token ids of a text, with the tokenizer's prefix exactly once and without its suffix."""
+    """Token ids of a text, with the tokenizer's prefix exactly once, and without its suffix."""
     return _prefixed(list(tokenizer(text, add_special_tokens=False)["input_ids"]), list(tokenizer(text)["input_ids"]))
 
 
 def _all_texts_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[tuple[int, ...]] | None:
     """`_text_ids` of several texts.
 
-    None if some are not texts, or if encoding them together fails, so that each must be encoded alone to find out what is
-    wrong.
+    None if a prompt is not text, or if encoding them together fails. Each must then be encoded alone.
     """
     if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
         return None
     try:
         bare = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
-        # A tokenizer that adds no special tokens need not be called twice.
+        # If the tokenizer adds no special tokens, one call is enough.
         adds = not getattr(tokenizer, "is_fast", False) or tokenizer.num_special_tokens_to_add() > 0
         whole = tokenizer(list(prompts))["input_ids"] if adds else bare
         ids = [_prefixed(list(one), list(other)) for one, other in zip(bare, whole, strict=True)]
@@ -196,10 +197,10 @@ def _all_texts_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[tuple[int, ..
 
 
 def _prefixed(bare: list[int | None], whole: list[int | None]) -> list[int | None]:
-    """`bare` with the prefix that special tokens add in `whole`, the same text; their suffix is left out."""
+    """`bare` with the prefix that `whole` has. `whole` is the same text with special tokens before and after it."""
     starts = range(len(whole) - len(bare) + 1)
     start = next((start for start in starts if whole[start : start + len(bare)] == bare), None)
-    if start is None:  # the tokenizer splits the text differently when it adds special tokens
+    if start is None:  # with special tokens, the tokenizer splits the text differently
         return whole
     prefix = whole[:start]
     return bare if bare[:start] == prefix else prefix + bare
@@ -250,7 +251,7 @@ def _chat_ids(
 
 
 def _refuses_system_messages(rendered: Callable[[list[dict[str, Any]]], Any], messages: list[dict[str, Any]]) -> bool:
-    """Whether messages that cannot be rendered can be rendered without their system message."""
+    """Whether messages that cannot be rendered could be rendered without their system message."""
     if messages[0]["role"] != "system" or len(messages) == 1:
         return False
     try:

@@ -14,8 +14,8 @@ from rollalloc.files.claims import claim_files, refuse_foreign_files
 from rollalloc.files.text import error_text
 from rollalloc.rewards.environment import CONFIG, NAME, TASK, check_task, load_taskset, prompt_of
 
-_MOST_TASKS = 10**12  # more can only be a typing error
-_ANSWERS = ("answer", "ground_truth", "solution", "target")  # fields of a task that tell its right answer
+_MOST_TASKS = 10**12  # a larger number can only be a typing error
+_ANSWERS = ("answer", "ground_truth", "solution", "target")  # fields of a task that may contain its right answer
 
 
 def write_environment(
@@ -26,22 +26,22 @@ def write_environment(
     skip: int = 0,
     config: Mapping[str, Any] | None = None,
 ) -> int:
-    """Write tasks of an environment as prompts, to be scored by `rollalloc.rewards.environment.compute_score`.
+    """Write tasks of an environment as prompts. `rollalloc.rewards.environment.compute_score` scores their rollouts.
 
     Args:
-        name: name of an installed environment, as for `vf-eval`.
+        name: name of an installed environment, as `vf-eval` takes it.
         path: path of a new file, .parquet or .jsonl.
-        tasks: number of tasks, at least 1; None: all.
-        skip: number of tasks to leave out at the beginning, for example those of the training file.
-        config: configuration of its taskset.
+        tasks: number of tasks, at least 1. None: all.
+        skip: number of tasks to leave out at the beginning, for example because the training file has them.
+        config: configuration of the environment's taskset.
 
     Returns:
         The number of prompts.
 
     Raises:
-        FileExistsError: a file is there already.
-        ValueError: an environment that cannot be used (see `load_taskset`, `check_task`) or fails, one without an end and no
-            `tasks`, or fewer tasks than were asked for.
+        FileExistsError: the file exists.
+        ValueError: the environment cannot be used (see `load_taskset`, `check_task`) or fails; it has no end and `tasks` is
+            None; or it has fewer tasks than `tasks`.
         ImportError: the environment's package or the library verifiers is not installed.
     """
     if (tasks is not None and tasks < 1) or not 0 <= skip < _MOST_TASKS:

@@ -1,6 +1,6 @@
-"""A file of features: safetensors, with a digest of the key of each row's prompt, and a header with the features' origin.
+"""A file of features in safetensors format. Each row has a digest of its prompt's key. The header says which model made it.
 
-The file is written completely or not at all, and replaces only files that this module wrote.
+The file is written completely or not at all. It replaces only files that this module wrote.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
 _SCHEMA = 4
 _MADE_BY = "rollalloc features"
-_HEADER = "rollalloc"  # name of our header in the file's metadata; its value is JSON
+_HEADER = "rollalloc"  # name of our header in the metadata of the file; its value is JSON
 _KEYS = "keys"
 _BLOCK = "block:"  # prefix of the names of tensors with features
-_LONGEST_HEADER = 1 << 20  # bytes; the headers that we write have a few hundred
-# Errors from reading a file that is corrupt or of another program.
+_LONGEST_HEADER = 1 << 20  # bytes; the headers that we write have a few hundred bytes
+# Errors of reading a file that is corrupt or that another program wrote.
 _NOT_OURS = (SafetensorError, ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError)
 
 
@@ -44,7 +44,7 @@ class Origin:
 
     Attributes:
         model: name or folder of the model, as the user gave it.
-        weights: digest of its weights (`rollalloc.models.features.weights_digest`).
+        weights: digest of the model's weights (`rollalloc.models.features.weights_digest`).
         seed: seed of the projection and the hash.
     """
 
@@ -54,14 +54,15 @@ class Origin:
 
 
 def refuse_place(path: Path, *, overwrite: bool = False) -> None:
-    """Check that features can be written to a path, without changing anything.
+    """Check that features can be written to a path. Nothing is changed.
 
     Args:
+        path: path of the file.
         overwrite: whether an existing file of features may be replaced.
 
     Raises:
         ValueError: the name does not end in .safetensors.
-        FileExistsError: there is a file that may not be overwritten, or that rollalloc did not write.
+        FileExistsError: the file exists, and may not be overwritten or was not written by rollalloc.
         NotADirectoryError, PermissionError: the folder cannot be written to.
     """
     if path.suffix != SUFFIX or path.name == SUFFIX:
@@ -100,13 +101,13 @@ def write_features(
         path: a path that ends in .safetensors.
         keys: unique keys of the prompts, in the order of the rows (`rollalloc.data.prompts.PromptSet.keys`).
         features: features of the same prompts.
-        origin: the model that computed them; None: unknown, as for your own arrays.
-        overwrite: replace an existing file of features.
+        origin: the model that computed the features. None: unknown, for example for your own arrays.
+        overwrite: True: an existing file of features is replaced.
 
     Raises:
         ValueError: the number of keys is not the number of rows, a key occurs twice, or the path does not end in
             .safetensors.
-        FileExistsError: there is a file that may not be overwritten, or that rollalloc did not write.
+        FileExistsError: the file exists, and may not be overwritten or was not written by rollalloc.
         OSError: the file could not be written.
     """
     path = Path(path)
@@ -116,7 +117,7 @@ def write_features(
 
 
 def save_features(path: Path, keys: Sequence[str], features: Features, *, origin: Origin | None = None) -> None:
-    """Like `write_features`, but replace an existing file. The caller must have claimed the path (`files.claims`)."""
+    """Like `write_features`, but replaces an existing file. The caller must have claimed the path (`files.claims`)."""
     if len(keys) != len(features):
         raise ValueError(f"expected one key for each row, got {len(keys)} keys for {len(features)} rows of features")
     keys_N = key_digests(keys)
@@ -145,19 +146,17 @@ def save_features(path: Path, keys: Sequence[str], features: Features, *, origin
 def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None) -> Features:
     """Read the features of the prompts with these keys, in the order of the keys.
 
-    The file may hold more prompts, in any order.
-
-    Features of another model than the run's are allowed, for example a small model's for a large one. They can only make
-    predictions worse, so this logs a warning.
+    The file may have more prompts, in any order. If the features are of another model than the run's, for example of a
+    small one for a large one, a warning is logged: predictions may be worse, but training stays correct.
 
     Args:
         path: a file that `write_features` wrote.
         keys: keys of the prompts.
-        weights: digest of the run's initial weights, to compare with the features' model; None: not compared.
+        weights: digest of the run's initial weights, to compare with those of the features' model. None: do not compare.
 
     Raises:
-        FileNotFoundError: there is no file.
-        ValueError: `keys` is empty, some prompts are not in the file, or the file is corrupt, was changed, or is not a file
+        FileNotFoundError: the file does not exist.
+        ValueError: `keys` is empty; some prompts are not in the file; or the file is corrupt, was changed, or is not a file
             of features of this schema.
     """
     path = Path(path)
@@ -189,7 +188,7 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
 
 
 def _rows(keys_N: NDArray[np.uint64], wanted_M: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """For each wanted key its row; -1 if it is missing."""
+    """The row of each wanted key; -1 if it is missing."""
     order_N = np.argsort(keys_N)
     sorted_N = keys_N[order_N]
     if (sorted_N[1:] == sorted_N[:-1]).any():
@@ -199,9 +198,7 @@ def _rows(keys_N: NDArray[np.uint64], wanted_M: NDArray[np.uint64]) -> NDArray[n
 
 
 def _select(block_ND: NDArray[np.float32], rows_M: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The given rows of a block. If these are all rows in order, the block itself is returned, because a copy may be
-    large.
-    """
+    """The given rows of a block. If these are all rows in order, return the block itself: a copy may be large."""
     return block_ND if np.array_equal(rows_M, np.arange(len(block_ND))) else block_ND[rows_M]
 
 

@@ -1,7 +1,7 @@
-"""Features of prompts, from which a predictor estimates success rates before any rollout.
+"""Features of prompts, from which a predictor estimates success rates before any rollout exists.
 
-A block is an array with one row per prompt. All blocks have the same scale: with weights of unit variance, each block
-contributes the same variance to the logit, whatever its width.
+A block is an array with one row per prompt. All blocks have the same scale: with weights of unit variance, each block adds
+the same variance to the logit, whatever its width.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from numpy.typing import ArrayLike, NDArray
 from rollalloc.core.recipe import at_least
 from rollalloc.core.seeds import rng
 
-WIDTH = 256  # columns of a block by default
+WIDTH = 256  # default maximum number of columns of a block
 WIDEST = 4096
 _SCALE = 4.0  # root mean square length of a row
-_NOISE = 1e-6  # largest relative deviation that rounding to float32 can give to a column of equal values
-_FAINT = 1e-30  # smaller deviations have too few digits in float32
-_ROWS = 1 << 16  # rows to process at a time, which limits the size of temporary arrays
+_NOISE = 1e-6  # relative standard deviation that rounding to float32 may give to a column of equal values
+_FAINT = 1e-30  # smaller standard deviations have too few digits in float32
+_ROWS = 1 << 16  # number of rows to process at a time, which limits the size of temporary arrays
 
 Tokens = Sequence[int]
 
 
 @dataclass(frozen=True)
 class FeatureCost:
-    """What it cost to compute features.
+    """The cost of computing features.
 
     Attributes:
         prompts: number of prompts.
@@ -43,14 +43,14 @@ class FeatureCost:
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Blocks of features and what they cost.
+    """Blocks of features, and the cost of computing them.
 
     Attributes:
-        blocks: name -> float32 array of shape (N, D); row n belongs to prompt n.
-        cost: what it cost to compute them.
+        blocks: float32 arrays by name, shape (N, D). Row n belongs to prompt n.
+        cost: the cost of computing them.
 
     Raises:
-        ValueError: there are no blocks, or a block is not a finite float32 array of shape (N, D), with the same N in all.
+        ValueError: there are no blocks; or a block is not a finite float32 array of shape (N, D) with the common N.
     """
 
     blocks: Mapping[str, NDArray[np.float32]]
@@ -87,31 +87,30 @@ def check_width(width: int) -> None:
 
 
 def standardised(block_ND: ArrayLike) -> NDArray[np.float32]:
-    """A block whose columns have mean 0 and equal deviations, at a fixed scale.
+    """A block whose columns have mean 0 and equal standard deviations, at a fixed scale.
 
         x[n, d] = 4 / √V · (b[n, d] − mean_d) / deviation_d
 
-    V is the number of columns that vary. Columns that do not vary beyond float32's rounding become 0. Because
-    of the factor 4 / √V, the mean over n of Σ_d x[n, d]² is 4² = 16.
-
+    V is the number of columns that vary. Columns that do not vary, except by float32's rounding, become 0. With the factor
+    4 / √V, the mean over n of Σ_d x[n, d]² is 4² = 16.
     Args:
         block_ND: shape (N, D), finite in float32.
     """
     x_ND = np.array(block_ND, np.float32)
     size_D = _root_mean_square(x_ND)
-    # Twice, because rounding the mean to float32 leaves a remainder if the mean is far larger than the deviation.
+    # Subtract it twice: if the mean is far larger than the deviation, rounding it to float32 leaves a remainder.
     for _ in range(2):
         x_ND -= x_ND.mean(axis=0, dtype=np.float64).astype(np.float32)
     deviation_D = _root_mean_square(x_ND)
     varies_D = deviation_D > np.maximum(_NOISE * size_D, _FAINT)
-    # Columns that do not vary are divided by infinity, so they become 0.
+    # Columns that do not vary are divided by infinity, and so become 0.
     x_ND /= np.where(varies_D, deviation_D, np.inf).astype(np.float32)
     x_ND *= np.float32(_SCALE / max(1, varies_D.sum()) ** 0.5)
     return x_ND
 
 
 def projection(seed: int, rows: int, width: int) -> NDArray[np.float32]:
-    """A random matrix P, shape (rows, width). Multiplying by it keeps squared lengths and distances on average.
+    """A random matrix P, shape (rows, width). Multiplication by it keeps squared lengths and distances on average.
 
         P[r, c] ~ N(0, 1 / width),   E‖x P‖² = ‖x‖², with a relative deviation of √(2 / width)
 
@@ -132,8 +131,8 @@ def token_bag(tokens: Sequence[Tokens], vocabulary: int, *, width: int = WIDTH, 
 
         b[n, d] = Σ_{t in prompt n, column(t) = d} sign(t)
 
-    A token's column and sign depend only on the token and the seed. If the vocabulary has at most `width` tokens, each has
-    its own column, and the sign 1.
+    A token's column and sign depend only on the token and the seed. If the vocabulary has at most `width` tokens, each token
+    has its own column, with the sign 1.
 
     Args:
         tokens: N prompts as token ids, each in [0, vocabulary).
@@ -156,21 +155,21 @@ def token_bag(tokens: Sequence[Tokens], vocabulary: int, *, width: int = WIDTH, 
 
 
 def log_length(tokens: Sequence[Tokens]) -> NDArray[np.float32]:
-    """The logarithm of each prompt's number of tokens, at least 1, standardised; shape (N, 1)."""
+    """The logarithm of each prompt's number of tokens, standardised; shape (N, 1)."""
     return standardised(np.log([len(prompt) for prompt in tokens])[:, None])
 
 
 def own_features(blocks: Mapping[str, ArrayLike], *, width: int = WIDTH, seed: int = 0) -> Features:
-    """Features from your own arrays, for example of an embedding model: standardised, and projected if they are wide.
+    """Features from your own arrays, for example from an embedding model: standardised, and projected if they are wide.
 
     Args:
-        blocks: name -> array of finite numbers, shape (N, D); row n belongs to prompt n.
-        width: maximum number of columns of a block; a wider block is projected to this width and standardised again.
+        blocks: arrays of finite numbers by name, shape (N, D). Row n belongs to prompt n.
+        width: maximum number of columns of a block. A wider block is projected to this width and standardised again.
         seed: seed of the projection.
 
     Raises:
-        ValueError: there are no blocks, or a block is not of shape (N, D), with the same N in all, or holds numbers that do
-            not fit into float32.
+        ValueError: there are no blocks; or a block does not have shape (N, D) with the common N, or has numbers that do not
+            fit into float32.
     """
     check_width(width)
     reduced = {name: _reduced(name, block, width, seed) for name, block in blocks.items()}

@@ -1,4 +1,4 @@
-"""Checks once whether the Hugging Face hub answers. The hub's own libraries retry for a minute."""
+"""Checks once whether the Hugging Face hub answers, because the hub's own libraries retry for a minute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _PATIENCE_S = 5.0
 
 @lru_cache
 def why_unreachable() -> str | None:
-    """Why the hub cannot be reached; None if it answers. If it cannot, its libraries are told to use local copies only."""
+    """The reason why the hub cannot be reached; None if it answers. Without the hub, its libraries use only local copies."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
@@ -17,7 +17,7 @@ def why_unreachable() -> str | None:
         return "HF_HUB_OFFLINE is set"
     try:
         get_session().head(constants.ENDPOINT, timeout=_PATIENCE_S)
-    except Exception as error:  # the type depends on the library's version
+    except Exception as error:  # the type of the error depends on the library's version
         constants.HF_HUB_OFFLINE = True
         return str(error).partition("\n")[0] or type(error).__name__
     return None

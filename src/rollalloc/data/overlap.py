@@ -1,4 +1,4 @@
-"""Finds questions that training and evaluation sets share."""
+"""Finds questions that are in both training and evaluation sets."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from unicodedata import normalize
 
 log = logging.getLogger(__name__)
 
-MOST_SHARED = 0.05  # if more than this share of the held-out prompts is in the training set, the run is refused
+MOST_SHARED = 0.05  # a run is refused if a larger share of its held-out prompts is in the training set
 
 
 def normalised(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """Normalize a prompt's text for comparison: Unicode form, case, white space; system messages are left out.
+    """Normalize a prompt's text for comparison: its Unicode form, case and white space. System messages are left out.
 
     Punctuation is kept, because 2 + 3 and 2 - 3 are different questions.
     """
@@ -31,7 +31,7 @@ def same_text(prompts: Iterable[str], among: Iterable[str]) -> dict[int, int]:
         among: normalised texts, for example of training prompts.
 
     Returns:
-        For the index of each such prompt, the first index of its text in `among`.
+        The first index in `among` of each such prompt's text, by the prompt's index.
     """
     first: dict[str, int] = {}
     for at, text in enumerate(among):
@@ -40,15 +40,15 @@ def same_text(prompts: Iterable[str], among: Iterable[str]) -> dict[int, int]:
 
 
 def repeated(texts: Sequence[str]) -> dict[int, int]:
-    """Find normalised texts that occurred before: maps the index of each to the index of its first occurrence."""
+    """Find normalised texts that occurred before. Maps the index of each such text to that of its first occurrence."""
     return {at: first for at, first in same_text(texts, texts).items() if at != first}
 
 
 def warn_of_shared(train: Any, held: Any, name: str, column: str = "prompt") -> None:
-    """Warn if prompts of a held-out data set are also in the training set. TRL's and verl's drivers use it.
+    """Warn if prompts of a held-out data set are also in the training set. The drivers for TRL and verl use this.
 
     Args:
-        train: the training data. Nothing happens unless both data sets have a length and the column.
+        train: the training data. Nothing is checked unless both data sets have a length and the column.
         held: the held-out data.
         name: name of the held-out data for the message, for example "eval_dataset".
         column: name of the column of prompts.

@@ -31,8 +31,8 @@ class Prepared:
         part: the split in the file.
         path: path of the file.
         rows: number of rows.
-        dropped: reason -> number of rows left out for it; only reasons that occurred.
-        read: local files from which the rows were read, relative to the local folder; empty for the hub.
+        dropped: number of rows left out, by reason; only reasons that occurred.
+        read: local files from which the rows were read, relative to the local folder. Empty if the hub was read.
     """
 
     part: PublicSplit
@@ -54,23 +54,24 @@ def prepare(
 ) -> list[Prepared]:
     """Write the files of some public sets.
 
-    Within a set, repeated questions are dropped, and questions with contradicting answers are dropped entirely.
+    Within a set, repeated questions are written once. Questions with contradicting answers are left out.
 
     Args:
         names: names of sets, keys of `SETS`.
         out: folder of the files.
-        local: folder with the raw data, in the set's own columns: for each split a file that is named after it, or a
-            folder that is named after the set or its name on the hub, in which `datasets` finds the split as it does on
-            the hub. None: read from the Hugging Face hub.
-        overwrite: replace files that an earlier call wrote. Files of others are never replaced.
-        system: write a system message for each prompt, which is empty unless the set has its own. False: write none, for
+        local: folder with the original data, in the set's own columns. For each split it has a file named after the split;
+            or it has a folder named after the set or its name on the hub, in which `datasets` finds the split as on the
+            hub. None: read from the Hugging Face hub.
+        overwrite: True: replace files that an earlier call wrote. Other files are never replaced.
+        system: True: write a system message for each prompt, empty unless the set has its own. False: write none, for
             models whose chat template refuses system messages.
-        leave_out: name of a filter of training questions, a key of `FILTERS`; evaluation sets stay complete. None: none.
+        leave_out: name of a filter for training questions, a key of `FILTERS`. It does not change evaluation sets. None: no
+            filter.
         progress: called from time to time with the split's name and the number of rows read.
 
     Raises:
-        ValueError: a set or filter is unknown, a filter leaves no row or there is no training set for it, a row lacks the
-            set's columns, or it is unclear which local files belong to the split.
+        ValueError: a set or filter is unknown; a filter leaves no row, or there is no training set to filter; a row lacks
+            the set's columns; or it is unclear which local files belong to the split.
         FileExistsError: a file may not be overwritten; nothing was written.
         FileNotFoundError: a set is not in the local folder.
         ImportError: `datasets` is missing.
@@ -101,7 +102,7 @@ def _leave_out_system(rows: Iterable[dict[str, Any]]) -> None:
 
 
 def _check_filter(name: str | None, parts: Sequence[PublicSplit]) -> None:
-    """Refuse a filter that does not exist or would do nothing."""
+    """Raise an error if the filter does not exist or would do nothing."""
     if name is not None and name not in FILTERS:
         raise ValueError(f"--filter must be one of {', '.join(FILTERS)}, got {name!r}")
     if name is not None and not any(part.use == "train" for part in parts):
@@ -165,7 +166,7 @@ def _verl_rows(
 
 
 def _make_unique(rows: Sequence[dict[str, Any]]) -> None:
-    """Replace the set's own indices by row numbers if they repeat, because a key must identify one prompt."""
+    """If the set's own indices repeat, replace them by row numbers, because a key must identify one prompt."""
     infos = [row["extra_info"] for row in rows]
     if len({info["index"] for info in infos}) < len(infos):
         for number, info in enumerate(infos):
@@ -221,8 +222,8 @@ def _files_of_split(folder: Path, part: PublicSplit) -> list[Path]:
     """The files of a split in a folder, by the `configs:` of its README.md or by the names of files, as on the hub.
 
     Raises:
-        ValueError: there is no such split or configuration. This function never falls back to all files, because that
-            would put held-out questions into training.
+        ValueError: there is no such split or configuration. All files are never used instead, because held-out questions
+            would then be trained on.
         ImportError: `datasets` is missing.
     """
     try:

@@ -1,8 +1,8 @@
 """Reads, checks, writes and encodes prompts in verl's schema. Each prompt gets a key that does not depend on its position.
 
 A row has `data_source`, `prompt` (text or messages `[{role, content}]`), `reward_model: {style, ground_truth}` and,
-optionally, `ability` and `extra_info: {index, prior, ...}`. A field that is null counts as missing: parquet does not
-distinguish the two, so JSONL is read in the same way.
+optionally, `ability` and `extra_info: {index, prior, ...}`. A field that is null counts as missing, because parquet does
+not distinguish the two; the same rule holds for JSONL.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class PromptSet:
     """Prompts with their keys and ground truths. Entry i of each column belongs to prompt i.
 
     Attributes:
-        keys: unique keys, `source/index` or `source/#hash`, the hash being of prompt and ground truth.
+        keys: unique keys, `source/index` or `source/#hash`. The hash is of the prompt and the ground truth.
         sources: verl's `data_source`.
         prompts: text, or messages with `role` and `content`.
         ground_truths: what the reward function compares the answer with; never None.
-        extra_infos: passed to the reward function. rollalloc reads two fields itself: `index`, and `prior`, an estimate of
+        extra_infos: passed to the reward function. rollalloc itself reads two fields: `index`, and `prior`, an estimate of
             the success rate in [0, 1].
         dropped: number of rows that were left out, by reason.
     """
@@ -65,7 +65,7 @@ class PromptSet:
         return len(self.keys)
 
     def table(self, features: Mapping[str, NDArray[np.float32]] | None = None) -> PromptTable:
-        """The core's table of these prompts: keys, priors and features. Priors are None if no prompt has one.
+        """The core's table of these prompts: keys, priors and features. It has no priors if no prompt has one.
 
         Args:
             features: feature blocks by name, each of shape (N, D).
@@ -92,7 +92,7 @@ class PromptSet:
         )
 
     def without(self, rows: Collection[int], reason: str) -> PromptSet:
-        """The set without the prompts at these indices. `dropped[reason]` grows by their number."""
+        """The set without the prompts at these indices. Their number is added to `dropped[reason]`."""
         kept = [row for row in range(len(self)) if row not in rows]
         return replace(
             self,
@@ -112,7 +112,7 @@ class EncodedPrompts:
     Attributes:
         prompt_set: the prompts.
         tokens: token ids of each prompt.
-        template_args: the chat template's arguments besides the messages.
+        template_args: arguments of the chat template, in addition to the messages.
     """
 
     prompt_set: PromptSet
@@ -147,18 +147,18 @@ def refuse_longer(max_new_tokens: int, context: int) -> None:
 def load_prompts(*paths: str | PathLike[str]) -> PromptSet:
     """Load prompts from parquet and JSONL files in verl's schema.
 
-    A prompt's key is `data_source/index` if it has an `extra_info.index` that no other row of its source has. Otherwise, for
-    example if the index restarts in a second file, it is `data_source/#hash`, with a hash of prompt and ground truth.
-    Rows with the source, prompt and ground truth of an earlier row are left out, and counted in `dropped["duplicate"]`.
-    A warning gives their number, and the number of rows whose index is shared.
+    A prompt's key is `data_source/index`, if no other row of its source has the same `extra_info.index`. Otherwise, for
+    example if the index starts again in a second file, the key is `data_source/#hash`, with a hash of prompt and ground
+    truth. If an earlier row has the same source, prompt and ground truth, a row is left out and counted in
+    `dropped["duplicate"]`. Warnings give the number of such rows, and of rows that share an index.
 
     Args:
         paths: `.parquet` files, and `.jsonl` or `.json` files with one JSON object per line.
 
     Raises:
         FileNotFoundError: a file does not exist.
-        ValueError: no paths; a file is empty or has another format; a row is not in verl's schema; or one prompt of one
-            source with two ground truths.
+        ValueError: there are no paths; a file is empty or has another format; a row is not in verl's schema; or a prompt
+            of a source has two ground truths.
     """
     if not paths:
         raise ValueError("load_prompts needs at least one file, got none; give .parquet or .jsonl paths")
@@ -178,14 +178,14 @@ def load_prompts(*paths: str | PathLike[str]) -> PromptSet:
 
 
 def write_prompts(path: str | PathLike[str], rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows in verl's schema, for `load_prompts`. On an error no file is left and an existing one is unchanged.
+    """Write rows in verl's schema, for `load_prompts`. After an error, an existing file is unchanged.
 
     Args:
         path: a path that ends in `.parquet`, or in `.jsonl` or `.json` for JSON lines. Missing folders are created.
         rows: at least one row in verl's schema. Other columns are kept.
 
     Raises:
-        ValueError: no rows, a row that is not in verl's schema, an unknown suffix, or rows that parquet cannot store.
+        ValueError: there are no rows; a row is not in verl's schema; the suffix is unknown; or parquet cannot hold them.
     """
     if not rows:
         raise ValueError(
@@ -204,7 +204,7 @@ def check_row(place: str, row: Any) -> None:
         row: any plain data.
 
     Raises:
-        ValueError: says what was expected and what was found.
+        ValueError: the message says what was expected and what was found.
     """
     _parse(place, row)
 
@@ -223,15 +223,15 @@ def encode_prompts(
     Args:
         prompt_set: the prompts.
         tokenizer: a Hugging Face tokenizer.
-        context: the model's context in tokens, for prompt and completion together; None: no limit.
-        max_new_tokens: maximum number of tokens of a completion; 0: only the prompts must fit.
+        context: the model's context in tokens, for prompt and completion together. None: no limit.
+        max_new_tokens: maximum number of tokens of a completion. 0: only the prompts must fit.
         overlong: what to do with prompts of more than `context - max_new_tokens` tokens. "error": raise an error. "drop":
             leave them out and count them in `dropped["overlong"]`.
         template_args: further arguments of the chat template, for example `{"enable_thinking": False}`.
 
     Raises:
-        ValueError: a prompt has no tokens or cannot be tokenized or rendered; messages without a chat template; overlong
-            prompts with `overlong="error"`; or all prompts are overlong.
+        ValueError: a prompt has no tokens, or cannot be tokenized or rendered; there are messages but no chat template; a
+            prompt is overlong with `overlong="error"`; or all prompts are overlong.
     """
     if overlong not in ("error", "drop"):
         raise ValueError(f"overlong must be 'error' or 'drop', got {overlong!r}")
@@ -274,7 +274,7 @@ def _parse(place: str, raw: Any) -> _Row:
         _whole_text(place, "extra_info.index", _typed(place, "extra_info.index", extra_info["index"], int, str))
     if "prior" in extra_info:
         prior = _typed(place, "extra_info.prior", extra_info["prior"], float, int)
-        if prior < 0 or prior > 1:  # NaN passes: unknown
+        if prior < 0 or prior > 1:  # NaN, for unknown, is allowed
             raise ValueError(f"{place}: extra_info.prior must be a success rate in [0, 1], got {prior}; rescale it")
     _whole_text(place, "reward_model.ground_truth", reward_model["ground_truth"])
     if _has_nan(reward_model["ground_truth"]):
@@ -292,7 +292,7 @@ def _parse(place: str, raw: Any) -> _Row:
 
 
 def _remedy(place: str, row: Mapping[str, Any]) -> str:
-    """Advice for an error: a command that converts the file, if it has columns for question and answer; else empty."""
+    """Advice for an error: a command that converts the file, if it has columns of questions and answers; else empty."""
     file, question, answer = (
         place.rpartition(":")[0],
         next((name for name in ("question", "problem", "prompt", "input") if name in row), None),
@@ -316,7 +316,7 @@ def _parse_prompt(place: str, prompt: Any) -> Prompt:
 
 def _parse_message(place: str, message: Any) -> Message:
     if _typed(place, "each message", message, dict).get("tool_calls"):
-        message = {"content": "", **message}  # a message that only calls tools may have no content
+        message = {"content": "", **message}  # because a message that only calls tools may have no content
     for name in ("role", "content"):
         _whole_text(place, f"{name} of each message", _typed(place, f"{name} of each message", message.get(name), str))
     _whole_text(place, "each message", message)
@@ -333,7 +333,7 @@ def _typed(place: str, name: str, value: Any, *kinds: type) -> Any:
 
 
 def _whole_text(place: str, name: str, value: Any) -> Any:
-    """The value unchanged. Raises ValueError if a text in it has a lone surrogate, which UTF-8 cannot encode."""
+    """Return the value. Raise a ValueError if a text in it has a lone surrogate, which UTF-8 cannot encode."""
     for text in filter(lambda leaf: isinstance(leaf, str), _leaves(value)):
         try:
             text.encode()
@@ -371,7 +371,7 @@ def _without_nulls(place: str, value: Any, depth: int = 0) -> Any:
 
 
 def _distinct(rows: Sequence[_Row]) -> list[_Row]:
-    """The first row of each pair of source and prompt."""
+    """The first row with each source and prompt."""
     first: dict[tuple[str, str], _Row] = {}
     for row in rows:
         earlier = first.setdefault((row.source, _digest(row.prompt)), row)
@@ -390,10 +390,10 @@ def _keys(rows: Sequence[_Row]) -> tuple[str, ...]:
 
 
 def prompt_keys(rows: Sequence[tuple[str, Any, Any]]) -> tuple[str, ...]:
-    """Keys of prompts, which do not depend on the files that hold them or on their order.
+    """Keys of prompts. They do not depend on the files, or on the order of the prompts.
 
     Args:
-        rows: for each prompt its data source, its index there or None, and its content as plain data.
+        rows: for each prompt its data source; its index there, or None; and its content as plain data.
     """
     by_index = [None if index is None else f"{source}/{index}" for source, index, _ in rows]
     times = Counter(by_index)

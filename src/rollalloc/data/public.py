@@ -1,4 +1,4 @@
-"""Public data sets of mathematics: their places on the hub, their columns, the conversion to verl's schema, and filters."""
+"""Public data sets of mathematics: their names on the hub, their columns, their conversion to verl, and filters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 
 class NoAnswer(ValueError):
-    """A row has no final answer, so that its rollouts could not be scored."""
+    """A row has no final answer, so its rollouts could not be scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class PublicProblem:
     """A problem from a row of a public set.
 
     Attributes:
-        index: identifies the problem within its set; None: the row's number is used.
+        index: identifies the problem within its set. None: the row's number is used.
         question: text of the question, without instructions.
         answer: the final answer alone, without the solution.
         about: further fields of verl's `extra_info`, for example `prior`.
@@ -50,12 +50,12 @@ class PublicSplit:
         name: name of the file.
         hub: name of the data set on the Hugging Face hub; also verl's `data_source`.
         split: name of the split on the hub.
-        use: "train" or "evaluation"; filters leave out training questions only.
+        use: "train" or "evaluation". Filters are applied only to "train".
         read: converts a row to a problem.
         config: configuration of the data set on the hub.
-        samples: number of answers to each question that an evaluation averages over. Above 1 it is written to the column
-            `SAMPLES`, which verl reads for each row, since verl's `val_kwargs.n` is one number for all sets. The name ends
-            in "x" and this number.
+        samples: number of answers to each question over which an evaluation averages. If it is above 1, it is written to the
+            column `SAMPLES`, because verl's `val_kwargs.n` is the same for all sets; and the split's name ends in "x" and
+            this number.
     """
 
     name: str
@@ -77,7 +77,7 @@ def to_verl(part: PublicSplit, number: int, problem: PublicProblem) -> dict[str,
 
     Args:
         part: the split of the problem.
-        number: number of the row, from 0; it is the index of a problem without an index of its own.
+        number: number of the row, from 0. It becomes the index of a problem that has no index.
         problem: the problem.
     """
     prompt = problem.prompt or (
@@ -151,7 +151,7 @@ def _text(row: Row, column: str) -> str:
 
 
 def _answer(row: Row, column: str) -> str:
-    """The column as text; if it is a list of answers, the first."""
+    """The column as text. From a list of answers, the first one."""
     value = row[column]
     if isinstance(value, (list, tuple)):
         value = value[0] if value else None
@@ -167,9 +167,7 @@ def _answer(row: Row, column: str) -> str:
 
 
 def _pass_rate(text: str) -> dict[str, Any]:
-    """The prior from a share of solved attempts such as "3/8". A rating such as "7/9.0", from another set, is not a
-    pass rate.
-    """
+    """The prior from a share of solved attempts such as "3/8". A rating such as "7/9.0" is not a pass rate; empty then."""
     right, _, attempts = text.partition("/")
     rate = float(right) / float(attempts or 1)
     if not 0 <= rate <= 1:
@@ -212,7 +210,7 @@ _ONCE: Mapping[str, tuple[PublicSplit, ...]] = {
         ),
     ),
 }
-_SAMPLES = 32  # DAPO and Pilot-Commit evaluate small sets with 32 answers to each question
+_SAMPLES = 32  # DAPO and Pilot-Commit evaluate small sets with 32 answers per question
 SETS: Mapping[str, tuple[PublicSplit, ...]] = {
     **_ONCE,
     **{
@@ -227,7 +225,7 @@ SETS: Mapping[str, tuple[PublicSplit, ...]] = {
 # ------------------------------------------------------------------------------------------------------------- filters
 
 _WRAPPED = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|operatorname|boxed)\s*\{([^{}]*)\}")
-_LETTER = re.compile(r"[A-Ea-e]|\([A-Ea-e]\)")  # of multiple choice
+_LETTER = re.compile(r"[A-Ea-e]|\([A-Ea-e]\)")  # an answer to a multiple-choice question
 _OF_TWO = frozenset(
     (
         *("yes", "no", "true", "false", "correct", "incorrect", "possible", "impossible", "even", "odd"),
@@ -239,11 +237,11 @@ _OF_TWO = frozenset(
 def can_be_guessed(answer: str) -> bool:
     r"""Whether an answer is one of two words, such as yes and no, or a letter of multiple choice, such as (B).
 
-    A rollout that guesses such an answer is right in one of two to five cases, whatever its reasoning. So these
-    questions have the largest variance of rewards for a long time, and methods that select by variance prefer them.
+    A rollout that guesses such an answer is right in one of two to five cases, whatever its reasoning. So these questions
+    keep a large variance of rewards for a long time, and methods that select by variance prefer them.
 
     Args:
-        answer: as the data set gives it; LaTeX such as `\\text{Yes}` and a final period do not count.
+        answer: the answer in the data set. LaTeX such as `\\text{Yes}` and a final period are ignored.
     """
     plain = _WRAPPED.sub(r"\1", answer).replace("$", "").strip().rstrip(".").strip()
     return plain.lower() in _OF_TWO or _LETTER.fullmatch(plain) is not None

@@ -3,12 +3,12 @@
 | column | |
 |---|---|
 | `key` | the prompt's key in the log |
-| `rollouts`, `right` | number of scored rollouts; number of right ones |
-| `rate`, `rate_low`, `rate_high` | posterior mean and 95% interval of the rate, with the fitted mixture treated as exact |
+| `rollouts`, `right` | number of scored rollouts; number of right rollouts |
+| `rate`, `rate_low`, `rate_high` | posterior mean and 95% interval of the success rate, if the fitted mixture is exact |
 | `tokens` | mean rollout length; empty if not logged |
-| `predicted` | rate predicted from the prompt's features by a model of other prompts; empty without features |
-| `weight` | probability of drawing the prompt under the mix; sums to 1 |
-| `pool` | hard, normal or easy: prime-rl's default pools, by `rate` |
+| `predicted` | success rate predicted from the prompt's features, by a model fitted to other prompts; may be empty |
+| `weight` | probability of drawing the prompt under the mix; all weights sum to 1 |
+| `pool` | hard, normal or easy: the prompt's pool in prime-rl, by `rate` and prime-rl's defaults |
 
 For a profile sampled by `rollalloc advise`, the columns of verl's schema are added (`data_source`, `prompt`,
 `reward_model`, `extra_info`). Such a file can be used as the training prompts of verl (`data.train_files`), of TRL (a data
@@ -38,8 +38,8 @@ from rollalloc.lab.waste.groups import NOT_SAID, Groups
 from rollalloc.recipes.foresight import Foresight
 
 MIXES = "variance, uniform, gaussian:MEAN,DEVIATION or foresight"
-_POOLS = {"hard": 0.25, "normal": 0.75, "easy": 1.0}  # prime-rl's defaults: each pool's largest rate
-_BINS = 10  # bins of rates; the uniform mix draws each equally often
+_POOLS = {"hard": 0.25, "normal": 0.75, "easy": 1.0}  # prime-rl's defaults: the largest rate of each pool
+_BINS = 10  # number of bins of rates; the uniform mix draws from each bin equally often
 
 
 def curriculum_of(
@@ -56,13 +56,14 @@ def curriculum_of(
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
         rates: the mixture fitted to them.
-        mix: as for `weights_of`.
-        features_PD: features of each prompt; by default the log's own.
-        prompts: further columns by key.
+        mix: name of the mix, see `weights_of`.
+        rates: the mixture of rates fitted to the groups.
+        features_PD: features of each prompt. None: the features in the log.
+        prompts: further columns of each prompt, by key.
         seed: seed of the cross-validation folds in which rates are predicted, at least 0.
 
     Raises:
-        ValueError: for the same reasons as in `weights_of`.
+        ValueError: the mix is unknown or has invalid numbers, or no prompt would be drawn.
     """
     visited = judged.visited
     hits_P, count_P, tokens_P = _sums(judged, visited)
@@ -98,7 +99,7 @@ def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Flo
         count_P: number of rollouts of each prompt.
 
     Raises:
-        ValueError: an unknown mix, invalid numbers in it, or a mix under which no prompt would be drawn.
+        ValueError: the mix is unknown or has invalid numbers, or no prompt would be drawn.
     """
     name, (mean, deviation) = _mixed(mix)
     rate_K, mean_P = rates.rate_K, rates.posterior_mean(hits_P, count_P)
@@ -110,7 +111,7 @@ def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Flo
     elif name == "variance":
         weight_P = rates.expected(rate_K * (1 - rate_K), hits_P, count_P)
     else:
-        with np.errstate(over="ignore"):  # rates far from the mean overflow, and their weight is 0
+        with np.errstate(over="ignore"):  # for rates far from the mean, the square overflows; their weight is 0
             density_K = np.exp(-(((rate_K - mean) / deviation) ** 2) / 2)
         weight_P = rates.expected(density_K, hits_P, count_P)
     if not weight_P.sum() > 0:
@@ -119,17 +120,17 @@ def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Flo
 
 
 def check_export(path: Path, mix: str, log: Path | None) -> None:
-    """Refuse an invalid mix, or a path at which a curriculum cannot be written. Nothing is changed.
+    """Raise an error for an invalid mix, or for a path to which a curriculum cannot be written. Nothing is changed.
 
     Args:
         path: path of the file.
-        mix: as for `weights_of`.
-        log: the log from which the curriculum is computed. In its folder, a Parquet file would be mistaken for TRL's
-            log. None: the log is not known yet.
+        mix: name of the mix, see `weights_of`.
+        log: the log from which the curriculum will be computed. The file must not be in its folder, where it would be read
+            as one of TRL's logs. None: the log is not known yet.
 
     Raises:
         ValueError: the suffix is not .parquet, the path is in the log's folder, or there is no such mix.
-        FileExistsError: a file that is not one of our curricula is there.
+        FileExistsError: the file exists, and is not a curriculum that we wrote.
     """
     _mixed(mix)
     if path.suffix != ".parquet":
@@ -144,21 +145,21 @@ def check_export(path: Path, mix: str, log: Path | None) -> None:
 
 
 def write_curriculum(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as Parquet, completely or not at all; replaces only an earlier curriculum.
+    """Write rows as Parquet, completely or not at all. Only an earlier curriculum is replaced.
 
     Raises:
-        FileExistsError: another file is there.
+        FileExistsError: the file exists, and is not a curriculum.
         ValueError: Parquet cannot store the prompts.
         OSError: the file cannot be written.
     """
     claim_files([path])
-    # Parquet cannot hold a column of empty dictionaries.
+    # Parquet cannot store a column in which all dictionaries are empty.
     known = {name for row in rows for name, value in row.items() if value != {}}
     write_rows(path, [{name: value for name, value in row.items() if name in known} for row in rows])
 
 
 def _mixed(mix: str) -> tuple[str, tuple[float, float]]:
-    """A mix's name and, for a Gaussian, its mean and standard deviation."""
+    """The name of a mix; and, for a Gaussian, its mean and standard deviation."""
     if mix in ("variance", "uniform", "foresight"):
         return mix, (0.0, 1.0)
     name, _, parameters = mix.partition(":")
@@ -173,21 +174,21 @@ def _mixed(mix: str) -> tuple[str, tuple[float, float]]:
 
 
 def _sums(judged: Groups, visited: Ints) -> tuple[Ints, Ints, Floats]:
-    """Right rollouts, scored rollouts, and mean of the known token counts, for each visited prompt."""
+    """For each visited prompt: right rollouts, scored rollouts, and the mean of the known numbers of tokens."""
     prompt_R = np.repeat(judged.prompt_V, judged.size_V)
     said_R = judged.tokens_R != NOT_SAID
 
     def total(value_R: NDArray[Any]) -> Floats:
         return np.bincount(prompt_R, value_R, len(judged.keys))[visited].astype(np.float64)
 
-    with np.errstate(invalid="ignore"):  # 0/0 where nothing is known
+    with np.errstate(invalid="ignore"):  # 0/0 for a prompt without known numbers
         tokens_P = total(np.where(said_R, judged.tokens_R, 0)) / total(said_R)
     hits_P, count_P = total(np.nan_to_num(judged.rewards_R)), total(~np.isnan(judged.rewards_R))
     return hits_P.astype(np.int64), count_P.astype(np.int64), tokens_P
 
 
 def _predicted(hits_P: Ints, count_P: Ints, features_PD: NDArray[np.float32], seed: int) -> list[float | None]:
-    """Rates predicted from features; None for all prompts if there are too few, all are alike, or features are unknown."""
+    """Rates predicted from features. None for all prompts if there are too few, or if all rollouts or features are alike."""
     differ = 0 < hits_P.sum() < count_P.sum()
     if len(hits_P) < LEAST_PROMPTS or not differ or not features_PD.size or not np.isfinite(features_PD).all():
         return [None] * len(hits_P)

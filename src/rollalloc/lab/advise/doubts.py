@@ -14,18 +14,18 @@ from rollalloc.lab.waste.finding import drifted, unusable
 from rollalloc.lab.waste.groups import Groups, Log
 from rollalloc.lab.waste.shares import LEAST_PROMPTS
 
-_WIDE = 0.25  # a wider interval is too uncertain
-_SURE, _SURE_OF_SOME = 4.0, 3.0  # standard errors needed to say that all, or some, groups without variance are missing
+_WIDE = 0.25  # an interval wider than this is too uncertain
+_SURE, _SURE_OF_SOME = 4.0, 3.0  # standard errors required for the first and for the second test of `is_filtered`
 
 
 def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool = True) -> str:
-    """Why this log has too few rollouts for a verdict; empty if it has enough.
+    """The reason why this log has too few rollouts for a verdict; empty if it has enough.
 
     Args:
-        judged: groups whose rewards are 0, 1 or NaN.
-        rates: fitted to them.
-        prompts: number of distinct prompts.
-        complete: False if groups without variance may have been left out before the log was written.
+        judged: groups with rewards of 0, 1 or NaN.
+        rates: the mixture of rates fitted to the groups.
+        prompts: number of different prompts.
+        complete: False if groups without variance may be missing in the log.
     """
     if prompts < LEAST_PROMPTS:
         return f"{prompts} prompt{'s' if prompts > 1 else ''} cannot speak for others"
@@ -46,19 +46,18 @@ def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool 
 
 
 def is_filtered(judged: Groups, rates: RateMixture) -> bool:
-    """Whether the log has fewer groups without variance than chance allows, by three or four standard errors.
+    """Whether groups without variance are missing in the log: it has fewer than chance allows.
 
-    Only rollouts that were ordered before any result was known are used, since later orders depend on results. There are
-    two tests:
+    Only rollouts ordered before any result was known are used, because later orders depend on results. Two tests are made:
 
-    1. The log has fewer such groups than any distribution of success rates would give. This test detects that all such
+    1. Does the log have fewer such groups than any distribution of success rates would give? This detects that all such
        groups are missing.
-    2. A prompt's visits have fewer such groups than if its rollouts were dealt to the visits at random. This test also
-       detects that some are missing, but it needs prompts with several visits.
+    2. Does a prompt have fewer such groups than if its rollouts were assigned to its visits at random? This also detects
+       that only some are missing, but it needs prompts with several visits.
 
     Args:
-        judged: groups whose rewards are 0, 1 or NaN.
-        rates: fitted to them.
+        judged: groups with rewards of 0, 1 or NaN.
+        rates: the mixture of rates fitted to the groups.
     """
     first = judged.first()
     first = first.take(first.scored_V > 1)
@@ -77,11 +76,10 @@ def is_filtered(judged: Groups, rates: RateMixture) -> bool:
 
 
 def _missing(first: Groups) -> NDArray[np.float64]:
-    """For each prompt, how many visits without variance are missing: the number expected if its rollouts were dealt to
-    the visits at random, minus the number seen.
+    """For each prompt, the number of missing visits without variance: the expected number minus the number seen.
 
-    A visit of m of the prompt's n rollouts, s of them right, has no variance with probability C(s, m) / C(n, m) + C(n − s,
-    m) / C(n, m).
+    Expected: the prompt's rollouts are assigned to its visits at random. A visit of m of the prompt's n rollouts, of
+    which s are right, then has no variance with probability C(s, m) / C(n, m) + C(n − s, m) / C(n, m).
     """
     prompts = len(first.keys)
     hits_V = np.add.reduceat(np.nan_to_num(first.rewards_R), first.begin_V)

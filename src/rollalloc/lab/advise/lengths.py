@@ -20,12 +20,12 @@ class LengthProfile:
     """How long rollouts are.
 
     Attributes:
-        unit: tokens if logged, else characters of the texts.
+        unit: tokens if they are logged, otherwise characters of the texts.
         p50: median.
         p95: 95th percentile.
         longest: maximum in the log.
-        truncated: share that hit the limit; None: not logged.
-        correlation: rank correlation of length and success; None if one of the two does not vary.
+        truncated: share of rollouts that reached the length limit. None: not logged.
+        correlation: rank correlation of length and success. None: one of the two does not vary.
     """
 
     unit: Literal["tokens", "characters"]
@@ -37,7 +37,7 @@ class LengthProfile:
 
 
 def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> LengthProfile | None:
-    """Quantiles of rollout length, and the correlation with success, each with a bootstrap over at most 2,048 prompts.
+    """Quantiles of rollout length, and its correlation with success. Intervals are bootstrapped over at most 2,048 prompts.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.

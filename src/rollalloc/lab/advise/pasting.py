@@ -1,4 +1,4 @@
-"""Settings to paste for a recommended recipe, for our command line, TRL or verl, and what else changes with them.
+"""Settings for a recommended recipe, to paste into our command line, TRL or verl; and what else changes with them.
 
 Each text is generated from the recipe's own parameters, and the tests validate the same settings with the frameworks.
 """
@@ -13,10 +13,10 @@ from rollalloc.lab.advise.verdict import Choice
 from rollalloc.named import make_recipe
 from rollalloc.train.config import Config
 
-_STOCK = "grpo"  # the recipe that TRL and verl have built in
-_MOST_ROWS = 8  # maximum rows per micro-batch
-_LEAST_ROWS = 2  # minimum rows per batch of TRL
-_AVERAGING = 640  # window in rows; the quoted figures were measured with this window
+_STOCK = "grpo"  # the recipe that TRL and verl have built in, so that they need no driver of ours
+_MOST_ROWS = 8  # maximum number of rows per micro-batch
+_LEAST_ROWS = 2  # minimum number of rows per batch in TRL
+_AVERAGING = 640  # window of averaged weights, in rows; the quoted figures were measured with it
 _VERL = "python -m verl.trainer.main_ppo ..."
 _FEATURES = "features.safetensors"
 _RATES = "with one rollout per prompt it was 0.5 to 3.3 times that of GRPO, in the median 1.7 times"
@@ -29,9 +29,9 @@ def pasted(choice: Choice, framework: str, config: Config = _PLACES, task: str =
     Args:
         choice: the recipe and its batch shape.
         framework: a key of `FRAMEWORKS`.
-        config: the configuration whose model, prompts and reward are named in the settings. By default, placeholders
-            are named.
-        task: the built-in task, if any.
+        config: the configuration with the model, prompts and reward to be named in the settings. By default, the settings
+            have placeholders.
+        task: name of the built-in task; "" if there is none.
 
     Raises:
         ValueError: an unknown framework, or batches of a single row, which TRL refuses.
@@ -41,7 +41,7 @@ def pasted(choice: Choice, framework: str, config: Config = _PLACES, task: str =
 
 
 def check_framework(framework: str | None) -> None:
-    """Refuse an unknown framework. None stands for the framework that wrote the log.
+    """Raise an error if the framework is unknown. None stands for the framework that wrote the log.
 
     Raises:
         ValueError: the framework is unknown.
@@ -51,14 +51,12 @@ def check_framework(framework: str | None) -> None:
 
 
 def parameters_of(choice: Choice) -> dict[str, Any]:
-    """The recipe's parameters for `rollalloc.named.make_recipe`: those with which it was measured, for this batch
-    shape.
-    """
+    """The recipe's parameters for `rollalloc.named.make_recipe`: those that were measured, with this batch shape."""
     return {"groups": choice.groups, "n": choice.n}
 
 
 def changes(choice: Choice, present: Choice) -> tuple[str, ...]:
-    """Sentences on what else changes: the batch shape and the learning rate."""
+    """Sentences that say what else changes: the batch shape and the learning rate."""
     sentences: list[str] = []
     rows, before = choice.groups * choice.n, present.groups * present.n
     size = f"still {rows} rows" if rows == before else f"{rows} rows instead of {before}"

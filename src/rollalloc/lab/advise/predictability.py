@@ -16,9 +16,9 @@ from rollalloc.predict.ridge import design, fit, sigmoid
 
 LEAST_PROMPTS = 20  # with fewer prompts, folds are too small to learn from
 _FOLDS = 5
-_RIDGE = 16.0  # prior standard deviation of a logit is 1
+_RIDGE = 16.0  # with this ridge, the prior standard deviation of a logit is 1
 _NO_TEXT, _ALONE = "the prompts' texts are not in the log", "prompts with one rollout have no record"
-_MOST = 2048  # maximum number of prompts to use; more would hardly narrow the intervals
+_MOST = 2048  # maximum number of prompts to use; more would make the intervals only a little narrower
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Predicted:
     """Quality of cross-validated predictions.
 
     Attributes:
-        auc: probability that a right rollout got a higher predicted rate than a wrong one.
-        log_loss: nats per rollout.
+        auc: probability that a right rollout had a higher predicted rate than a wrong one.
+        log_loss: log-loss in nats per rollout.
     """
 
     auc: Share
@@ -36,7 +36,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Predictability:
-    """Quality of the predictions from each source of information; None: no prediction is possible from it.
+    """Quality of the predictions from each source of information. None: nothing can be predicted from this source.
 
     Attributes:
         features: predictions from features of the prompt's text.
@@ -44,7 +44,7 @@ class Predictability:
         both: predictions from both.
         blind: log-loss of predicting the mean rate, in nats per rollout.
         prompts: number of prompts used.
-        note: what could not be predicted, and why; empty if everything could be predicted.
+        note: what could not be predicted, and why; empty if all sources could be used.
     """
 
     features: Predicted | None
@@ -63,10 +63,10 @@ class Predictability:
 
 @dataclass(frozen=True, slots=True)
 class _Events:
-    """Rollouts of P prompts in 2P rows: each prompt's right ones, then each prompt's wrong ones.
+    """Rollouts of P prompts in 2P rows: first a row for the right rollouts of each prompt, then one for the wrong ones.
 
-    A rollout's record is its prompt's other rollouts. It is the same for all right rollouts of a prompt (one success fewer)
-    and for all wrong ones (one failure fewer), so each kind needs one row.
+    The record of a rollout is the other rollouts of its prompt. All right rollouts of a prompt have the same record (one
+    success fewer), and so have all wrong ones (one failure fewer). So a row for each kind is enough.
     """
 
     hits_P: Ints
@@ -85,19 +85,19 @@ class _Events:
 def predictability_of(
     judged: Groups, features_PD: NDArray[np.float32] | None = None, *, seed: int = 0, resamples: int = 200
 ) -> tuple[Predictability | None, str]:
-    """How well success was predicted, cross-validated in five folds of prompts; with a note on what could not be predicted.
+    """Measure how well success is predicted, by cross-validation with five folds of prompts.
 
     Features enter a ridge logistic regression. A record enters as the posterior mean E[p | s of n] under the fitted mixture
-    of rates, without the rollout itself. Intervals are from a bootstrap over prompts, with predictions kept fixed.
+    of rates, without the rollout itself. Intervals are bootstrapped over prompts, with unchanged predictions.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
-        features_PD: features of each prompt, NaN if unknown; by default the log's own.
+        features_PD: features of each prompt, NaN if unknown. None: the features in the log.
         seed: seed of folds and resamples, at least 0.
         resamples: number of resamples of the bootstrap.
 
     Returns:
-        None and a sentence if there is nothing to predict.
+        The result, and a note on what could not be predicted. If nothing could be predicted, None and a sentence.
     """
     features_PD = judged.features_PD if features_PD is None else features_PD
     right_R, scored_R = np.nan_to_num(judged.rewards_R), ~np.isnan(judged.rewards_R)
@@ -138,7 +138,7 @@ def predictability_of(
 
 
 def predicted_rates(hits_P: Ints, count_P: Ints, features_PD: NDArray[np.float32], *, seed: int = 0) -> Floats:
-    """Success rate of each prompt, predicted from its features by ridge logistic regression on the other folds, (P,).
+    """Success rate of each prompt, predicted by ridge logistic regression fitted to the other folds; shape (P,).
 
     Args:
         hits_P: number of right rollouts of each prompt, in [0, count].
@@ -151,8 +151,8 @@ def predicted_rates(hits_P: Ints, count_P: Ints, features_PD: NDArray[np.float32
 
 
 def _record(events: _Events) -> Floats:
-    """Logits of the success rate predicted from a prompt's other rollouts, shape (2P, 1): first for a right rollout of each
-    prompt, then for a wrong one. The mixture of rates is fitted to the prompts of the other folds.
+    """Logits of the success rate predicted from a prompt's record, shape (2P, 1), in the order of `_Events`. The mixture of
+    rates is fitted to the prompts of the other folds.
     """
     right_P, wrong_P = np.empty(len(events.hits_P)), np.empty(len(events.hits_P))
     for fold in range(_FOLDS):
@@ -166,7 +166,7 @@ def _record(events: _Events) -> Floats:
 
 
 def _said(events: _Events, rows_ED: NDArray[np.floating]) -> Floats:
-    """The rate of each row, predicted by a regression that is fitted to the other folds."""
+    """The rate of each row, predicted by a regression fitted to the other folds."""
     said_E, fold_E = np.empty(len(rows_ED)), np.tile(events.fold_P, 2)
     hits_E, count_E = events.hits_E, events.count_E
     spread_D = rows_ED.std(0)
@@ -185,8 +185,8 @@ def _said(events: _Events, rows_ED: NDArray[np.floating]) -> Floats:
 def _judge(events: _Events, said_E: Floats, times_BP: Ints) -> Predicted:
     """AUC and log-loss with their intervals.
 
-    The AUC compares only rollouts of the same fold. A fold with few successes is predicted from the other folds, which
-    have more. So across folds, even useless predictions would have an AUC below 1/2.
+    Only rollouts of the same fold are compared for the AUC. A fold with few successes is predicted from folds with more
+    successes. So across folds, even useless predictions would get an AUC below 1/2.
     """
     fold_E = np.tile(events.fold_P, 2)
 

@@ -35,18 +35,18 @@ class Profile:
         rollouts: number of logged rollouts.
         n: usual group size.
         rates: distribution of success rates over prompts.
-        zero_variance: group size → share of groups without variance. For graded rewards, sizes above those logged show
-            the share of groups all right or all wrong, which is at least as large.
+        zero_variance: share of groups without variance, by group size. For graded rewards and sizes above those logged, it
+            is only the share of groups that are all right or all wrong.
         hopeless: share of prompts that are hardly ever solved.
         solved: share of prompts that are nearly always solved.
         mean: mean success rate.
-        predictability: predictability of a rollout's success; None: unknown.
-        lengths: lengths of rollouts; None: not logged.
+        predictability: how well a rollout's success can be predicted; None if unknown.
+        lengths: lengths of rollouts; None if not logged.
         reward: a description of the rewards.
-        right_pairs_differ: probability that two right completions of a prompt differ; None: not logged.
-        notes: notes for the reader, in order of importance.
-        too_few: what the log has too little of; empty if it has enough.
-        groups: usual number of groups per step; 0 if it is unknown, or if there is only one step.
+        right_pairs_differ: probability that two right completions of a prompt differ; None if not logged.
+        notes: notes for the reader, the most important first.
+        too_few: why there are too few rollouts for a verdict; empty if there are enough.
+        groups: usual number of groups per step; 0 if unknown, or if there is only one step.
     """
 
     prompts: int
@@ -67,7 +67,7 @@ class Profile:
 
     @property
     def auc(self) -> float | None:
-        """AUC of the best predictions of success; None: unknown."""
+        """AUC of the best predictions of success; None if unknown."""
         return None if self.predictability is None else self.predictability.auc
 
     def described(self) -> dict[str, Any]:
@@ -90,15 +90,15 @@ def profile_of(
 
     Args:
         log: the log to profile.
-        threshold: a reward of at least this finite number is right. None: a reward is right if it is nearer to the
-            highest than to the lowest.
+        threshold: rewards of at least this finite number are right. None: a reward is right if it is nearer to the highest
+            reward than to the lowest.
         from_step: ignore groups logged before this step; at least 0.
-        features_PD: features of each prompt, in the order of the log's keys; by default computed from the logged texts.
+        features_PD: features of each prompt, in the order of the log's keys. None: computed from the logged texts.
         seed: seed of everything random, at least 0.
         resamples: number of resamples of bootstraps over prompts.
 
     Raises:
-        ValueError: the log has only sums, no score, or no group at or after `from_step`.
+        ValueError: the log has only totals, no score, or no group at or after `from_step`.
     """
     groups, _ = chosen(log, from_step)
     if groups is None:
@@ -141,7 +141,7 @@ def _groups(groups: Groups) -> int:
 
 
 def _counts(judged: Groups) -> tuple[Ints, Ints, Ints]:
-    """Right rollouts, scored rollouts and prompt index of each visit; of each prompt if visits have one rollout each."""
+    """Right rollouts, scored rollouts and prompt index of each visit. If visits have one rollout, the same per prompt."""
     hits_V = np.add.reduceat(np.nan_to_num(judged.rewards_R), judged.begin_V).astype(np.int64)
     count_V, prompt_V = judged.scored_V, judged.prompt_V
     if np.median(judged.size_V) < 2:

@@ -20,19 +20,19 @@ from rollalloc.files.stamps import Stamp, stamp_of, why_changed
 _MADE = (PROFILE, ROLLOUTS, PROMPTS, FEATURES, REWARDS)
 _NAMES = (*_MADE, ANSWERS)
 _KIND = "profile"
-_GROWS = "prompts"  # key of the description whose value may grow, because more prompts can be added
-_FOUND = "of"  # key of the number of prompts from which these were drawn
-_STAMP = "log"  # key of the log's checksum, which is renewed after each wave
+_GROWS = "prompts"  # a key of the description; its value may grow when more prompts are sampled
+_FOUND = "of"  # a key of the description: the number of prompts from which the profile's prompts were drawn
+_STAMP = "log"  # a key of the description: the log's checksum, which is renewed after each wave
 _NOTHING: Stamp = {"bytes": 0, "sha256": sha256().hexdigest()}
 
 
 class ProfileFolder:
     """The folder of a profile, with a lock that is held from `check` until the end of the `with` block.
 
-    Only files that its own manifest lists are overwritten or removed (see `rollalloc.files.claims`).
+    Only files in the folder's manifest are overwritten or removed (see `rollalloc.files.claims`).
 
     Args:
-        path: need not exist.
+        path: the folder; it need not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,17 +50,17 @@ class ProfileFolder:
             self._lock.withdraw()
 
     def check(self, described: Mapping[str, Any], *, overwrite: bool = False) -> None:
-        """Refuse a folder in which this profile can neither start nor continue. Nothing is changed.
+        """Raise an error if this profile can neither start nor continue in the folder. Nothing is changed.
 
         Args:
             described: the profile, as plain data.
             overwrite: whether files of an earlier profile in the folder may be removed.
 
         Raises:
-            InUse: another process is sampling into it.
-            FileExistsError: it holds files that are not ours.
-            PermissionError: it cannot be created there.
-            ValueError: it holds a profile with other settings, which the message names, or one that was modified.
+            InUse: another process is sampling into the folder.
+            FileExistsError: the folder has files that are not ours.
+            PermissionError: the folder cannot be created.
+            ValueError: the folder has a profile with other settings, which the message names, or a modified profile.
         """
         self._claims.refuse_taken("give a new or empty folder (--out)")
         if self.path.exists():
@@ -82,16 +82,16 @@ class ProfileFolder:
             )
 
     def is_whole(self, prompts: int, n: int) -> bool:
-        """Whether the folder has n rollouts of that many prompts, or of all prompts if there are fewer."""
+        """Whether the folder has n rollouts of this number of prompts; or of all prompts, if there are fewer."""
         saved = _described(self.path)
         if saved is None or saved[_GROWS] not in (prompts, saved[_FOUND]):
             return False
         return self.rollouts() == n * saved[_GROWS]
 
     def begin(self, *, overwrite: bool = False) -> int:
-        """Claim the folder after `check`. Returns how many prompts its profile already has; 0 for a new profile.
+        """Claim the folder after `check`. Return the number of prompts that its profile already has; 0 for a new profile.
 
-        A server's answers are kept even if the rest is removed, because they were paid for.
+        A server's answers are kept even if everything else is removed, because they cost money.
         """
         self._lock.take()
         if overwrite:
@@ -102,7 +102,7 @@ class ProfileFolder:
         return 0 if saved is None else int(saved[_GROWS])
 
     def describe(self, described: Mapping[str, Any]) -> None:
-        """Write the description. Everything except the rollouts must already exist."""
+        """Write the description. Write it last: everything else except the rollouts must already exist."""
         saved = _described(self.path)
         self._write(dict(described) | {_STAMP: _NOTHING if saved is None else saved[_STAMP]})
 
@@ -116,24 +116,20 @@ class ProfileFolder:
         write_text(self.path / PROFILE, json.dumps(described, indent=2))
 
     def rollouts(self) -> int:
-        """The rollouts of all complete waves in the log.
+        """Number of rollouts in the complete waves of the log.
 
         Raises:
-            ValueError: a line has another rollout than the one expected there.
+            ValueError: a line has another rollout than expected.
         """
         return len(self._ends()) - 1
 
     def cut(self, rollouts: int) -> None:
-        """Remove everything after the first `rollouts` rollouts of the log, which is a wave that a kill left
-        unfinished.
-        """
+        """Remove everything after the first `rollouts` rollouts of the log: a wave that was not finished."""
         if (self.path / ROLLOUTS).exists():
             os.truncate(self.path / ROLLOUTS, self._ends()[rollouts])
 
     def _ends(self) -> list[int]:
-        """Byte offset of each line's end in the log, starting with 0. Lines that a kill left after the last wave are
-        ignored.
-        """
+        """Byte offset of each line's end in the log, beginning with 0. Lines after the last complete wave are ignored."""
         ends, path = [0], self.path / ROLLOUTS
         saved = _described(self.path)
         if saved is None or not path.exists():
@@ -150,13 +146,13 @@ class ProfileFolder:
 
 
 def refuse_changed(log: Path) -> None:
-    """Refuse a profile whose log was modified, by the recorded checksum.
+    """Raise an error if the log of a profile was modified, according to its recorded checksum.
 
     Args:
         log: the profile's log, or its folder.
 
     Raises:
-        ValueError: it was modified; says what to do.
+        ValueError: the log was modified; the message says what to do.
     """
     folder = log if log.is_dir() else log.parent
     saved = _described(folder)
@@ -168,13 +164,13 @@ def refuse_changed(log: Path) -> None:
 
 
 def refuse_unfinished(log: Path) -> None:
-    """Refuse a profile whose log holds more than was recorded: an interrupted wave, or lines of another program.
+    """Raise an error if a profile's log has more than was recorded: an interrupted wave, or lines of another program.
 
     Args:
         log: the profile's log, or its folder.
 
     Raises:
-        ValueError: it holds more. The message says what to do.
+        ValueError: the log has more. The message says what to do.
     """
     folder = log if log.is_dir() else log.parent
     saved = _described(folder)
@@ -189,7 +185,7 @@ def _described(folder: Path) -> dict[str, Any] | None:
     """The description of the profile in a folder; None if there is none.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the description is damaged.
     """
     path = folder / PROFILE
     if not path.exists():
@@ -212,7 +208,7 @@ def _described(folder: Path) -> dict[str, Any] | None:
 
 
 def settings_beside(log: Path) -> dict[str, Any]:
-    """What a log (a file or its folder) was sampled with, if `rollalloc advise` sampled it; empty if it did not.
+    """The settings with which `rollalloc advise` sampled a log (a file or its folder); empty for other logs.
 
     Raises:
         ValueError: the description is damaged.

@@ -1,4 +1,4 @@
-"""The distribution of success rates over prompts, as a mixture. The raw means of a few rollouts would vary too much."""
+"""Fits the distribution of success rates over prompts, because the means of a few rollouts vary more than the rates do."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share
 
 HOPELESS = 0.02  # prompts with at most this rate are hopeless; those with at least 1 - HOPELESS are solved
 _POINTS = 129
-_STEPS = 400  # number of EM steps, after which everything that the counts determine has converged
+_STEPS = 400  # number of EM steps; by then, everything that the counts determine has converged
 _PSEUDO = 0.05  # pseudo-count of the uniform distribution, so that no rate gets weight 0
-# Dirichlet parameters of the resamples' starting points: the sum of the parameters of all rates between 0 and 1; and
-# the parameter of the rate 0, which is also that of the rate 1.
+# Dirichlet parameters of the resamples' starting points. First, the sum of the parameters of all rates between 0 and 1;
+# second, the parameter of each of the rates 0 and 1.
 _LUMPS, _ENDS = 3.0, 1.0
 _LEAST = 1e-300  # replaces a rate of 0 in logarithms
 
@@ -30,8 +30,8 @@ class RateMixture:
 
     Attributes:
         rate_K: grid of rates in [0, 1], ends included.
-        weight_K: weight of each rate; they sum to 1.
-        weight_BK: the same for each bootstrap resample, each fitted from its own starting point; empty if there are too few
+        weight_K: weight of each rate; the sum is 1.
+        weight_BK: weights fitted to each bootstrap resample, each from its own starting point; empty if there are too few
             prompts.
     """
 
@@ -40,10 +40,10 @@ class RateMixture:
     weight_BK: Floats
 
     def share(self, value_K: Floats) -> Share:
-        """E[f(p)] with its interval.
+        """The mean of a function of the rate, E[f(p)], with its interval.
 
         Args:
-            value_K: f at each rate of the grid.
+            value_K: values of f on the grid of rates.
         """
         return self._of(lambda weight_BK: weight_BK @ value_K)
 
@@ -82,26 +82,26 @@ class RateMixture:
 
         Args:
             hits_P: number of right rollouts of each prompt, in [0, count].
-            count_P: number of rollouts of each prompt; 0 gives the mean over all prompts.
+            count_P: number of rollouts of each prompt. With 0, the result is the mean over all prompts.
         """
         return self.expected(self.rate_K, hits_P, count_P)
 
     def expected(self, value_K: Floats, hits_P: Ints, count_P: Ints) -> Floats:
-        """E[f(p) | s of n], shape (P,), for f given as `value_K` on the grid; counts as for `posterior_mean`."""
+        """E[f(p) | s of n], shape (P,). `value_K` has f on the grid of rates. See `posterior_mean` for the counts."""
         chance_CK, cell_P = self._posterior(hits_P, count_P)
         return (chance_CK @ value_K)[cell_P]
 
     def quantile(self, level: float, hits_P: Ints, count_P: Ints) -> Floats:
-        """Posterior quantile of prompts' rates given their counts, shape (P,): the smallest grid rate that reaches `level`.
+        """Posterior quantile of each prompt's rate, given its counts, shape (P,): the smallest grid rate with this level.
 
-        The fitted mixture is treated as exact. The counts have the form that `posterior_mean` takes.
+        The fitted mixture is treated as exact. See `posterior_mean` for the counts.
         """
         chance_CK, cell_P = self._posterior(hits_P, count_P)
         at_C = np.minimum((chance_CK.cumsum(1) < level).sum(1), len(self.rate_K) - 1)
         return self.rate_K[at_C][cell_P]
 
     def _posterior(self, hits_P: Ints, count_P: Ints) -> tuple[Floats, Ints]:
-        """Posterior weight of each rate for each distinct pair of counts, shape (C, K), and each prompt's pair index."""
+        """Posterior weights of the rates for each different pair of counts, shape (C, K), and the pair of each prompt."""
         cell_C2, cell_P = _cells(hits_P, count_P)
         joint_CK = _likelihood(cell_C2, self.rate_K) * self.weight_K
         return joint_CK / joint_CK.sum(1, keepdims=True), cell_P
@@ -121,16 +121,16 @@ def fit_rates(
 
         w ← (Σ_v w L_v / (w · L_v) + c b) / (V + c),   L_vk = p_k^s (1 - p_k)^(n - s)
 
-    b is uniform, and EM starts at w = b. The pseudo-count c is 0.05. For each resample, b is drawn at random, between
-    uniform and a few lumps, and c ~ Exp(1). The 97.5% quantile of c is 3.7; if 3.7 prompts of a kind are expected,
-    there is none among V prompts with probability 2.5%. EM moves the weights only as far as the counts determine them;
-    the rest, such as the variance of groups of 32 from 4 rollouts each, stays where it started. So the intervals cover
-    both kinds of uncertainty.
+    b is uniform, and EM starts at w = b. The pseudo-count c is 0.05. For each resample, b is drawn at random between uniform
+    and a few lumps, and c ~ Exp(1). (The 97.5% quantile of c is 3.7. If 3.7 prompts of a kind are expected, none is among V
+    prompts with probability 2.5%.) EM moves the weights only as far as the counts determine them. Everything else, such as
+    the variance of groups of 32 from 4 rollouts each, stays at its starting value. So the intervals cover both kinds of
+    uncertainty.
 
     Args:
-        hits_V: right rollouts of each visit, in [0, count].
-        count_V: rollouts of each visit, at least 1.
-        prompt_V: the prompt of each visit; visits of a prompt are resampled together. By default each visit is its own
+        hits_V: number of right rollouts of each visit, in [0, count].
+        count_V: number of rollouts of each visit, at least 1.
+        prompt_V: the prompt of each visit. Visits of the same prompt are resampled together. None: each visit is of another
             prompt.
         seed: seed of the bootstrap, at least 0.
         resamples: number of resamples of the bootstrap over prompts.
@@ -144,7 +144,7 @@ def fit_rates(
         raise ValueError("expected counts of at least one prompt, got none")
     prompt_V = np.arange(len(hits_V)) if prompt_V is None else np.unique(prompt_V, return_inverse=True)[1]
     cell_C2, cell_V = _cells(hits_V, count_V)
-    rate_K = np.sin(np.linspace(0.0, np.pi / 2, _POINTS)) ** 2  # finer near 0 and 1
+    rate_K = np.sin(np.linspace(0.0, np.pi / 2, _POINTS)) ** 2  # this grid is finer near 0 and 1
     like_CK = _likelihood(cell_C2, rate_K)
     even_K = np.full(_POINTS, 1 / _POINTS)
     count_1C = np.bincount(cell_V, minlength=len(cell_C2))[None].astype(np.float64)

@@ -9,9 +9,9 @@ import numpy as np
 from rollalloc.lab.waste.groups import SAME, Groups
 from rollalloc.lab.waste.shares import Share, share_of
 
-_RIGHT = 0.5  # if all rewards are equal, they count as right if they are at least this
-_CONSTANT = 0.98  # rewards are nearly constant if one value has at least this share
-_MANY = 0.05  # warn if at least this share has no score
+_RIGHT = 0.5  # if all rewards are equal, they are right if they are at least this number
+_CONSTANT = 0.98  # rewards are nearly constant if at least this share has the same value
+_MANY = 0.05  # warn if at least this share of rollouts has no score
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,11 @@ class RewardReading:
         low: the lowest reward.
         high: the highest reward.
         values: number of distinct rewards.
-        threshold: rewards of at least this count as right.
+        threshold: rewards of at least this number are right.
         told: whether the user set the threshold.
         unscored: share of rollouts without a score.
-        usual: share of scored rollouts that have the most frequent value.
-        rules_out: sentences on the recipes that these rewards rule out.
+        usual: share of scored rollouts with the most frequent value.
+        rules_out: sentences that say which recipes these rewards rule out.
     """
 
     low: float
@@ -40,12 +40,12 @@ class RewardReading:
 
     @property
     def graded(self) -> bool:
-        """Whether there are more than two values, and the user set no threshold."""
+        """Whether there are more than two values and the user set no threshold."""
         return self.values > 2 and not self.told
 
     @property
     def outside(self) -> bool:
-        """Whether rewards leave [0, 1], and the user set no threshold."""
+        """Whether some reward is outside [0, 1] and the user set no threshold."""
         return (self.low < -SAME or self.high > 1 + SAME) and not self.told
 
 
@@ -54,8 +54,8 @@ def read_rewards(groups: Groups, threshold: float | None) -> RewardReading:
 
     Args:
         groups: the logged groups.
-        threshold: a reward of at least this is right. None: a reward is right if it is nearer to the highest than to
-            the lowest.
+        threshold: rewards of at least this number are right. None: a reward is right if it is nearer to the highest reward
+            than to the lowest.
 
     Raises:
         ValueError: no rollout has a score.

@@ -1,9 +1,9 @@
 """Sample a profile: score a few rollouts of some prompts before any training.
 
-The folder holds `rollouts.jsonl`, in the schema of `rollalloc train --log-rollouts`, with one group per prompt;
-`prompts.jsonl` and `features.safetensors`, the rows and features of the prompts under the log's keys; and `profile.json`,
-the settings. Every draw is a function of (seed, prompt, rollout), and waves of rollouts always start at the same prompts,
-so a profile that was killed and continued equals an uninterrupted one.
+The folder has four files. `rollouts.jsonl` has the rollouts, in the schema of `rollalloc train --log-rollouts`, with one
+group per prompt. `prompts.jsonl` and `features.safetensors` have the prompts' rows and features, with the log's keys.
+`profile.json` has the settings. Every draw is a function of (seed, prompt, rollout), and waves of rollouts always start at
+the same prompts. So a profile that was interrupted and continued equals an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from rollalloc.train.run_json import digests_of
 
 PROMPTS_DRAWN, ROLLOUTS_EACH = 256, 4
 _WAVE = 32  # number of prompts per wave; the first waves are smaller, so that the time left can be estimated early
-_PATIENCE = 64  # stop after this many rollouts if none has a score
-_HOW_FAST = ("max_rows", "kv_tokens")  # sampling settings that affect the speed but not the results
+_PATIENCE = 64  # if none of this many rollouts has a score, stop
+_HOW_FAST = ("max_rows", "kv_tokens")  # sampling settings that change only the speed
 
 
 def sample_profile(
@@ -53,28 +53,28 @@ def sample_profile(
 ) -> Path:
     """Roll out some prompts of a run's training set with its initial model, and score the rollouts.
 
-    Prompts are drawn uniformly without replacement. If there are not more than `prompts`, all are taken. Rollouts that
-    are already in the folder are kept: the same call continues after a kill, and a call with more prompts adds to the
-    profile.
+    Prompts are drawn uniformly without replacement, or all are taken if there are at most `prompts`. Rollouts that are
+    already in the folder are kept. So the same call continues after an interruption, and a call with more prompts extends
+    the profile.
 
     Args:
-        run: the configuration, of which only the data, the reward and the sampling settings are used.
+        run: the configuration. Only its data, reward and sampling settings are used.
         folder: folder of the profile; created, continued or refused.
         prompts: number of prompts to draw, at least 1.
         n: rollouts per prompt, at least 1.
         seed: seed of the draw and of sampling, at least 0.
-        overwrite: remove the files of another profile there first, and nothing else.
-        progress: called with the stage ("features", "rollouts"), the number done, and the number in all.
+        overwrite: True: first remove the files of another profile in the folder.
+        progress: called with the stage ("features" or "rollouts"), the number done, and the total number.
 
     Returns:
         The log, `folder/rollouts.jsonl`.
 
     Raises:
-        InUse, FileExistsError: for the same reasons as in `ProfileFolder.check`.
-        ValueError: a number is out of its range; the folder holds a profile with other settings, which the message
-            names; or the model, the prompts or the reward cannot be used.
+        InUse, FileExistsError: the folder cannot be used, see `ProfileFolder.check`.
+        ValueError: a number is out of its range; the folder has a profile with other settings, which the message names; or
+            the model, the prompts or the reward cannot be used.
         NoScores: no rollout has a score.
-        OSError, ImportError: a file or package is missing.
+        OSError, ImportError: a file or a package is missing.
     """
     for name, number, least in (("prompts", prompts, 1), ("n", n, 1), ("seed", seed, 0)):
         at_least(name, number, least)
@@ -111,15 +111,15 @@ class Waves(Protocol):
     outcomes: Outcomes
 
     def wave(self, orders: Sequence[Order], done: Callable[[int], None]) -> list[Outcome]:
-        """Generate, score and log one wave; `done` is called with the number of rollouts of the profile so far."""
+        """Generate, score and log one wave. `done` is called with the number of rollouts of the profile so far."""
         ...
 
 
 def roll_out(waves: Waves, orders: Sequence[Order], begun: int, place: ProfileFolder, progress: Shown) -> None:
-    """Generate and score all orders except the first `begun`, wave by wave. Each wave is logged when it is complete.
+    """Generate and score all orders after the first `begun`, wave by wave. Each wave is logged when it is complete.
 
     Raises:
-        NoScores: no rollout of this call has a score, and they are many, or all that were asked for.
+        NoScores: no rollout of this call has a score, although there were at least 64 of them, or all are done.
     """
     n = len(orders[0].rollouts)
     progress("rollouts", begun * n, len(orders) * n)
@@ -138,7 +138,7 @@ def roll_out(waves: Waves, orders: Sequence[Order], begun: int, place: ProfileFo
 
 
 class _Sampler(SyncEngine):
-    """Generates and scores rollouts of orders that do not come from an allocator, and logs them."""
+    """Generates, scores and logs rollouts of orders that do not come from an allocator."""
 
     def wave(self, orders: Sequence[Order], done: Callable[[int], None]) -> list[Outcome]:
         """See `Waves.wave`."""
@@ -159,7 +159,7 @@ class _Sampler(SyncEngine):
 
 
 def described_profile(run: Config, prompts: int, n: int, seed: int) -> dict[str, Any]:
-    """The settings that determine a profile's rollouts; equal settings give equal rollouts."""
+    """The settings that determine a profile's rollouts. Equal settings give equal rollouts."""
     named = ("model", "prompts", "reward", "drop_overlong", "overlong_buffer")
     newer = {} if run.chat_template_args is None else {"chat_template_args": run.chat_template_args}
     sampling = {name: value for name, value in asdict(run.sampling).items() if name not in _HOW_FAST}
@@ -209,12 +209,12 @@ def write_rows(folder: Path, prompt_set: PromptSet, drawn: Sequence[int]) -> Non
 
 
 def drawn_of(seed: int, prompts: int, of: int) -> list[int]:
-    """The prompts of a profile: a number of those in `of`, drawn uniformly without replacement."""
+    """The prompts of a profile: this number of the `of` prompts, drawn uniformly without replacement."""
     return rng(seed, "profile").permutation(of)[:prompts].tolist()
 
 
 def orders_of(drawn: Sequence[int], n: int) -> list[Order]:
-    """One group of n rollouts for each drawn prompt; rollout r belongs to group r // n."""
+    """One group of n rollouts for each drawn prompt. Rollout r belongs to group r // n."""
     return [Order(group, prompt, 0, tuple(range(group * n, (group + 1) * n))) for group, prompt in enumerate(drawn)]
 
 
@@ -232,7 +232,7 @@ def _boundary(prompts: int) -> int:
 
 
 def _waves(begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Ranges of prompts, one per wave; if `begin` is inside a wave, the first range is the rest of that wave."""
+    """Ranges of prompts, one per wave. If `begin` is within a wave, the first range is the rest of this wave."""
     while begin < end:
         after = (begin // _WAVE + 1) * _WAVE if begin >= _WAVE else 1 << begin.bit_length()
         yield begin, min(after, end)

@@ -1,7 +1,8 @@
 """Sample a profile from a served model: the folder of `sampling.sample_profile`, with rollouts that a server generated.
 
-Each answer is written to `answers.jsonl` when it arrives, under a digest of its request. The same call reads these
-and requests only the others, also after a kill, with another reward (`overwrite`), and with more prompts or rollouts.
+Each answer is written to `answers.jsonl` when it arrives, with a digest of its request. The same call later reads these
+answers and requests only the missing ones: after an interruption, with another reward (`overwrite`), or with more prompts
+or rollouts.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from rollalloc.train.loading import scorer_of
 
 log = logging.getLogger(__name__)
 
-_FEW = 16  # answers after which the cost of all is estimated
+_FEW = 16  # number of answers after which the total cost is estimated
 _SHORT = 4  # number of tokens; shorter answers may be equal by chance
-_MOST_PROMPTS = 8  # this many groups of equal answers are not due to chance
+_MOST_PROMPTS = 8  # if at least this many groups have only equal answers, it is not chance
 
 
 def sample_served(
@@ -70,10 +71,10 @@ def sample_served(
     Args:
         run: the run to profile. Its model is the name under which the server serves the model.
         endpoint: the server that generates the rollouts.
-        seed: seed of the draw of prompts; the server samples with randomness of its own.
-        prices: prices of a million tokens of prompts and of answers; None: tokens are shown without their cost.
-        overwrite: first remove the files of another profile, except its answers.
-        say: called with sentences on tokens, time and cost.
+        seed: seed of the draw of prompts. The server's sampling has its own randomness.
+        prices: prices of a million tokens of prompts and of answers. None: only numbers of tokens are shown.
+        overwrite: True: first remove the files of another profile, except its answers.
+        say: called with sentences about tokens, time and cost.
 
     Raises:
         ServerFailed: the server cannot be used; the answers so far are kept.
@@ -103,7 +104,7 @@ def sample_served(
                 answers.request(served)
                 waves = _Waves(given, scorer, answers, folder / ROLLOUTS, cost)
                 roll_out(waves, orders, kept(place, before, n), place, progress)
-        except (ServerFailed, OSError) as error:  # also raised for a full disk
+        except (ServerFailed, OSError) as error:  # OSError: for example, the disk is full
             if not (count := len(answers.of)):
                 raise
             raise (ServerFailed if isinstance(error, ServerFailed) else OSError)(
@@ -120,7 +121,7 @@ def sample_served(
 
 
 class _Waves:
-    """Scores and logs the answers of orders, as `sampling.Waves`."""
+    """Implements `sampling.Waves` with a server's answers: scores and logs them."""
 
     def __init__(self, given: PromptSet, scorer: Scorer, answers: _Answers, path: Path, cost: _Cost) -> None:
         self.scorer, self.outcomes = scorer, Outcomes()
@@ -151,18 +152,18 @@ class _Waves:
 
 
 class _Answers:
-    """The answers to a profile's requests, by rollout: those in its folder, and those that the server has yet to give.
+    """The answers to a profile's requests, by rollout.
 
     Attributes:
-        of: the answers so far.
-        missing: the rollouts without an answer in the folder, in their order.
+        of: the answers so far: from the folder, and from the server.
+        missing: the rollouts without an answer in the folder, in order.
     """
 
     def __init__(self, path: Path, ask: Ask, given: PromptSet, orders: Sequence[Order]) -> None:
         self._path, self._lock = path, Lock()
         self._prompts = {rollout: given.prompts[order.prompt] for order in orders for rollout in order.rollouts}
         self._asked: dict[int, tuple[str, int]] = {}
-        times: Counter[str] = Counter()  # two data sources may have the same prompt
+        times: Counter[str] = Counter()  # counts equal prompts, which different data sources may have
         for rollout, prompt in self._prompts.items():
             digest = ask.digest(prompt)
             self._asked[rollout] = digest, times[digest]
@@ -181,7 +182,7 @@ class _Answers:
         return self._coming[rollout].result() if rollout in self._coming else self.of[rollout]
 
     def request(self, served: ServedModel) -> None:
-        """Request the missing answers, after removing an incomplete line that a kill left."""
+        """Request the missing answers. Before that, remove an incomplete last line from the file."""
         if self._path.exists():
             text = self._path.read_bytes()
             os.truncate(self._path, text.rfind(b"\n") + 1)
@@ -191,13 +192,13 @@ class _Answers:
     def _keep(self, number: int, answer: Answer) -> None:
         rollout = self.missing[number]
         digest, place = self._asked[rollout]
-        if answer.tokens != 0 or not answer.failure:  # otherwise the request cost nothing and may be repeated
+        if answer.tokens != 0 or not answer.failure:  # other requests cost nothing and may be repeated
             append_text(self._path, json.dumps({"asked": digest, "rollout": place, **asdict(answer)}) + "\n")
         with self._lock:
             self.of[rollout] = answer
 
     def figures(self) -> tuple[int, float, float]:
-        """Number of answers so far; mean tokens of their prompts and of the answers, over those that the server counted."""
+        """The number of answers so far; and the mean numbers of tokens of their prompts and of the answers, if known."""
         with self._lock:
             answers = list(self.of.values())
         prompts = [answer.prompt_tokens for answer in answers if answer.prompt_tokens is not None]
@@ -206,7 +207,7 @@ class _Answers:
 
 
 def _saved(path: Path) -> list[tuple[tuple[str, int], Answer]]:
-    """Whole lines of a file: answers, each with the digest of its request and its number among equal requests."""
+    """The complete lines of a file: answers, each with the digest of its request and its number among equal requests."""
     if not path.exists():
         return []
     saved: list[tuple[tuple[str, int], Answer]] = []
@@ -226,7 +227,7 @@ def _saved(path: Path) -> list[tuple[tuple[str, int], Answer]]:
 
 
 class _Cost:
-    """Shows what a profile costs: first the maximum, after the first answers an estimate, and at the end the sum.
+    """Shows the cost of a profile: first the maximum, after the first answers an estimate, and at the end the sum.
 
     Args:
         answers: the profile's answers.
@@ -245,7 +246,7 @@ class _Cost:
         return f", {(prompts * self._prices[0] + answers * self._prices[1]) / 1e6:,.2f} in your currency"
 
     def before(self, concurrency: int, sampling: Sampling) -> None:
-        """Show the most tokens that the answers can have, and the sampling parameters."""
+        """Show the maximum number of tokens of all answers, and the sampling parameters."""
         before, asked = self._before, len(self._answers.missing)
         there = f", {before:,} of them kept from before" if before else ""
         most = asked * sampling.max_new_tokens
@@ -273,7 +274,7 @@ class _Cost:
             )
 
     def after(self) -> None:
-        """Show the sum of tokens."""
+        """Show the total number of tokens."""
         count, prompt, answer = self._answers.figures()
         tokens = f"{count * prompt:,.0f} tokens of prompts and {count * answer:,.0f} of answers"
         tokens += self._price(count * prompt, count * answer)
@@ -281,7 +282,7 @@ class _Cost:
 
 
 def _doubt(answers: _Answers, orders: Sequence[Order], longest: int) -> None:
-    """Warn of answers that differ from those in training: all are equal, or they are cut off before the limit."""
+    """Warn if answers differ from those in training: all are equal, or they are cut off before the limit."""
     groups = [[answers.of[rollout] for rollout in order.rollouts] for order in orders]
     long = [group for group in groups if len(group) > 1 and min(len(answer.text) for answer in group) > _SHORT]
     if len(long) >= _MOST_PROMPTS and all(len({answer.text for answer in group}) == 1 for group in long):

@@ -1,4 +1,4 @@
-"""Shares that are computed from pairs or small groups: groups of n with equal rewards, and right answers that differ."""
+"""Shares computed from pairs or small groups: groups of n with equal rewards, and pairs of right answers that differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollalloc.lab.waste.shares import Share, share_of
 
 
 def alike(groups: Groups, n: int) -> Share | None:
-    """The share of groups of n with equal rewards, estimated without a model from groups of at least n.
+    """The share of groups of n with equal rewards, estimated directly from groups of at least n rollouts.
 
         Σ_r C(c_r, n) / C(m, n)   for a group of m scored rollouts, c_r of them with reward r
 
@@ -51,7 +51,7 @@ def pairs_differ(judged: Groups) -> Share | None:
 
 
 def tallied(of_R: NDArray[Any], value_R: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Count the distinct pairs (of, value). Returns for each pair its `of`, and how often the pair occurs."""
+    """Count the different pairs (of, value). Return, for each pair, its `of` and how often the pair occurs."""
     order_R = np.lexsort((value_R, of_R))
     of_R, value_R = of_R[order_R], value_R[order_R]
     begins_R = np.ones(len(of_R), np.bool_)
@@ -63,7 +63,7 @@ def tallied(of_R: NDArray[Any], value_R: NDArray[Any]) -> tuple[NDArray[np.int64
 def all_drawn(
     some_V: NDArray[np.int64], all_V: NDArray[np.int64], size_V: NDArray[np.int64] | int
 ) -> NDArray[np.float64]:
-    """The probability that `size` items, drawn without replacement from `all` items, all belong to `some` given ones.
+    """The probability that all `size` items drawn without replacement from `all` items are among `some` given items.
 
     C(some, size) / C(all, size)
     """

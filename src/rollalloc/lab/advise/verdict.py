@@ -12,12 +12,12 @@ from typing import Literal
 
 from rollalloc.lab.advise.profile import Profile
 
-# Number of rollouts that a profile needs. The number still missing is rounded up to a multiple of the second number.
+# Number of rollouts that a profile needs. The missing number is rounded up to a multiple of `_ROUND`.
 ENOUGH, _ROUND = 1024, 100
-BATCH = 64  # rollouts per batch if only the group size is known
-USUAL_N = 8  # TRL's default `num_generations`, assumed if the present setting is unknown
-_EVEN = 8  # a batch of fewer prompts than rows is a multiple of it, so that it can be split
-# If at least this share of groups of that size has no variance, no recipe can learn much.
+BATCH = 64  # rollouts per batch, if only the group size is known
+USUAL_N = 8  # TRL's default of `num_generations`, assumed if the present setting is unknown
+_EVEN = 8  # a batch of fewer prompts than rows has a multiple of this number, so that it can be split
+# If at least the share BARREN of groups of LARGE_GROUP rollouts has no variance, no recipe can learn much.
 LARGE_GROUP, BARREN = 16, 0.95
 MANY_ANSWERS = 0.5  # if two right answers of a prompt differ with at least this probability, less is saved
 PREDICTABLE, FEW_MIXED = 0.9, 0.7  # thresholds for foresight: AUC, and share of groups of 4 without variance
@@ -91,17 +91,17 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to do.
+    """The advice: what to do, and why.
 
     Attributes:
-        kind: start with another recipe, keep the present one, sample more first, or take other prompts because no recipe
-            learns from these.
+        kind: "switch": start with another recipe. "keep": keep the present one. "too few": sample more first. "barren":
+            use other prompts, because no recipe learns from these.
         sentence: the verdict in words.
-        choice: what to train with; None if it is too early to tell, or nothing can be learned.
+        choice: the recipe and batch shape to train with; None with "too few" and "barren".
         present: the present setting.
         because: the branch of the rule that applies, with the profile's figures, and what was measured for it.
         notes: further sentences for the reader.
-        more: number of rollouts to sample before a verdict is possible; 0 if there are enough.
+        more: number of rollouts that are still needed for a verdict; 0 if there are enough.
     """
 
     kind: Literal["switch", "keep", "too few", "barren"]
@@ -114,11 +114,11 @@ class Advice:
 
 
 def present_of(profile: Profile, *, sampled: bool) -> tuple[Choice, str]:
-    """The present setting if the user does not name it, and a sentence on how it was derived.
+    """The present setting, if the user does not name it; and a sentence that says how it was found.
 
     Args:
         profile: profile of the log.
-        sampled: whether the log is a profile that `rollalloc advise` sampled, which does not show how the user trains.
+        sampled: whether `rollalloc advise` sampled the log. Such a log does not show how the user trains.
     """
     if sampled:
         present = Choice("grpo", BATCH // USUAL_N, USUAL_N)
@@ -136,10 +136,10 @@ def verdict_of(profile: Profile, present: Choice, prompts: int | None = None) ->
     Args:
         profile: profile of the model on the prompts.
         present: the present setting.
-        prompts: number of prompts to train on, which no batch can exceed, at least 1; None: unknown.
+        prompts: number of prompts to train on, at least 1, which limits the batch. None: unknown.
 
     Raises:
-        ValueError: GRPO with groups of one rollout.
+        ValueError: the present setting is GRPO with groups of one rollout.
     """
     if present.recipe == "grpo" and present.n < 2:
         raise ValueError(
@@ -193,7 +193,7 @@ def _notes(profile: Profile, present: Choice) -> tuple[str, ...]:
 
 
 def _barren(profile: Profile) -> str:
-    """A sentence or two on why little can be learned from these prompts, and what would help."""
+    """Say why little can be learned from these prompts, and what would help."""
     mean = profile.mean.value
     if mean <= 1 - BARREN:
         how = "hardly any are right"

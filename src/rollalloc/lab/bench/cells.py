@@ -18,9 +18,9 @@ class Cell:
 
     Attributes:
         label: label of the method.
-        paid: what it paid and how good its policy was, with ratios to the baseline; None until its first run has ended.
+        paid: what it paid and how good its policy was, with ratios to the baseline. None: no run has ended yet.
         runs: number of finished runs.
-        diverged: how many of them diverged; these are censored at what they had paid.
+        diverged: number of runs that diverged. These are censored at what they had paid.
     """
 
     label: str
@@ -30,7 +30,7 @@ class Cell:
 
     @property
     def budget(self) -> Mapping[str, Interval | None]:
-        """Results of the last evaluations, at the same budget for all methods; empty if a run diverged."""
+        """Results of the last evaluations, at the same budget for all methods. Empty if a run diverged."""
         return {} if self.paid is None or self.diverged else self.paid.last
 
 
@@ -52,16 +52,16 @@ class Board:
 
     @property
     def missing(self) -> int:
-        """Number of runs that have not ended."""
+        """Number of runs that have not ended yet."""
         return sum(len(self.plan.seeds_of(part.task)) - cell.runs for part in self.parts for cell in part.cells)
 
 
 def board_of(folder: Path) -> Board:
-    """Results of the leaderboard in a folder, finished or not.
+    """Results of the leaderboard in a folder. It need not be finished.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: its plan is damaged, or a run in it does not belong to the plan.
+        FileNotFoundError: there is no leaderboard.
+        ValueError: the plan is damaged, or a run in the folder does not belong to the plan.
     """
     plan, date = frozen_in(folder)
     diverged = diverged_in(folder)
@@ -93,10 +93,10 @@ def _part(plan: Plan, task: TaskPlan, folder: Path, diverged: Mapping[str, str])
 
 
 def _ended(place: Path, task: TaskPlan, contestant: Contestant, seed: int, diverged: bool) -> EndedRun | None:
-    """A run if it has ended, else None.
+    """A run if it has ended, otherwise None.
 
     Raises:
-        ValueError: the folder holds another run.
+        ValueError: the folder has another run.
     """
     if not (place / "run.json").exists():
         return None

@@ -1,4 +1,4 @@
-"""Carry out a leaderboard. It can be resumed at any point."""
+"""Run a leaderboard. It can be interrupted and resumed at any time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rollalloc.train.run_json import folder_of
 class Progress:
     """Progress of a leaderboard.
 
-    `seconds` is process time without evaluation; `share` is the share of the estimated work that is done, in [0, 1].
+    `seconds` is process time without evaluation. `share` is the share of the estimated work that is done, in [0, 1].
     """
 
     over: int
@@ -50,27 +50,27 @@ def run_leaderboard(
     processes: int | None = None,
     watcher: Watcher | None = None,
 ) -> None:
-    """Carry out a plan, or the rest of it.
+    """Run a plan, or the rest of it.
 
     Args:
-        plan: frozen in the folder before the first run; see `rollalloc.lab.bench.plan.freeze`.
-        folder: gets a folder for each run and the plan.
+        plan: the plan, which must be frozen in the folder; see `rollalloc.lab.bench.plan.freeze`.
+        folder: folder of the leaderboard, for the plan and a folder for each run.
         tasks: folder where built-in tasks are created and kept.
-        processes: number of runs at a time, at least 1; by default one per core.
-        watcher: called about twice a second.
+        processes: number of runs at a time, at least 1. None: one per core.
+        watcher: called about twice a second with the progress.
 
     Raises:
         ValueError: `processes` is below 1, or the folder has another plan.
-        FileExistsError: files that are not ours are in the way.
-        InUse: another leaderboard is at work in the folder.
-        Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP came; active runs were saved, and the same call continues them.
-        Failed: a run failed. The others were finished first. A run that diverges has not failed; it counts as a result.
+        FileExistsError: files that are not ours have names that the leaderboard needs.
+        InUse: another leaderboard is running in the folder.
+        Stopped: SIGTERM, SIGINT (Ctrl-C) or SIGHUP stopped it. Active runs were saved, and the same call continues them.
+        RunsFailed: a run failed. The others were finished first. (A run that diverges has not failed: it is a result.)
     """
     at_once, stop = processes_at_once(processes), StopRequest()
     Claims(folder, KIND).refuse_taken()
     with Lock(folder, KIND):
         freeze(plan, folder)
-        work = _Work(plan, folder, tasks)  # may create tasks, which Ctrl-C interrupts immediately
+        work = _Work(plan, folder, tasks)  # not in `heard`: it may create tasks, and Ctrl-C must interrupt this at once
         with stop.heard():
             carry_out(
                 work.waiting, at_once, stop, work.ended, lambda at_work: watcher and watcher(work.progress(at_work))
@@ -86,7 +86,7 @@ def run_leaderboard(
 
 
 def diverged_in(folder: Path) -> dict[str, str]:
-    """The runs of a leaderboard whose weights diverged: folder → error message.
+    """The runs of a leaderboard whose weights diverged: the error message by the run's folder.
 
     Raises:
         ValueError: the file that records them is damaged.
@@ -96,7 +96,7 @@ def diverged_in(folder: Path) -> dict[str, str]:
         return {}
     try:
         reasons = json.loads(read_text(path))
-    except (ValueError, RecursionError):  # raised for invalid UTF-8 or JSON
+    except (ValueError, RecursionError):  # invalid UTF-8 or JSON
         reasons = None
     if not isinstance(reasons, dict):
         raise ValueError(f"{path} does not say which runs diverged; it is damaged, or another program wrote it")
@@ -104,12 +104,12 @@ def diverged_in(folder: Path) -> dict[str, str]:
 
 
 class _Work:
-    """The runs of a plan: which are still to do, which have ended, and what those paid.
+    """The runs of a plan: those that wait, those that have ended, and what those have paid.
 
     Attributes:
-        waiting: runs to do, in the order of the plan's tasks, then seed by seed, so that an interrupted leaderboard has the
+        waiting: runs to do, in the order of the plan's tasks and then of the seeds. So an interrupted leaderboard has the
             same seeds for all methods.
-        failures: failed runs that might succeed if repeated.
+        failures: failed runs that may succeed if they are repeated.
         over: number of runs that have ended.
     """
 
@@ -143,14 +143,14 @@ class _Work:
         self._count(job)
 
     def progress(self, at_work: Sequence[Job]) -> Progress:
-        """Progress with these runs at work."""
+        """The progress while these runs are active."""
         now = [(job.run, standing(job.run, job.place)) for job in at_work]
         begun = sum(self._part(job.run) * (share_done(run) or 0.0) for job, (_, run) in zip(at_work, now, strict=True))
         paid = self._rollouts + sum(run.paid for _, run in now)
         return Progress(self.over, self.plan.runs, paid, self._seconds, min(1.0, self._share + begun), now)
 
     def _count(self, job: Job) -> None:
-        """Record that a run is over, and delete its weights, because thousands of models would fill a disk."""
+        """Record that a run is over, and delete its weights. (Thousands of models would fill a disk.)"""
         with RunFolder(job.place) as place:
             place.slim()
         self.over += 1
@@ -168,7 +168,7 @@ class _Work:
 
 
 def _run(base: Config, contestant: Contestant, rate: float, seed: int) -> Config:
-    """A method's run on a task. It does not stop at the target; it spends its whole budget."""
+    """A method's run on a task. It spends its whole budget, and does not stop at the target."""
     return replace(
         base,
         recipe=contestant.recipe,
@@ -182,7 +182,7 @@ def _run(base: Config, contestant: Contestant, rate: float, seed: int) -> Config
 
 
 def _base(task: TaskPlan, tasks: Path) -> Config:
-    """A run on a task, whose files are created if missing; recipe and seed are placeholders."""
+    """A run on a task, with placeholders for recipe and seed. The task's files are created if they are missing."""
     changes: dict[str, Any] = {"eval_every": task.eval_every, "eval_samples": task.eval_samples, "keep_checkpoints": 1}
     run = task_run(task.name, "grpo", 0, tasks, target=None, **changes)
     return replace(run, max_rollouts=task.budget)

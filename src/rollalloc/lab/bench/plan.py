@@ -1,4 +1,4 @@
-"""The plan of a leaderboard. It is frozen in a file before the first run, and a folder only continues its own plan."""
+"""The plan of a leaderboard. It is frozen in a file before the first run, and its folder cannot be used for another plan."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Contestant:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPlan:
-    """A task of the plan: target, budget in rollouts and evaluation grid, all fixed before the runs.
+    """A task of the plan: its target, budget in rollouts and evaluation grid are fixed before the runs.
 
-    `eval_samples` is the number of samples per held-out prompt if accuracy is sampled. `rate` is the learning rate;
-    None: the plan's. `seeds` is how many of the plan's seeds the task uses; None: all.
+    `eval_samples` is the number of samples per held-out prompt, if accuracy is sampled. `rate` is the learning rate; None:
+    the plan's rate. `seeds` is the number of the plan's seeds that the task uses; None: all.
     """
 
     name: str
@@ -63,13 +63,13 @@ class TaskPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is run: every method on every task with each seed, each method with its defaults.
+    """What is run: every method, with its defaults, on every task with each seed.
 
     Attributes:
         contestants: the methods.
-        rate: learning rate of every method on a task that has none of its own.
+        rate: learning rate of every method on tasks without a rate of their own.
         seeds: seeds of the runs.
-        made_with: the versions of everything that can change the figures, and the processor's name.
+        made_with: the versions of everything that can change the figures, and the name of the processor.
     """
 
     tier: str
@@ -93,7 +93,7 @@ class Plan:
 
     @property
     def rollouts(self) -> int:
-        """Rollouts that the whole plan may pay."""
+        """Maximum number of rollouts that the whole plan pays."""
         return sum(self.runs_of(task) * task.budget for task in self.tasks)
 
     @property
@@ -107,7 +107,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Estimated process seconds for the whole plan, from measured rates; creating tasks is not included."""
+        """Estimated process seconds for the whole plan, from measured rates, without the time to create tasks."""
         return sum(self.seconds_of(task) for task in self.tasks)
 
     def seconds_of(self, task: TaskPlan) -> float:
@@ -120,11 +120,11 @@ def make_plan(tier: str, *, tasks: Sequence[str] = (), recipes: Sequence[str] = 
 
     Args:
         tier: a key of `TIERS`.
-        tasks: some of the tier's; empty: all.
-        recipes: recipes of this package; empty: the tier's.
+        tasks: names of some of the tier's tasks. Empty: all.
+        recipes: names of recipes of this package. Empty: the tier's methods.
 
     Raises:
-        ValueError: an unknown tier, task or recipe.
+        ValueError: a tier, task or recipe is unknown.
     """
     if tier not in TIERS:
         raise ValueError(f"unknown tier {tier!r}; there are {', '.join(TIERS)}")
@@ -216,10 +216,10 @@ def _processor() -> str:
 
 
 def freeze(plan: Plan, folder: Path) -> None:
-    """Write the plan to its folder; if the folder already has a plan, it must be the same.
+    """Write the plan to its folder. If the folder already has a plan, it must be the same.
 
     Raises:
-        ValueError: the folder has another plan; names the differences.
+        ValueError: the folder has another plan; the message names the differences.
         FileExistsError: a file that is not ours has a name that the leaderboard needs.
     """
     claims = Claims(folder, KIND)
@@ -237,10 +237,10 @@ def place_of(task: TaskPlan, label: str, seed: int) -> str:
 
 
 def refuse_another(plan: Plan, folder: Path) -> None:
-    """Refuse a folder that has another plan. A folder without a plan is accepted.
+    """Raise an error if a folder has another plan. A folder without a plan is accepted.
 
     Raises:
-        ValueError: names the differences.
+        ValueError: the folder has another plan; the message names the differences.
     """
     if not (folder / PLAN).exists() or PLAN not in Claims(folder, KIND).names():
         return
@@ -257,8 +257,8 @@ def frozen_in(folder: Path) -> tuple[Plan, str]:
     """The plan in a folder, and the date on which it was frozen.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is damaged, or of another version.
+        FileNotFoundError: the folder has no plan.
+        ValueError: the plan is damaged, or of another version.
     """
     path = folder / PLAN
     if not path.exists():

@@ -24,8 +24,8 @@ from rollalloc.train.train import train
 
 _LOOKS_S = 0.5  # seconds between two checks of the runs
 _SIGN_S = 5.0  # seconds between two signs of life of a process
-_SILENT_S = 60.0  # seconds of silence after which a warning is logged
-_GRACE_S = 5.0  # seconds to wait for the exit code after a process's last message
+_SILENT_S = 60.0  # seconds without a sign of life after which a warning is logged
+_GRACE_S = 5.0  # seconds to wait for a process's exit code after its last message
 _AT_WORK = "at work"
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A run that failed: `kind` is the exception's class, "" if its process died."""
+    """A run that failed. `kind` is the exception's class, or "" if the process died."""
 
     job: Job
     kind: str
@@ -58,7 +58,7 @@ class Failure:
 
 
 class RunsFailed(RuntimeError):
-    """At least one run failed; the others were finished first."""
+    """At least one run failed. The other runs were finished first."""
 
     def __init__(self, failures: Sequence[Failure]) -> None:
         super().__init__("; ".join(map(str, failures)))
@@ -74,10 +74,9 @@ class _Notice:
 
 
 class _Notices:
-    """Logs, in this process, the warnings of all runs. A run's own process would write them into the middle of the live
-    table.
+    """Logs the warnings of all runs in this process. (The runs' own processes would write into the live table.)
 
-    A warning that differs only in its numbers from an earlier one of the same recipe and task is not repeated.
+    A warning is not repeated if it differs only in its numbers from an earlier one of the same recipe and task.
     """
 
     def __init__(self) -> None:
@@ -92,7 +91,7 @@ class _Notices:
 
 
 def processes_at_once(processes: int | None) -> int:
-    """Number of parallel processes; by default one per core.
+    """The number of parallel processes. None: one per core.
 
     Raises:
         ValueError: the number is below 1.
@@ -113,15 +112,15 @@ def carry_out(
 ) -> None:
     """Carry out runs, in their order, until none is left or a stop is requested.
 
-    A run that has a checkpoint in its folder continues from it. A process without signs of life is named in a warning.
+    A run with a checkpoint in its folder continues from it. A warning names a process without signs of life.
 
     Args:
         jobs: the runs.
         processes: number of runs at a time, at least 1.
-        stop: once it is requested, active runs are saved and no more are started.
-        ended: called when a run has ended, with its failure if it failed.
+        stop: after it is requested, active runs are saved and no more runs are started.
+        ended: called when a run has ended, with its failure or None.
         watch: called about twice a second with the active runs.
-        overwrite: remove the files of other runs from the runs' folders.
+        overwrite: True: first remove the files of other runs in the runs' folders.
     """
     waiting = iter(jobs)
     workers: list[_Worker] = []
@@ -170,23 +169,23 @@ class _Worker:
         self.job, self._signed = job, time.monotonic()
         try:
             self.spawned.connection.send((job.run, job.place))
-        except OSError:  # the process died between two runs, so no run is lost
+        except OSError:  # the process died between two runs, so no run was lost
             self._start()
             self.spawned.connection.send((job.run, job.place))
 
     def ask_to_stop(self) -> None:
-        """Ask the process to finish its batch, save the run and leave it."""
+        """Ask the process to finish its batch, save the run and end the run."""
         self.spawned.process.terminate()
 
     def hear(self, *, replace: bool = True) -> tuple[Job, Failure | None] | None:
         """The run that just ended, and its failure if it failed; None while it runs.
 
         Args:
-            replace: start another process if this one died.
+            replace: True: if this process died, start another one.
         """
         if self.job is None:
             return None
-        # Check this first; if it is dead, everything that it sent is in the pipe by then.
+        # Check this first: if the process is dead now, everything that it sent is already in the pipe.
         alive = self.spawned.process.is_alive()
         try:
             while self.spawned.connection.poll():
@@ -199,7 +198,7 @@ class _Worker:
             if alive:
                 self._warn_of_silence()
                 return None
-        except (EOFError, OSError):  # a pipe whose other end died may be reset instead of closed
+        except (EOFError, OSError):  # the process died; its pipe is closed or reset
             pass
         error = ("", f"its process died with exit code {self.spawned.end(_GRACE_S)}")
         if replace:
@@ -212,7 +211,7 @@ class _Worker:
         return job, None if error is None else Failure(job, *error)
 
     def _warn_of_silence(self) -> None:
-        """Warn of a process that was suspended (SIGSTOP) or gets no CPU time. Nothing else would report it."""
+        """Warn of a process that was suspended (SIGSTOP) or gets no CPU time, because nothing else would report it."""
         silent_s = time.monotonic() - self._signed
         if self.job is not None and silent_s > _SILENT_S and not self._said:
             self._said = True
@@ -225,7 +224,7 @@ class _Worker:
 
 
 def _work(connection: Connection, overwrite: bool) -> None:
-    # Like Ctrl-C, SIGHUP reaches all processes of a terminal; the parent decides.
+    # A terminal sends SIGHUP, like Ctrl-C, to all processes. Only the parent may decide when a run ends.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sending = threading.Lock()
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -235,7 +234,7 @@ def _work(connection: Connection, overwrite: bool) -> None:
     while True:
         try:
             run, place = connection.recv()
-        except EOFError:  # the parent has no more runs
+        except EOFError:  # the parent has no more runs for this process
             return
         error = None
         try:
@@ -256,7 +255,7 @@ class _ToParent(logging.Handler):
         self._connection, self._sending = connection, sending
 
     def emit(self, record: logging.LogRecord) -> None:
-        with suppress(OSError), self._sending:  # if the parent is gone, this process ends soon
+        with suppress(OSError), self._sending:  # without a parent, this process ends soon
             self._connection.send(_Notice(record.levelno, record.getMessage()))
 
 

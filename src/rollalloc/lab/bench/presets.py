@@ -27,14 +27,14 @@ from rollalloc.models.dtypes import Precision
 from rollalloc.train.config import Config
 
 DEFAULT_RATE = 6e-4  # learning rate of the tasks' models for every recipe, unless set or tuned
-# The default optimizer at the time when the settings in `tuned/` were found.
+# The optimizer that was the default when the settings in `tuned/` were found.
 TUNED_WITH: Mapping[str, Any] = MappingProxyType({"betas": (0.9, 0.999), "averaging": 0})
 DEFAULT_OPTIMIZER: Mapping[str, Any] = MappingProxyType({name: getattr(Config, name) for name in TUNED_WITH})
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """A recipe's parameters, learning rate and optimizer on a task; optimizer fields as in `Config`."""
+    """A recipe's parameters, learning rate and optimizer on a task. `optimizer` has fields of `Config`."""
 
     parameters: Mapping[str, Any]
     learning_rate: float
@@ -46,12 +46,12 @@ class Preset:
     """A task's target and budget.
 
     Attributes:
-        target: held-out accuracy to reach (mean score on skills/graded).
-        max_rollouts: rollouts after which a run is censored.
-        eval_every: rollouts between two points of the evaluation grid.
-        eval_samples: samples per held-out prompt, for tasks with more than one right answer.
-        tuned_on: the task whose tuned settings are used.
-        rate: learning rate of every recipe, unless set or tuned.
+        target: held-out accuracy to reach (on skills/graded, mean score).
+        max_rollouts: number of rollouts after which a run is censored.
+        eval_every: number of rollouts between two points of the evaluation grid.
+        eval_samples: number of samples per held-out prompt, for tasks with more than one right answer.
+        tuned_on: name of the task whose tuned settings are used.
+        rate: learning rate of every recipe, unless it is set or tuned.
         precision: precision of updates and exact evaluations.
     """
 

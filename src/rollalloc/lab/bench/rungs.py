@@ -1,4 +1,4 @@
-"""Rungs of the ladder. A rung is a model of some size, with its warm-up and its runs' budget."""
+"""Rungs of the ladder. A rung is a model of a certain size, with its warm-up and the budget of its runs."""
 
 from __future__ import annotations
 

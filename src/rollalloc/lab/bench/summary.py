@@ -1,8 +1,8 @@
 """Summarizes a comparison from the `run.json` and `metrics.jsonl` of its runs.
 
-Point estimates are interquartile means: the mean after cutting off a quarter of the values, rounded down, at each end.
-Intervals are bootstrapped over seeds. A censored run counts with what it had paid, which is a lower bound of its cost.
-The point estimate is then a bound too; it is marked as one and has no interval.
+Point estimates are interquartile means: the mean after a quarter of the values, rounded down, is cut off at each end.
+Intervals are bootstrapped over seeds. A censored run counts with what it had paid, which is a lower bound of its cost. The
+point estimate is then a bound too. It is marked as a bound, and has no interval.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rollalloc.train.run_json import read_config
 FEWEST = 5  # minimum number of values for an interval
 RESAMPLES = 10_000
 _ALIKE = 1e-6  # a metric within this distance of 1 counts as 1
-# Results of a run's last evaluation; all but the first are fields of `rollalloc.train.evaluation.Breadth`.
+# Results of a run's last evaluation. All except the first are fields of `rollalloc.train.evaluation.Breadth`.
 LAST = {
     "accuracy": "accuracy",
     "full_marks": "full marks",
@@ -51,10 +51,10 @@ class Interval:
 
     Attributes:
         point: the interquartile mean.
-        low: lower end; None for fewer than five values, or if a run is censored.
-        high: upper end; None if `low` is None.
-        values: one value per seed, in order; that of a censored run is a bound.
-        bound: ">" if the point is a lower bound, "<" if an upper bound, "" if neither.
+        low: lower end. None: there are fewer than five values, or a run is censored.
+        high: upper end. None: as for the lower end.
+        values: one value per seed, in order. The value of a censored run is a bound.
+        bound: ">" if the point is a lower bound, "<" if it is an upper bound, "" if it is neither.
     """
 
     point: float
@@ -65,12 +65,12 @@ class Interval:
 
 
 def in_words(interval: Interval | None, form: str, *, point_only: bool = False) -> str:
-    """An interval as text: its point and ends, or its single values if it has no ends; "" for None.
+    """An interval as text: its point and ends. Without ends, its point and values. "" for None.
 
     Args:
-        interval: what to show.
-        form: form of each number, e.g. ".2f".
-        point_only: leave out ends and values.
+        interval: the interval to show.
+        form: format of each number, such as ".2f".
+        point_only: True: show only the point.
     """
     if interval is None:
         return ""
@@ -89,16 +89,16 @@ class RecipeSummary:
     Attributes:
         parameters: parameters of the recipe.
         seeds: seeds of the runs that have ended, in order.
-        reached: number of runs that reached the target; the others are censored.
-        costs: costs until the target, by `COSTS`; None if nothing was evaluated or there is no target.
-        ratios: the baseline's cost divided by this recipe's, paired by seed, by `COSTS`; above 1 this recipe is
-            cheaper. None if no seed has both costs, or if some bounds are upper and others are lower bounds.
-        standard_error: the largest standard error of its evaluations; 0 if all are exact, None if one is unknown.
-        last: results of each run's last evaluation, by `LAST`; None if a run lacks the value.
-        k: number of attempts in `pass_at_k`; None if unknown, or not the same in all runs.
-        accounts: number of rollouts in all runs, by cause; they sum to `rollouts_paid`.
+        reached: number of runs that reached the target. The other runs are censored.
+        costs: costs until the target, by `COSTS`. None: nothing was evaluated, or there is no target.
+        ratios: the baseline's cost divided by this recipe's, paired by seed, by `COSTS`. Above 1, this recipe is cheaper.
+            None: no seed has both costs, or some bounds are upper and others lower bounds.
+        standard_error: the largest standard error of the recipe's evaluations; 0 if all are exact, None if one is unknown.
+        last: results of each run's last evaluation, by `LAST`. None: a run lacks the value.
+        k: number of attempts in `pass_at_k`. None: unknown, or not the same in all runs.
+        accounts: number of rollouts in all runs, by cause. The sum is `rollouts_paid`.
         folders: folders of the runs, in the order of the seeds.
-        grouped: whether its rollouts are compared within groups.
+        grouped: whether the recipe's rollouts are compared within groups.
     """
 
     label: str
@@ -121,9 +121,9 @@ class RecipeSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A comparison on one task ("" if the runs name none). Runs in `unfinished` are not part of any figure.
+    """A comparison on one task ("" if the runs name no task). Runs in `unfinished` are not part of any figure.
 
-    Ratios are to the `baseline`, the first of the recipes: "grpo" if present.
+    Ratios are to the recipe `baseline`, which comes first: "grpo" if it is there.
     """
 
     task: str
@@ -139,16 +139,14 @@ class Summary:
 
     @property
     def last(self) -> dict[str, str]:
-        """The columns of the table of last evaluations, as name in `LAST` → heading. Columns without a value are left
-        out.
-        """
+        """The columns of the table of last evaluations: heading by name in `LAST`. Columns without a value are left out."""
         attempts = {recipe.k for recipe in self.recipes}
         k = attempts.pop() if len(attempts) == 1 else None
         return {
             name: words.format(k=k or "k")
             for name, words in (LAST if self.measure == LAST["accuracy"] else LAST | OF_GRADED).items()
             if any(recipe.last[name] is not None for recipe in self.recipes)
-            and (name, self.measure) != ("full_marks", "accuracy")  # otherwise it equals the accuracy
+            and (name, self.measure) != ("full_marks", "accuracy")  # the two columns would be equal
         }
 
 
@@ -156,7 +154,7 @@ class Summary:
 class EndedRun:
     """A finished run: its evaluations on the grid, the values of the last one by `LAST`, and its last line.
 
-    `target` is the accuracy by which it is judged; `grouped` says whether its rollouts are compared within groups.
+    `target` is the accuracy by which the run is judged. `grouped` says whether its rollouts are compared within groups.
     """
 
     run: Config
@@ -173,7 +171,7 @@ class EndedRun:
 
 
 def measure_of(recipes: Iterable[RecipeSummary]) -> str:
-    """What to call accuracy: "mean score" if answers get partial marks, so that it differs from the share of full marks."""
+    """The name for accuracy: "mean score" if answers get partial marks, because accuracy then differs from full marks."""
     lasts = [(recipe.last["accuracy"], recipe.last["full_marks"]) for recipe in recipes]
     known = [(mean.values, full.values) for mean, full in lasts if mean is not None and full is not None]
     alike = all(np.allclose(mean, full, rtol=0, atol=_ALIKE) for mean, full in known)
@@ -185,7 +183,7 @@ def summaries(folder: Path) -> list[Summary]:
 
     Raises:
         ValueError: the runs of a task have different targets, or the runs of a label differ in more than their seed.
-        FileNotFoundError: no run at all.
+        FileNotFoundError: there is no run.
     """
     places = sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/run.json"))
     if not places:
@@ -237,13 +235,13 @@ def _rank(label: str, over: Sequence[EndedRun]) -> tuple[int, str]:
 
 
 def ended(run: Config, place: Path, *, target: float | None = None, diverged: bool = False) -> EndedRun | None:
-    """The finished run in a folder; None if it has not ended. Only the curve is kept, since metrics may be large.
+    """The finished run in a folder; None if it has not ended. Only its curve is kept, because metrics may be large.
 
     Args:
         run: the run in the folder.
         place: the folder.
-        target: the accuracy by which to judge the run, instead of the run's own target. None: the run's own.
-        diverged: whether the weights of the run diverged, so that its metrics end before the budget is spent.
+        target: the accuracy by which to judge the run. None: the run's own target.
+        diverged: whether the run's weights diverged, so that its metrics end before its budget is spent.
     """
     if not (place / METRICS).exists():
         return None
@@ -268,9 +266,7 @@ def ended(run: Config, place: Path, *, target: float | None = None, diverged: bo
 
 
 def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """A dictionary of the values that an evaluation's line has for each name in `LAST` and for `k`; None for those that are
-    missing or not numbers.
-    """
+    """The values in an evaluation's line for each name in `LAST` and for `k`. None for missing values and other types."""
     saved = evaluation.get("breadth")
     breadth: Mapping[str, Any] = saved if isinstance(saved, dict) else {}
     known = {**breadth, "accuracy": evaluation["accuracy"]}
@@ -279,7 +275,7 @@ def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_mixed(label: str, over: Sequence[EndedRun]) -> None:
-    """Refuse runs that are left over from other settings, because they must not count as further seeds."""
+    """Raise an error for runs with the same label but other settings, because they must not count as further seeds."""
     first, *others = (_setup(ended_run.run) for ended_run in over)
     for ended_run, expected in zip(over[1:], others, strict=True):
         if differing := list(differences(first, expected, label)):
@@ -290,7 +286,7 @@ def _refuse_mixed(label: str, over: Sequence[EndedRun]) -> None:
 
 
 def _setup(run: Config) -> dict[str, Any]:
-    """Everything about a run that all seeds of a label must share."""
+    """Everything that all seeds of a label must have in common."""
     own = {*OF_DATA_AND_REWARD, *NAMES, "seed", "max_rollouts", "staleness", "ahead"}
     return {name: value for name, value in run.description().items() if name not in own}
 
@@ -356,12 +352,11 @@ def _largest(errors: Iterator[float | None]) -> float | None:
 
 
 def interval(values: Sequence[float], bound: Bound = "") -> Interval:
-    """The interquartile mean of some values, with its bootstrapped 95% interval if there are at least five values and
-    no bound.
+    """The interquartile mean of some values. With five or more values and no bound, also its bootstrapped 95% interval.
 
-    The interval's ends are percentiles of the bootstrap distribution. The percentiles 2.5% and 97.5% would cover far
-    less than 95% with five seeds. So they are replaced by those of N(0, 1) at ±√(n/(n−1))·t, where t is the 97.5%
-    quantile of Student's t with n − 1 degrees of freedom (Hesterberg, The American Statistician 69, 2015).
+    The ends of the interval are percentiles of the bootstrap distribution. With five seeds, the percentiles 2.5% and 97.5%
+    would cover far less than 95%. So they are replaced by those of N(0, 1) at ±√(n/(n−1))·t, where t is the 97.5% quantile
+    of Student's t with n − 1 degrees of freedom (Hesterberg, The American Statistician 69, 2015).
     """
     point = float(interquartile_mean(values))
     if len(values) < FEWEST or bound:
@@ -381,7 +376,7 @@ def interquartile_mean(values: ArrayLike) -> NDArray[np.float64]:
 
 
 def _student(degrees: int) -> float:
-    """97.5% quantile of Student's t, by its expansion in 1 / degrees; error below 0.01 from 4 degrees on."""
+    """97.5% quantile of Student's t, by its expansion in 1 / degrees. The error is below 0.01 from 4 degrees on."""
     z = NormalDist().inv_cdf(0.975)
     terms = (
         (z**3 + z) / 4,

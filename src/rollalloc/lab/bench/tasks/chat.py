@@ -1,8 +1,8 @@
 """Tasks for a small pretrained chat model: questions of reasoning-gym, and word problems from templates.
 
-Each task is a folder with two Parquet files in verl's schema. A prompt consists of messages: an instruction, a solved
-example, then the question. Without the example, a model of this size talks instead of answering. With these settings
-SmolLM2-135M-Instruct is right some of the time (dev/LOG.md), so that there is something to learn.
+Each task is a folder with two Parquet files in verl's schema. A prompt has an instruction, a solved example and the
+question. Without the example, a model of this size talks instead of answering. With these settings SmolLM2-135M-Instruct is
+right some of the time (dev/LOG.md), so there is something to learn.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class ChatTask:
 
     Attributes:
         about: a description of the questions.
-        gym: the task's name in reasoning-gym; None: word problems from templates.
-        settings: settings of its generator, where they differ from the generator's defaults.
-        number: the answer is a number, and the last number of a completion counts. Otherwise the whole completion is
+        gym: the task's name in reasoning-gym. None: the task has word problems from templates.
+        settings: settings of the question generator that differ from its defaults.
+        number: True: the answer is a number, and the last number of a completion counts. False: the whole completion is
             the answer.
         system: the message before the question.
-        max_new_tokens: tokens that a rollout needs.
+        max_new_tokens: number of tokens that a rollout needs.
     """
 
     about: str
@@ -84,7 +84,7 @@ CHAT_TASKS = {
 
 @dataclass(frozen=True)
 class ChatFiles:
-    """A task on disk: Parquet files of prompts, and the tokens that a rollout needs."""
+    """A task on disk: Parquet files of prompts, and the number of tokens that a rollout needs."""
 
     train: Path
     heldout: Path
@@ -92,7 +92,7 @@ class ChatFiles:
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any]) -> float:
-    """1.0 for a right answer, else 0.0. `extra_info["number"]` says whether the answer is a number."""
+    """1.0 for a right answer, otherwise 0.0. `extra_info["number"]` says whether the answer is a number."""
     if extra_info["number"]:
         return numeric(
             data_source=data_source, solution_str=solution_str, ground_truth=ground_truth, extra_info=dict(extra_info)
@@ -104,8 +104,8 @@ def prepare(folder: Path, task: ChatTask) -> ChatFiles:
     """Create the task's files in its own folder, unless they exist.
 
     Raises:
-        ValueError: there are too few different questions, or the folder is not that of a task or was created with
-            another configuration.
+        ValueError: there are too few different questions; or the folder is not that of a task, or was created with another
+            configuration.
         ImportError: reasoning-gym is not installed.
     """
 
@@ -116,7 +116,7 @@ def prepare(folder: Path, task: ChatTask) -> ChatFiles:
         (example,) = draw(np.random.default_rng([task.seed, 0]), 1, taken)
 
         def rest(rng: np.random.Generator, count: int, taken_too: set[str]) -> Sequence[Problem]:
-            taken_too |= taken  # the solved example in the prompts is never asked as a question
+            taken_too |= taken  # the solved example must not be asked as a question
             return draw(rng, count, taken_too)
 
         chat = partial(_messages, task.system, example)
@@ -142,7 +142,7 @@ def _gym_problems(
 ) -> list[Problem]:
     """Draw different questions, of which at most a quarter have the same answer.
 
-    Without this bound, 70% of `letters` and 78% of `gcd` have the answer 1, and a policy learns only to say that.
+    Without this limit, 70% of `letters` and 78% of `gcd` would have the answer 1, and a policy would learn only to say 1.
     """
     found: list[Problem] = []
     answered: Counter[str] = Counter()

@@ -20,7 +20,7 @@ from rollalloc.files.opening import opened
 SETTINGS = "settings.json"  # file in a task's folder with the settings it was created with
 
 
-# Shows the progress of a stage: its name, the number of its parts that are done, and the number of all parts.
+# Shows the progress of a stage: its name, the number of parts that are done, and the number of all parts.
 Shown = Callable[[str, int, int], None]
 
 
@@ -35,11 +35,11 @@ class TaskFiles:
     Attributes:
         model: folder with a model and its tokenizer, for `from_pretrained`.
         train: Parquet file of training prompts in verl's schema.
-        heldout: Parquet file of held-out prompts; no prompt is in both.
+        heldout: Parquet file of held-out prompts, none of which is a training prompt.
         reward: `package.module:function` with the signature of verl's `compute_score`.
-        max_new_tokens: tokens of the longest right answer, EOS included.
-        single_answer: each prompt has exactly one right answer, so that `exact_answers` applies.
-        device: the device to train on; None: a GPU if there is one.
+        max_new_tokens: number of tokens of the longest right answer, including EOS.
+        single_answer: True if each prompt has exactly one right answer, so that accuracy can be computed exactly.
+        device: the device to train on. None: a GPU if there is one.
     """
 
     model: Path
@@ -61,14 +61,14 @@ class Problem:
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    """1.0 if the answer's tokens are exactly the right ones, else 0.0. White space is ignored."""
+    """1.0 if the answer's tokens are exactly the right ones, otherwise 0.0. White space is ignored."""
     return float(solution_str.split() == ground_truth.split())
 
 
 def graded_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
     """The share of right positions: #{i: answer_i = truth_i} / max(|answer|, |truth|), in [0, 1].
 
-    Only the right answer scores 1, since missing and superfluous tokens count as wrong positions.
+    Only the right answer scores 1, because missing and superfluous tokens count as wrong positions.
     """
     answer, truth = solution_str.split(), ground_truth.split()
     return sum(map(str.__eq__, answer, truth)) / max(len(answer), len(truth))
@@ -83,16 +83,16 @@ def write_splits(
     seed: int,
     chat: Callable[[str], list[dict[str, str]]] | None = None,
 ) -> None:
-    """Write `<split>.parquet` for each split, in verl's schema. No prompt occurs twice, within a split or across
-    splits.
+    """Write `<split>.parquet` for each split, in verl's schema. Every prompt is written only once, in one split.
 
     Args:
+        folder: folder of the files.
         sizes: number of prompts of each split.
-        draw: called with a random generator, a number of problems and the prompts already taken; returns that many new
-            problems, and adds their prompts to those taken.
-        data_source: e.g. "skills/late"; the part before the first slash is the ability.
-        seed: each split draws from its own generator under this seed.
-        chat: prompt → its messages; None: prompts are text.
+        draw: called with a random generator, a number of problems, and the set of prompts drawn so far. It returns this
+            number of new problems, and adds their prompts to the set.
+        data_source: for example "skills/late". The part before the first slash is the ability.
+        seed: seed. Each split has its own random generator.
+        chat: converts a prompt to messages. None: prompts are text.
     """
     taken: set[str] = set()
     for stream, (split, size) in enumerate(sizes.items(), start=1):
@@ -112,7 +112,7 @@ def write_splits(
 def prompt_files(
     folder: Path, config: Any, draw: Callable[[np.random.Generator, int, set[str]], Sequence[Problem]], data_source: str
 ) -> Path:
-    """The folder of a task's prompts. It is created unless it exists; `config` has the numbers of prompts and the seed."""
+    """The folder of a task's prompts, created if it does not exist. `config` has the numbers of prompts and the seed."""
     sizes = {"train": config.train, "heldout": config.heldout}
     return make_once(
         folder, config, lambda to: write_splits(to, sizes, draw, data_source=data_source, seed=config.seed)
@@ -120,14 +120,15 @@ def prompt_files(
 
 
 def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path:
-    """The folder `target`. Unless it exists, `make` creates it, completely or not at all.
+    """The folder `target`. If it does not exist, `make` creates it, completely or not at all.
 
-    `make` fills a folder beside the target, which is moved into place when it is complete. So a killed process leaves
-    no incomplete target. If several processes call this, one creates the folder and the others wait.
+    `make` fills a temporary folder beside the target, which is renamed when it is complete. If several processes call
+    this, one creates the folder and the others wait.
 
     Args:
-        settings: a dataclass of everything that decides the contents; saved in the folder.
-        make: writes the contents into the folder it is given.
+        target: the folder.
+        settings: a dataclass of everything that determines the contents. It is saved in the folder.
+        make: writes the contents into the folder that it gets.
 
     Raises:
         ValueError: the folder exists, but was created with other settings.
@@ -135,15 +136,15 @@ def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path
     wanted = json.dumps(asdict(settings), indent=2)
     if not os.path.lexists(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        # A lock is freed when its process dies. So while we hold it, files in `partial` are from a killed process.
+        # The lock is freed when its process dies. So while this process has it, files in `partial` are of a dead process.
         with opened(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not os.path.lexists(target):
                 partial = _emptied(target.with_name(f".{target.name}.partial"))
-                (partial / SETTINGS).write_text(wanted)  # written first, because it marks the folder as ours
+                (partial / SETTINGS).write_text(wanted)  # first, because this file marks the folder as ours
                 try:
                     make(partial)
-                except BaseException:  # also on Ctrl-C
+                except BaseException:  # including Ctrl-C
                     shutil.rmtree(partial, ignore_errors=True)
                     raise
                 partial.rename(target)
@@ -156,10 +157,10 @@ def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path
 
 
 def _emptied(partial: Path) -> Path:
-    """An empty folder in which to create a target. Files that a killed call left there are removed.
+    """An empty temporary folder in which to create a target. Files of a killed call are removed from it.
 
     Raises:
-        FileExistsError: a folder of that name is not ours.
+        FileExistsError: a folder with this name is not ours.
     """
     if os.path.lexists(partial):
         if not (partial / SETTINGS).is_file() and any(partial.iterdir()):

@@ -1,7 +1,7 @@
-"""Tasks of reasoning-gym for a model of some hundred thousand parameters.
+"""Tasks of reasoning-gym, for a model of some hundred thousand parameters.
 
-A task's questions and answers are written to prompt files once. Each question has exactly one right answer string. So
-no verifier is needed, and accuracy is exact.
+A task's questions and answers are written to prompt files once. Each question has exactly one right answer. So no verifier
+is needed, and accuracy is exact.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ __all__ = ["LADDER", "GymConfig", "compute_score", "prepare"]
 PREFIX = "rg/"
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _QUOTED = re.compile(r"'([^']*)'")  # an item of a list as Python prints it
-WARM_UP_POOL = 16_384  # questions
-_DRAWS = 50  # number of draws per prompt after which the task counts as too small
+WARM_UP_POOL = 16_384  # number of questions for the warm-up
+_DRAWS = 50  # number of draws per prompt after which the task is too small
 
 
 @dataclass(frozen=True)
 class GymConfig:
-    """A task of reasoning-gym whose questions have one right answer each, and the tiny model that is warmed up for it.
+    """A task of reasoning-gym with one right answer per question, and the tiny model that is warmed up for it.
 
     Attributes:
-        settings: settings of its generator, where they differ from the generator's defaults.
-        heldout: number of held-out prompts; none of them is seen in the warm-up.
-        wrong: share of warm-up examples with another question's answer. The model then knows more than it samples, which
-            reinforcement learning can recover.
+        settings: settings of the question generator that differ from its defaults.
+        heldout: number of held-out prompts. The warm-up does not see them.
+        wrong: share of warm-up examples that have another question's answer. The model then knows more than it samples, and
+            reinforcement learning can recover this.
     """
 
     name: str
@@ -62,8 +62,8 @@ class GymConfig:
 class Misled(GymConfig):
     """Lists to be filtered. The warm-up shows one kind of mistake: an answer with the items that should be left out.
 
-    Each condition has its own rate of mistakes, uniform in [0, most]. If the rate is above 1/2, the initial greedy
-    answer is wrong. So a target above the initial greedy accuracy needs answers that only sampling finds.
+    Each condition has its own rate of mistakes, uniform in [0, most]. With a rate above 1/2, the initial greedy answer is
+    wrong. So a target above the initial greedy accuracy needs answers that only sampling finds.
 
     Attributes:
         most: maximum rate of mistakes, in [0, 1].
@@ -91,7 +91,7 @@ class Misled(GymConfig):
         return [question for question, _ in examples], shown
 
     def rates(self, prompts: Sequence[str]) -> dict[str, float]:
-        """Condition → rate of mistakes."""
+        """The rate of mistakes of each condition."""
         conditions = sorted(set(map(self.condition, prompts)))
         drawn = np.random.default_rng([self.seed, 4]).uniform(0, self.most, len(conditions))
         return dict(zip(conditions, drawn.tolist(), strict=True))
@@ -134,7 +134,7 @@ LADDER = {
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    """1.0 for the right answer, else 0.0. If the completion has `<answer>` tags, the content of the last ones counts."""
+    """1.0 for the right answer, otherwise 0.0. If the completion has `<answer>` tags, the text in the last ones counts."""
     tagged = _ANSWER.findall(solution_str)
     return float((tagged[-1] if tagged else solution_str).strip() == ground_truth.strip())
 

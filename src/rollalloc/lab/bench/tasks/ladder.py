@@ -1,10 +1,10 @@
 """The ladder's mixture: six families of questions, worded the same for models of any size.
 
-An answer is a list of symbols. In `add`, `multiply` and `next`, each symbol is computed from one part of the question;
-in `reverse`, `sort` and `keep`, a procedure is applied to all symbols of the question. Longer questions are harder. The
-warm-up shows mistakes: each fact, and each condition of a procedure, has its own mistake and rate. Success therefore
-ranges from never to always within each family, and models of every size know more than they sample. Each question has
-one right answer, so accuracy is exact by teacher forcing.
+An answer is a list of symbols. In `add`, `multiply` and `next`, each symbol is computed from one part of the question. In
+`reverse`, `sort` and `keep`, a procedure is applied to all symbols of the question. Longer questions are harder. The
+warm-up shows mistakes: each fact, and each condition of a procedure, has its own mistake and its own rate. So success
+ranges from never to always within each family, and models of every size know more than they sample. Each question has one
+right answer, so accuracy is computed exactly by teacher forcing.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from rollalloc.train.evaluation import EXACT_K
 __all__ = ["FAMILIES", "LEVELS", "LONGEST", "Mixture", "Part", "Question", "compute_score", "prepare"]
 
 LEVELS = 4
-LONGEST = 15  # maximum number of characters of an answer; with EOS, these are at most 16 tokens with any tokenizer
+LONGEST = 15  # maximum number of characters of an answer; with EOS, at most 16 tokens with any tokenizer
 _LETTERS, _DIGITS = "abcdefghijklmnopqrstuvwxyz", "0123456789"
-_CONTEXT = 48  # tokens of a question and its answer, if a symbol with its leading space is one token
-_CHECKED = 256  # training prompts on which a warm-up is checked
-_SAMPLE = 256  # examples that enter a warm-up's digest
-_DRAWS = 200  # number of draws per prompt after which the mixture counts as too small
+_CONTEXT = 48  # maximum number of tokens of a question and its answer, if a symbol with its leading space is one token
+_CHECKED = 256  # number of training prompts on which a warm-up is checked
+_SAMPLE = 256  # number of examples in a warm-up's digest
+_DRAWS = 200  # number of draws per prompt after which the mixture is too small
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of an answer: the fact it depends on, the right text, and possible mistakes."""
+    """A part of an answer: the fact that it depends on, the right text, and possible mistakes."""
 
     fact: str
     right: str
@@ -82,7 +82,7 @@ class Question:
 
     @property
     def answer(self) -> str:
-        """The right answer. It starts with a space, so that there is a space before every symbol."""
+        """The right answer, which begins with a space, so that there is a space before every symbol."""
         return _spaced(part.right for part in self.parts)
 
 
@@ -121,7 +121,7 @@ def _next(rng: np.random.Generator, level: int) -> Drawn:
 
 
 def _procedure(family: str, level: int, asked: str, right: Sequence[str], *wrong: Sequence[str]) -> Drawn:
-    """The whole answer of a procedure. Its mistake depends on family, level and first symbol."""
+    """The whole answer of a procedure. Its mistake depends on the family, the level and the first symbol."""
     first = asked.partition(": ")[2][0]
     others = tuple(" ".join(each) for each in wrong if each and each != right)
     return asked, (Part(f"{family} {level} {first}", " ".join(right), others, whole=True),)
@@ -160,8 +160,8 @@ class Mixture:
     """Sizes and seed of the mixture. The defaults define the task; other values are for tests.
 
     Attributes:
-        facts: parameters a, b of the Beta distribution of a fact's rate of right answers in the warm-up.
-        procedures: the same for a condition of a procedure.
+        facts: parameters a, b of a Beta distribution: the warm-up shows a fact right at a rate drawn from it.
+        procedures: the same parameters for the conditions of a procedure.
         seed: seed of all draws.
     """
 
@@ -188,11 +188,11 @@ class Mixture:
         """Draw questions that are not in `taken`, and add them to it.
 
         Returns:
-            The problems. `extra` holds family, level and `shown`, how often the warm-up shows the whole answer right, for
-                later analysis.
+            The problems. For later analysis, `extra` has the family, the level and `shown`: how often the warm-up shows the
+                whole answer right.
 
         Raises:
-            ValueError: too few are found.
+            ValueError: too few new questions were found.
         """
         found: list[Problem] = []
         for _ in range(_DRAWS * count):
@@ -243,8 +243,8 @@ def _shown(seed: int, right: tuple[float, float], fact: str) -> tuple[float, int
 def prepare(folder: Path, rung: LadderRung, mixture: Mixture = Mixture(), *, progress: Shown = unseen) -> TaskFiles:
     """Create a rung's files unless they exist: the questions that all rungs share, and a folder for each warmed-up model.
 
-    The name of the model's folder consists of the rung and a digest of model, warm-up and questions. So if one of them
-    changes, there is a new folder.
+    The name of the model's folder has the rung and a digest of model, warm-up and questions. If one of these changes, a new
+    folder is created.
 
     Raises:
         FileNotFoundError: the model is missing. The message names the command that creates it.
@@ -262,7 +262,7 @@ def prepare(folder: Path, rung: LadderRung, mixture: Mixture = Mixture(), *, pro
 
 
 def questions(folder: Path, mixture: Mixture = Mixture()) -> Path:
-    """The folder with the mixture's training and held-out prompts. It is created unless it exists."""
+    """The folder with the mixture's training and held-out prompts, created if it does not exist."""
     return prompt_files(folder, mixture, mixture.problems, "ladder")
 
 
@@ -282,7 +282,7 @@ def _base(folder: Path, name: str) -> str:
 
 
 def _warm(folder: Path, rung: LadderRung, made: Path, mixture: Mixture, progress: Shown) -> Path:
-    """The folder of a rung's warmed-up model. It is created unless it exists."""
+    """The folder of a rung's warmed-up model, created if it does not exist."""
     decides = {
         "model": asdict(rung.model),
         "warm_up": asdict(rung.warm_up),
@@ -356,10 +356,10 @@ class _Band:
         return step > 0 and step % self.wanted.check_every == 0 and self.look(step)
 
     def look(self, step: int) -> bool:
-        """Check whether it is in the band now.
+        """Check whether the model is in the band now.
 
         Raises:
-            ValueError: it is beyond the band.
+            ValueError: the model is beyond the band.
         """
         self.model.eval()
         with computing(self.model, self.wanted.precision):
@@ -375,7 +375,7 @@ class _Band:
         """The results of all checks.
 
         Raises:
-            ValueError: it ended outside the band.
+            ValueError: the warm-up ended outside the band.
         """
         last = self.wanted.steps
         if not self.looks or (self.looks[-1]["step"] < last and not _within(self.wanted, self.looks[-1])):
@@ -386,7 +386,7 @@ class _Band:
         return self.looks
 
     def outside(self, change: str) -> str:
-        """A message that says where the model is, and what to change."""
+        """Say where the model is, and what to change."""
         last, wanted = self.looks[-1], self.wanted
         return (
             f"the warm-up of {self.rung.task} is outside its band after {last['step']:.0f} steps: "
@@ -400,7 +400,7 @@ def _within(wanted: WarmedUp, found: Mapping[str, float]) -> bool:
 
 
 def spread(p_N: NDArray[np.float64]) -> dict[str, float]:
-    """Summary of success rates p_N, one per prompt: mean, pass@8, and the shares that never and always succeed."""
+    """Summary of the success rates p_N of prompts: mean, pass@8, and the shares that never and always succeed."""
     return {
         "accuracy": float(p_N.mean()),
         "pass_at_8": float((1 - (1 - p_N) ** EXACT_K).mean()),
