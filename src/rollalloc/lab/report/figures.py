@@ -24,10 +24,10 @@ from rollalloc.lab.report import series
 from rollalloc.lab.report.style import COLOURS, GROUND, INK, METHODS, MUTED, RULE, by_cause
 from rollalloc.runs.recorded import RecordedRun
 
-Methods = Mapping[str, Sequence[RecordedRun]]  # label → its runs, one per seed; the first label is the baseline
-_WIDTH = 4.5  # inches; so small that the text stays readable on a phone
-_NARROW = 0.085  # parts of a bar that are narrower than this share get no number
-_POINTS = 60  # draw a run's evaluations as points up to this number
+Methods = Mapping[str, Sequence[RecordedRun]]  # the runs of each label, one per seed; the first label is the baseline
+_WIDTH = 4.5  # inches; small, so that the text stays readable on a phone
+_NARROW = 0.085  # parts of a bar get no number if they are narrower than this share
+_POINTS = 60  # a run's evaluations are drawn as points if there are at most this many
 _LINES = ("-", "--", ":")  # line styles, for more methods than there are colours
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
@@ -37,7 +37,7 @@ _LOOK = {
     "font.size": 10,
     "font.family": "sans-serif",
     "text.color": INK.light,
-    "text.parse_math": False,  # dollar signs in labels are not mathematics
+    "text.parse_math": False,  # so that dollar signs in labels are shown
     "axes.edgecolor": RULE.light,
     "axes.labelcolor": MUTED.light,
     "axes.titlecolor": INK.light,
@@ -106,14 +106,15 @@ def inline_svg(figure: Figure, name: str, description: str) -> str:
 
 
 def accuracy(methods: Methods, cost: str, target: float | None) -> Figure | None:
-    """Held-out accuracy against a cost: one thin line per run, a thick interquartile mean over seeds, its interval shaded.
+    """Held-out accuracy against a cost: a thin line for each run, a thick line for the interquartile mean, and its interval.
 
     Args:
+        methods: the runs of each method.
         cost: "rollouts" or "tokens".
-        target: the accuracy at which a line is drawn; None: no line.
+        target: the accuracy at which a line is drawn. None: no line.
 
     Returns:
-        None if no run was evaluated.
+        The figure; None if no run was evaluated.
     """
     with look():
         figure, axes = _figure(3.5)
@@ -157,7 +158,7 @@ def _unit(methods: Methods) -> str:
 
 
 def training(methods: Methods) -> Figure | None:
-    """Reward, entropy, gradient norm and loss over the run: one panel for each, with one line per method."""
+    """Reward, entropy, gradient norm and loss over the run: a panel for each of them, with a line for each method."""
     over_time: dict[str, dict[str, series.OverTime]] = {}
     for label, runs in methods.items():
         for over in (series.training_over_time(runs), series.entropy_over_time(runs)):
@@ -187,12 +188,12 @@ def training(methods: Methods) -> Figure | None:
 
 
 def where_rollouts_went(methods: Methods) -> Figure | None:
-    """One bar per method. Its length is the number of rollouts paid, and its parts are the numbers of rollouts that
-    were trained on, stale, cancelled and so on. All are means over seeds.
+    """One bar per method: its length is the number of rollouts paid, and its parts are the rollouts that were trained on,
+    stale, cancelled and so on. All numbers are means over seeds.
     """
     paid = {label: series.paid_by_cause(runs) for label, runs in methods.items()}
     paid = {label: accounts for label, accounts in paid.items() if sum(accounts.values())}
-    if not paid or (len(paid) == 1 and len(by_cause(*paid.values())) < 2):  # one bar of one colour shows nothing
+    if not paid or (len(paid) == 1 and len(by_cause(*paid.values())) < 2):  # a single bar of one colour is useless
         return None
     longest = max(sum(accounts.values()) for accounts in paid.values())
     with look():
@@ -219,7 +220,7 @@ def where_rollouts_went(methods: Methods) -> Figure | None:
 
 
 def lengths(methods: Methods) -> Figure | None:
-    """For each method, the rollouts' median length, the 25–75% and 10–90% ranges, and the maximum."""
+    """For each method, the rollouts' median length, the ranges from 25 to 75% and from 10 to 90%, and the maximum."""
     over_time = {label: series.lengths_over_time(runs) for label, runs in methods.items()}
     if not any(over_time.values()):
         return None
@@ -260,7 +261,7 @@ def _rollouts_below(axes: Axes, label: str) -> None:
 
 
 def _short(value: float) -> str:
-    """A short form of a number, such as 12k for 12,000, because phones have little room."""
+    """A short form of a number, such as 12k for 12,000, because there is little room on a phone."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{suffix}"

@@ -20,7 +20,7 @@ _COSTS = {"rollouts": ",.0f", "tokens": ",.0f", "steps": ",.0f", "seconds": ",.1
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: headings of all columns but the first, and rows from method to figures, "" where one is unknown."""
+    """A table: headings of all columns except the first; and rows of a method and its figures, "" where one is unknown."""
 
     title: str
     headings: Sequence[str]
@@ -31,7 +31,7 @@ def write_leaderboard(folder: Path) -> Board:
     """Write the tables of the leaderboard in a folder, finished or not.
 
     Raises:
-        FileExistsError: there is a file of that name that is not ours. Nothing is written.
+        FileExistsError: a file with this name is not ours. Nothing is written.
         ValueError: the plan is damaged, or a run in the folder does not belong to the plan.
     """
     board = board_of(folder)
@@ -69,7 +69,7 @@ def tables_of(part: TaskPart) -> list[Table]:
 def _columns(
     title: str, headings: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], columns: Sequence[int]
 ) -> Table:
-    """A table of the given columns, without those in which all values are unknown."""
+    """A table of the given columns, without columns in which all values are unknown."""
     known = [at for at in columns if any(row[at] for _, row in rows)]
     return Table(title, [headings[at] for at in known], [(label, [row[at] for at in known]) for label, row in rows])
 
@@ -85,7 +85,7 @@ def _row(cell: Cell) -> list[str]:
 
 
 def _figure(interval: Interval | None, form: str) -> str:
-    """Like `in_words`, but without the single values if it is a bound."""
+    """Like `in_words`, but a bound is shown without the single values."""
     return in_words(interval, form, point_only=interval is not None and bool(interval.bound))
 
 
@@ -117,7 +117,7 @@ _READ = (
 
 
 def _notes(board: Board) -> list[str]:
-    """How to read the tables."""
+    """Sentences that say how to read the tables."""
     plan = board.plan
     seeds = max(len(plan.seeds_of(task)) for task in plan.tasks)
     how = (
@@ -156,6 +156,6 @@ def _lines(table: Table) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Escape a text from elsewhere, so that Markdown shows it literally."""
+    """Escape a text from elsewhere, so that Markdown shows it unchanged."""
     text = one_line(text, _LONGEST).replace("&", "&amp;").replace("<", "&lt;")
     return "".join(f"\\{letter}" if letter in "|`*[\\" else letter for letter in text)

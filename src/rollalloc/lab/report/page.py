@@ -24,7 +24,7 @@ from rollalloc.lab.report.wording import caveats, damage, findings, graded, sile
 from rollalloc.runs.discovery import comparisons
 from rollalloc.runs.recorded import RecordedRun, by_label
 
-MADE_BY = "rollalloc report"  # the generator that the page names in its head
+MADE_BY = "rollalloc report"  # the generator in the head of the page
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
 
 _SAID_ELSEWHERE = ("schema", "digests", "recipe", "parameters", "seed", "label", "task")  # fields of `run.json`
@@ -32,7 +32,7 @@ _SAID_ELSEWHERE = ("schema", "digests", "recipe", "parameters", "seed", "label",
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure of the page: its heading, a sentence that explains it, and the stem of its PNG's name."""
+    """A figure of the page: its heading, a sentence that explains it, and the name of its PNG without the suffix."""
 
     name: str
     title: str
@@ -47,7 +47,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class MethodSentence:
-    """A sentence about a method, the main point first, in the colour of the method's curves."""
+    """A sentence about a method, with the main point first. It has the colour of the method's curves."""
 
     lead: str
     rest: str
@@ -56,7 +56,7 @@ class MethodSentence:
 
 @dataclass(frozen=True)
 class Section:
-    """A comparison on one task, or a single run without a summary. `problems` also appear among the caveats."""
+    """A comparison on one task, or a single run without a summary. `problems` are also listed with the caveats."""
 
     name: str
     task: str
@@ -79,22 +79,22 @@ class Section:
 
 
 def write_page(folder: Path, out: Path | None = None) -> Path:
-    """Write the report on a run, on a comparison, or on several comparisons in one folder; returns the page's path.
+    """Write the report on a run, on a comparison, or on several comparisons in one folder. Return the page's path.
 
-    By default the page is `report.html` in that folder. The figures are written beside it as PNG.
+    By default the page is `report.html` in this folder. The figures are written beside the page as PNG.
 
     Raises:
-        FileNotFoundError: no run in the folder.
-        FileExistsError: a file that rollalloc did not write is in the way; nothing is written.
+        FileNotFoundError: the folder has no run.
+        FileExistsError: a file that rollalloc did not write has one of the names. Nothing is written.
     """
     return write_sections(sections(comparisons(folder), folder), folder / "report.html" if out is None else out)
 
 
 def write_sections(drawn: Sequence[Section], out: Path) -> Path:
-    """Write a page of the given sections, with the figures beside it; returns the page's path.
+    """Write a page of these sections, with the figures beside it. Return the page's path.
 
     Raises:
-        FileExistsError: a file that rollalloc did not write is in the way; nothing is written.
+        FileExistsError: a file that rollalloc did not write has one of the names. Nothing is written.
     """
     charts = {out.with_name(f"{chart.name}.png"): chart.figure for section in drawn for chart in section.charts}
     claim_files([out, *charts])
@@ -107,7 +107,7 @@ def write_sections(drawn: Sequence[Section], out: Path) -> Path:
 
 
 def sections(runs_in: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> list[Section]:
-    """The sections for a folder's page: one for each task of a comparison, one for each single run.
+    """The sections for a folder's page: one for each task of a comparison, and one for each single run.
 
     Args:
         runs_in: runs by the folder that holds them, as `rollalloc.runs.discovery.comparisons` returns them.
@@ -118,7 +118,7 @@ def sections(runs_in: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> lis
         return [_section(folder.name, [runs[folder]])]
     try:
         summaries = _compared(runs)
-    except Exception as error:  # runs that cannot be compared, for example of another version, are still shown
+    except Exception as error:  # runs that cannot be compared, for example of another version, must be shown too
         why = f"No costs are given, for the runs cannot be compared: {error_text(error)}"
         shown = [of_unit for of_one in runs_in.values() for of_unit in _by_unit(of_one)]
         names = _file_names([_place(of_unit).name for of_unit in shown])
@@ -134,7 +134,7 @@ def sections(runs_in: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> lis
 
 
 def _by_unit(runs: Sequence[RecordedRun]) -> list[list[RecordedRun]]:
-    """Split runs by the unit of their logs: rollouts and optimizer steps cannot share an axis."""
+    """Split runs by the unit of their logs, because rollouts and optimizer steps cannot share an axis."""
     return [[run for run in runs if run.unit == unit] for unit in dict.fromkeys(run.unit for run in runs)]
 
 
@@ -147,7 +147,7 @@ def _compared(runs: Mapping[Path, RecordedRun]) -> list[Summary]:
     """Summaries of the runs, task by task.
 
     Raises:
-        ValueError: a run is damaged, so that its cost is unknown. Runs of another version may raise other errors.
+        ValueError: a run is damaged, so its cost is unknown. Runs of another version may raise other errors.
     """
     if damaged := [run for run in runs.values() if run.problem]:
         raise ValueError(f"{damaged[0].folder}: {damaged[0].problem}")
@@ -155,12 +155,12 @@ def _compared(runs: Mapping[Path, RecordedRun]) -> list[Summary]:
 
 
 def _folders(summary: Summary) -> list[Path]:
-    """The summary's runs in its order, then those that have not ended."""
+    """The folders of the summary's runs, in its order, and then of the runs that have not ended."""
     return [*(place for recipe in summary.recipes for place in recipe.folders), *summary.unfinished]
 
 
 def _file_names(names: Sequence[str]) -> list[str]:
-    """A distinct prefix for the figure files of each section. If there is only one section, there is no prefix."""
+    """A unique prefix for the figure files of each section. A single section has no prefix."""
     if len(names) == 1:
         return [""]
     plain = [re.sub(r"[^\w.+-]+", "-", name)[:60].lstrip(".") for name in names]
@@ -169,7 +169,7 @@ def _file_names(names: Sequence[str]) -> list[str]:
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a page template with every value escaped."""
+    """Render a page template. Every value is escaped."""
     return (
         _environment()
         .get_template(template)
@@ -201,7 +201,7 @@ def _environment() -> Environment:
 
 
 def _fit_to_be_shown(value: Any) -> Any:
-    """Make any value safe to show. Every template value goes through this; only this package's own Markup is exempt."""
+    """Make a value safe to show. All template values go through this, except for Markup that this package made."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -213,16 +213,19 @@ def _section(
     why: str | None = None,
     prefix: str = "",
 ) -> Section:
-    """A section on some runs.
+    """A section about some runs.
 
     Args:
+        name: heading of the section.
+        runs: the runs.
+        summary: the comparison of these runs, if there is one.
         why: why there is no summary.
-        prefix: prefix of the file names of its figures.
+        prefix: prefix for the file names of the figures.
     """
     methods = by_label(runs)
     colours = dict(zip(methods, style.METHODS * len(methods), strict=False))
     sentences = {} if summary is None else findings(summary)
-    # The labels differ, because an unfinished run has other settings than the finished ones.
+    # An unfinished run can have other settings than the finished ones, and so another label.
     if not sentences.keys() <= methods.keys():
         sentences = {}
     sentences = sentences or {label: story(of_label, label) for label, of_label in methods.items()}
@@ -301,7 +304,7 @@ def _how_curves_read(seeds: int) -> str:
 
 
 def _settings(runs: Sequence[RecordedRun]) -> Iterator[tuple[str, str]]:
-    """The settings that the runs of a recipe were started with, from the first run; they differ only in the seed."""
+    """The settings of a recipe's runs, from the first run, because the runs differ only in their seed."""
     described = runs[0].description
     yield "recipe", _plain(described.get("recipe"))
     yield "seeds", ", ".join(str(run.seed) for run in runs)
@@ -314,7 +317,7 @@ def _plain(value: Any) -> str:
 
 
 def _task(runs: Sequence[RecordedRun]) -> str:
-    """The task named in a run's description; for another framework's run, its folder."""
+    """The task in a run's description. For a run of another framework, its folder."""
     if runs[0].note:
         return ", ".join(dict.fromkeys(run.folder.name for run in runs))
     described = runs[0].description

@@ -18,7 +18,7 @@ _POINTS = 60
 
 @dataclass(frozen=True)
 class OverTime:
-    """Named series against rollouts paid, each a mean over seeds, up to where the shortest seed ends."""
+    """Series by name, against rollouts paid. Each is a mean over seeds, and ends where the shortest seed ends."""
 
     x_X: Array
     values: Mapping[str, Array]
@@ -26,7 +26,7 @@ class OverTime:
 
 @dataclass(frozen=True)
 class Middle:
-    """Interquartile mean of accuracy over seeds against a cost, with a 95% interval; NaN for fewer than five seeds."""
+    """Interquartile mean of accuracy over seeds, against a cost; and its 95% interval, NaN for fewer than five seeds."""
 
     x_X: Array
     middle_X: Array
@@ -37,14 +37,15 @@ class Middle:
 def accuracy_over_seeds(runs: Sequence[RecordedRun], cost: str) -> Middle | None:
     """Interquartile mean of held-out accuracy over seeds, with its interval.
 
-    A run that reached its target keeps its last accuracy from then on. If a run is below its target and has no more
-    evaluations, its later accuracies are unknown. So the line ends where the first such run ends.
+    A run that reached its target keeps its last accuracy from then on. If a run ends below its target, its later accuracies
+    are unknown. So the line ends where the first such run ends.
 
     Args:
+        runs: one run per seed.
         cost: a field of `Curve`: "rollouts", "tokens" or "seconds".
 
     Returns:
-        None if no run was evaluated.
+        The mean; None if no run was evaluated.
     """
     curves = [(getattr(run.curve, cost), run.curve.accuracy, run.reached) for run in runs if run.curve.accuracy]
     if not curves:
@@ -77,7 +78,7 @@ def training_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
 
 
 def entropy_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
-    """Entropy of the next token in nats, as "entropy": from the batches if they have it, else from the evaluations."""
+    """Entropy of the next token in nats, as "entropy": of the batches or, if they lack it, of the evaluations."""
     of_batches = _over_time(
         runs, lambda line: {"entropy": line["entropy"]} if line.get("entropy") is not None else None
     )
@@ -118,11 +119,12 @@ def _over_time(
     value: Callable[[Line], Mapping[str, float] | None],
     kind: str | None = None,
 ) -> OverTime | None:
-    """Mean over seeds on a grid of rollouts paid, up to where the shortest seed ends.
+    """Mean over seeds on a grid of rollouts paid. It ends where the shortest seed ends.
 
     Args:
-        value: maps a line of the metrics to values by name.
-        kind: use only lines of this kind; by default all but evaluations.
+        runs: one run per seed.
+        value: converts a line of the metrics to values by name.
+        kind: use only lines of this kind. None: all lines except evaluations.
     """
     known = [
         [

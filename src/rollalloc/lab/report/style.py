@@ -10,7 +10,7 @@ from rollalloc.files.text import one_line
 
 @dataclass(frozen=True, slots=True)
 class Colour:
-    """A colour, by the name of its CSS variable. Figures are drawn in `light`, which PNGs keep."""
+    """A colour and the name of its CSS variable. Figures and PNGs use `light`; dark pages use `dark`."""
 
     name: str
     light: str
@@ -21,8 +21,8 @@ GROUND = Colour("ground", "#ffffff", "#14171b")
 INK = Colour("ink", "#1b1f24", "#e8eaed")
 MUTED = Colour("muted", "#5b636d", "#a3abb5")
 RULE = Colour("rule", "#d9dde2", "#353b43")
-# Okabe and Ito's hues, which colour-blind readers and readers of grey prints can distinguish. They are lighter on dark
-# pages.
+# Okabe and Ito's hues, which readers with colour blindness, and readers of grey prints, can distinguish. On dark pages they
+# are lighter.
 GREEN = Colour("green", "#009e73", "#1cc195")
 ORANGE = Colour("orange", "#e69f00", "#e8a61a")
 BLUE = Colour("blue", "#0072b2", "#4a9fe0")
@@ -39,7 +39,7 @@ METHODS = (INK, BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)  # the baseline is 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A cause of spending, with its text for legends and its text for sentences."""
+    """A cause under which rollouts are counted: its text for legends, its text for sentences, and its colour."""
 
     words: str
     means: str
@@ -66,16 +66,16 @@ CAUSES: Mapping[str, Kind] = {
 
 
 def cause(name: str) -> Kind:
-    """The kind of a cause, also for a cause that only a newer version knows."""
+    """The kind of a cause. It also works for causes that only newer versions know."""
     return CAUSES.get(name) or Kind(one_line(name.replace("_", " "), 24), "", GREY)
 
 
 def by_cause(accounts: Mapping[str, float]) -> list[tuple[Kind, float]]:
-    """Spending by cause, without zeros, in the order that every view uses."""
+    """Rollouts by cause, without zeros, in the order that every view uses."""
     return [(cause(name), accounts[name]) for name in in_order(accounts) if accounts[name]]
 
 
 def in_order(causes: Iterable[str]) -> list[str]:
-    """The causes, each once, in the order that every view uses; unknown causes come last."""
+    """The different causes, in the order that every view uses. Unknown causes come last."""
     present = dict.fromkeys(causes)
     return [name for name in CAUSES if name in present] + [name for name in present if name not in CAUSES]

@@ -1,4 +1,4 @@
-"""Results as sentences, for readers who do not know the methods. Losses are stated as plainly as wins."""
+"""Results as sentences, for readers who do not know the methods. Losses are stated as clearly as wins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Sentence = tuple[str, str]  # the main point, and the rest
 
 
 def findings(summary: Summary) -> dict[str, Sentence]:
-    """A sentence for each method, by label, the baseline first."""
+    """A sentence for each method, by its label. The baseline comes first."""
     aim = f"held-out {summary.measure} {summary.target}"
     return {recipe.label: _finding(recipe, summary.recipes[0], summary.target, aim) for recipe in summary.recipes}
 
@@ -43,7 +43,7 @@ def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | Non
 
 
 def _more(times: float) -> str:
-    """A ratio in words: 1.05 is "5% more"; from 2 on it is "N times as many"."""
+    """A ratio in words, such as "5% more" for 1.05; from 2 on, "N times as many"."""
     percent = round(100 * (times - 1))
     if times >= 2:
         return f"{times:.1f} times as many"
@@ -51,7 +51,7 @@ def _more(times: float) -> str:
 
 
 def _certainty(ratio: Interval) -> str:
-    """The interval of the method's cost relative to the baseline, from that of the ratio baseline / method."""
+    """The interval of the method's cost relative to the baseline. It is computed from that of baseline / method."""
     if ratio.low is None or ratio.high is None:
         return f"{_counted(len(ratio.values), 'seed')}, too few for an interval"
     interval = f"95% interval: {_more(1 / ratio.high)} to {_more(1 / ratio.low)}"
@@ -70,7 +70,7 @@ def _between(cost: Interval) -> str:
     return "" if cost.low is None or cost.high is None else f" (95% interval {cost.low:,.0f} to {cost.high:,.0f})"
 
 
-_ALONE = {  # the value with which a recipe without groups compares a reward
+_ALONE = {  # what a recipe without groups compares a reward with
     "foresight": "the pass rate that was predicted for its prompt",
     "spo": "the tracked pass rate of its prompt",
     "raft": "0, so that right answers only are trained on",
@@ -96,7 +96,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def story(runs: Sequence[RecordedRun], label: str) -> Sentence:
-    """A sentence or two on a single run, or on the mean over the seeds of one method."""
+    """A sentence or two about a single run, or about the mean over the seeds of one method."""
     paid, name = fmean(run.paid for run in runs), one_line(label)
     if not paid:
         return f"{name} has not paid a rollout yet", "."
@@ -117,7 +117,7 @@ def story(runs: Sequence[RecordedRun], label: str) -> Sentence:
 
 
 def damage(runs: Sequence[RecordedRun]) -> list[str]:
-    """Which parts of the runs could not be read."""
+    """Sentences that say which parts of the runs could not be read."""
     return [f"{name_of(run)} cannot be read in full: {visible(run.problem)}" for run in runs if run.problem]
 
 
@@ -130,7 +130,7 @@ def graded(summary: Summary | None) -> list[str]:
 
 
 def odd_targets(runs: Sequence[RecordedRun]) -> list[str]:
-    """Warnings about runs that touched their target without reaching it, or started at or above it."""
+    """Warnings about runs that were at their target without reaching it, or that started at or above it."""
     sentences: list[str] = []
     for run in runs:
         if run.target is None or run.cost is None:
@@ -179,7 +179,7 @@ def caveats(runs: Sequence[RecordedRun]) -> list[str]:
 
 
 def silences(methods: Mapping[str, Sequence[RecordedRun]]) -> list[str]:
-    """One line for each method with a run whose latest rollouts taught nothing, in the words of the first such run."""
+    """One line for each method with a run whose latest rollouts taught nothing, in the words of its first such run."""
     sentences: list[str] = []
     for label, runs in methods.items():
         if silent := [run.silence for run in runs if run.silence]:

@@ -1,1 +1,1 @@
-"""Simulates a cluster under the real allocator, to estimate a recipe's cost in seconds before GPUs are rented."""
+"""Simulates a cluster with the real allocator, to estimate what a recipe costs in seconds before GPUs are rented."""

@@ -1,4 +1,4 @@
-"""What is simulated, apart from the recipe: the GPUs, how they are shared, the costs and the workload."""
+"""What is simulated, other than the recipe: the GPUs, how they are shared, the costs and the workload."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Cluster:
     """The GPUs, and how generation and training share them.
 
     Attributes:
-        gpus: at least 1, and at least 2 under "async".
-        gpus_per_replica: GPUs that hold one copy of the model together.
+        gpus: number of GPUs; at least 1, with "async" at least 2.
+        gpus_per_replica: number of GPUs that hold a copy of the model together.
         slots: maximum number of rollouts that a replica decodes at once.
         schedule: "sync": all GPUs generate, then all train. "async": some GPUs always generate and the others always train;
             at least one batch is generated while another is trained.
-        trainer_share: share of the GPUs that train under "async", in (0, 1).
-        ahead: minimum number of batches generated while one is trained; None: the recipe's number.
-        overlap: compute log-probabilities of finished rollouts while others still run, even of rollouts that will not be
-            trained on. Under "sync" this happens on the decoding GPUs, and the simulation does not slow decoding down
-            for it.
+        trainer_share: with "async", share of the GPUs that train, in (0, 1).
+        ahead: minimum number of batches generated while one is trained. None: the recipe's number.
+        overlap: True: compute log-probabilities of finished rollouts while others are running, even if they will not be
+            trained on. With "sync" the decoding GPUs do this, and the simulation assumes that decoding does not slow
+            down.
 
     Raises:
         ValueError: a number is out of its range, there are too few GPUs for a replica and a trainer, or `ahead` is set
@@ -81,7 +81,7 @@ class Cluster:
 
     @cached_property
     def trainers(self) -> int:
-        """GPUs that train: all under "sync", else the trainer's share."""
+        """Number of GPUs that train: with "sync" all, with "async" the trainer's share."""
         if self.schedule == "sync":
             return self.gpus
         return min(self.gpus - self.gpus_per_replica, max(1, round(self.trainer_share * self.gpus)))
@@ -93,26 +93,26 @@ class Cluster:
 
     @cached_property
     def unused(self) -> int:
-        """The remaining GPUs, which are too few for another replica. They are idle while the others generate."""
+        """The GPUs that remain, too few for another replica. They are idle while the others generate."""
         apart = self.trainers if self.schedule == "async" else 0
         return self.gpus - apart - self.replicas * self.gpus_per_replica
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A simulation, apart from its recipe and seed.
+    """A simulation, without its recipe and seed.
 
     Attributes:
         cluster: the GPUs.
-        hardware: the model and GPU type, from which missing costs are estimated.
-        costs: costs of everything but decoding; None: estimated.
-        latency: latency of decoding; None: estimated.
-        kv_tokens: tokens of context that a replica can hold. None: estimated; but unlimited if `latency` is given,
-            because the model on which it was measured is unknown.
+        hardware: the model and the GPU type, from which missing costs are estimated.
+        costs: all costs except decoding. None: estimated.
+        latency: latency of decoding. None: estimated.
+        kv_tokens: number of tokens of context that a replica can hold. None: estimated, or unlimited if `latency` is given
+            (the model of a measured latency is unknown).
         workload: lengths and success rates of rollouts.
         prompt_tokens: tokens per prompt.
         batches: number of batches to train and measure, at least 1.
-        warmup: number of earlier batches that are not measured, while pipelines fill and recipes collect lengths.
+        warmup: number of batches before the measured ones, while pipelines fill and recipes collect lengths.
 
     Raises:
         ValueError: a number is out of its range, there are more slots than the latency curve covers, or the memory is
@@ -187,11 +187,11 @@ class Scenario:
 
         Args:
             recipe: any recipe that draws its own prompts.
-            max_staleness: a value instead of the recipe's own. None: the recipe's own, but under "async" at least 1 and
-                at least the cluster's `ahead`.
+            max_staleness: replaces the recipe's own value. None: the recipe's own value; with "async" at least 1 and at
+                least the cluster's `ahead`.
 
         Raises:
-            ValueError: a data loader draws the recipe's prompts, or the staleness is negative or below `ahead`.
+            ValueError: a data loader draws the recipe's prompts; or the staleness is negative or below `ahead`.
         """
         if isinstance(recipe.prompts, OfferedPromptRule):
             raise ValueError(

@@ -25,10 +25,10 @@ def option(default: Any, says: str) -> Any:
 
 
 def positive(name: str, value: Any, *, zero: bool = False) -> None:
-    """Refuse anything but a finite number above 0, or of at least 0 if `zero`.
+    """Raise an error unless the value is a finite number above 0; with `zero`, of 0 or more.
 
     Raises:
-        ValueError: says what was expected and what came.
+        ValueError: the message says what was expected and what was given.
     """
     number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
     if not number or not isfinite(value) or value < 0 or (value == 0 and not zero):
@@ -37,7 +37,7 @@ def positive(name: str, value: Any, *, zero: bool = False) -> None:
 
 
 def at_most(name: str, value: float, most: float) -> None:
-    """Refuse absurdly large numbers, which would fill the memory or sum to infinity.
+    """Raise an error for absurdly large numbers, which would fill the memory or sum to infinity.
 
     Raises:
         ValueError: the value is above `most`.
@@ -48,19 +48,19 @@ def at_most(name: str, value: float, most: float) -> None:
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds per token of each rollout on a replica, by the number decoded at once and the context that they hold.
+    """Seconds per token of each rollout on a replica: they depend on the number decoded at once and on their context.
 
         t(c, K) = t(c) + per_held · K   for c rollouts that hold K tokens of context together
 
-    t(c) is linear between the points, and constant below the first. Beyond the last point nothing was measured, so a
+    t(c) is linear between the points, and constant below the first point. Beyond the last point nothing was measured, so a
     larger concurrency is an error.
 
     Attributes:
-        concurrency: rollouts decoded at once, increasing whole numbers from 1.
+        concurrency: numbers of rollouts decoded at once: increasing whole numbers from 1.
         seconds_per_token: seconds per token of a decoding step at each concurrency, above 0.
-        source: where the curve comes from, for the result.
-        per_held: additional seconds for each token of context held, at least 0. It is 0 for measured curves, whose
-            points include the context at which they were measured.
+        source: where the curve comes from, to be shown with the result.
+        per_held: additional seconds for each token of context, at least 0. It is 0 for measured curves, because these
+            include the context that they were measured with.
 
     Raises:
         ValueError: a number is out of its range, or the lists have different lengths.
@@ -107,11 +107,11 @@ class Latency:
 class Pace:
     """How fast a replica decodes, and how much context it can hold.
 
-    With c rollouts that hold K tokens of context, the next x tokens of each rollout take
+    If c rollouts hold K tokens of context, the next x tokens of each rollout take
 
         s(x) = x · (seconds_N[c] + per_held · (K + c · x / 2))
 
-    seconds, since each step adds c tokens of context. Tokens are treated as continuous, an error of half a token.
+    seconds, because each step adds c tokens of context. Tokens are treated as continuous; this is an error of half a token.
 
     Attributes:
         seconds_N: seconds per token for 0 to `slots` rollouts, without context.
@@ -126,11 +126,11 @@ class Pace:
     prefill: float = 0.0
 
     def seconds(self, tokens: float, rollouts: int, held: float) -> float:
-        """s(x) as in the class's equation."""
+        """s(x) of the class's equation: seconds for the next `tokens` of each rollout."""
         return tokens * (self.seconds_N[rollouts] + self.per_held * (held + rollouts * tokens / 2))
 
     def tokens(self, seconds: float, rollouts: int, held: float) -> float:
-        """The x with s(x) = `seconds`: the root of a quadratic, in a form that stays exact when `per_held` is 0."""
+        """The x with s(x) = `seconds`. This form of a quadratic equation's root stays exact if `per_held` is 0."""
         first = self.seconds_N[rollouts] + self.per_held * held
         return 2 * seconds / (first + sqrt(first * first + 2 * self.per_held * rollouts * seconds))
 
@@ -140,7 +140,7 @@ def read_latency(path: Path) -> Latency:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: not a valid curve; names the line.
+        ValueError: the file does not have a valid curve; the message names the line.
     """
     try:
         rows = csv.reader(io.StringIO(read_text(path)))
@@ -167,20 +167,20 @@ _ARITHMETIC = " (default: estimated for --model on --gpu)."
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Costs of everything but decoding. `Hardware.costs` estimates those of forward and backward passes.
+    """All costs except decoding. `Hardware.costs` estimates those of forward and backward passes.
 
     Attributes:
-        prefill: GPU-seconds per prompt token, during which the replica does not decode. It is paid once for all
-            rollouts of an order that start together on a replica, and again for the context of a preempted rollout.
+        prefill: GPU-seconds per prompt token, in which the replica does not decode. It is paid once for all rollouts of an
+            order that start together on a replica, and again for the context of a preempted rollout.
         logprob: GPU-seconds per token, prompts included, of the forward pass that computes log-probabilities.
         train: GPU-seconds per trained token, prompts included, of forward and backward pass.
-        abort: seconds from the decision to stop a rollout until its slot is free; it keeps decoding meanwhile.
+        abort: seconds from the decision to stop a rollout until its slot is free. It keeps decoding in this time.
         weight_sync: seconds that it takes to send new weights to the replicas, which do not decode meanwhile.
         train_row: additional GPU-seconds per trained row.
         update: seconds that an optimizer step takes on any number of GPUs.
 
     Raises:
-        ValueError: a number below 0, or not finite.
+        ValueError: a number is below 0 or not finite.
     """
 
     prefill: float = option(MISSING, f"GPU-seconds of prefill for a token of a prompt{_ARITHMETIC}")

@@ -1,10 +1,10 @@
 """Decoding replicas. Each has a clock in tokens, by which all of its rollouts advance together.
 
-A token's time depends on how many rollouts decode and how much context they hold, but it is the same for all of them.
-So each replica counts the tokens that a rollout would have if it had decoded from the beginning; this count is its
-*reading*. A rollout that starts at reading v with n tokens to generate ends at reading v + n, even if other rollouts
+The time for a token depends on how many rollouts decode and how much context they hold, but it is the same for all of them.
+So each replica counts the tokens that a rollout would have if it had decoded from the beginning. This count is its
+*reading*. A rollout that starts at reading v and has n tokens to generate ends at reading v + n, even if other rollouts
 start or stop. The smallest of these sums is the next end. So only four kinds of events must be simulated: ends, starts,
-stops, and the memory becoming full.
+stops, and a memory that becomes full.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Placed:
 
     Attributes:
         at: index of its replica.
-        prompt: tokens of its prompt.
-        tokens: completion tokens when it ends.
-        since: the replica's reading when it started, or was last resumed.
-        made: completion tokens at that time; while it is preempted, its present number of tokens.
+        prompt: number of tokens of its prompt.
+        tokens: number of completion tokens at its end.
+        since: the replica's reading when it started or was last resumed.
+        made: number of completion tokens when it started or was last resumed; for a preempted rollout, the present number.
     """
 
     at: int
@@ -36,7 +36,7 @@ class Placed:
 
     @property
     def end(self) -> float:
-        """The reading at which it ends."""
+        """The replica's reading at which the rollout ends."""
         return self.since + self.tokens - self.made
 
 
@@ -44,16 +44,16 @@ class Replica:
     """One replica.
 
     Attributes:
-        at: simulated time, in seconds, up to which it has been advanced.
-        resume: time until which it does something other than decoding.
-        reading: tokens that a rollout decoding from the beginning would have by `at`.
-        running: decoding rollouts, the last started last.
-        preempted: rollouts waiting for memory, the next to be resumed last.
+        at: simulated time, in seconds, up to which the replica has been advanced.
+        resume: time until which the replica does something other than decoding.
+        reading: number of tokens that a rollout would have now if it had decoded from the beginning.
+        running: decoding rollouts, in the order in which they started.
+        preempted: rollouts that wait for memory. The last one is resumed first.
         held: tokens of context of the decoding rollouts.
-        ends: heap of (reading at the end, rollout); entries of stopped or preempted rollouts stay until they reach the top.
-        stamp: stamp of its newest entry in the fleet's list of events; older entries are stale.
-        decoding, paused, empty: seconds so far in which it decoded, in which its rollouts made no progress, and in
-            which it had none.
+        ends: heap of (reading at the end, rollout). Entries of stopped or preempted rollouts stay until they are on top.
+        stamp: stamp of the replica's newest entry in the fleet's list of events. Entries with older stamps are invalid.
+        decoding, paused, empty: seconds so far in which the replica decoded, in which its rollouts made no progress, and in
+            which it had no rollouts.
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class Replica:
 
     @property
     def rollouts(self) -> int:
-        """Its rollouts, decoding or preempted."""
+        """Number of its rollouts, decoding or preempted."""
         return len(self.running) + len(self.preempted)
 
     def advance(self, now: float, pace: Pace) -> None:
@@ -96,25 +96,25 @@ class Replica:
         self.held += tokens * len(self.running)
 
     def fits(self, context: float, room: float) -> bool:
-        """Whether a context fits, with one more token for each rollout. An empty replica has room for any rollout."""
+        """Whether a context fits, with one more token for each rollout. In an empty replica, every rollout fits."""
         return not self.running or self.held + context + len(self.running) + 1 <= room
 
 
 class Fleet:
     """All replicas.
 
-    A replica whose memory is full preempts the rollout that started last, as vLLM does (docs.vllm.ai, "Optimization and
-    Tuning"): it drops that rollout's keys and values, and resumes it first when there is room, recomputing its context.
-    Until then, nothing new starts there. Every rollout must fit on a replica by itself.
+    If a replica's memory is full, it preempts the rollout that started last, as vLLM does (docs.vllm.ai, "Optimization and
+    Tuning"): it drops the keys and values of this rollout. When there is room again, it resumes this rollout first, and
+    recomputes its context. Until then, nothing new starts there. Every rollout must fit on an empty replica.
 
     Args:
         replicas: number of replicas, at least 1.
-        pace: pace of each.
+        pace: pace of each replica.
 
     Attributes:
-        place: rollout → where it is.
-        free: slots without a rollout; preempted rollouts keep their slots.
-        preemptions: number so far.
+        place: replica and progress of each rollout.
+        free: number of slots without a rollout. Preempted rollouts keep their slots.
+        preemptions: number of preemptions so far.
     """
 
     def __init__(self, replicas: int, pace: Pace) -> None:
@@ -127,19 +127,19 @@ class Fleet:
         self.slot_seconds = 0.0
         self.preemptions = 0
         self._moments: list[tuple[float, int, int]] = []  # heap of (time of the next event, replica, stamp)
-        self._loads = [(0, at) for at in range(replicas)]  # heap of (rollouts, replica); stale entries are skipped
+        self._loads = [(0, at) for at in range(replicas)]  # heap of (rollouts, replica); outdated entries are skipped
         self._changed: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.place)
 
     def pass_to(self, now: float) -> None:
-        """Let time pass until this moment. Nothing may end before it."""
+        """Let time pass until this moment. No rollout may end before it."""
         self.slot_seconds += (now - self.now) * len(self.place)
         self.now = now
 
     def least_loaded(self) -> int:
-        """The replica with the fewest rollouts; in a tie, the first."""
+        """The replica with the fewest rollouts. If there are several, the first."""
         while True:
             load, at = self._loads[0]
             if self.replicas[at].rollouts == load:
@@ -147,7 +147,7 @@ class Fleet:
             heappop(self._loads)
 
     def fits(self, at: int, prompt: int) -> bool:
-        """Whether a replica has room for a prompt, and no preempted rollout waits there."""
+        """Whether a replica has room for a prompt, and no preempted rollout."""
         replica = self.replicas[at]
         if self.pace.room == inf:
             return True
@@ -162,22 +162,22 @@ class Fleet:
         self._count(at)
 
     def pause(self, at: int, seconds: float) -> None:
-        """Let a replica stop decoding for this many seconds, after the pauses that it already has."""
+        """Let a replica stop decoding for this many seconds, after the pauses that were already requested."""
         replica = self.replicas[at]
         replica.advance(self.now, self.pace)
         replica.resume = max(replica.resume, self.now) + seconds
         self._changed.add(at)
 
     def stop(self, rollout: int) -> int:
-        """Remove a rollout from its replica. Returns its number of complete tokens."""
+        """Remove a rollout from its replica. Return its number of complete tokens."""
         at = self.place[rollout].at
         self.replicas[at].advance(self.now, self.pace)
         made = self._remove(rollout)
         self._go_on(at)
-        return int(made + 1e-6)  # tolerate rounding just below a whole number
+        return int(made + 1e-6)  # rounding may have made a whole number slightly smaller
 
     def next_end(self) -> float:
-        """When the next rollout ends or is preempted; infinity if none runs."""
+        """The time at which the next rollout ends or is preempted; infinity if none is running."""
         for at in self._changed:
             self._schedule(at, self.replicas[at])
         self._changed.clear()
@@ -187,7 +187,7 @@ class Fleet:
         return moments[0][0] if moments else inf
 
     def end(self) -> list[int]:
-        """The rollouts that end at the current moment on one replica; none if a preemption happens instead."""
+        """The rollouts that end at the current moment on one replica; none if a rollout is preempted instead."""
         _, at, _ = heappop(self._moments)
         replica = self.replicas[at]
         replica.advance(self.now, self.pace)
@@ -197,7 +197,7 @@ class Fleet:
             return []
         ends, ended = replica.ends, list[int]()
         replica.pass_tokens(ends[0][0] - replica.reading)
-        reading = replica.reading = ends[0][0]  # set it exactly, to undo rounding
+        reading = replica.reading = ends[0][0]  # the exact value, without rounding
         while ends and ends[0][0] <= reading:
             rollout = ends[0][1]
             if self._is_current(heappop(ends)):
@@ -207,14 +207,14 @@ class Fleet:
         return ended
 
     def lend(self, until: float) -> None:
-        """Use all replicas for other work until this time. They must be idle. The caller accounts for the work."""
+        """Use all replicas, which must be idle, for other work until this time. The caller counts the cost of the work."""
         for replica in self.replicas:
             replica.advance(self.now, self.pace)
             replica.at = replica.resume = until
         self.now = until
 
     def advance(self) -> None:
-        """Bring all replicas up to date."""
+        """Advance all replicas to the present time."""
         for replica in self.replicas:
             replica.advance(self.now, self.pace)
 
@@ -229,7 +229,7 @@ class Fleet:
         self._changed.add(placed.at)
 
     def _pull(self, rollout: int, replica: Replica) -> float:
-        """Remove a rollout from those that decode. Returns the tokens that it has."""
+        """Remove a rollout from those that decode. Return the tokens that it has."""
         placed = self.place[rollout]
         del replica.running[rollout]
         placed.made += replica.reading - placed.since
@@ -237,7 +237,7 @@ class Fleet:
         return placed.made
 
     def _remove(self, rollout: int) -> float:
-        """Remove a rollout permanently. Returns the tokens that it has."""
+        """Remove a rollout for good. Return the tokens that it has."""
         placed = self.place[rollout]
         replica = self.replicas[placed.at]
         if rollout in replica.running:
@@ -250,14 +250,14 @@ class Fleet:
         return placed.made
 
     def _preempt(self, replica: Replica) -> None:
-        """Preempt the rollout that started last. Rollouts that are preempted after it resume before it."""
+        """Preempt the rollout that started last. If more are preempted later, they are resumed before it."""
         rollout = next(reversed(replica.running))
         self._pull(rollout, replica)
         replica.preempted[rollout] = None
         self.preemptions += 1
 
     def _go_on(self, at: int) -> None:
-        """Resume preempted rollouts as far as there is room."""
+        """Resume preempted rollouts while there is room."""
         replica = self.replicas[at]
         while replica.preempted:
             rollout = next(reversed(replica.preempted))
@@ -273,7 +273,7 @@ class Fleet:
         self._changed.add(at)
 
     def _is_current(self, entry: tuple[float, int]) -> bool:
-        """Whether a heap entry belongs to a rollout that still decodes and has not been resumed since."""
+        """Whether a heap entry is of a rollout that is decoding and was not resumed after the entry was made."""
         end, rollout = entry
         placed = self.place.get(rollout)
         return placed is not None and rollout in self.replicas[placed.at].running and placed.end == end

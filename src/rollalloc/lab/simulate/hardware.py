@@ -1,4 +1,4 @@
-"""Estimates a model's costs on a GPU by a roofline model, from published sizes and data sheets. Nothing is measured."""
+"""Estimates a model's costs on a GPU with a roofline model, from published sizes and data sheets. Nothing is measured."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rollalloc.lab.simulate.cost import Costs, Latency, at_most, option, positiv
 
 _BYTES = 2  # per number in bf16
 
-# Share of the data sheet's figures that programs reach. None was measured on the simulated machine.
+# The share of the data sheet's figures that programs reach. None of these was measured on the simulated machine.
 BANDWIDTH_SHARE = 0.7  # share of the memory bandwidth while decoding: a guess
 DECODING_SHARE = 0.5  # share of the FLOP/s in prefill and decoding: a guess
 TRAINING_SHARE = 0.4  # of FLOP/s in training: The Llama 3 Herd of Models, arXiv 2407.21783, table 4: 38 to 43% on H100s
-_ALL_REDUCE = 10e-6  # seconds; two all-reduces per layer if a replica consists of several GPUs: a guess
+_ALL_REDUCE = 10e-6  # seconds of an all-reduce: a guess; a replica of several GPUs needs two of them per layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,7 @@ class GPU:
     Attributes:
         memory: bytes of memory.
         bandwidth: bytes per second from memory.
-        flops: dense bf16 FLOP per second. The data sheets of the H100 and the H200 give twice this number, with
-            sparsity.
+        flops: dense bf16 FLOP per second. (The data sheets of the H100 and H200 give the doubled number, for sparsity.)
         source: the data sheet.
     """
 
@@ -98,6 +97,7 @@ class Hardware:
 
     Raises:
         ValueError: an unknown name, or a share out of its range.
+        ValueError: a name is unknown, or the share is out of its range.
     """
 
     model: str = option("qwen2.5-7b", f"Model to simulate: {', '.join(MODELS)}.")
@@ -116,12 +116,12 @@ class Hardware:
 
             t(c, K) = (weights / B + c · 2 · parameters / F + K · token / B) / GPUs, plus 20 µs · layers if GPUs > 1
 
-        with B 70% of the bandwidth and F half of the FLOP/s. It adds the memory and the compute time instead of taking the
-        larger one, so it is at most twice a strict roofline. Kernel launches and scheduling are ignored.
+        B is 70% of the bandwidth, and F half of the FLOP/s. The memory time and the compute time are added, so the estimate
+        is at most twice a strict roofline, which takes the larger one. Kernel launches and scheduling are ignored.
 
         Args:
             gpus: number of GPUs that share the model, at least 1.
-            slots: concurrency of the curve's last point.
+            slots: concurrency at the last point of the curve.
         """
         model, gpu = MODELS[self.model], GPUS[self.gpu]
         bandwidth, flops = gpus * BANDWIDTH_SHARE * gpu.bandwidth, gpus * DECODING_SHARE * gpu.flops
@@ -133,11 +133,11 @@ class Hardware:
     def costs(self, **given: Any) -> Costs:
         """Estimated costs of passes over tokens: 2 FLOP per parameter and token forward, and 4 backward.
 
-        The hardware reaches the share `DECODING_SHARE` (prefill) or `TRAINING_SHARE` of its peak FLOP/s. The
-        multiplications inside attention are left out; at 8,192 tokens they add a few percent.
+        The hardware reaches the share `DECODING_SHARE` (prefill) or `TRAINING_SHARE` of its peak FLOP/s. Products inside
+        attention are left out; at 8,192 tokens they would add a few percent.
 
         Args:
-            given: costs, by name, to use instead of the estimates.
+            given: costs by name, which replace the estimates.
         """
         model, gpu = MODELS[self.model], GPUS[self.gpu]
         forward = 2 * model.parameters / gpu.flops

@@ -17,10 +17,10 @@ from rollalloc.lab.simulate.result import Books, Result
 from rollalloc.lab.simulate.workload import SimulatedOutcome
 from rollalloc.rewards.function import Scored
 
-# The tail is the time in which less than this share of a batch's peak number of rollouts runs, and none waits.
+# The tail is the time in which no rollout waits, and fewer than this share of a batch's peak number are running.
 TAIL = 0.1
 
-TOGETHER = 1e-9  # seconds; events this close differ only by rounding
+TOGETHER = 1e-9  # seconds; events closer than this happen at the same time, and differ only by rounding
 
 
 def simulate(
@@ -35,10 +35,9 @@ def simulate(
     Args:
         recipe: the recipe whose cost is estimated.
         scenario: the workload, the hardware and the other conditions of the run.
-        seed: seed of the allocator, the prompts and the rollouts' outcomes. An outcome depends only on the seed, the
-            prompt and the rollout's id. So a recipe gets the same rollouts on all clusters on which it orders the same
-            ones.
-        max_staleness: as for `Scenario.fitting`.
+        seed: seed of the allocator, the prompts and the rollouts' outcomes. An outcome depends only on the seed, the prompt
+            and the rollout's id. So a recipe gets the same rollouts on all clusters on which it orders the same ones.
+        max_staleness: replaces the recipe's own value, see `Scenario.fitting`.
 
     Raises:
         ValueError: the scenario or the recipe cannot be simulated.
@@ -61,9 +60,9 @@ class Simulation:
         self.trainer = SimulatedTrainer(scenario)
         self.queue: deque[tuple[int, Order]] = deque()  # rollouts waiting for a slot
         self.queued: set[int] = set()
-        # Outcome of each rollout and version at its first token, until the core releases the rollout.
+        # For each rollout that the core has not released: its outcome, and the version at its first token.
         self.made: dict[int, tuple[SimulatedOutcome, int]] = {}
-        # When the slots of stopped rollouts become free. The times are in order, because all waits are equally long.
+        # When the slots of stopped rollouts become free. All delays are equal, so the times are in order.
         self.stopping: deque[tuple[float, int]] = deque()
         self.peak = 0  # maximum number of rollouts that ran at once since the last update
         self.tail = self.unused = 0.0
@@ -88,10 +87,10 @@ class Simulation:
     # ------------------------------------------------------------------------------------------------------- schedules
 
     def _synchronously(self) -> None:
-        """One wave, as in our own trainer: all ordered rollouts end before the next ask, and before a batch is trained.
+        """Run one wave, as our own trainer does: all ordered rollouts end before the next ask and before a batch is trained.
 
-        If a stage has a stop rule, each end is told to the allocator immediately, and the allocator is asked what to
-        stop. Otherwise all ends are told together, in the order of their ids.
+        If a stage has a stop rule, each end is reported to the allocator at once, and the allocator is asked what to stop.
+        Otherwise all ends are reported together, in the order of their ids.
         """
         actions = self.allocator.ask()
         self._take(actions)
@@ -103,7 +102,7 @@ class Simulation:
                 self._take(self.allocator.ask(capacity=0))
             else:
                 held += self._next() or ()
-            self._fill()  # after the stops of this moment, because waiting rollouts may be among the stopped ones
+            self._fill()  # after the stops of this moment, because these may concern waiting rollouts
         held.sort(key=_rollout)
         self.allocator.tell(held)
         if (batch := self.allocator.batch) is not None:
@@ -116,7 +115,7 @@ class Simulation:
         """Ask once with the free slots, then process the next event."""
         actions = self.allocator.ask(capacity=max(0, self.fleet.free - len(self.queued)))
         self._take(actions)
-        self._fill()  # start rollouts for which there was no memory when they were ordered
+        self._fill()  # also rollouts that had no memory when they were ordered
         if actions.batch is not None:
             self.trainer.begin(actions.batch, self.made, self.fleet.now)
         elif self.why is None:
@@ -165,7 +164,7 @@ class Simulation:
             if rollout in self.queued and not fleet.fits(at, prompt):
                 return
             self.queue.popleft()
-            if rollout not in self.queued:  # stopped before it started
+            if rollout not in self.queued:  # it was stopped before it started
                 continue
             self.queued.discard(rollout)
             if prefill and (order.group, at) not in prefilled:
@@ -178,7 +177,7 @@ class Simulation:
     # ----------------------------------------------------------------------------------------------------------- events
 
     def _next(self) -> list[Event] | None:
-        """Process the next event; returns what to tell the allocator, or None when the trainer has finished."""
+        """Process the next event. Return what to tell the allocator, or None when the trainer has finished."""
         ends = self.fleet.next_end()
         stops = self.stopping[0][0] if self.stopping else inf
         moment = min(ends, stops, self.trainer.until)
@@ -199,7 +198,7 @@ class Simulation:
         passed = moment - self.fleet.now
         running = len(self.fleet.place)
         self.peak = max(self.peak, running)
-        # This implies that none waits, because rollouts wait only while all slots are taken.
+        # No rollout waits then, because rollouts wait only while all slots are taken.
         if 0 < running < TAIL * self.peak:
             self.tail += passed
         self.unused += passed * self.cluster.unused
@@ -222,8 +221,8 @@ class Simulation:
         )
 
     def _stop(self) -> list[Event]:
-        """Cancellations of rollouts whose slots become free now. If a rollout ended meanwhile, it was already reported
-        as done.
+        """Cancellations of the rollouts whose slots become free now. A rollout that ended in the meantime was already
+        reported as done.
         """
         events: list[Event] = []
         while self.stopping and self.stopping[0][0] <= self.fleet.now:
@@ -278,7 +277,7 @@ class SimulatedTrainer:
     """The GPUs that train, one batch at a time.
 
     Attributes:
-        until: when the current batch will be trained; infinity if there is none.
+        until: when the training of the current batch will be finished; infinity if there is no batch.
         busy: seconds spent working.
         idle: seconds spent waiting.
     """
@@ -288,23 +287,23 @@ class SimulatedTrainer:
         self.busy = self.idle = 0.0
         self._scenario = scenario
         self._free_since = 0.0
-        self._ahead = 0.0  # when log-probabilities of all finished rollouts will be done
+        self._ahead = 0.0  # the time at which log-probabilities of all finished rollouts will be computed
         self._looked = 0.0  # seconds of log-probabilities requested since the last batch
 
     def look_at(self, outcome: SimulatedOutcome, now: float) -> None:
-        """Compute a rollout's log-probabilities before it is known whether they are needed."""
+        """Compute the log-probabilities of a rollout, before it is known whether they are needed."""
         seconds = self._forward(outcome.tokens + self._scenario.prompt_tokens)
         self._ahead = max(self._ahead, now) + seconds
         self._looked += seconds
 
     def begin(self, batch: Batch, made: Mapping[int, tuple[SimulatedOutcome, int]], now: float) -> float:
-        """Start to train a batch; returns when it will be done."""
+        """Start to train a batch. Return the time at which it will be finished."""
         costs, cluster = self._scenario.charges, self._scenario.cluster
         tokens = sum(made[row.rollout][0].tokens + self._scenario.prompt_tokens for row in batch.rows)
         left = max(0.0, self._ahead - now)
         seconds = left if cluster.overlap else self._forward(tokens)
         seconds += (tokens * costs.train + len(batch.rows) * costs.train_row) / cluster.trainers + costs.update
-        # Under "sync", the GPUs that train are those that decode, and `decoding` already counts the time since the last
+        # With "sync", the GPUs that train are those that decode, and `decoding` already includes the time since the last
         # update.
         if cluster.schedule == "async":
             looked = self._looked - left

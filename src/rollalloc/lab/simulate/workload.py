@@ -16,16 +16,16 @@ from rollalloc.data.jsonl import Unreadable, read_lines
 from rollalloc.lab.simulate.cost import at_most, option, positive
 from rollalloc.runs.values import COUNT, NUMBER, TEXT, Field, expect, take
 
-_BLOCK = 4096  # rollouts whose random numbers are drawn together
-_BLOCKS = 8  # blocks kept in memory
-# Maximum standard deviation of a logarithm; with it, a tenth of the lengths exceed 300,000 times the median.
+_BLOCK = 4096  # number of rollouts whose random numbers are drawn together
+_BLOCKS = 8  # number of blocks kept in memory
+# Maximum standard deviation of a logarithm. With this value, a tenth of the lengths exceed 300,000 times the median.
 _WIDEST = 10
 _LONGEST, _PROMPTS = 100_000_000, 10_000_000  # maximum tokens of a rollout, and maximum number of prompts
-_RIGHT = 0.5  # a logged rollout with at least this metric counts as right
+_RIGHT = 0.5  # a logged rollout with at least this metric is right
 
 
 class SimulatedOutcome(NamedTuple):
-    """A rollout's outcome if nobody stops it: tokens (at least 1), whether the limit cut it, whether it is right."""
+    """What a rollout becomes if nobody stops it: its tokens (at least 1), whether the limit cut it, whether it is right."""
 
     tokens: int
     truncated: bool
@@ -53,7 +53,7 @@ class Workload(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Rollout lengths: log-normal within each prompt, with log-normal medians over prompts; some rollouts run to the limit.
+    """Rollout lengths: log-normal for each prompt, and the prompts' medians are log-normal too. Some rollouts never end.
 
         tokens = median · exp(between · z_prompt + within · z_rollout), at most `limit`; `limit` with probability `runaway`
 
@@ -61,11 +61,11 @@ class Lengths:
         median: median over prompts of the median length, in tokens, above 0.
         between: standard deviation of the logarithm of the prompts' medians, in [0, 10].
         within: standard deviation of the logarithm of a prompt's lengths, in [0, 10].
-        runaway: share of rollouts that never end by themselves, in [0, 1].
-        limit: maximum tokens of a rollout, at least 1.
+        runaway: share of rollouts that only the limit ends, in [0, 1].
+        limit: maximum number of tokens of a rollout, at least 1.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number is out of its range.
     """
 
     median: float = option(1500.0, "Median over prompts of each prompt's median length in tokens.")
@@ -97,7 +97,7 @@ class Success:
         beta: second parameter, above 0.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number is out of its range.
     """
 
     hopeless: float = option(0.25, "Share of prompts that are never solved.")
@@ -117,10 +117,10 @@ class Success:
 
 
 def share(name: str, value: Any) -> None:
-    """Refuse anything but a number in [0, 1].
+    """Raise an error unless the value is a number in [0, 1].
 
     Raises:
-        ValueError: says what was expected and what came.
+        ValueError: the message says what was expected and what was given.
     """
     positive(name, value, zero=True)
     if value > 1:
@@ -128,7 +128,7 @@ def share(name: str, value: Any) -> None:
 
 
 class _Draws:
-    """Random numbers for each rollout, one normal and three uniform, as a function of its id."""
+    """Random numbers for each rollout, as a function of its id: one normal and three uniform numbers."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -148,7 +148,7 @@ class _Draws:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """Independent lengths and success rates, from distributions.
+    """Lengths and success rates drawn independently from distributions.
 
     Attributes:
         prompts: number of prompts in the data set, at least 1.
@@ -205,8 +205,8 @@ class Logged:
 
     Attributes:
         rollouts: the logged rollouts by prompt, at least one for each prompt.
-        source: where they come from, for the result.
-        stopped: number of logged rollouts that were left out, because they were stopped or have no score.
+        source: where the rollouts come from, to be shown with the result.
+        stopped: number of logged rollouts that were left out because they were stopped or have no score.
     """
 
     rollouts: Sequence[Sequence[SimulatedOutcome]]
@@ -247,7 +247,7 @@ class _LoggedWorld:
 def read_rollouts(path: Path) -> Logged:
     """Read lengths and successes from a run's `rollouts.jsonl` (docs/metrics.md); a metric of at least 0.5 is a success.
 
-    Rollouts that were stopped or have no score have no known outcome; they are left out and counted. So if many were
+    Rollouts that were stopped or have no score are left out and counted, because their outcome is unknown. If many were
     stopped, the simulated lengths are too short.
 
     Args:

@@ -1,1 +1,1 @@
-"""Analyzes training logs: which rollouts gave a learning signal, and which did not."""
+"""Analyzes training logs: which rollouts gave a learning signal and which did not."""

@@ -25,10 +25,10 @@ class Finding:
     Attributes:
         format: format of the log.
         rollouts: number of logged rollouts.
-        shares: shares of rollouts by cause, from groups of 2 rollouts or more; None if there are none.
-        booked: the trainer's own accounts, rollouts by cause; empty if the log has none.
-        notes: in order of importance.
-        alone: number of rollouts that are the only one of their group.
+        shares: shares of rollouts by cause, from groups of at least 2 rollouts; None if there are no such groups.
+        booked: number of rollouts by cause in the trainer's own accounts; empty if the log has no accounts.
+        notes: notes for the reader, the most important first.
+        alone: number of rollouts that are alone in their group.
     """
 
     format: str
@@ -40,7 +40,7 @@ class Finding:
 
     @property
     def wasted(self) -> float | None:
-        """Share of rollouts that taught nothing, by the trainer's own accounts if there are any; None: unknown."""
+        """Share of rollouts that taught nothing, if possible by the trainer's own accounts; None if unknown."""
         if self.booked:
             return 1 - self.booked.get("trained", 0) / sum(self.booked.values())
         return None if self.shares is None else self.shares.wasted.value
@@ -55,12 +55,11 @@ def find(log: Log, *, threshold: float | None = None, from_step: int | None = No
 
     Args:
         log: the log.
-        threshold: rewards of at least this finite number are right, others are wrong; None: use rewards as they are.
-        from_step: ignore groups logged before this step, or without a step; at least 0.
+        threshold: rewards of at least this finite number are right, and all others wrong. None: rewards are used unchanged.
+        from_step: ignore groups that were logged before this step or without a step; at least 0.
 
     Raises:
-        ValueError: an argument is out of its range, there is no group at or after `from_step`, or there are no rollouts
-            at all.
+        ValueError: an argument is out of its range, there is no group at or after `from_step`, or the log has no rollouts.
     """
     check_asked(threshold=threshold, from_step=from_step)
     groups, stepless = chosen(log, from_step)
@@ -89,7 +88,7 @@ def find(log: Log, *, threshold: float | None = None, from_step: int | None = No
 
 
 def chosen(log: Log, from_step: int | None) -> tuple[Groups | None, int]:
-    """The groups at or after `from_step` (None if the log has only sums), and the number of groups without a step.
+    """The groups at or after `from_step` (None if the log has only totals), and the number of groups without a step.
 
     Raises:
         ValueError: no group was logged at or after `from_step`.
@@ -108,7 +107,7 @@ def chosen(log: Log, from_step: int | None) -> tuple[Groups | None, int]:
 
 
 def check_asked(*, threshold: float | None, from_step: int | None) -> None:
-    """Refuse invalid arguments of `find` before anything is read.
+    """Raise an error for invalid arguments of `find`, before anything is read.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -140,7 +139,7 @@ def sentence(finding: Finding) -> str:
 
 
 def unusable(log: Log) -> list[str]:
-    """Sentences on lines and fields of a log that could not be used."""
+    """Sentences about the lines and fields of a log that could not be used."""
     sentences: list[str] = []
     if log.bad:
         sentences.append(f"{log.bad:,} lines could not be used; the first is {log.first_bad}")
@@ -164,9 +163,7 @@ def _warnings(groups: Groups, threshold: float | None) -> list[str]:
 
 
 def drifted(groups: Groups) -> str:
-    """A sentence if the wasted share changed, beyond chance, from the first to the last third of the steps; otherwise
-    empty.
-    """
+    """A sentence if the wasted shares of the first and last third of the steps differ by more than chance; else empty."""
     thirds = drift(groups)
     if thirds is None or not thirds[0].interval or not thirds[1].interval:
         return ""

@@ -1,4 +1,4 @@
-"""The schema that every log is read into: groups, each one visit of a prompt, stored in columns."""
+"""The form into which every log is read: groups, stored in columns. A group is one visit of a prompt."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from rollalloc.lab.waste.texts import NOTHING, WIDTH, answer_hash, features_of
 
-NO_STEP = -(1 << 62)  # a step that was not logged
-NOT_SAID = -1  # a value of another column that was not logged
-SAME = 1e-9  # rewards that differ by no more count as equal
+NO_STEP = -(1 << 62)  # stands for a step that was not logged
+NOT_SAID = -1  # stands for a value of another column that was not logged
+SAME = 1e-9  # rewards are equal if they differ by at most this number
 _OF_VISITS = ("prompt_V", "step_V", "begin_V", "first_V", "truncated_V")
 _OF_ROLLOUTS = ("rewards_R", "tokens_R", "characters_R", "answer_R")
 
@@ -26,16 +26,16 @@ class Groups:
     """V visits of P prompts with R rollouts in all, in columns. A group is one visit of one prompt.
 
     Attributes:
-        keys: distinct prompt keys, length P.
-        prompt_V: index into `keys`.
-        step_V: training step; `NO_STEP` if not logged.
-        begin_V: index of each visit's first rollout in `rewards_R`; every visit has at least one.
+        keys: the different keys of prompts, length P.
+        prompt_V: index of each visit's prompt in `keys`.
+        step_V: training step of each visit; `NO_STEP` if not logged.
+        begin_V: index of each visit's first rollout in `rewards_R`. Every visit has at least one rollout.
         first_V: number of each visit's rollouts that were ordered before any result was known.
-        truncated_V: number of each visit's rollouts that hit the length limit; `NOT_SAID` if not logged.
-        rewards_R: rewards, visit after visit; NaN if a rollout has no score.
-        tokens_R: length of each rollout; `NOT_SAID` if not logged.
-        characters_R: length of each rollout's text; `NOT_SAID` if not logged.
-        answer_R: hash of each rollout's answer, equal for equal answers within this process; 0 if the text is not logged.
+        truncated_V: number of each visit's rollouts that reached the length limit; `NOT_SAID` if not logged.
+        rewards_R: rewards, visit after visit; NaN for a rollout without a score.
+        tokens_R: length of each rollout in tokens; `NOT_SAID` if not logged.
+        characters_R: length of each rollout's text in characters; `NOT_SAID` if not logged.
+        answer_R: hash of each rollout's answer, comparable only within this process; 0 if the text is not logged.
         features_PD: features of each prompt's text (`texts.features_of`); NaN if not logged.
     """
 
@@ -55,7 +55,7 @@ class Groups:
         return len(self.prompt_V)
 
     def take(self, which: NDArray[Any]) -> Groups:
-        """Some of the groups, by index or mask, in that order."""
+        """Some of the groups, by index or mask, in the given order."""
         rows = np.flatnonzero(which) if which.dtype == bool else which
         size_V = self.size_V[rows]
         begin_V = np.cumsum(size_V) - size_V
@@ -76,13 +76,13 @@ class Groups:
         )
 
     def _part(self, visits: NDArray[Any], rollouts: NDArray[Any], **changes: NDArray[np.int64]) -> Groups:
-        """Some visits and rollouts, by index or mask; `changes` replaces columns."""
+        """Some visits and rollouts, by index or mask. `changes` replaces columns."""
         of_visits = {name: getattr(self, name)[visits] for name in _OF_VISITS}
         of_rollouts = {name: getattr(self, name)[rollouts] for name in _OF_ROLLOUTS}
         return replace(self, **{**of_visits, **of_rollouts, **changes})
 
     def judged(self, threshold: float | None) -> Groups:
-        """The groups with rewards of at least `threshold` replaced by 1 and others by 0; unchanged if it is None."""
+        """The groups with rewards of 1 for at least `threshold` and 0 below. If it is None, they are unchanged."""
         if threshold is None:
             return self
         right_R = (self.rewards_R >= threshold).astype(np.float64)
@@ -90,22 +90,22 @@ class Groups:
 
     @cached_property
     def size_V(self) -> NDArray[np.int64]:
-        """Rollouts of each visit."""
+        """Number of rollouts of each visit."""
         return np.diff(self.begin_V, append=len(self.rewards_R))
 
     @cached_property
     def scored_V(self) -> NDArray[np.int64]:
-        """Rollouts of each visit that have a score."""
+        """Number of rollouts of each visit that have a score."""
         return np.add.reduceat(~np.isnan(self.rewards_R), self.begin_V, dtype=np.int64) if len(self) else self.size_V
 
     @cached_property
     def low_V(self) -> NDArray[np.float64]:
-        """Lowest score of each visit, NaN if it has none."""
+        """Lowest score of each visit; NaN without a score."""
         return np.fmin.reduceat(self.rewards_R, self.begin_V) if len(self) else np.zeros(0)
 
     @cached_property
     def high_V(self) -> NDArray[np.float64]:
-        """Highest score of each visit, NaN if it has none."""
+        """Highest score of each visit; NaN without a score."""
         return np.fmax.reduceat(self.rewards_R, self.begin_V) if len(self) else np.zeros(0)
 
     @cached_property
@@ -115,7 +115,7 @@ class Groups:
 
     @cached_property
     def visited(self) -> NDArray[np.int64]:
-        """Indices into `keys` of the prompts with a visit, sorted by key."""
+        """Indices in `keys` of the prompts that have a visit, sorted by key."""
         return np.array(sorted(np.unique(self.prompt_V).tolist(), key=self.keys.__getitem__), np.int64)
 
 
@@ -125,14 +125,14 @@ class Log:
 
     Attributes:
         format: format of the files.
-        groups: the groups, in the order of their first rollout; None if the log has only sums.
-        accounts: the trainer's own count of rollouts by cause; None if not logged.
+        groups: the groups, in the order of their first rollout. None: the log has only totals.
+        accounts: the trainer's own numbers of rollouts by cause. None: not logged.
         complete: False if groups without variance may have been left out before the log was written.
         notes: notes for readers of the result.
         bad: number of lines or rows that could not be used.
-        first_bad: place and problem of the first of them.
+        first_bad: place and problem of the first such line or row.
         odd: number of invalid fields, which are treated as missing.
-        first_odd: place and problem of the first of them.
+        first_odd: place and problem of the first such field.
     """
 
     format: str
@@ -161,7 +161,7 @@ class Gathering:
 
     def __init__(self) -> None:
         self._open: dict[Hashable, int] = {}
-        self._number: dict[str, int] = {}  # prompt key → index
+        self._number: dict[str, int] = {}  # index of each prompt key
         self._prompt_V, self._step_V = array("q"), array("q")
         self._visit_R, self._reward_R = array("q"), array("d")
         self._tokens_R, self._characters_R, self._answer_R = array("q"), array("q"), array("q")
@@ -177,10 +177,10 @@ class Gathering:
 
         Args:
             group: any hashable name of the group.
-            prompt: key of the prompt; `prompt`, `step` and `asked` are taken from the group's first rollout.
-            step: see `Groups`, which also describes the arguments that are not listed here.
-            asked: the prompt's text, of which features are kept; None if not logged.
-            answered: the rollout's text, of which a hash is kept; None if not logged.
+            prompt: key of the prompt. `prompt`, `step` and `asked` are read only for the group's first rollout.
+            step: the training step. `Groups` describes this and the arguments that are not listed here.
+            asked: the prompt's text, from which features are computed; None if not logged.
+            answered: the rollout's text, from which a hash is computed; None if not logged.
         """
         visit = self._open.get(group)
         if visit is None:
@@ -202,13 +202,13 @@ class Gathering:
         return number
 
     def close(self) -> None:
-        """Forget the names of the groups. Call it when no further rollout of them can come."""
+        """Forget the names of the groups. Call this when no more rollouts of these groups can come."""
         self._open.clear()
 
     def groups(self) -> Groups:
         """All groups so far."""
         visit_R, late_R = np.array(self._visit_R, np.int64), np.array(self._late_R, np.bool_)
-        # Sort by stage, because a stage may start while the previous one is still running.
+        # Sort by stage, because rollouts of a stage may be logged before those of the previous stage.
         order_R = np.lexsort((late_R, visit_R))
         visits = len(self._prompt_V)
         begin_V = np.searchsorted(visit_R[order_R], np.arange(visits))

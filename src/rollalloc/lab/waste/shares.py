@@ -28,10 +28,10 @@ class Shares:
     """Rollouts of a log by cause.
 
     Attributes:
-        rollouts: number of rollouts for each of `CAUSES`; they sum to the rollouts logged.
-        shares: the same as shares, which sum to 1.
+        rollouts: number of rollouts for each of `CAUSES`. The sum is the number of logged rollouts.
+        shares: share of the rollouts for each of `CAUSES`. The sum is 1.
         wasted: the share of rollouts without a learning signal.
-        prompts: number of distinct prompts.
+        prompts: number of different prompts.
         groups: number of visits.
     """
 
@@ -43,12 +43,12 @@ class Shares:
 
 
 def share_of(part_V: NDArray[Any], whole_V: NDArray[Any], prompt_V: NDArray[Any]) -> Share | None:
-    """Σ part / Σ whole with its 95% interval, as a ratio of sums over prompts, since visits of a prompt are alike.
+    """Σ part / Σ whole with its 95% interval. The interval is over prompts, because visits of the same prompt are alike.
 
         r ± 1.96 √(P / (P − 1) Σ_p (part_p − r whole_p)²) / Σ whole
 
-    For a share of 0 or 1, the other end of the interval is the exact one-sided 97.5% limit over prompts: 1 −
-    .025^(1/P), or .025^(1/P).
+    If the share is 0 or 1, the other end of the interval is the exact one-sided 97.5% limit over prompts: 1 − .025^(1/P),
+    or .025^(1/P).
 
     Args:
         part_V: the part of each visit, in [0, whole].
@@ -56,7 +56,7 @@ def share_of(part_V: NDArray[Any], whole_V: NDArray[Any], prompt_V: NDArray[Any]
         prompt_V: the prompt of each visit.
 
     Returns:
-        None if the whole is 0.
+        The share; None if the whole is 0.
     """
     if not whole_V.sum() > 0:
         return None
@@ -66,7 +66,7 @@ def share_of(part_V: NDArray[Any], whole_V: NDArray[Any], prompt_V: NDArray[Any]
     value = float(part_P.sum()) / whole
     if prompts < LEAST_PROMPTS:
         return Share(value, None)
-    # The square is multiplied out, because sums of whole numbers do not depend on the order of the prompts.
+    # In this form the sums are of whole numbers, so the result does not depend on the order of the prompts.
     spread = float(part_P @ part_P - 2 * value * (part_P @ whole_P) + value**2 * (whole_P @ whole_P))
     half = _Z * (prompts / (prompts - 1) * max(0.0, spread)) ** 0.5 / whole
     open_end = 1 - 0.025 ** (1 / prompts)
@@ -76,8 +76,7 @@ def share_of(part_V: NDArray[Any], whole_V: NDArray[Any], prompt_V: NDArray[Any]
 
 
 def shares_of(groups: Groups) -> Shares:
-    """Count the rollouts of groups by cause. Groups with equal rewards gave no learning signal, for one of several
-    causes.
+    """Count the rollouts of groups by cause. A group with equal rewards gave no learning signal; the cause says why.
 
     Args:
         groups: at least one, with at least one rollout each.
@@ -107,7 +106,7 @@ def shares_of(groups: Groups) -> Shares:
 
 
 def _cause(groups: Groups) -> NDArray[np.int64]:
-    """The cause of each visit's scored rollouts, as an index into `CAUSES`. If several apply, it is the first."""
+    """The cause of each visit's scored rollouts, as an index into `CAUSES`. If several causes apply, it is the first."""
     lowest, highest = _range(groups)
     all_truncated_V = (groups.truncated_V >= groups.scored_V) & (groups.scored_V > 0)
     holds = {
@@ -121,7 +120,7 @@ def _cause(groups: Groups) -> NDArray[np.int64]:
 
 
 def _range(groups: Groups) -> tuple[float, float]:
-    """The lowest and highest reward of a log. If all rewards are equal, they count as right if they are above 0."""
+    """The lowest and highest reward of a log. If all rewards are equal, they are right if they are above 0."""
     if not groups.scored_V.any():
         return 0.0, 1.0
     low, high = float(np.nanmin(groups.low_V)), float(np.nanmax(groups.high_V))

@@ -12,8 +12,8 @@ _GRAMS = 32  # number of columns into which pairs and triples of bytes are hashe
 _COUNTED = (b"0123456789", b" \n\t", b"+-*/=^<>()[]{}\\$", b"?.,:;!", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 WIDTH = 2 + len(_COUNTED) + _GRAMS
 NOTHING = array("f", [float("nan")]) * WIDTH
-_MOST = 1 << 13  # number of bytes to read at a prompt's end, because the beginning is often the same for all prompts
-_LAST = 200  # maximum number of characters of an answer that is not marked
+_MOST = 1 << 13  # number of bytes to read at a prompt's end; beginnings are often the same for all prompts
+_LAST = 200  # maximum number of characters of an answer without a box or `####`
 
 _KIND_OF = np.full(256, len(_COUNTED))
 for _number, _characters in enumerate(_COUNTED):

@@ -31,8 +31,8 @@ def read_log(
     """Read the log of a run.
 
     Args:
-        path: a file, a folder that holds such files at any depth, or a glob.
-        format: one of `FORMATS`; by default detected from the files' names and first lines.
+        path: a file, a folder with such files (at any depth), or a glob.
+        format: one of `FORMATS`. None: it is detected from the files' names and first lines.
         options: information that the log does not contain.
         progress: called before each file with ("reading", files read before it, number of files).
 
@@ -66,7 +66,7 @@ def read_log(
 
 
 def check_format(format: str | None) -> None:
-    """Refuse an unknown format.
+    """Raise an error if the format is unknown.
 
     Raises:
         ValueError: the format is unknown.
@@ -76,7 +76,7 @@ def check_format(format: str | None) -> None:
 
 
 def _files(path: str) -> list[Path]:
-    """Files under a path, in natural order: step_10 after step_9."""
+    """The files under a path, in natural order: step_9 comes before step_10."""
     if not path.strip():
         raise ValueError("expected a file, a folder or a glob of rollout logs, got an empty path; . is this folder")
     paths = (
@@ -94,7 +94,7 @@ def _detect(files: Sequence[Path], path: str | Path) -> str:
     """The format of the first line of the first readable file.
 
     Raises:
-        ValueError: no known format.
+        ValueError: no format is recognised.
     """
     if any(file.suffix == ".parquet" for file in files):
         return "trl"
@@ -108,7 +108,7 @@ def _detect(files: Sequence[Path], path: str | Path) -> str:
 
 
 def without_copies(files: Sequence[Path]) -> list[Path]:
-    """The files without byte-identical copies of earlier files. Only files of equal size are compared."""
+    """The files, without byte-identical copies of earlier files. Only files of equal size are compared."""
     size_of = {file: file.stat().st_size for file in files}
     times = Counter(size_of.values())
     seen: set[bytes] = set()

@@ -1,4 +1,4 @@
-"""Reader for our own trainer's `rollouts.jsonl`, and the accounts in its `metrics.jsonl`."""
+"""Reader for our own trainer's `rollouts.jsonl`, and for the accounts in its `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
         if file.name.startswith("metrics."):
             accounts.update(_last_accounts(file, log))
             continue
-        seen: set[int] = set()  # ids are unique within a run
+        seen: set[int] = set()  # ids of rollouts, which are unique within a run
         for where, row in objects(file, log):
             prompt = row["key"] if "key" in row else row.get("prompt")
             if prompt is None or not isinstance(row.get("group"), (int, str)) or not {"version", field} <= row.keys():

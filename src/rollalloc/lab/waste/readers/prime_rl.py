@@ -1,7 +1,7 @@
 """Reader for the traces of prime-rl and of verifiers' `vf-eval`: each line is an episode, or one trace of an episode.
 
-Both write the episodes of verifiers. prime-rl writes a group for each episode. An evaluation writes none; there, the
-rollouts of one task in one run count as a group.
+Both write episodes of verifiers. prime-rl writes the group of each episode. An evaluation does not; there, the rollouts of
+one task in one run are a group.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from rollalloc.lab.waste.readers.shared import (
 )
 
 _TOKENS = ("max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length")
-_LIMITS = (*_TOKENS, "max_turns", "compaction_failed")  # reasons why a rollout was stopped before the model ended it
+_LIMITS = (*_TOKENS, "max_turns", "compaction_failed")  # reasons for stopping a rollout that the model had not ended
 _VERSION = 1  # version of verifiers' traces
 
 
 @dataclass(slots=True)
 class _Traces:
-    """State while traces are read.
+    """What is known while traces are read.
 
     Attributes:
-        wanted: reward names that the user chose; empty: sum all.
-        all_rows: count traces of evaluations as well.
+        wanted: reward names that the user chose; empty: sum all rewards.
+        all_rows: whether traces of evaluations are counted too.
         rewards: names of the rewards that were summed.
-        seen: ids of traces.
-        repeated: number of traces whose id was seen before.
-        evaluations: number of evaluation traces left out.
-        of_run: count the traces of a separate evaluation instead of those of a training run.
-        metrics: names of the metrics that were logged besides rewards.
-        errors: why traces failed, by type.
-        turns: turns of each trace with a score.
-        environment_of: the environment of each task, by the task's key. Tasks of two environments may have the same
-            key.
+        seen: ids of the traces so far.
+        repeated: number of traces with an id that was seen before.
+        evaluations: number of evaluation traces that were left out.
+        of_run: True: count the traces of a separate evaluation. False: count those of a training run.
+        metrics: names of the metrics that were logged in addition to rewards.
+        errors: number of failed traces, by the type of the error.
+        turns: number of turns of each trace with a score.
+        environment_of: the environment of each task, by the task's key, because tasks of two environments may have the
+            same key.
     """
 
     log: Log
@@ -117,7 +117,7 @@ def _read_traces(files: Files, log: Log, traces: _Traces) -> None:
 
 
 def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Traces) -> str | None:
-    """Add a trace's rollout. Returns the problem with it, if there is one."""
+    """Add a trace's rollout. Return the problem with the trace, if there is one."""
     log = traces.log
     if not isinstance(trace, dict) or not isinstance(trace.get("rewards"), dict):
         return f"expected an episode of verifiers 0.4 with traces and rewards, found {names(record)}"
@@ -176,13 +176,13 @@ def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Trac
 
 
 def _objects(record: Fields, name: str) -> list[Fields]:
-    """The objects of a record's list; empty if it has no such list."""
+    """The objects of a list in a record; empty if there is no such list."""
     items = record.get(name)
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _tokens(trace: Fields, log: Log, where: str) -> int | None:
-    """Tokens that the model generated in all turns. prime-rl 0.8 writes only those of each call."""
+    """Number of tokens that the model generated in all turns. prime-rl 0.8 writes these numbers only for each call."""
     if "num_output_tokens" in trace:
         return count(trace["num_output_tokens"], log, where, "num_output_tokens")
     usages = [usage for call in _objects(trace, "calls") if (usage := inside(call, "usage"))]
@@ -209,7 +209,7 @@ def _kind(record: Fields) -> Any:
 
 
 def _reward(rewards: Fields, log: Log, where: str) -> float | None:
-    """The sum of the chosen rewards, each of which is a number or a score with a weight; None if none has a score."""
+    """The weighted sum of the chosen rewards; None if none of them has a score. A reward is a number, or has a weight."""
     known: list[float] = []
     for name, reward in rewards.items():
         label = f"reward {names([name])}"
@@ -224,8 +224,8 @@ def _reward(rewards: Fields, log: Log, where: str) -> float | None:
 
 
 def _choose(files: Sequence[Path]) -> list[Path]:
-    """The files of training traces: all traces if they are logged, as prime-rl 0.9.1 does in a stream of chunks; else
-    those trained on.
+    """The files of training traces: all traces, if they are logged (as chunks by prime-rl 0.9.1); otherwise only those that
+    were trained on.
     """
     training = [
         file for file in by_suffix(files, ".jsonl") if "eval" not in file.parts and not file.name.startswith("metrics.")
@@ -235,7 +235,7 @@ def _choose(files: Sequence[Path]) -> list[Path]:
 
 
 def _is_evaluation(line: Fields) -> bool:
-    """Whether a line is from a separate evaluation instead of a training run, or in the format of verifiers before 0.4."""
+    """Whether a line is from a separate evaluation and not from a training run, or in the format of verifiers before 0.4."""
     run = inside(line, "run")
     own = "traces" in line and run.get("type") == "eval" and "work" not in run
     return own or {"example_id", "reward"} <= line.keys()

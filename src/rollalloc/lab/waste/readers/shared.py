@@ -1,4 +1,4 @@
-"""Code that the readers share: the definition of a format, and safe access to fields that may have any value."""
+"""Code that the readers share: the definition of a format, and access to fields that may have any value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollalloc.data.jsonl import PACKED, Unreadable, read_lines
 from rollalloc.lab.waste.groups import NO_STEP, Log
 
 Fields = Mapping[str, Any]
-Progress = Callable[[str, int, int], None]  # (stage, number done, number in all)
+Progress = Callable[[str, int, int], None]  # (stage, number done, total number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,12 @@ class Options:
     """Information that a log does not contain.
 
     Attributes:
-        reward: field of the reward, for verl (default `acc`, else `score`) and rollalloc; for TRL and prime-rl, one or
-            several rewards, comma-separated, instead of the sum of all.
-        weights: weights of TRL's reward columns, in the trainer's order; finite, not all 0; 1 each by default.
-        group_size: rollouts per prompt in TRL's files, at least 1; by default the length of the shortest series of rows
-            with one prompt.
-        rows: "all" counts evaluation rows as training; by default, "training", they are left out.
+        reward: field of the reward, for verl (default: `acc`, or `score` if there is none) and rollalloc; for TRL and
+            prime-rl, one or several rewards, comma-separated, instead of the sum of all.
+        weights: weights of TRL's reward columns, in the trainer's order; finite, not all 0. Default: 1 for each.
+        group_size: number of rollouts per prompt in TRL's files, at least 1. Default: the length of the shortest series of
+            rows with the same prompt.
+        rows: "all": evaluation rows are counted like training rows. "training" (the default): they are left out.
 
     Raises:
         ValueError: an option is invalid.
@@ -41,12 +41,12 @@ class Options:
 
     @property
     def rewards(self) -> tuple[str, ...]:
-        """The chosen reward names; empty: none chosen."""
+        """The reward names that the user chose; empty if none."""
         return () if self.reward is None else tuple(name.strip() for name in self.reward.split(","))
 
     @property
     def all_rows(self) -> bool:
-        """Whether evaluation rows count."""
+        """Whether evaluation rows are counted."""
         return self.rows == "all"
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files to read, in this order. `progress` is called before each."""
+    """Files to read, in this order. `progress` is called before each file."""
 
     paths: Sequence[Path]
     progress: Progress | None = None
@@ -80,11 +80,11 @@ class Format:
     """A log format.
 
     Attributes:
-        expects: description of its files, for messages.
-        choose: selects its files among those found.
-        read: reads them into a log.
-        marks: whether a line looks like this format; None: recognized by the file's name.
-        options: names of the options that apply to it.
+        expects: description of the format's files, for messages.
+        choose: selects the format's files among those found.
+        read: reads the files into a log.
+        marks: tells whether a line looks like this format. None: the format is recognised by the file's name.
+        options: names of the options that apply to the format.
     """
 
     expects: str
@@ -95,7 +95,7 @@ class Format:
 
 
 def by_suffix(files: Sequence[Path], suffix: str) -> list[Path]:
-    """The files with this suffix; JSON lines may be packed."""
+    """The files with this suffix. JSON lines may be packed."""
     suffixes = (suffix, *(f".jsonl{packed}" for packed in PACKED)) if suffix == ".jsonl" else suffix
     return [file for file in files if file.name.endswith(suffixes)]
 
@@ -121,9 +121,7 @@ def objects(file: Path, log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def number(value: Any, log: Log, where: str, name: str) -> float | None:
-    """A finite number as a float. Anything else becomes None, which is unscored; unless it is null, it is counted as a
-    doubt.
-    """
+    """A finite number as a float. Anything else becomes None: no score. It is counted as invalid, unless it is null."""
     try:
         if isinstance(value, (float, int)) and math.isfinite(value):
             return float(value)
@@ -135,9 +133,7 @@ def number(value: Any, log: Log, where: str, name: str) -> float | None:
 
 
 def whole(value: Any, log: Log, where: str, name: str) -> int | None:
-    """An integer, which may be written as text. Anything else becomes None and, unless it is null, is counted as a
-    doubt.
-    """
+    """An integer, which may be written as text. Anything else becomes None. It is counted as invalid, unless it is null."""
     try:
         number = int(value)
         if abs(number) < -NO_STEP:
@@ -150,7 +146,7 @@ def whole(value: Any, log: Log, where: str, name: str) -> int | None:
 
 
 def count(value: Any, log: Log, where: str, name: str) -> int | None:
-    """An integer of 0 or more. Anything else becomes None and, unless it is null, is counted as a doubt."""
+    """An integer of 0 or more. Anything else becomes None. It is counted as invalid, unless it is null."""
     number = whole(value, log, where, name)
     if number is not None and number < 0:
         log.doubt(where, f"{name} is {number}, expected 0 or more")
@@ -164,11 +160,11 @@ def text(value: Any) -> str:
 
 
 def message_text(value: Any, role: str | None = None) -> str:
-    """The text of a prompt or completion, which may be text or a list of chat messages; anything else as JSON.
+    """The text of a prompt or completion: text, or a list of chat messages. Anything else is converted to JSON.
 
     Args:
         value: text, or messages whose content is text or a list of parts.
-        role: use only messages of this role; all messages if there are none.
+        role: use only messages of this role. If there are none, use all messages.
     """
     if not isinstance(value, list) or not all(isinstance(message, dict) and "content" in message for message in value):
         return text(value)
@@ -200,11 +196,11 @@ def inside(record: Fields, *keys: str) -> dict[str, Any]:
 
 
 def shown(file: Path) -> str:
-    """A path made safe to print, since file names may contain control characters."""
+    """A path that is safe to print: file names may contain control characters."""
     return "".join(character if character.isprintable() else "?" for character in str(file))
 
 
 def names(texts: Iterable[str], joint: str = ", ") -> str:
-    """Names from a file made safe to print: a few, shortened, without control characters."""
+    """Names from a file, safe to print: only some of them, shortened, and without control characters."""
     shown = [re.sub(r"[^\x20-\x7e]", "?", name)[:40] for name in texts]
     return joint.join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")

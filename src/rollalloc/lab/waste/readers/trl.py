@@ -1,9 +1,9 @@
 """Reader for TRL's completions: `GRPOTrainer.log` writes the last generation batch as a Parquet file at each log.
 
-A file has the columns `step`, `prompt`, `completion`, one per reward function, those that reward functions log with
-`log_extra`, and `advantage`, in this order. It does not mark which columns are rewards: all leading columns of numbers are
-added, unless the user names the rewards. An evaluation overwrites the file of its step; the steps of evaluations are read
-from the trainer's state in a checkpoint beside the log.
+A file has these columns, in this order: `step`, `prompt`, `completion`, one per reward function, those that reward
+functions log with `log_extra`, and `advantage`. It does not say which columns are rewards. All leading columns of numbers
+are added, unless the user names the rewards. An evaluation overwrites the file of its step; the steps of evaluations are
+read from the trainer's state in a checkpoint beside the log.
 
 Rows are read in blocks; no text is kept.
 """
@@ -39,10 +39,10 @@ from rollalloc.lab.waste.readers.shared import (
 )
 
 _OWN = ("step", "prompt", "completion", "advantage")  # TRL's fixed columns
-_ROWS = 4096  # rows per block
+_ROWS = 4096  # number of rows per block
 _STATE = "trainer_state.json"
-_REWARDS_DIFFER, _ADVANTAGES_DIFFER = 1e-6, 1e-3  # differences within a group that are larger than rounding
-# Minimum correlation of advantage and reward within a group, because TRL's advantages are a linear function of the reward.
+_REWARDS_DIFFER, _ADVANTAGES_DIFFER = 1e-6, 1e-3  # smaller differences within a group are only rounding
+# Minimum correlation of advantage and reward within a group. (TRL's advantages are a linear function of the reward.)
 _PROPORTIONAL = 0.999
 
 
@@ -65,7 +65,7 @@ class _Reward(NamedTuple):
 
     @classmethod
     def of(cls, columns: tuple[str, ...], options: Options) -> _Reward:
-        """The reward for some columns. The user's weights apply to the first columns; other columns get 0.
+        """The reward for some columns. The user's weights belong to the first columns; other columns get the weight 0.
 
         Raises:
             ValueError: the number of weights does not fit.
@@ -76,7 +76,7 @@ class _Reward(NamedTuple):
         return cls(columns, (*weights, *[0.0] * (len(columns) - len(weights))))
 
     def __call__(self, scores: Sequence[float]) -> float:
-        """The sum of the scores that are present, as TRL computes it; NaN if no score with a weight is present."""
+        """The weighted sum of the scores that are not missing, as in TRL; NaN if no score with a weight is there."""
         present = [
             score * weight for score, weight in zip(scores, self.weights, strict=True) if weight and not isnan(score)
         ]
@@ -92,16 +92,16 @@ class _Reward(NamedTuple):
 
 @dataclass(slots=True)
 class _Read:
-    """State while files are read."""
+    """What is known while files are read."""
 
     gathering: Gathering = field(default_factory=Gathering)
     rewards: dict[str, None] = field(default_factory=dict[str, None])  # in words, in the order of the files
-    added: bool = False  # whether several columns were added because none was named
-    compared: int = 0  # number of groups whose advantages show whether they follow the reward
-    contradicted: int = 0  # number of groups whose advantages do not follow it
-    evaluations: int = 0  # rows
-    repeated: int = 0  # files
-    undivided: int = 0  # number of series of rows with one prompt that the group size does not divide
+    added: bool = False  # whether several columns were added because the user named none
+    compared: int = 0  # number of groups for which advantages and rewards can be compared
+    contradicted: int = 0  # number of groups in which the advantages do not follow the reward
+    evaluations: int = 0  # number of rows of evaluations
+    repeated: int = 0  # number of files that repeat the one before
+    undivided: int = 0  # number of series of rows with the same prompt that the group size does not divide
     messages: bool = False  # whether a completion was a list of messages
 
 
@@ -118,7 +118,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
                 continue
             reward = _Reward.of(columns, options)
             digest, rows = _rows(opened, file, reward, log, read)
-            if digest == before:  # the same batch, logged again before the next generation
+            if digest == before:  # the batch was logged a second time, before the next generation
                 read.repeated += 1
                 continue
             before = digest
@@ -141,7 +141,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
 
 
 def evaluated_steps(folder: Path) -> frozenset[int] | None:
-    """The steps with an evaluation, by the trainer's states in a log's folder or the one above; None without a state."""
+    """The steps with an evaluation, from the trainer's states in a log's folder or its parent; None without a state."""
     states = [
         path
         for output in (folder, folder.parent)
@@ -154,13 +154,13 @@ def evaluated_steps(folder: Path) -> frozenset[int] | None:
             history: Any = json.loads(path.read_text(encoding="utf-8"))["log_history"]
             steps |= {int(line["step"]) for line in history if any(name.startswith("eval_") for name in line)}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue  # another program's file, or an incomplete one
+            continue  # the file is incomplete, or of another program
     return frozenset(steps) if states else None
 
 
 @contextmanager
 def _opened(file: Path, log: Log) -> Iterator[Any]:
-    """The Parquet file; None if it is not one. A file that breaks off later is also rejected."""
+    """The Parquet file; None if it is not one. If reading breaks off later, the file is rejected too."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -184,9 +184,7 @@ def _opened(file: Path, log: Log) -> Iterator[Any]:
 
 
 def _leading(schema: Any) -> tuple[str, ...]:
-    """The leading float columns, which may be rewards, because TRL writes rewards as floats before other logged
-    columns.
-    """
+    """The leading float columns, which may be rewards: TRL writes rewards as floats, before the other logged columns."""
     columns: list[str] = []
     for column in schema:
         if column.name in _OWN:
@@ -230,7 +228,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _rows(opened: Any, file: Path, reward: _Reward, log: Log, read: _Read) -> tuple[bytes, list[_Row]]:
-    """A digest of everything in a file except the step; and the rows of the file that have a prompt."""
+    """A digest of everything in a file except the step; and the rows that have a prompt."""
     schema = opened.schema_arrow
     compared = [at for at, name in enumerate(schema.names) if name != "step"]
     has_advantages = schema.names.count("advantage") == 1 and _is_score(schema.field("advantage").type)
@@ -270,7 +268,7 @@ def _rows(opened: Any, file: Path, reward: _Reward, log: Log, read: _Read) -> tu
 
 
 def _finite(score: Any, log: Log, where: str, column: str) -> float:
-    """A score as a float; NaN if it is missing. An infinite score is counted as a doubt and treated as missing."""
+    """A score as a float; NaN if it is missing. An infinite score is counted as invalid and treated as missing."""
     value = np.nan if score is None else float(score)
     if np.isinf(value):
         log.doubt(where, f"{names([column])} is infinite, expected a finite number")
@@ -282,8 +280,8 @@ def _finite(score: Any, log: Log, where: str, column: str) -> float:
 
 
 def _add_groups(rows: Sequence[_Row], size: int | None, read: _Read) -> None:
-    """Split rows into groups. TRL writes a prompt's completions one after another. If a prompt was drawn twice in a
-    row, its rows are two groups.
+    """Split rows into groups. TRL writes a prompt's completions one after another. If a prompt was drawn twice in a row,
+    its rows are two groups.
     """
     runs = [list(run) for _, run in groupby(rows, key=attrgetter("prompt"))]
     usual = size or min(map(len, runs), default=1)
@@ -301,9 +299,7 @@ def _add_groups(rows: Sequence[_Row], size: int | None, read: _Read) -> None:
 
 
 def _follow(logged: Sequence[tuple[float, float]]) -> bool | None:
-    """Whether the (reward, advantage) pairs of a group are proportional; None if neither differs, so that this is
-    unknown.
-    """
+    """Whether the advantages of a group are proportional to its rewards; None if neither of the two differ."""
     pairs = [pair for pair in logged if all(map(isfinite, pair))]
     if len(pairs) < 2:
         return None
@@ -315,7 +311,7 @@ def _follow(logged: Sequence[tuple[float, float]]) -> bool | None:
 
 
 def _notes(read: _Read, options: Options, unknown: bool) -> list[str]:
-    """Notes for the reader. `unknown`: there is no trainer's state that says which steps have an evaluation."""
+    """Notes for the reader. `unknown`: no trainer's state says which steps have an evaluation."""
     notes = [f"reward: {' and in other files '.join(read.rewards)}"]
     if read.contradicted:
         notes.append(

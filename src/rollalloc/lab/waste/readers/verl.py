@@ -31,7 +31,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
     gathering, used, seen = Gathering(), Counter[str](), set[int]()
     repeated = validation = 0
     for file in files:
-        # An agent's session may have several outputs, with one line each. The last one has the rollout's result.
+        # An agent's session may have several outputs, each with its own line. The last line has the rollout's result.
         latest: tuple[Any, ...] | None = None
         step_of_file = int(file.stem) if file.stem.isdecimal() else None
         for where, row in objects(file, log):
@@ -89,7 +89,7 @@ def _add(gathering: Gathering, rollout: tuple[Any, ...]) -> None:
 
 
 def _ids(row: Fields, prompt: str) -> tuple[str, str | None]:
-    """Group and session of a row. The V1 trainer's uid is `{uid}_{session}_{output}`; the older trainer logs none."""
+    """Group and session of a row. The uid of the V1 trainer is `{uid}_{session}_{output}`; the older trainer logs none."""
     uid = row.get("uid")
     if not isinstance(uid, str):
         return prompt, None
