@@ -6,7 +6,6 @@ from itertools import combinations
 import pytest
 
 from rollalloc import Allocator, recipes
-from rollalloc.cli.options import parameters_of as from_command_line
 from rollalloc.named import RECIPES, group_size, in_shape, make_recipe, parameters_of, standard
 from rollalloc.train.defaults import matched
 
@@ -55,7 +54,7 @@ def test_joined_names_take_the_parameters_of_both_in_either_order():
         made = [made_or_not(name, given) for name in names]
         assert made[0] == made[1], names
         joined += made[0] is not None
-    assert joined > 90
+    assert joined > 90  # of all pairs, most can be mixed
 
 
 def test_a_part_that_lacks_something_or_is_unknown_is_named():
@@ -106,15 +105,10 @@ def test_an_object_that_cannot_be_found_is_said_with_what_to_do(name, why):
         make_recipe(name, {})
 
 
-def options(said):
-    """As `--set` reads them."""
-    return from_command_line([f"{key}={value}" for key, value in said.items()])
-
-
 def made_or_not(name, parameters):
     try:
         return make_recipe(name, parameters)
-    except ValueError:  # the two have one slot in common
+    except ValueError:  # both change the same part of a recipe
         return None
 
 
@@ -181,6 +175,7 @@ def test_a_recipe_of_ones_own_that_is_none_says_why(module, name, parameters, er
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_has_defaults_for_all_of_its_parameters(name):
+    # A mixture's function takes any parameters; 4 is the default of n_pilot.
     assert make_recipe(name, {}) == (RECIPES[name]() if "+" not in name else make_recipe(name, {"n_pilot": 4}))
 
 

@@ -44,7 +44,7 @@ def test_trl_trains_on_a_curriculum_that_was_drawn_by_its_weights(curriculum, st
     assert seen
     assert set(seen) <= {(f"k{number} =", str(number)) for number in range(len(HITS))}
     counts = np.bincount([PROMPTS.index(prompt) for prompt in drawn["prompt"]], minlength=len(HITS))
-    assert counts[[2, 5]].sum() > counts[[0, 4]].sum()  # a rate of 1/2 weighs most under the mix variance
+    assert counts[[2, 5]].sum() > counts[[0, 4]].sum()  # 4 of 8 right weigh most, 0 and 8 of 8 least, by the variance
 
 
 class Pools:

@@ -1,4 +1,4 @@
-"""What verl and the driver think of a command, before anything runs."""
+"""`python -m rollalloc.drivers.verl.check`: what verl and the driver would refuse in a command of verl, before it runs."""
 
 import json
 
@@ -10,6 +10,7 @@ from rollalloc.data._files import write_rows
 from rollalloc.drivers.verl.check import checked, composed, main
 
 pytestmark = pytest.mark.verl
+# Overrides of verl's own keys as a user types them; `--no-files` leaves out whether the files are there.
 STOCK = ["algorithm.adv_estimator=grpo", "data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=32"]
 STOCK += ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.n=8"]
 STOCK += ["actor_rollout_ref.actor.use_dynamic_bsz=True", "--no-files"]
@@ -47,6 +48,7 @@ def test_an_attention_that_is_not_installed_is_said(monkeypatch, capsys):
     assert "note: " not in capsys.readouterr().out
 
 
+# Exit code 2: these are no overrides of verl's configuration; 1: a configuration that is refused.
 @pytest.mark.parametrize(
     ("wrong", "code", "says"),
     [
@@ -199,6 +201,7 @@ def test_a_reward_that_is_no_python_is_refused(files, tmp_path, capsys):
 
 
 def test_rollouts_of_a_validation_prompt_are_verls_own_column(files, tmp_path):
+    """verl reads `__rollout_n__` of a validation set; in training the driver itself puts a column of this name there."""
     write_rows(tmp_path / "test.parquet", [ROW | {"__rollout_n__": 4}])
     assert main(files) == 0
     write_rows(tmp_path / "train.parquet", [ROW | {"__rollout_n__": 4}])

@@ -1,6 +1,7 @@
-"""Where nothing depends on time, both engines train on the same rows, with the same tokens and the same gradients.
+"""The engine in waves and the asynchronous one train on the same rows, tokens and gradients, where no clock decides.
 
-They sample in batches of other shapes, so no weights decide a token here; `test_backends` has what the model samples.
+The two sample in batches of different shapes, whose arithmetic rounds differently. So `tokens_by_key` makes the tokens here,
+from the number of the rollout and not from the weights; `test_backends` has what the model samples.
 """
 
 import pytest
@@ -10,9 +11,10 @@ from rollalloc import recipes
 from rollalloc.generate.sampling import Sampling, Streaming
 from rollalloc.models.lora import Lora
 
+# The asynchronous engine, which waits for its rollouts before each update instead of going on over it.
 IN_PROCESS = {"engine": "async", "streaming": Streaming(overlap=False)}
 
-# Each of their batches ends its round, and what is in it does not depend on what finished first.
+# Recipes whose batches do not depend on which rollout finished first.
 TIMELESS = {
     "grpo": recipes.grpo(4, 4),
     "reinforce": recipes.reinforce(8, replay=4),
@@ -24,8 +26,8 @@ TIMELESS = {
 }
 
 
-def trained(trainer, tokens=None):
-    """A trainer's batches, each row with its tokens, after it has run."""
+def trained(trainer):
+    """Runs the trainer; its batches, each row with its tokens."""
     batches, update = [], trainer.updater.update
 
     def updating(batch, generations, **how):
@@ -33,13 +35,13 @@ def trained(trainer, tokens=None):
         return update(batch, generations, **how)
 
     trainer.updater.update = updating
-    with tokens or tokens_by_key():
+    with tokens_by_key():
         trainer.run()
     return batches
 
 
 def assert_same_batches(expected, made):
-    """The same rows of the same tokens; advantages to the rounding of what the sampler gave tokens."""
+    """The same rows of the same tokens; advantages are equal but for the rounding of the sampler's log-probabilities."""
 
     def decided(batches):
         return [[(row._replace(advantage=0.0), tokens) for row, tokens in batch] for batch in batches]
@@ -63,7 +65,7 @@ def test_the_same_batches(trainer_of, name):
 
 
 def test_the_same_batches_with_adapters_which_are_resumed(trainer_of, policy_of, tmp_path):
-    """What generates has plain weights; of those in a checkpoint, once it is loaded."""
+    """The engine generates with the adapters added to the model's weights; after a resume, with the checkpoint's."""
 
     def trainer(folder=None, batches=4, **how):
         policy = policy_of().with_lora(Lora(2), seed=0)

@@ -1,4 +1,7 @@
-"""Sampled profiles: what is in the folder, that they go on after a kill, and what they refuse."""
+"""Profiles of the user's own model, sampled here: what is in the folder, that a killed one goes on, and what is refused.
+
+A profile is a folder with some rollouts of each of some prompts, drawn once, of which `rollalloc advise` makes its verdict.
+"""
 
 from __future__ import annotations
 
@@ -77,27 +80,27 @@ def test_prompts_are_drawn_without_replacement_and_each_gets_its_rollouts(profil
     assert (len(groups), set(groups.size_V.tolist())) == (40, {3})
 
 
-def killed(profile, waves, torn):
-    """As a kill leaves a profile: so many prompts of whole waves are taken down, and some bytes of the next are there."""
+def kill_after(profile, prompts, torn):
+    """Leave of a profile what a kill does: the rollouts of so many prompts, and `torn` bytes that no stamp answers for."""
     log, description = profile / "rollouts.jsonl", profile / "profile.json"
-    whole = sum(map(len, log.read_bytes().splitlines(keepends=True)[: 3 * waves]))
+    whole = sum(map(len, log.read_bytes().splitlines(keepends=True)[: 3 * prompts]))
     os.truncate(log, whole + torn)
     described = json.loads(description.read_text())
     description.write_text(json.dumps(described | {"log": stamp_of(log, whole)}))
 
 
-@pytest.mark.parametrize(("waves", "torn"), [(0, 0), (0, 1), (2, 100), (16, 3000), (32, 0), (40, 0)])
-def test_a_profile_that_was_killed_goes_on_to_the_same_rollouts(rewarded, profile, waves, torn):
+@pytest.mark.parametrize(("prompts", "torn"), [(0, 0), (0, 1), (2, 100), (16, 3000), (32, 0), (40, 0)])
+def test_a_profile_that_was_killed_goes_on_to_the_same_rollouts(rewarded, profile, prompts, torn):
     log = profile / "rollouts.jsonl"
     whole, described = log.read_bytes(), json.loads((profile / "profile.json").read_text())
-    killed(profile, waves, torn)
+    kill_after(profile, prompts, torn)
     if torn:
         with pytest.raises(ValueError, match="sampling was interrupted, run the same command again"):
             refuse_unfinished(profile)
     sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
     assert log.read_bytes() == whole
     assert json.loads((profile / "profile.json").read_text()) == described
-    refuse_unfinished(log)
+    refuse_unfinished(log)  # raises no error: it is whole again
 
 
 def test_more_prompts_are_added_to_those_that_are_there(rewarded, profile):
@@ -134,7 +137,7 @@ def test_other_settings_are_refused_by_name(rewarded, profile):
 def test_where_it_is_computed_and_how_much_at_once_may_change(rewarded, profile):
     run = rewarded("half", reward_workers=1)
     run = replace(run, sampling=replace(run.sampling, max_rows=2))
-    sample_profile(run, profile, prompts=40, n=3, seed=5)
+    sample_profile(run, profile, prompts=40, n=3, seed=5)  # is not refused
 
 
 def test_what_is_not_ours_is_neither_overwritten_nor_removed(rewarded, profile, tmp_path):
@@ -162,7 +165,7 @@ def test_a_log_that_was_changed_is_refused(rewarded, profile):
         with pytest.raises(ValueError, match="is not what the profile wrote"):
             refuse_changed(log)
     log.write_text(whole)
-    sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
+    sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)  # put back, it is accepted
 
 
 @pytest.mark.e2e

@@ -1,4 +1,8 @@
-"""Profiles of a served model: what is asked of the server, what is kept, and what every kind of failure says."""
+"""Profiles of a served model: what is asked of the server, what is kept, and what every kind of failure says.
+
+`advise()` is the command on 24 prompts, 4 rollouts of each, so 96 requests to `server`, a stand-in that answers as
+`server.replies` says; it returns the exit code, what was shown on standard output and what was said beside it.
+"""
 
 import os
 import re
