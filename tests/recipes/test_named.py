@@ -1,5 +1,7 @@
 """Recipes by name."""
 
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+
 from dataclasses import replace
 from itertools import combinations
 

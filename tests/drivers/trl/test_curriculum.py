@@ -1,5 +1,7 @@
 """What `rollalloc advise --export` writes is read by TRL's trainer, stock or under a recipe, and by prime-rl's pools."""
 
+# pyright: reportArgumentType=false, reportMissingImports=false
+
 from __future__ import annotations
 
 import random

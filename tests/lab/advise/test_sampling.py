@@ -3,6 +3,8 @@
 A profile is a folder with some rollouts of each of some prompts, drawn once, of which `rollalloc advise` makes its verdict.
 """
 
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 import json
