@@ -316,7 +316,7 @@ def task_of(size: str, tasks: Path) -> Task:
 def files_of(size: str, tasks: Path) -> TaskFiles:
     """The files of a size's task, made in the folder if missing."""
     if size == "135m":
-        return replace(ladder.prepare(tasks / "ladder", RUNGS[size]), device=SIZES[size].device)
+        return ladder.prepare(tasks / "ladder", RUNGS[size], device=SIZES[size].device)
     task = task_files("skills/late", tasks)
     return replace(task, model=model_8m(tasks)) if size == "8m" else task
 

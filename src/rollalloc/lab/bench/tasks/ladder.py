@@ -240,11 +240,21 @@ def _shown(seed: int, right: tuple[float, float], fact: str) -> tuple[float, int
 # ---------------------------------------------------------------------------------------------------------------- rungs
 
 
-def prepare(folder: Path, rung: LadderRung, mixture: Mixture = Mixture(), *, progress: Shown = unseen) -> TaskFiles:
+def prepare(
+    folder: Path,
+    rung: LadderRung,
+    mixture: Mixture = Mixture(),
+    *,
+    device: str | None = "cpu",
+    progress: Shown = unseen,
+) -> TaskFiles:
     """Create a rung's files unless they exist: the questions that all rungs share, and a folder for each warmed-up model.
 
     The name of the model's folder has the rung and a digest of model, warm-up and questions. If one of these changes, a new
     folder is created.
+
+    Args:
+        device: where a pretrained model is warmed up and its runs train; None: a GPU if there is one.
 
     Raises:
         FileNotFoundError: the model is missing. The message names the command that creates it.
@@ -252,12 +262,13 @@ def prepare(folder: Path, rung: LadderRung, mixture: Mixture = Mixture(), *, pro
     """
     made = questions(folder / "questions", mixture)
     return TaskFiles(
-        model=_warm(folder, rung, made, mixture, progress),
+        model=_warm(folder, rung, made, mixture, device, progress),
         train=made / "train.parquet",
         heldout=made / "heldout.parquet",
         reward=f"{__name__}:compute_score",
         max_new_tokens=LONGEST + 1,
         single_answer=True,
+        device=device,
     )
 
 
@@ -281,7 +292,7 @@ def _base(folder: Path, name: str) -> str:
     return str(place)
 
 
-def _warm(folder: Path, rung: LadderRung, made: Path, mixture: Mixture, progress: Shown) -> Path:
+def _warm(folder: Path, rung: LadderRung, made: Path, mixture: Mixture, device: str | None, progress: Shown) -> Path:
     """The folder of a rung's warmed-up model, created if it does not exist."""
     decides = {
         "model": asdict(rung.model),
@@ -291,7 +302,10 @@ def _warm(folder: Path, rung: LadderRung, made: Path, mixture: Mixture, progress
     }
     digest = sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
     settings = _Warm(rung.name, digest)
-    base = None if rung.model.pretrained is None else _base(folder, rung.model.pretrained)
+    base = None
+    if rung.model.pretrained is not None:
+        place = _base(folder, rung.model.pretrained)
+        base = partial(Policy.load, place, device=device)
     return make_once(
         folder / f"{rung.name}-{digest[:16]}",
         settings,
@@ -307,7 +321,9 @@ class _Warm:
     digest: str
 
 
-def _warm_up(to: Path, rung: LadderRung, base: str | None, made: Path, mixture: Mixture, progress: Shown) -> None:
+def _warm_up(
+    to: Path, rung: LadderRung, base: Callable[[], Policy] | None, made: Path, mixture: Mixture, progress: Shown
+) -> None:
     """Train a rung's model on demonstrations until it is in its band, and save it."""
     asked = load_prompts(made / "train.parquet")
     heldout = frozenset(map(str, load_prompts(made / "heldout.parquet").prompts))
@@ -326,10 +342,10 @@ def _warm_up(to: Path, rung: LadderRung, base: str | None, made: Path, mixture: 
 
 
 def _begun(
-    rung: LadderRung, base: str | None, prompts: Sequence[str], answers: Sequence[str]
+    rung: LadderRung, base: Callable[[], Policy] | None, prompts: Sequence[str], answers: Sequence[str]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if base is not None:
-        policy = Policy.load(base, device="cpu")
+        policy = base()
         return policy.model, policy.tokenizer
     tokenizer = character_tokenizer(prompts, answers, _WORDS)
     return tiny_model(tokenizer, Shape(rung.model.hidden, rung.model.layers, _CONTEXT)), tokenizer
