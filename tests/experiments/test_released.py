@@ -58,9 +58,9 @@ def test_a_plan_begins_with_tuning_and_waits_for_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("best", "tried"),
     [
-        (3e-4, [1.5e-4, 3e-4, 6e-4]),
-        (7.5e-5, [3.75e-5, 7.5e-5, 1.5e-4, 3e-4, 6e-4]),
-        (6e-4, [1.5e-4, 3e-4, 6e-4, 1.2e-3]),
+        (3e-4, [1.5e-4, 3e-4, 6e-4, 1.2e-3]),
+        (7.5e-5, [3.75e-5, 7.5e-5, 1.5e-4, 3e-4, 6e-4, 1.2e-3]),
+        (1.2e-3, [1.5e-4, 3e-4, 6e-4, 1.2e-3, 2.4e-3]),
     ],
 )
 def test_rates_are_added_until_the_best_is_inside(tmp_path, monkeypatch, best, tried):
