@@ -261,8 +261,8 @@ def _find(name: str) -> Recipe | Callable[..., Any]:
     if ":" not in name:
         if name not in RECIPES:
             raise ValueError(
-                f"unknown recipe {name!r}{_near(name, RECIPES)}; there are {', '.join(RECIPES)}, others joined by '+', "
-                "or module:object"
+                f"unknown recipe {name!r}{_near(name, RECIPES)}; there are {', '.join(RECIPES)}, "
+                "several of these joined by '+', or module:object"
             )
         return RECIPES[name]
     module, _, attribute = name.partition(":")

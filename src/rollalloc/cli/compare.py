@@ -69,7 +69,7 @@ def compare(
     checkpoint_minutes: CheckpointMinutes = 10.0,
 ) -> None:
     """Train under several recipes, and show what each needed for the same accuracy: rollouts, tokens, seconds."""
-    # torch takes seconds to import, `--help` should not
+    # Imported here, so that `--help` does not import torch.
     from rollalloc.cli.sources import budget_said, run_of
     from rollalloc.lab.bench.compare import check_places, check_runs
     from rollalloc.lab.bench.compare import compare as carry_out

@@ -73,7 +73,7 @@ class Asked(Reading, SamplingOptions):
         if path is not None:
             if options := changed_options(self, _OF_SAMPLING):
                 raise ValueError(
-                    f"{options}: does not apply to a log; take it out, or leave the log out to sample a profile"
+                    f"{options}: does not apply to a log; leave it out, or give no log and sample a profile"
                 )
             return path, self
         if self.task is None and self.model is None and self.endpoint is None:
@@ -82,7 +82,7 @@ class Asked(Reading, SamplingOptions):
                 "--model or --endpoint"
             )
         if self.endpoint is None and (options := changed_options(self, _OF_SERVER)):
-            raise ValueError(f"{options}: applies only with --endpoint; take it out, or give --endpoint")
+            raise ValueError(f"{options}: applies only with --endpoint; leave it out, or give --endpoint")
         if self.endpoint is not None and (options := changed_options(self, _NOT_SERVED)):
             raise ValueError(
                 f"{options}: cannot be used with --endpoint, because the server generates the rollouts; leave it out"
@@ -90,7 +90,7 @@ class Asked(Reading, SamplingOptions):
         if self.endpoint is not None and not (self.served_model or "").strip():
             raise ValueError("--endpoint also needs --served-model, the name under which the server serves the model")
         if options := changed_options(self, _OF_LOGS):
-            raise ValueError(f"{options}: does not apply when a profile is sampled; take it out")
+            raise ValueError(f"{options}: does not apply when a profile is sampled; leave it out")
         return str(self._profile(seed)), replace(self, reward=None)
 
     def _profile(self, seed: int) -> Path:

@@ -54,7 +54,9 @@ def run_of(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed
         raise ValueError(f"give either --task ({_task_names()}), or --model with --prompts and --reward")
     unused = changed_options(options, _ASYNC_ONLY)
     if options.engine == "sync" and unused:
-        raise ValueError(f"{unused}: only the asynchronous engine uses it; give --engine async as well, or take it out")
+        raise ValueError(
+            f"{unused}: only the asynchronous engine uses it; give --engine async as well, or leave it out"
+        )
     if options.task is None:
         config = _own_run(options, recipe, parameters, seed)
     else:
@@ -77,7 +79,7 @@ def _own_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], se
     if missing:
         raise ValueError(f"--model needs {' and '.join(missing)} as well")
     if options.settings != "defaults":
-        raise ValueError("--settings tuned: there are tuned settings only for built-in tasks; take it out")
+        raise ValueError("--settings tuned: there are tuned settings only for built-in tasks; leave it out")
     unused = changed_options(options, _OF_EVALUATION)
     if options.heldout is None and unused:
         raise ValueError(f"{unused}: it has no effect without held-out prompts; give --heldout as well")

@@ -43,7 +43,7 @@ def task_run(options: RunOptions, recipe: str, parameters: Mapping[str, Any], se
     task = str(options.task)
     if unused := changed_options(options, _OF_OWN_RUNS):
         raise ValueError(
-            f"{unused}: the task sets this itself; take it out, or give --model with --prompts and --reward"
+            f"{unused}: the task sets this itself; leave it out, or give --model with --prompts and --reward"
         )
     _, preset = preset_of(task)
     if options.settings == "tuned":

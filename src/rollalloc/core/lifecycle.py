@@ -247,7 +247,7 @@ def judge(run: Run, group: Group) -> None:
     """A rollout of the group ended: ask the judge of its stage what happens to the group."""
     if group.phase is not _RUNNING:  # the rollout ended after the verdict
         run.changed()
-        if run.stale(group):  # the rollout was sampled by older weights than all others of the group
+        if run.stale(group):  # this late rollout is so old that the group cannot be trained on
             drop(run, group, "stale", NOW)
         return
     stage = run.recipe.stages[group.stage]

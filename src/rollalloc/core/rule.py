@@ -145,9 +145,9 @@ class SampledStops(NamedTuple):
 
     Attributes:
         cancel: rollouts to stop.
-        kept: the probability, in (0, 1], with which each other rollout that the rule considered was kept. Use 1 for a
-            rollout that was certain to be kept. If an earlier random choice kept the rollout too, use the product of both
-            probabilities. Row rules read the mapping as `group.kept` and `group.kept_G`.
+        kept: the rollouts that the rule considered and kept, each with the probability of keeping it, in (0, 1]. Use 1
+            for a rollout that was certain to be kept. If an earlier random choice kept the rollout too, use the product of
+            both probabilities. Row rules read the mapping as `group.kept` and `group.kept_G`.
     """
 
     cancel: Sequence[int]

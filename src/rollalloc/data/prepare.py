@@ -106,7 +106,9 @@ def _check_filter(name: str | None, parts: Sequence[PublicSplit]) -> None:
     if name is not None and name not in FILTERS:
         raise ValueError(f"--filter must be one of {', '.join(FILTERS)}, got {name!r}")
     if name is not None and not any(part.use == "train" for part in parts):
-        raise ValueError(f"--filter {name} is for training sets, and none is named here; name one, or take it out")
+        raise ValueError(
+            f"--filter {name} is for training sets, and none is named here; name one, or leave --filter out"
+        )
 
 
 def _parts(name: str) -> tuple[PublicSplit, ...]:

@@ -53,9 +53,9 @@ class PublicSplit:
         use: "train" or "evaluation". Filters are applied only to "train".
         read: converts a row to a problem.
         config: configuration of the data set on the hub.
-        samples: number of answers to each question over which an evaluation averages. If it is above 1, it is written to the
-            column `SAMPLES`, because verl's `val_kwargs.n` is the same for all sets; and the split's name ends in "x" and
-            this number.
+        samples: number of answers to each question over which an evaluation averages. A number above 1 is written to the
+            column `SAMPLES`, because verl's `val_kwargs.n` is the same for all sets. The name of such a split ends in "x"
+            and this number.
     """
 
     name: str

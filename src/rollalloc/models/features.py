@@ -187,7 +187,7 @@ def _lengths(model: PreTrainedModel, tokens: Sequence[Tokens]) -> NDArray[np.int
     lengths_N = np.array([len(prompt) for prompt in tokens], np.int64)
     if not lengths_N.size or lengths_N.min() == 0:
         problem = f"none in prompt {lengths_N.argmin()}" if lengths_N.size else "no prompts"
-        raise ValueError(f"expected prompts of at least one token each, got {problem}; take it out")
+        raise ValueError(f"expected prompts of at least one token each, got {problem}; leave it out")
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is not None and lengths_N.max() > context:
         longest = f"prompt {lengths_N.argmax()} has {lengths_N.max()} tokens"

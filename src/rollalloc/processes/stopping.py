@@ -73,7 +73,7 @@ def unheard() -> Iterator[None]:
     A terminal sends Ctrl-C to the parent and to its children, but the parent should decide when its children end. A child
     cannot use a handler for this, because it would not have one yet while it imports modules.
     """
-    # Start multiprocessing's resource tracker now: when it starts, it unblocks the signal.
+    # Start multiprocessing's resource tracker before blocking the signal, because its start would unblock the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -40,7 +40,8 @@ def greso(
 ) -> Recipe:
     """GRESO: DAPO that skips prompts whose last visits gave no learning signal. arXiv 2506.02177.
 
-        drawn at its turn with probability max(p^z, 0.01);  z: number of last visits in a row, all solved or all failed
+        drawn at its turn with probability max(p^z, 0.01)
+        z: number of consecutive visits, up to the last, that were all solved or all failed
 
     1. Go through the prompts in random order, once an epoch. Draw each one with the probability above. p starts at 0.5
        and adapts, separately for solved and failed prompts.
@@ -74,7 +75,8 @@ _LONGEST_RUN = 100  # upper limit of z; p^z is below the minimum of 0.01 there, 
 class Selective(PromptRule):
     """Draw each prompt at most once an epoch, and skip prompts whose last visits gave no learning signal.
 
-        drawn at its turn with probability max(p^z, least);  z: number of last visits in a row with all metrics alike
+        drawn at its turn with probability max(p^z, least)
+        z: number of consecutive visits, up to the last, with all metrics alike
         p: one value for prompts that were solved, another one for prompts that failed
 
     z counts visits with the same outcome, so it starts again when the outcome changes. A visit with fewer than two scores

@@ -125,7 +125,7 @@ def _check_overlap(train: PromptSet, held: PromptSet, *, accepted: bool) -> None
     )
     if len(shared) > MOST_SHARED * len(held) and not accepted:
         raise ValueError(
-            f"{problem}; take them out of one of the files, or accept it with --accept-overlap (more than {MOST_SHARED:.0%} "
+            f"{problem}; remove them from one of the files, or accept it with --accept-overlap (more than {MOST_SHARED:.0%} "
             "are refused)"
         )
     log.warning("%s", problem)

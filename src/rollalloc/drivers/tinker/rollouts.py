@@ -70,7 +70,7 @@ class EpisodeThread:
         except TimeoutError:
             raise ServiceFailed(
                 f"an environment has blocked the event loop for more than {self._patience_s:g} s, so that no rollout can go "
-                "on: it must await what it waits for, or do it in a thread; fix it, then resume the run"
+                "on: the environment must use `await` or a thread for slow work; fix it, then resume the run"
             ) from None
 
     def close(self) -> None:

@@ -257,7 +257,7 @@ def check_model(model: Any, args: Any, peft_config: Any) -> None:
     adapter = peft_config is not None or hasattr(model, "peft_config")
     if args.beta and isinstance(model, PreTrainedModel) and not adapter and not model.config._name_or_path:
         raise ValueError(
-            f"beta={args.beta} needs a reference model, which TRL loads from where the model came from, but this one was "
+            f"beta={args.beta} needs a reference model, which TRL loads by the model's name or folder, but this model was "
             "never saved; call model.save_pretrained(folder) and pass the folder as the model"
         )
 

@@ -298,8 +298,8 @@ def check_columns(columns: Iterable[str], where: str) -> None:
         renamed = ", ".join(f"{name!r}: 'my_{name}'" for name in clashes)
         raise ValueError(
             f"{where} has {'columns' if len(clashes) > 1 else 'a column'} {', '.join(map(repr, clashes))}, but reward "
-            f"functions get arguments of {'these names' if len(clashes) > 1 else 'this name'} from TRL, so that they could "
-            f"not see the data; rename with dataset.rename_columns({{{renamed}}})"
+            f"functions get arguments of {'these names' if len(clashes) > 1 else 'this name'} from TRL, so they would not "
+            f"get the data; rename with dataset.rename_columns({{{renamed}}})"
         )
 
 

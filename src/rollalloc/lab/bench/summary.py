@@ -1,6 +1,6 @@
 """Summarizes a comparison from the `run.json` and `metrics.jsonl` of its runs.
 
-Point estimates are interquartile means: the mean after a quarter of the values, rounded down, is cut off at each end.
+Point estimates are interquartile means: a quarter of the values, rounded down, is cut off at each end before averaging.
 Intervals are bootstrapped over seeds. A censored run counts with what it had paid, which is a lower bound of its cost. The
 point estimate is then a bound too. It is marked as a bound, and has no interval.
 """

@@ -79,7 +79,7 @@ class Simulation:
         if len(self.books) < warmup + 2:
             raise RuntimeError(
                 f"the run ended after {len(self.books) - 1} batches, {warmup} of which are warm-up: {self.why}; give "
-                "it more prompts, less warm-up, or a recipe that accepts more of them"
+                "it more prompts, less warm-up, or a recipe that accepts more prompts"
             )
         cluster = self.cluster
         return Result.of(self.books[warmup:], seed=self.seed, gpus=cluster.gpus, slots=self.fleet.slots, why=self.why)

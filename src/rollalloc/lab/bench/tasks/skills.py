@@ -134,7 +134,7 @@ def prepare(
 ) -> TaskFiles:
     """Create the task's files unless they exist: the model that all pools share, and one folder per pool.
 
-    The graded pool has a quarter of the others' held-out prompts.
+    The graded pool has a quarter as many held-out prompts as the other pools.
 
     Raises:
         ValueError: the pool is unknown, or a folder was created with another configuration.

@@ -48,9 +48,7 @@ def _read(files: Files, log: Log, options: Options) -> None:
     if log.groups:
         log.notes.append(f"reward: {names([field])}")
     if repeated:
-        log.notes.append(
-            f"{repeated:,} lines repeat the id of a rollout and were left out; two runs in one file are to be two files"
-        )
+        log.notes.append(f"{repeated:,} lines repeat the id of a rollout and were left out; give each run its own file")
     if not log.groups:
         log.notes.append("metrics.jsonl has sums, not rollouts: train with --log-rollouts for intervals")
 
