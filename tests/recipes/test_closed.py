@@ -67,7 +67,7 @@ MADE = {
     recipes.darts: {
         "groups": (4, 3), "shortest": (3, 2), "longest": (1, 2), "max_redundancy": (2.0, 1.5), "tail": ("sampled", "exact"),
         "deviation": (None, "sample"), "latency": (((1, 0.5), (64, 1.0)), None), "solved": (None, 0.9), "share": (0.1, 0.5),
-        "least": (None, 5), "normalise": (False, True), "longest_by": ("all", "size"), "price": (None, 2.0),
+        "least": (None, 5), "normalise": (False, True), "longest_by": ("all", "size"),
         "lengths_of": ("all", "trained"),
     },
     recipes.racing: {
