@@ -1,5 +1,7 @@
 """A recipe is a closed value: what a parameter says stands in one field; replacing the field is constructing the recipe."""
 
+# pyright: reportArgumentType=false
+
 from dataclasses import fields, replace
 from inspect import signature
 
