@@ -400,7 +400,8 @@ def draw(out: Path, to: Path, tasks: Path) -> None:
         1, len(by_pool), figsize=(4 * len(by_pool), 3.2), sharey=True, layout="constrained", squeeze=False
     )
     for axes, (pool, arms) in zip(panels[0], by_pool.items(), strict=True):
-        for color, (arm, pairs) in enumerate(arms):
+        for arm, pairs in arms:
+            color = list(ARMS).index(arm)
             for grpo, other, seed in pairs:
                 high = min(float(grpo.accuracy.max()), float(other.accuracy.max()))
                 levels = np.linspace(max(float(grpo.accuracy[0]), float(other.accuracy[0])), high, 80)[1:]
