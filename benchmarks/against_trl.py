@@ -8,7 +8,8 @@
 
 A run is a process of its own and leaves one file in OUT; what is there is not run again. Two of these commands may share
 OUT. `--arms A,B` restricts the arms; after `--minutes M` no run is begun, and the exit status is 3 if some are missing.
-`ablate`, `others` and `falls` are as `final`, for the other arms of the plan.
+`ablate`, `others` and `falls` are as `final`, for the other arms of the plan; `search` runs changes of `line` on the tuning
+seeds.
 
 The plan, set before any run
 ----------------------------
@@ -70,6 +71,25 @@ of its prompts at 8M) and outside the clock.
 - Other recipes by the one line, seeds 200 to 202: GRPO, PODS, DAPO and Pilot-Commit, at the same two rates.
   Foresight with `once=False`, and with and without an adaptive clip of 1.5, which has been taken out since, seeds 200 to
   204, at 6e-4 only: does it fall?
+- Changes of `line`, planned on 2026-11-26 at 16:25 before any run but `line` on seed 100: can plain REINFORCE by the one
+  line reach the bar of rollouts, without a loss of seconds? `search 0.15m OUT`, on the seeds 100, 101 and 102 alone.
+  Each change alone beside `line` at 6e-4: rates 4.5e-4 and 8.5e-4; 16, 24 and 64 rows in a step, at 6e-4 times the
+  square root of their share of 32; averages over 320 and 1,280 rows; gradients not clipped, and clipped at .5 (TRL: 1);
+  the running baseline; failures weighed by .1 and by .3; `adam_beta1` .8 and .95; a warm-up of 10 steps; replay of 32
+  rows; the success rate that foresight predicts as the baseline of uniform draws; each failed prompt once more in the
+  same epoch (at most half of a batch; Kimi k1.5, arXiv 2501.12599, draws in proportion to 1 - success rate), with the
+  batch's baseline and with running baselines of its own for first and second visits; no training on successes that were
+  nearly certain (sum of (1 - π)² below 1e-3; after arXiv 2506.01939, tokens of low entropy teach nothing), which saves
+  seconds. Prompts are not repeated within an epoch already. Stock with n = 4 gets three rates on the same seeds, too:
+  3e-4, 2.1e-4 and 4.2e-4.
+  Seeds 100 and 101 first; a change whose geometric mean of rollouts to the target is more than 1.05 of that of `line` is
+  not run on 102. Rollouts decide, a run without the target counts as in the tuning; ties go to the mean accuracy at the
+  first 4,096 rollouts. A change wins if it needs fewer rollouts than `line` at the best of its three rates on all three
+  seeds, and the mean of the logarithms of the three ratios is larger than their standard deviation. At most two
+  combinations of changes that looked good are run after that on the three seeds. The best of some 20 changes on three
+  seeds looks better than it is, so a winner is first run beside `line` on five more tuning seeds, 103 to 107, where it
+  must be ahead in the geometric mean; it must not lose natively on skills/graded and walks/mixed, nor at 8M on seed 100.
+  Only its eight final runs say what it gains.
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 1,792 at 135M) or until two
   successive evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
@@ -94,6 +114,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from math import log
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -104,6 +125,7 @@ import torch
 import transformers
 import trl
 from datasets import Dataset
+from line_candidates import failed_again, not_the_certain
 from transformers import TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOTrainer
@@ -282,6 +304,52 @@ def falls() -> dict[str, Arm]:
     return {
         "foresight-again": line("foresight, once=False", again, **LIKE_OURS),
     }
+
+
+SEARCHED_SEEDS = (100, 101, 102)
+
+
+def of_rows(rows: int) -> Arm:
+    """`line` with other numbers of rows in a step."""
+    return line(f"{rows} rows", partial(recipes.reinforce, groups=rows), per_device_train_batch_size=rows, **LIKE_OURS)
+
+
+def changed(about: str, averaging: int = 640, recipe: Callable[[], Any] = reinforce, **changes: Any) -> Arm:
+    """`line` with one change."""
+    return line(about, recipe, averaging, **{**LIKE_OURS, **changes})
+
+
+def of_recipe(about: str, **parameters: Any) -> Arm:
+    """`line` with other parameters of its recipe."""
+    return changed(about, recipe=partial(recipes.reinforce, groups=32, **parameters))
+
+
+def searched() -> dict[str, tuple[Arm, tuple[float, ...]]]:
+    """Changes of `line`, by name, with their rates; and stock's rates."""
+    changes = {
+        "line-average-320": changed("averaged over 320 rows", 320),
+        "line-average-1280": changed("averaged over 1,280 rows", 1280),
+        "line-unclipped": changed("gradients not clipped", max_grad_norm=0.0),
+        "line-clip-.5": changed("gradients clipped at .5", max_grad_norm=0.5),
+        "line-running": of_recipe("running baseline", baseline="running"),
+        "line-neg-.1": of_recipe("failures times .1", neg=0.1),
+        "line-neg-.3": of_recipe("failures times .3", neg=0.3),
+        "line-beta1-.8": changed("adam_beta1 .8", adam_beta1=0.8),
+        "line-beta1-.95": changed("adam_beta1 .95", adam_beta1=0.95),
+        "line-warm-up": changed("warm-up of 10 steps", lr_scheduler_type="constant_with_warmup", warmup_steps=10),
+        "line-replay": of_recipe("replay of 32 rows", replay=32),
+        "line-predicted": changed("predicted baseline", recipe=partial(foresight, exponent=None)),
+        "line-again": changed("failed prompts once more", recipe=partial(failed_again, 32)),
+        "line-again-classes": changed("the same, two baselines", recipe=partial(failed_again, 32, True)),
+        "line-uncertain": changed("not the certain successes", recipe=partial(not_the_certain, 32)),
+    }
+    return {
+        "stock-4": (MAIN["stock-4"], (3e-4, 2.1e-4, 4.2e-4)),
+        "line": (MAIN["line"], (6e-4, 4.5e-4, 8.5e-4)),
+        "line-16": (of_rows(16), (4.2e-4,)),
+        "line-24": (of_rows(24), (5.2e-4,)),
+        "line-64": (of_rows(64), (8.5e-4,)),
+    } | {name: (arm, (6e-4,)) for name, arm in changes.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------- one run
@@ -496,7 +564,8 @@ class Key:
 
 def arm_of(key: Key) -> Arm:
     """The arm of a run; `key.n` is the n of the best stock arm, which some arms have."""
-    return {**finals(key.n), **ablations(key.n), **others(key.n), **falls()}[key.arm]
+    of_search = {name: arm for name, (arm, _) in searched().items()}
+    return {**finals(key.n), **ablations(key.n), **others(key.n), **falls(), **of_search}[key.arm]
 
 
 def run(key: Key, out: Path, tasks: Path, timed: bool = False) -> None:
@@ -504,7 +573,7 @@ def run(key: Key, out: Path, tasks: Path, timed: bool = False) -> None:
     one_thread()
     size, reward = SIZES[key.size], Reward()
     task = task_of(key.size, tasks)
-    watch = Watch(task, reward, size, timed or key.seed in size.tuning)
+    watch = Watch(task, reward, size, timed or key.seed in (*size.tuning, *SEARCHED_SEEDS))
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(arm_of(key), task, key.rate, key.seed, reward, watch, folder)
         watch.trainer = trainer
@@ -697,6 +766,26 @@ def fall_keys(size: str) -> Iterator[Key]:
     for seed in SIZES[size].final[:5]:
         for arm in ("foresight", *falls()):
             yield Key(size, arm, RATES_OF_ABLATIONS[1], seed)
+
+
+def search_keys(out: Path, size: str) -> Iterator[Key]:
+    """The runs of the search, in order; on the last seed only what is not worse than `line` on the others."""
+    for seed in SEARCHED_SEEDS:
+        for arm, (_, rates) in searched().items():
+            for rate in rates:
+                if seed != SEARCHED_SEEDS[-1] or goes_on(out, size, arm, rate):
+                    yield Key(size, arm, rate, seed)
+
+
+def goes_on(out: Path, size: str, arm: str, rate: float) -> bool:
+    """Whether a change gets the last seed of the search: stock and `line` do, others by their rollouts."""
+    if arm in MAIN:
+        return True
+    costs = {}
+    for one in over(out, size):
+        if one.key.seed in SEARCHED_SEEDS[:-1]:
+            costs.setdefault((one.key.arm, one.key.rate), []).append(log(score_of([one], size)[0]))
+    return fmean(costs[arm, rate]) <= fmean(costs["line", 6e-4]) + log(1.05)
 
 
 def carry_out(keys: Iterable[Key], out: Path, tasks: Path, minutes: float, timed: bool = False) -> bool:
@@ -954,6 +1043,7 @@ def main() -> None:
         ("ablate", ("size",)),
         ("others", ("size",)),
         ("falls", ("size",)),
+        ("search", ("size",)),
         ("run", ("size", "arm", "rate", "seed")),
     ):
         command = commands.add_parser(name)
@@ -984,6 +1074,7 @@ def main() -> None:
         "ablate": lambda: more_keys(given.out, given.size, ablations),
         "falls": lambda: fall_keys(given.size),
         "others": lambda: more_keys(given.out, given.size, others),
+        "search": lambda: search_keys(given.out, given.size),
     }[given.command]()
     wanted = given.arms.split(",") if given.arms else None
     chosen = (key for key in keys if wanted is None or key.arm in wanted)
