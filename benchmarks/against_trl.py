@@ -778,14 +778,15 @@ def search_keys(out: Path, size: str) -> Iterator[Key]:
 
 
 def goes_on(out: Path, size: str, arm: str, rate: float) -> bool:
-    """Whether a change gets the last seed of the search: stock and `line` do, others by their rollouts."""
+    """Whether a change gets the last seed of the search, once the others are over: by its rollouts; stock and `line` do."""
     if arm in MAIN:
         return True
-    costs = {}
+    costs: dict[tuple[str, float], list[float]] = {}
     for one in over(out, size):
         if one.key.seed in SEARCHED_SEEDS[:-1]:
             costs.setdefault((one.key.arm, one.key.rate), []).append(log(score_of([one], size)[0]))
-    return fmean(costs[arm, rate]) <= fmean(costs["line", 6e-4]) + log(1.05)
+    over_both = len(costs.get((arm, rate), ())) == len(SEARCHED_SEEDS) - 1
+    return over_both and fmean(costs[arm, rate]) <= fmean(costs["line", 6e-4]) + log(1.05)
 
 
 def carry_out(keys: Iterable[Key], out: Path, tasks: Path, minutes: float, timed: bool = False) -> bool:
