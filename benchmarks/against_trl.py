@@ -82,6 +82,10 @@ of its prompts at 8M) and outside the clock.
   nearly certain (sum of (1 - π)² below 1e-3; after arXiv 2506.01939, tokens of low entropy teach nothing), which saves
   seconds. Prompts are not repeated within an epoch already. Stock with n = 4 gets three rates on the same seeds, too:
   3e-4, 2.1e-4 and 4.2e-4.
+  Added at 16:35, when three runs of stock were over: the clip of ratios. Averaged weights sample, so PPO's clip takes the
+  gradient from right tokens that the trained weights have made more than 1.2 times as likely as the average has: .17% of all
+  tokens in the run of `line`, but those that teach most. `epsilon_high` .5 and 3 (TRL and native: .2 and .28), and CISPO
+  (arXiv 2506.13585), which keeps their gradients, with weights of at most 2. Stock has ratios of 1, so nothing to gain.
   Seeds 100 and 101 first; a change whose geometric mean of rollouts to the target is more than 1.05 of that of `line` is
   not run on 102. Rollouts decide, a run without the target counts as in the tuning; ties go to the mean accuracy at the
   first 4,096 rollouts. A change wins if it needs fewer rollouts than `line` at the best of its three rates on all three
@@ -331,6 +335,9 @@ def searched() -> dict[str, tuple[Arm, tuple[float, ...]]]:
         "line-average-1280": changed("averaged over 1,280 rows", 1280),
         "line-unclipped": changed("gradients not clipped", max_grad_norm=0.0),
         "line-clip-.5": changed("gradients clipped at .5", max_grad_norm=0.5),
+        "line-high-.5": changed("epsilon_high .5", epsilon_high=0.5),
+        "line-high-3": changed("epsilon_high 3", epsilon_high=3.0),
+        "line-cispo": changed("loss cispo, weights at most 2", loss_type="cispo", epsilon_high=2.0),
         "line-running": of_recipe("running baseline", baseline="running"),
         "line-neg-.1": of_recipe("failures times .1", neg=0.1),
         "line-neg-.3": of_recipe("failures times .3", neg=0.3),

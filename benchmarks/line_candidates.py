@@ -66,7 +66,7 @@ class FailedAgain(Shuffled):
         kind, kept = int(memory["again_N"][group.prompt]), 0.5 ** (group.scored / self.half_life)
         for name, more in (("sums", float(group.rewards_G.sum())), ("counts", float(group.scored))):
             memory[name] = [kept * old + more if at == kind else old for at, old in enumerate(memory[name])]
-        if not kind and group.metrics_G.mean() < 0.5:
+        if not kind and group.metrics_G.mean() < 0.5 and group.prompt not in memory["failed"]:
             memory["failed"] = [*memory["failed"], group.prompt]
 
 
