@@ -351,12 +351,13 @@ def searched() -> dict[str, tuple[Arm, tuple[float, ...]]]:
         "line-uncertain": changed("not the certain successes", recipe=partial(not_the_certain, 32)),
     }
     return {
-        "stock-4": (MAIN["stock-4"], (3e-4, 2.1e-4, 4.2e-4)),
         "line": (MAIN["line"], (6e-4, 4.5e-4, 8.5e-4)),
         "line-16": (of_rows(16), (4.2e-4,)),
         "line-24": (of_rows(24), (5.2e-4,)),
         "line-64": (of_rows(64), (8.5e-4,)),
-    } | {name: (arm, (6e-4,)) for name, arm in changes.items()}
+        **{name: (arm, (6e-4,)) for name, arm in changes.items()},
+        "stock-4": (MAIN["stock-4"], (3e-4, 2.1e-4, 4.2e-4)),
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------- one run
