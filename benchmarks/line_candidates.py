@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +101,6 @@ def failed_again(groups: int, classes: bool = False) -> Recipe:
     return replace(base, stages=(stage,), prompts=FailedAgain(classes=classes))
 
 
-def not_the_certain(groups: int) -> Recipe:
-    """REINFORCE that does not train on successes that were nearly certain."""
-    return replace(recipes.reinforce(groups), over_batch=NotTheCertain(None))
+def not_the_certain(groups: int, **parameters: Any) -> Recipe:
+    """REINFORCE that does not train on successes that were nearly certain; `parameters` are those of `reinforce`."""
+    return replace(recipes.reinforce(groups, **parameters), over_batch=NotTheCertain(None))
