@@ -138,7 +138,7 @@ import torch
 import transformers
 import trl
 from datasets import Dataset
-from line_candidates import failed_again, not_the_certain
+from line_candidates import failed_again
 from transformers import TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOTrainer
@@ -360,14 +360,10 @@ def searched() -> dict[str, tuple[Arm, tuple[float, ...]]]:
         "line-predicted": changed("predicted baseline", recipe=partial(foresight, exponent=None)),
         "line-again": changed("failed prompts once more", recipe=partial(failed_again, 32)),
         "line-again-classes": changed("the same, two baselines", recipe=partial(failed_again, 32, True)),
-        "line-uncertain": changed("not the certain successes", recipe=partial(not_the_certain, 32)),
-        "line-running-uncertain": changed("both of these", recipe=partial(not_the_certain, 32, baseline="running")),
-        "line-replay-uncertain": changed(
-            "and replay of 32 rows", recipe=partial(not_the_certain, 32, baseline="running", replay=32)
-        ),
-        "line-replay-uncertain-batch": changed(
-            "the same, the batch's baseline", recipe=partial(not_the_certain, 32, replay=32)
-        ),
+        "line-uncertain": of_recipe("not the certain successes", certain=1e-3),
+        "line-running-uncertain": of_recipe("both of these", baseline="running", certain=1e-3),
+        "line-replay-uncertain": changed("and replay of 32 rows", recipe=replayed),
+        "line-replay-uncertain-batch": of_recipe("the same, the batch's baseline", replay=32, certain=1e-3),
     }
     return {
         "line": (MAIN["line"], (6e-4, 4.5e-4, 8.5e-4)),
@@ -915,27 +911,8 @@ def summary_of(out: Path, size: str) -> dict[str, Any]:
     last = [one for one in everyone if one.key.seed in SIZES[size].final]
     for one in last or everyone:  # a size may have runs of the tuning only
         runs.setdefault((one.key.arm, one.key.rate), []).append(one)
-    theirs = runs.get((name, best[name]), [])
-    everything = {**finals(n), **ablations(n), **others(n), **falls()}
-    arms = [
-        {
-            "arm": arm,
-            "about": everything[arm].about,
-            "rate": rate,
-            "seeds": [one.key.seed for one in found],
-            "costs": {
-                measure: [[round(value, 1), censored] for value, censored in (measures(one)[measure] for one in found)]
-                for measure in measures(found[0])
-            },
-            "over": {measure: _shown(ratio(theirs, found, measure)) for measure in measures(found[0])},
-            "fall": [_rounded(fall_after(one.points, one.size.target)) for one in found],
-            "end": [round(one.points[-1].accuracy, 3) for one in found],
-            "megabytes": round(max(one.megabytes for one in found)),
-            "seconds_per_step": round(fmean(seconds_per_step(one.clocked) for one in found), 4),
-            "curve": curve(found),
-        }
-        for (arm, rate), found in sorted(runs.items())
-    ]
+    theirs, about = runs.get((name, best[name]), []), {**finals(n), **ablations(n), **others(n), **falls()}
+    arms = [row_of(arm, about[arm].about, rate, found, theirs) for (arm, rate), found in sorted(runs.items())]
     tuning = {
         arm: {rate: score[0] for rate, score in rates_of(out, size, arm, SIZES[size].tuning[:1]).items()}
         for arm in SIZES[size].arms
@@ -943,6 +920,55 @@ def summary_of(out: Path, size: str) -> dict[str, Any]:
     dates = sorted({one.date for one in over(out, size)})
     versions = over(out, size)[0].versions
     return {"best_stock": name, "tuning": tuning, "arms": arms, "dates": dates, "versions": dict(versions)}
+
+
+def row_of(arm: str, about: str, rate: float, found: Sequence[Run], theirs: Sequence[Run]) -> dict[str, Any]:
+    """The figures of one arm at one rate; `theirs` are the runs of the best stock arm."""
+    return {
+        "arm": arm,
+        "about": about,
+        "rate": rate,
+        "seeds": [one.key.seed for one in found],
+        "costs": {
+            measure: [[round(value, 1), censored] for value, censored in (measures(one)[measure] for one in found)]
+            for measure in measures(found[0])
+        },
+        "over": {measure: _shown(ratio(theirs, found, measure)) for measure in measures(found[0])},
+        "fall": [_rounded(fall_after(one.points, one.size.target)) for one in found],
+        "end": [round(one.points[-1].accuracy, 3) for one in found],
+        "megabytes": round(max(one.megabytes for one in found)),
+        "seconds_per_step": round(fmean(seconds_per_step(one.clocked) for one in found), 4),
+        "curve": curve(found),
+    }
+
+
+def merged(before: Mapping[str, Any], out: Path, size: str) -> dict[str, Any]:
+    """An earlier summary, with rows of arms whose final runs were made later, beside runs of the best stock arm.
+
+    The earlier rows stay as they are; a later row has its own dates.
+
+    Raises:
+        SystemExit: a run of the best stock arm needed other rollouts than before, so that the two cannot be compared.
+    """
+    runs: dict[tuple[str, float], list[Run]] = {}
+    for one in over(out, size):
+        if one.key.seed in SIZES[size].final:
+            runs.setdefault((one.key.arm, one.key.rate), []).append(one)
+    stock_row = next(arm for arm in before["arms"] if arm["arm"] == before["best_stock"])
+    theirs = runs.pop((stock_row["arm"], stock_row["rate"]), [])
+    known = dict(zip(stock_row["seeds"], (rollouts for rollouts, _ in stock_row["costs"]["rollouts"]), strict=True))
+    for one in theirs:
+        if round(measures(one)["rollouts"][0], 1) != known[one.key.seed]:
+            raise SystemExit(
+                f"{one.key.name}: {measures(one)['rollouts'][0]} rollouts were {known[one.key.seed]} before"
+            )
+    new = [
+        row_of(arm, arm_of(found[0].key).about, rate, found, theirs) | {"dates": sorted({one.date for one in found})}
+        for (arm, rate), found in sorted(runs.items())
+    ]
+    replaced = {(arm["arm"], arm["rate"]) for arm in new}
+    kept = [arm for arm in before["arms"] if (arm["arm"], arm["rate"]) not in replaced]
+    return {**before, "arms": sorted(kept + new, key=lambda arm: (arm["arm"], arm["rate"]))}
 
 
 def _rounded(value: float | None) -> float | None:
@@ -1017,7 +1043,7 @@ def _interval(one: Interval, form: str) -> str:
     return f"{one.point:{form}} [{one.low:{form}}–{one.high:{form}}]"
 
 
-FIGURE = {"line": "C0", "line-64": "C4", "line-only": "C2", "stock": "C1", "foresight": "C3"}
+FIGURE = {"line": "C0", "line-64": "C4", "line-replayed": "C5", "line-only": "C2", "stock": "C1", "foresight": "C3"}
 
 
 def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
@@ -1033,6 +1059,7 @@ def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
         tuning = one["tuning"]
         for label, name in (
             ("one line: foresight, averaged weights", "foresight"),
+            ("one line: REINFORCE with replay, averaged weights", "line-replayed"),
             ("one line: REINFORCE, averaged weights", "line"),
             ("the same with 64 rows in a step", "line-64"),
             ("one line: REINFORCE, nothing else changed", "line-only"),
@@ -1058,15 +1085,18 @@ def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
 
 
 def report(out: Path, docs: Path) -> None:
-    """Write the summary, the tables and the figure. A size without runs in `out` keeps its summary."""
-    place = docs / "against_trl.json"
-    found: dict[str, Any] = json.loads(place.read_text()) if place.exists() else {}
+    """Write the summary, the tables and the figure. If OUT lacks the tuning of a size, the summary in DOCS is completed."""
+    summary = docs / "against_trl.json"
+    before = json.loads(summary.read_text()) if summary.exists() else {}
+    found: dict[str, Any] = {}
     for size in SIZES:
         try:
             found[size] = summary_of(out, size)
         except ValueError as error:
             print(error)
-    write_text(place, json.dumps(found, indent=1) + "\n")
+            if size in before:
+                found[size] = merged(before[size], out, size)
+    write_text(summary, json.dumps(found, indent=1) + "\n")
     for size, one in found.items():
         print(f"\n{size}, {', '.join(one['dates'])}, {one['versions']}\n")
         print(*table_of(one, SIZES[size].target), sep="\n")

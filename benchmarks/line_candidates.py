@@ -1,10 +1,9 @@
-"""Changes of `recipes.reinforce` that benchmarks/against_trl.py tries. None is part of the package."""
+"""A change of `recipes.reinforce` that benchmarks/against_trl.py tried. It gained nothing, so it is no part of the package."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +11,9 @@ from numpy.typing import NDArray
 from rollalloc import Recipe, recipes
 from rollalloc.core.group import GroupView
 from rollalloc.core.prompt_pool import NOW
-from rollalloc.core.rule import Drawn, Memory, PromptTraits, Traits, View
+from rollalloc.core.rule import Drawn, Memory, PromptTraits, View
 from rollalloc.core.table import PromptTable
 from rollalloc.rules import judges
-from rollalloc.rules.advantages import BatchMean, Batchwise, Chosen
 from rollalloc.rules.prompts import Shuffled
 
 
@@ -71,36 +69,8 @@ class FailedAgain(Shuffled):
             memory["failed"] = [*memory["failed"], group.prompt]
 
 
-@dataclass(frozen=True, slots=True)
-class NotTheCertain(BatchMean):
-    """`BatchMean`, without the rows that did better than expected and were nearly certain: they are not trained on.
-
-    Attributes:
-        least: rows with less `uncertainty` than this are left out.
-    """
-
-    least: float = 1e-3
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(reads=("uncertainties_G",))
-
-    def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], chosen: Chosen, view: View) -> Batchwise:
-        # The base class is named, because a dataclass with slots cannot use `super()`.
-        made = BatchMean.__call__(self, advantages, groups, chosen, view)
-        return [
-            np.where((each_M > 0) & (group.uncertainties_G[chosen_M] < self.least), 0.0, each_M)
-            for each_M, group, chosen_M in zip(made, groups, chosen, strict=True)
-        ]
-
-
 def failed_again(groups: int, classes: bool = False) -> Recipe:
     """REINFORCE that draws each prompt that failed once more."""
     base = recipes.reinforce(groups)
     stage = replace(base.stages[0], judge=judges.Complete(NOW))
     return replace(base, stages=(stage,), prompts=FailedAgain(classes=classes))
-
-
-def not_the_certain(groups: int, **parameters: Any) -> Recipe:
-    """REINFORCE that does not train on successes that were nearly certain; `parameters` are those of `reinforce`."""
-    return replace(recipes.reinforce(groups, **parameters), over_batch=NotTheCertain(None))
