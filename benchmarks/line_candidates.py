@@ -1,4 +1,4 @@
-"""A change of `recipes.reinforce` that benchmarks/against_trl.py tried. It gained nothing, so it is no part of the package."""
+"""A change of `recipes.reinforce` that benchmarks/against_trl.py tried. It gained nothing and is not in the package."""
 
 from __future__ import annotations
 
