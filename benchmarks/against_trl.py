@@ -102,7 +102,8 @@ of its prompts at 8M) and outside the clock.
   seeds. If its geometric mean is within 1.05 of the winner's, this simpler setting is the one that goes on. It was not
   (1.08), so the winner is `line-replayed`: `recipes.reinforce(groups=32, baseline="running", replay=32, certain=1e-3)`,
   at 6e-4, no other rate of which was tried. `confirm`; then `replayed`: seeds 200 to 207, each beside stock at 3e-4 to
-  the target, whose rollouts must equal those of docs/against_trl.json and whose seconds are compared.
+  the target, whose rollouts must equal those of docs/against_trl.json and whose seconds are compared. Begun at 17:25 for
+  want of time, before walks/mixed was run natively, with skills/graded and 8M not lost.
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 1,792 at 135M) or until two
   successive evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
