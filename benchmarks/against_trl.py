@@ -1041,7 +1041,7 @@ def _interval(one: Interval, form: str) -> str:
     return f"{one.point:{form}} [{one.low:{form}}–{one.high:{form}}]"
 
 
-FIGURE = {"line": "C0", "line-64": "C4", "line-replayed": "C5", "line-only": "C2", "stock": "C1", "foresight": "C3"}
+FIGURE = {"line": "C0", "line-64": "C4", "line-only": "C2", "stock": "C1", "foresight": "C3"}
 
 
 def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
@@ -1057,7 +1057,6 @@ def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
         tuning = one["tuning"]
         for label, name in (
             ("one line: foresight, averaged weights", "foresight"),
-            ("one line: REINFORCE with replay, averaged weights", "line-replayed"),
             ("one line: REINFORCE, averaged weights", "line"),
             ("the same with 64 rows in a step", "line-64"),
             ("one line: REINFORCE, nothing else changed", "line-only"),
