@@ -105,7 +105,10 @@ of its prompts at 8M) and outside the clock.
   the target, whose rollouts must equal those of docs/against_trl.json and whose seconds are compared. Begun at 17:25 for
   want of time, before walks/mixed was run natively, with skills/graded and 8M not lost. Stock's rollouts were not those
   of docs/against_trl.json (13,051 and not 13,273 on seed 200): this machine has another processor. So the winner is
-  compared with these runs of stock, not with the earlier ones.
+  compared with these runs of stock, not with the earlier ones. Added at 17:50, when the winner's final runs were over
+  and one had fallen: `line-replay`, replay alone, is below each rate of `line` on all three seeds, too. On seed 110,
+  which decides nothing, run to 12,288 rollouts, it did not fall, while `certain` alone stayed lower. Its final runs,
+  `run 0.15m line-replay 6e-4 SEED OUT`, beside the same runs of stock; its seconds are not taken side by side with them.
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 1,792 at 135M) or until two
   successive evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
