@@ -17,7 +17,7 @@ PC = recipes.pilot_commit(4, 4, 4, 12)
 QUICK = Predictor(ridges=(1.0,), events=48, first_fits=(8, 16), fit_every=32, track_every=8)
 
 
-def foresight(n=2, exponent=3.0, **how):
+def foresight(n=2, exponent: float | None = 3.0, **how):
     """Foresight that predicts after a few rollouts."""
     rule = Foresight(exponent, pool=4, warm=8, predictor=QUICK)
     return replace(recipes.foresight(4, n, exponent, **{"neg": 0.3, "once": False} | how), prompts=rule)
