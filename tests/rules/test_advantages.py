@@ -167,6 +167,18 @@ def test_a_batchs_advantages_by_hand(rule, before, after):
     np.testing.assert_allclose(np.concatenate(made), np.concatenate(after), atol=1e-5)
 
 
+@given(
+    st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5), min_size=1, max_size=5),
+    st.floats(0, 2) | st.none(),
+)
+def test_the_promises_of_rules_over_a_batch_hold_for_any_batch(batch, neg):
+    before = [np.array(each) for each in batch]
+    for rule in (advantages.BatchMean(neg), advantages.BatchNormalised(), advantages.BatchNormalised(eps=3.0)):
+        groups, chosen = drawn(before, [0.5]), [np.arange(len(each)) for each in before]
+        promised = rule.promises(over_batch(rule, before, groups), before, groups, chosen, View.of())
+        assert all(promised.values()), promised
+
+
 @pytest.mark.parametrize(
     ("over", "uncertainty", "weight"),
     [
