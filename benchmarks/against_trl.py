@@ -109,9 +109,9 @@ of its prompts at 8M) and outside the clock.
   and one had fallen: `line-replay`, replay alone, is below each rate of `line` on all three seeds, too. On seed 110,
   which decides nothing, run to 12,288 rollouts, it did not fall, while `certain` alone stayed lower. Its final runs,
   `run 0.15m line-replay 6e-4 SEED OUT`, beside the same runs of stock; its seconds are not taken side by side with them.
-- `line-replay` at 8M, planned on 2026-11-26 at 18:04 before any run of it there: `run 8m line-replay 1.5e-4 SEED OUT` on seeds
-  200 to 207, at the best rate of `line`, no other tried; stock beside it, at its best rate to the target (`seconds`), on
-  as many of these seeds as the time allows, for the seconds.
+- `line-replay` at 8M, planned on 2026-11-26 at 18:04 before any run of it there: `run 8m line-replay 1.5e-4 SEED OUT` on
+  seeds 200 to 207, at the best rate of `line`, no other tried; stock beside it, at its best rate to the target
+  (`seconds`), on as many of these seeds as the time allows, for the seconds.
 - A run but for the tuning goes on to its least budget (12,288 rollouts at 0.15M, 8,192 at 8M, 1,792 at 135M) or until two
   successive evaluations are at the target, whichever is later, and ends at twice the least budget.
 - This plan was cut after four runs of the tuning (all arms at 1.5e-4), because the machine was busier than expected: before,
