@@ -8,8 +8,7 @@
 
 A run is a process of its own and leaves one file in OUT; what is there is not run again. Two of these commands may share
 OUT. `--arms A,B` restricts the arms; after `--minutes M` no run is begun, and the exit status is 3 if some are missing.
-`ablate`, `others` and `falls` are as `final`, for the other arms of the plan; `search` runs changes of `line` on the tuning
-seeds, `confirm` and `replayed` the one that won.
+`ablate`, `others` and `falls` are as `final`, for the other arms of the plan.
 
 The plan, set before any run
 ----------------------------
@@ -71,44 +70,11 @@ of its prompts at 8M) and outside the clock.
 - Other recipes by the one line, seeds 200 to 202: GRPO, PODS, DAPO and Pilot-Commit, at the same two rates.
   Foresight with `once=False`, and with and without an adaptive clip of 1.5, which has been taken out since, seeds 200 to
   204, at 6e-4 only: does it fall?
-- Changes of `line`, planned on 2026-11-26 at 16:25 before any run but `line` on seed 100: can plain REINFORCE by the one
-  line reach the bar of rollouts, without a loss of seconds? `search 0.15m OUT`, on the seeds 100, 101 and 102 alone.
-  Each change alone beside `line` at 6e-4: rates 4.5e-4 and 8.5e-4; 16, 24 and 64 rows in a step, at 6e-4 times the
-  square root of their share of 32; averages over 320 and 1,280 rows; gradients not clipped, and clipped at .5 (TRL: 1);
-  the running baseline; failures weighed by .1 and by .3; `adam_beta1` .8 and .95; a warm-up of 10 steps; replay of 32
-  rows; the success rate that foresight predicts as the baseline of uniform draws; each failed prompt once more in the
-  same epoch (at most half of a batch; Kimi k1.5, arXiv 2501.12599, draws in proportion to 1 - success rate), with the
-  batch's baseline and with running baselines of its own for first and second visits; no training on successes that were
-  nearly certain (sum of (1 - π)² below 1e-3; after arXiv 2506.01939, tokens of low entropy teach nothing), which saves
-  seconds. Prompts are not repeated within an epoch already. Stock with n = 4 gets three rates on the same seeds, too:
-  3e-4, 2.1e-4 and 4.2e-4.
-  Added at 16:35, when three runs of stock were over: the clip of ratios. Averaged weights sample, so PPO's clip takes the
-  gradient from right tokens that the trained weights have made more than 1.2 times as likely as the average has: .17% of all
-  tokens in the run of `line`, but those that teach most. `epsilon_high` .5 and 3 (TRL and native: .2 and .28), and CISPO
-  (arXiv 2506.13585), which keeps their gradients, with weights of at most 2. Stock has ratios of 1, so nothing to gain.
-  Seeds 100 and 101 first; a change whose geometric mean of rollouts to the target is more than 1.05 of that of `line` is
-  not run on 102. Cut at 16:47 for want of time, 14 changes over on seed 100: nor is it run on 101 if it needs more than
-  1.05 times the rollouts of `line` at 6e-4 on 100, or if it is `line` to the bit, as without a clip of gradients.
-  Rollouts decide, a run without the target counts as in the tuning; ties go to the mean accuracy at the first 4,096
-  rollouts. A change wins if it needs fewer rollouts than `line` at the best of its three rates on all three seeds, and
-  the mean of the logarithms of the three ratios is larger than their standard deviation. At most two combinations of
-  changes that looked good are run after that on the three seeds. The best of some 20 changes on three seeds looks better
-  than it is, so a winner is first run beside `line` on five more tuning seeds, 103 to 107, where it must be ahead in the
-  geometric mean; it must not lose natively on skills/graded and walks/mixed, nor at 8M on seed 100. Only its eight final
-  runs say what it gains. Cut again at 17:00, with seeds 100 and 101 over: on 102 a change is compared with `line` at its
-  best rate so far, 8.5e-4, which it has to beat. The two combinations: the running baseline without the certain
-  successes, and these two with replay of 32 rows, where certain successes are not replayed either. Added at 17:04, when
-  the second combination had won (3,178, 3,182 and 3,554 rollouts): the same with the batch's baseline, on the three
-  seeds. If its geometric mean is within 1.05 of the winner's, this simpler setting is the one that goes on. It was not
-  (1.08), so the winner is `line-replayed`: `recipes.reinforce(groups=32, baseline="running", replay=32, certain=1e-3)`,
-  at 6e-4, no other rate of which was tried. `confirm`; then `replayed`: seeds 200 to 207, each beside stock at 3e-4 to
-  the target, whose rollouts must equal those of docs/against_trl.json and whose seconds are compared. Begun at 17:25 for
-  want of time, before walks/mixed was run natively, with skills/graded and 8M not lost. Stock's rollouts were not those
-  of docs/against_trl.json (13,051 and not 13,273 on seed 200): this machine has another processor. So the winner is
-  compared with these runs of stock, not with the earlier ones. Added at 17:50, when the winner's final runs were over
-  and one had fallen: `line-replay`, replay alone, is below each rate of `line` on all three seeds, too. On seed 110,
-  which decides nothing, run to 12,288 rollouts, it did not fall, while `certain` alone stayed lower. Its final runs,
-  `run 0.15m line-replay 6e-4 SEED OUT`, beside the same runs of stock; its seconds are not taken side by side with them.
+- Changes of `line`, planned and run on 2026-11-26 (plan, its cuts and the code: commits 34288dcc to 6c51d922; dev/LOG.md).
+  A search of some 20 changes on the seeds 100 to 102, and of the winner on 103 to 107: can plain REINFORCE reach the bar
+  of rollouts? The winner (replay of 32 rows, a running baseline, nearly certain successes left out) fell in one of its
+  final runs. Then `line-replay`, which had also been below every rate of `line` on all three seeds, was run on the final
+  seeds at 6e-4, each compared with a run of stock on the same machine. So it is a second look at these seeds.
 - `line-replay` at 8M, planned on 2026-11-26 at 18:04 before any run of it there: `run 8m line-replay 1.5e-4 SEED OUT` on
   seeds 200 to 207, at the best rate of `line`, no other tried; stock beside it, at its best rate to the target
   (`seconds`), on as many of these seeds as the time allows, for the seconds.
@@ -136,7 +102,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from math import log
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -147,7 +112,6 @@ import torch
 import transformers
 import trl
 from datasets import Dataset
-from line_candidates import failed_again
 from transformers import TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOTrainer
@@ -272,7 +236,7 @@ def line(about: str, recipe: Callable[[], Any] | str, averaging: int = 640, **ch
 
 
 reinforce = partial(recipes.reinforce, groups=32)
-replayed = partial(recipes.reinforce, groups=32, baseline="running", replay=32, certain=1e-3)
+replayed = partial(recipes.reinforce, groups=32, replay=32)
 foresight = partial(recipes.foresight, groups=32)
 MAIN = {
     "stock-4": stock(4),
@@ -294,7 +258,7 @@ def finals(best: int) -> dict[str, Arm]:
     """The arms of the final runs, by name; `best` is the n of the best stock arm."""
     return MAIN | {
         "line-only": line("the one line, nothing else", reinforce, 0),
-        "line-replayed": line("the one line, averaged, replay", replayed, **LIKE_OURS),
+        "line-replay": line("the one line, averaged, replay of 32 rows", replayed, **LIKE_OURS),
     }
 
 
@@ -329,58 +293,6 @@ def falls() -> dict[str, Arm]:
     again = partial(recipes.foresight, groups=32, once=False)
     return {
         "foresight-again": line("foresight, once=False", again, **LIKE_OURS),
-    }
-
-
-SEARCHED_SEEDS = (100, 101, 102)
-CONFIRMED_SEEDS = (103, 104, 105, 106, 107)
-
-
-def of_rows(rows: int) -> Arm:
-    """`line` with other numbers of rows in a step."""
-    return line(f"{rows} rows", partial(recipes.reinforce, groups=rows), per_device_train_batch_size=rows, **LIKE_OURS)
-
-
-def changed(about: str, averaging: int = 640, recipe: Callable[[], Any] = reinforce, **changes: Any) -> Arm:
-    """`line` with one change."""
-    return line(about, recipe, averaging, **{**LIKE_OURS, **changes})
-
-
-def of_recipe(about: str, **parameters: Any) -> Arm:
-    """`line` with other parameters of its recipe."""
-    return changed(about, recipe=partial(recipes.reinforce, groups=32, **parameters))
-
-
-def searched() -> dict[str, tuple[Arm, tuple[float, ...]]]:
-    """Changes of `line`, by name, with their rates; and stock's rates."""
-    changes = {
-        "line-average-320": changed("averaged over 320 rows", 320),
-        "line-average-1280": changed("averaged over 1,280 rows", 1280),
-        "line-high-.5": changed("epsilon_high .5", epsilon_high=0.5),
-        "line-high-3": changed("epsilon_high 3", epsilon_high=3.0),
-        "line-cispo": changed("loss cispo, weights at most 2", loss_type="cispo", epsilon_high=2.0),
-        "line-running": of_recipe("running baseline", baseline="running"),
-        "line-neg-.1": of_recipe("failures times .1", neg=0.1),
-        "line-neg-.3": of_recipe("failures times .3", neg=0.3),
-        "line-beta1-.8": changed("adam_beta1 .8", adam_beta1=0.8),
-        "line-beta1-.95": changed("adam_beta1 .95", adam_beta1=0.95),
-        "line-warm-up": changed("warm-up of 10 steps", lr_scheduler_type="constant_with_warmup", warmup_steps=10),
-        "line-replay": of_recipe("replay of 32 rows", replay=32),
-        "line-predicted": changed("predicted baseline", recipe=partial(foresight, exponent=None)),
-        "line-again": changed("failed prompts once more", recipe=partial(failed_again, 32)),
-        "line-again-classes": changed("the same, two baselines", recipe=partial(failed_again, 32, True)),
-        "line-uncertain": of_recipe("not the certain successes", certain=1e-3),
-        "line-running-uncertain": of_recipe("both of these", baseline="running", certain=1e-3),
-        "line-replay-uncertain": changed("and replay of 32 rows", recipe=replayed),
-        "line-replay-uncertain-batch": of_recipe("the same, the batch's baseline", replay=32, certain=1e-3),
-    }
-    return {
-        "line": (MAIN["line"], (6e-4, 4.5e-4, 8.5e-4)),
-        "line-rows-16": (of_rows(16), (4.2e-4,)),
-        "line-rows-24": (of_rows(24), (5.2e-4,)),
-        "line-rows-64": (of_rows(64), (8.5e-4,)),
-        **{name: (arm, (6e-4,)) for name, arm in changes.items()},
-        "stock-4": (MAIN["stock-4"], (3e-4, 2.1e-4, 4.2e-4)),
     }
 
 
@@ -596,8 +508,7 @@ class Key:
 
 def arm_of(key: Key) -> Arm:
     """The arm of a run; `key.n` is the n of the best stock arm, which some arms have."""
-    of_search = {name: arm for name, (arm, _) in searched().items()}
-    return {**finals(key.n), **ablations(key.n), **others(key.n), **falls(), **of_search}[key.arm]
+    return {**finals(key.n), **ablations(key.n), **others(key.n), **falls()}[key.arm]
 
 
 def run(key: Key, out: Path, tasks: Path, timed: bool = False) -> None:
@@ -605,7 +516,7 @@ def run(key: Key, out: Path, tasks: Path, timed: bool = False) -> None:
     one_thread()
     size, reward = SIZES[key.size], Reward()
     task = task_of(key.size, tasks)
-    watch = Watch(task, reward, size, timed or key.seed in (*size.tuning, *SEARCHED_SEEDS, *CONFIRMED_SEEDS))
+    watch = Watch(task, reward, size, timed or key.seed in size.tuning)
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(arm_of(key), task, key.rate, key.seed, reward, watch, folder)
         watch.trainer = trainer
@@ -798,42 +709,6 @@ def fall_keys(size: str) -> Iterator[Key]:
     for seed in SIZES[size].final[:5]:
         for arm in ("foresight", *falls()):
             yield Key(size, arm, RATES_OF_ABLATIONS[1], seed)
-
-
-def search_keys(out: Path, size: str) -> Iterator[Key]:
-    """The runs of the search that may be carried out now, in order; a seed begins when those before it are over."""
-    for at, seed in enumerate(SEARCHED_SEEDS):
-        for arm, (_, rates) in searched().items():
-            for rate in rates:
-                if goes_on(out, size, arm, rate, SEARCHED_SEEDS[:at]):
-                    yield Key(size, arm, rate, seed)
-
-
-def goes_on(out: Path, size: str, arm: str, rate: float, seeds: Sequence[int]) -> bool:
-    """Whether an arm gets a further seed: stock and `line` do, others by their rollouts on these seeds."""
-    if arm in MAIN or not seeds:
-        return True
-    costs: dict[tuple[str, float], list[float]] = {}
-    for one in over(out, size):
-        if one.key.seed in seeds:
-            costs.setdefault((one.key.arm, one.key.rate), []).append(log(score_of([one], size)[0]))
-    rates = searched()["line"][1] if len(seeds) > 1 else (6e-4,)
-    over_all = len(costs.get((arm, rate), ())) == len(seeds)
-    return over_all and fmean(costs[arm, rate]) <= min(fmean(costs["line", each]) for each in rates) + log(1.05)
-
-
-def confirming_keys(size: str) -> Iterator[Key]:
-    """Runs of `line` and of the search's winner on other tuning seeds."""
-    for seed in CONFIRMED_SEEDS:
-        for arm in ("line", "line-replayed"):
-            yield Key(size, arm, 6e-4, seed)
-
-
-def replayed_keys(size: str) -> Iterator[Key]:
-    """The winner's final runs, and beside each the best stock arm's run, for its seconds."""
-    for seed in SIZES[size].final:
-        yield Key(size, "stock-4", 3e-4, seed, 4)
-        yield Key(size, "line-replayed", 6e-4, seed, 4)
 
 
 def carry_out(keys: Iterable[Key], out: Path, tasks: Path, minutes: float, timed: bool = False) -> bool:
@@ -1119,9 +994,6 @@ def main() -> None:
         ("ablate", ("size",)),
         ("others", ("size",)),
         ("falls", ("size",)),
-        ("search", ("size",)),
-        ("confirm", ("size",)),
-        ("replayed", ("size",)),
         ("run", ("size", "arm", "rate", "seed")),
     ):
         command = commands.add_parser(name)
@@ -1152,9 +1024,6 @@ def main() -> None:
         "ablate": lambda: more_keys(given.out, given.size, ablations),
         "falls": lambda: fall_keys(given.size),
         "others": lambda: more_keys(given.out, given.size, others),
-        "search": lambda: search_keys(given.out, given.size),
-        "confirm": lambda: confirming_keys(given.size),
-        "replayed": lambda: replayed_keys(given.size),
     }[given.command]()
     wanted = given.arms.split(",") if given.arms else None
     chosen = (key for key in keys if wanted is None or key.arm in wanted)

@@ -80,7 +80,6 @@ RECIPES = {
     "reinforce_by_variance_of_chosen": replace(recipes.reinforce(6, 4), rows=rows.Random(2)),
     "reinforce_neg": recipes.reinforce(4, 2, neg=0.3),
     "reinforce_running": recipes.reinforce(8, baseline="running", neg=0.5, replay=4, replay_staleness=3),
-    "reinforce_uncertain": recipes.reinforce(8, baseline="running", replay=4, replay_staleness=3, certain=4.0),
     "rloo": recipes.rloo(4, 4),
     "dr_grpo": recipes.dr_grpo(4, 4),
     "raft": recipes.raft(8),

@@ -20,7 +20,7 @@ MADE = {
     },
     recipes.reinforce: {
         "groups": (4, 3), "n": (2, 1), "baseline": ("batch", "running"), "neg": (1.0, 0.3), "replay": (4, 2),
-        "replay_staleness": (3, 20), "certain": (0.1, 1.0),
+        "replay_staleness": (3, 20),
     },
     recipes.rloo: {"groups": (4, 3), "n": (4, 2)},
     recipes.dr_grpo: {"groups": (4, 3), "n": (4, 2)},

@@ -213,23 +213,6 @@ def test_failures_of_a_batch_weigh_by_how_uncertain_its_rows_were():
     np.testing.assert_allclose(np.concatenate(made), [1.0, -0.1, -0.1])
 
 
-def test_nearly_certain_successes_are_not_trained_on():
-    """Rewards 1, 1, 1, 0, 0 against a mean of the others; of the successes one is nearly certain, one is not known."""
-    groups = [
-        GroupView.of([reward], uncertainties=[uncertainty])
-        for reward, uncertainty in ((1.0, 0.05), (1.0, 0.2), (1.0, None), (0.0, 0.05), (0.0, 0.2))
-    ]
-    before = [group.rewards_G for group in groups]
-    made = advantages.BatchMeanOfUncertain(0.5, 0.1)(before, groups, [np.array([0])] * 5, View.of())
-    np.testing.assert_allclose(np.concatenate(made), [0, 0.5, 0.5, -0.375, -0.375])
-
-
-@pytest.mark.parametrize("certain", [-0.1, float("nan"), float("inf")])
-def test_a_bound_of_certainty_that_is_none_is_refused(certain):
-    with pytest.raises(ValueError, match="certain must be 0 or more and finite"):
-        recipes.reinforce(4, certain=certain)
-
-
 @pytest.mark.parametrize("neg", [-0.1, float("nan"), float("inf")])
 def test_a_weight_of_failures_that_is_none_is_refused(neg):
     with pytest.raises(ValueError, match="neg must be 0 or more and finite, or None"):

@@ -36,7 +36,6 @@ def reinforce(
     neg: float | None = None,
     replay: int = 0,
     replay_staleness: int = 12,
-    certain: float = 0.0,
 ) -> Recipe:
     """REINFORCE: one rollout for each of many prompts, and one baseline for the whole batch. Williams 1992.
 
@@ -58,15 +57,11 @@ def reinforce(
         replay: maximum number of rows of earlier batches to train on again in each batch; 0 or more. Only rollouts that
             did better than the baseline are replayed.
         replay_staleness: maximum age of a replayed rollout, in updates of the weights; at least 1.
-        certain: rollouts that did better than the baseline are neither trained on nor replayed if their
-            `Done.uncertainty`, the sum of (1 - π)² over their tokens, is below this number; 0 or more. 0: all are
-            trained on. With 1e-3, a step takes less time, and `replay` takes rollouts that teach more.
     """
     one_of("baseline", baseline, ("batch", "running"))
     base = grpo(groups, n, replay=replay, replay_staleness=replay_staleness)
     prompts = RunningMean() if baseline == "running" else base.prompts
-    over_batch = advantages.BatchMeanOfUncertain(neg, certain) if certain else advantages.BatchMean(neg)
-    return replace(base, prompts=prompts, advantage=advantages.Rewards(), over_batch=over_batch)
+    return replace(base, prompts=prompts, advantage=advantages.Rewards(), over_batch=advantages.BatchMean(neg))
 
 
 @sized

@@ -417,52 +417,6 @@ class BatchMean(BatchRule):
         return 1.0 if fmean(right) >= fmean(wrong) else fmean(right) / fmean(wrong)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchMeanOfUncertain(BatchMean):
-    """`BatchMean`, but rollouts that did better than the baseline and were nearly certain get the advantage 0.
-
-    The gradient of such a rollout is nearly 0, so it costs a backward pass and teaches nothing. Rows with advantage 0
-    need no forward pass and are not replayed.
-
-    Attributes:
-        certain: a rollout is nearly certain if its `Done.uncertainty` is known and below this number; 0 or more.
-
-    Raises:
-        ValueError: a number is negative or not finite.
-    """
-
-    certain: float = 0.0
-
-    def __post_init__(self) -> None:
-        BatchMean.__post_init__(self)  # `super()` does not work in a dataclass with slots
-        if not 0 <= self.certain < float("inf"):
-            raise ValueError(f"certain must be 0 or more and finite, got {self.certain!r}")
-
-    @property
-    def traits(self) -> Traits:
-        return Traits(reads=("uncertainties_G",))
-
-    def __call__(self, advantages: Batchwise, groups: Sequence[GroupView], chosen: Chosen, view: View) -> Batchwise:
-        made = BatchMean.__call__(self, advantages, groups, chosen, view)
-        return [
-            np.where((made_M > 0) & (group.uncertainties_G[chosen_M] < self.certain), 0.0, made_M)
-            for made_M, group, chosen_M in zip(made, groups, chosen, strict=True)
-        ]
-
-    def promises(
-        self, made: Batchwise, advantages: Batchwise, groups: Sequence[GroupView], chosen: Chosen, view: View
-    ) -> dict[str, bool]:
-        whole = BatchMean.__call__(self, advantages, groups, chosen, view)
-        rows = [(group, row) for group, chosen_M in zip(groups, chosen, strict=True) for row in chosen_M.tolist()]
-        after, before = np.concatenate(made).tolist(), np.concatenate(whole).tolist()
-        return BatchMean.promises(self, whole, advantages, groups, chosen, view) | {
-            "exactly the nearly certain ones of those above the baseline get the advantage 0": all(
-                now == (0.0 if then > 0 and float(group.uncertainties_G[row]) < self.certain else then)
-                for now, then, (group, row) in zip(after, before, rows, strict=True)
-            )
-        }
-
-
 def _mean_of_others(values: NDArray[np.float64], i: int) -> float:
     return float(np.delete(values, i).mean()) if values.size > 1 else float(values[i])
 
