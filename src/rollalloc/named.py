@@ -102,7 +102,7 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
         raise ValueError(
             f"{name}: its stages give a group {n} rollouts, and n says {parameters['n']!r}; leave n out, or make them equal"
         )
-    # Make the parts without n first, so that an error in their stages is reported before errors that follow from it.
+    # Make the parts that do not take n first, because an error in their stages may cause errors in the other parts.
     made: dict[str, Recipe] = {}
     for part in sorted(parts, key=lambda part: "n" in _takes(parts[part])):
         takes_n = _takes(parts[part]).get("n")
@@ -156,7 +156,7 @@ def signature_of(name: str) -> Mapping[str, inspect.Parameter]:
 
 
 def functions_of(name: str) -> Mapping[str, Recipe | Callable[..., Any]]:
-    """The functions that make the recipe with this name, by the names of the parts that "+" joins.
+    """For each part of a name (parts are joined by "+"): the recipe with this name, or the function that makes it.
 
     Raises:
         ValueError: the name is unknown.
@@ -225,7 +225,7 @@ def _made(name: str, made: Recipe | Callable[..., Any], parameters: Mapping[str,
 
 
 def _typed(name: str, key: str, value: Any, kind: Any) -> Any:
-    """Convert a parameter's value to the annotated type. The recipe itself checks whole numbers and words.
+    """Convert a parameter's value to the annotated type. Ints and strings are not checked here, but by the recipe.
 
     Raises:
         ValueError: the value cannot be converted.

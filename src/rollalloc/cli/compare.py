@@ -116,7 +116,7 @@ def compare(
 
 
 def _show(console: Console, out: Path) -> None:
-    """Print the tables to standard output, and the places of results and report to `console`."""
+    """Print the tables to standard output, and say on `console` where the results and the report are."""
     from rollalloc.lab.bench.compare import RESULTS
     from rollalloc.lab.bench.summary import summaries
     from rollalloc.lab.report.page import write_page

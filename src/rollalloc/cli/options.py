@@ -32,8 +32,8 @@ def output(help: str, *names: str, **others: Any) -> Any:
 def fields_in(panel: str | None) -> Callable[..., Any]:
     """Return a function that makes fields for a dataclass of options (see `with_fields`), in this panel of the help.
 
-    The function takes the default, the help, names for the option (if it is not named like the field), and arguments of
-    `typer.Option`.
+    The returned function takes the field's default, its help, the option's names (only if they differ from the field's
+    name), and further arguments of `typer.Option`.
     """
 
     def made(default: Any, help: str, *names: str, **others: Any) -> Any:

@@ -64,10 +64,10 @@ class Asked(Reading, SamplingOptions):
     mix: str = on_output("variance", "Weights for --export: variance, uniform, gaussian:MEAN,DEVIATION or foresight.")
 
     def log(self, path: str | None, seed: int) -> tuple[str, Reading]:
-        """The log to judge, and how to read it. Without a path, a profile is sampled first, and it is the log.
+        """The log to judge, and how to read it. Without a path, a profile is sampled and used as the log.
 
         Raises:
-            ValueError: there is neither a log nor a model, or both; an option does not apply; or `sample_profile`
+            ValueError: neither a log nor a model is given, or both are; an option does not apply; or `sample_profile`
                 raises it.
         """
         if path is not None:

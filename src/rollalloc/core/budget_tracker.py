@@ -11,7 +11,7 @@ from rollalloc.core.recipe import Budget
 
 
 class Ends(Enum):
-    """What ends if no more groups can be opened and nothing is running."""
+    """What the core ends when no more groups can be opened and nothing is running."""
 
     BATCH = "batch"  # a short batch is made; if no group is ready, the count of candidates restarts
     RUN = "run"  # a short batch is made; if no group is ready, the run is over

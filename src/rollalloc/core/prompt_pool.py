@@ -47,9 +47,8 @@ class PromptPool:
         self.epoch = 0
         self.due_N: NDArray[np.int32] = np.zeros(prompts, np.int32)
         self.free_N: NDArray[np.bool_] = np.ones(prompts, np.bool_)
-        self.evicted_N: NDArray[np.bool_] = np.zeros(
-            prompts, np.bool_
-        )  # set aside for more than one epoch, not drawn since
+        # True after a prompt was set aside for more than one epoch, until it is drawn again
+        self.evicted_N: NDArray[np.bool_] = np.zeros(prompts, np.bool_)
         self.away = 0  # prompts that do not wait for an epoch: in flight, waiting for a version, or barred
         self.barred = 0  # prompts that may never be drawn again
         self.revived = 0  # visits of prompts that had been evicted

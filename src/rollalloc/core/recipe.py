@@ -133,8 +133,8 @@ class Recipe:
         max_candidates: maximum number of groups opened for one batch. When the limit is reached, a short batch is made; if
             no group is ready, the count starts again. None: no limit.
         budget: limits on rollouts and tokens.
-        quarantine_after: number of visits in a row, in [1, 255], after which a prompt is no longer drawn if each visit
-            ended without a score because rollouts failed. None: every prompt is tried again.
+        quarantine_after: a prompt is no longer drawn after this many visits in a row, in [1, 255], that ended without a
+            score because rollouts failed. None: every prompt is tried again.
         over_batch: a rule that changes the advantages over the whole batch. None: no change.
         replay: whether and how rows of earlier batches are trained on again. None: no replay.
 

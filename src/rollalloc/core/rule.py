@@ -197,8 +197,8 @@ class IntakeTraits(Traits):
 
     Attributes:
         looks_ahead: if the recipe allows staleness, the rule also opens groups for the batch after the current one.
-        until_stale: the rule opens groups even if enough are waiting. The limit on staleness bounds how many can wait:
-            those of the last `max_staleness` rounds.
+        until_stale: the rule opens groups even if enough are waiting. Only groups of the last `max_staleness` rounds can be
+            waiting, because older ones are too stale.
     """
 
     looks_ahead: bool = False

@@ -33,8 +33,8 @@ class PromptTable:
     """The prompts of a run.
 
     Args:
-        keys: one key for each prompt, unique, compared as text. They identify prompts if the data set is reordered. An
-            int is the number of prompts without keys.
+        keys: one key for each prompt, unique, compared as text. They identify prompts if the data set is reordered. Or
+            an int: the number of prompts, which then have no keys.
         prior_N: prior success rate of each prompt, before its first rollout, in [0, 1]; NaN if unknown.
         features: what a predictor may know about each prompt before its first rollout: finite arrays of shape (N, D)
             by name, kept as float32. A single array counts as {"features": array}. A saved state contains only their

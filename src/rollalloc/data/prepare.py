@@ -59,9 +59,9 @@ def prepare(
     Args:
         names: names of sets, keys of `SETS`.
         out: folder of the files.
-        local: folder with the original data, in the set's own columns. For each split it has a file named after the split;
-            or it has a folder named after the set or its name on the hub, in which `datasets` finds the split as on the
-            hub. None: read from the Hugging Face hub.
+        local: folder with the original data, in the set's own columns. It contains a file named after each split, or a
+            folder in which `datasets` can find the splits. The folder has the name of the set, or its name on the hub.
+            None: read from the Hugging Face hub.
         overwrite: True: replace files that an earlier call wrote. Other files are never replaced.
         system: True: write a system message for each prompt, empty unless the set has its own. False: write none, for
             models whose chat template refuses system messages.

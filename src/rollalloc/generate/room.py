@@ -36,7 +36,7 @@ class RoomyLayer(DynamicLayer):
         self.show(len(indices), self._filled)
 
     def begin(self, like: tuple[Tensor, Tensor]) -> None:
-        """Initialise an empty layer; the sizes of heads and width are those of `like`. A second call does nothing."""
+        """Initialise an empty layer with the number and the width of heads of `like`. A second call does nothing."""
         if not self._held:
             self._held = [each[:0, :, :0] for each in like]
             self.dtype, self.device, self.is_initialized = like[0].dtype, like[0].device, True

@@ -63,7 +63,7 @@ class SyncEngine(LocalEngine):
         if any(order.stage in self._stopping for order in orders):
             self._wave = wave
             return results + self._scored(next(wave))
-        self._to_cancel.clear()  # rollouts of a whole wave cannot be stopped; they end
+        self._to_cancel.clear()  # ignored: this wave has no stop rule, so it is generated to its end
         return results + self._whole(wave)
 
     def load_weights(self, version: int) -> None:

@@ -34,7 +34,7 @@ class Behaviour:
         if dtype == "float32" and (policy.adapter is None or not plain):
             return
         model = deepcopy(policy.model) if policy.adapter is None else policy.adapter.plain_copy()
-        for parameter in model.parameters():  # not buffers: rotary frequencies need full precision
+        for parameter in model.parameters():  # buffers are not converted: rotary frequencies need full precision
             parameter.data = parameter.data.to(getattr(torch, dtype))
         model.requires_grad_(plain)  # `weights_of` returns the parameters that require gradients
         self._copy = replace(policy, model=model, adapter=None)

@@ -56,8 +56,8 @@ def features_of(
 
     h[n, l, t] is the hidden state of layer l (embeddings included) at token t of prompt n. Columns of a large model may
     differ by a factor of a thousand. Therefore each column of s is first centred and scaled with its mean and standard
-    deviation over a sample of 256 prompts. P is a random projection to `width` columns; with at most `width` columns,
-    there is no projection. The features depend on the model's weights, so call this before training.
+    deviation over a sample of 256 prompts. P is a random projection to `width` columns. If s has no more than `width`
+    columns, it is not projected. The features depend on the model's weights, so call this before training.
 
     Args:
         model: a model in any mode. There must be memory for the hidden states of all layers of one batch.

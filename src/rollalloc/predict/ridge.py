@@ -123,9 +123,9 @@ def fit(
 def spread(precision_RFF: Floats) -> tuple[Rows, Rows]:
     """Q and c such that the variance of φθ_r is about Σ_i c_ri (φQ)_i². The product φQ then serves every ridge r.
 
-    Q has the eigenvectors of the middle precision, and c the diagonals of Qᵀ P_r⁻¹ Q. For the middle ridge this is exact.
-    For another ridge it is exact if its precision has the same eigenvectors, and otherwise an approximation that hardly
-    changes the predicted rates.
+    The columns of Q are the eigenvectors of P_r for the middle ridge r, and c_r is the diagonal of Qᵀ P_r⁻¹ Q. For
+    the middle ridge this is exact. For another ridge it is exact if its P_r has the same eigenvectors, and otherwise an
+    approximation that hardly changes the predicted rates.
 
     Args:
         precision_RFF: P_r from `fit`, shape (R, F, F).

@@ -55,7 +55,7 @@ def renumbered(event_prompt: NDArray[np.int64], source_N: NDArray[np.int64], bef
             prompt.
         before: number of prompts in the old data set.
     """
-    here_M = np.full(before + 1, GONE, np.int64)  # index -1, of prompts already gone, reads the last entry
+    here_M = np.full(before + 1, GONE, np.int64)  # the last entry is for prompts already gone, whose index is -1
     known_N = source_N >= 0
     here_M[source_N[known_N]] = np.flatnonzero(known_N)
     return here_M[event_prompt]

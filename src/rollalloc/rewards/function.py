@@ -137,7 +137,7 @@ def score_sample(function: RewardFunction, sample: Sample) -> Outcome:
 
 
 def end_if_forked(process_id: int, ended: BaseException | None) -> None:
-    """If this process was forked from another one, exit as a script would that ended in the same way.
+    """If this process was forked from another one, exit with the exit code of a script that ended in the same way.
 
     Args:
         process_id: id of the process that must not exit.

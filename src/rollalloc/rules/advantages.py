@@ -465,8 +465,8 @@ def settled(rule: Any, kernel: GRPO) -> Any:
     """Return the rule with the training framework's kernel, if the rule leaves the standard deviation to the framework.
 
     Args:
-        rule: any advantage rule. A rule with the kernel `grpo` leaves it to the framework; all others are returned
-            unchanged.
+        rule: any advantage rule. If its kernel is `grpo`, it leaves the standard deviation to the framework; all other
+            rules are returned unchanged.
         kernel: the framework's kernel.
     """
     return replace(rule, kernel=kernel) if isinstance(rule, _OfKernel) and rule.kernel is grpo else rule

@@ -30,7 +30,7 @@ _NOTHING_PAID: Line = {
 
 
 def number(value: Any) -> float | None:
-    """The value if a view can draw it. None if it is NaN, infinite, beyond ±2^53 or not a number."""
+    """The value, or None if it is NaN, infinite, beyond ±2^53 or not a number."""
     return value if type(value) in (int, float) and abs(value) <= MOST else None  # the comparison is False for NaN
 
 

@@ -21,7 +21,7 @@ from rollalloc.runs.recorded import Line, RecordedRun
 from rollalloc.runs.trl_log import read_trl, state_in
 from rollalloc.runs.verl_run import read_verl_run
 
-MOST_LINES = 1024  # number of lines to keep of each kind, if there are more than twice as many
+MOST_LINES = 1024  # if a run has more than twice as many lines of a kind, at least this many are kept
 _KINDS = ("batch", "eval", "end", "failed", "resume")  # all other kinds of lines are kept together
 _LONGEST_DESCRIPTION = 8 << 20  # bytes
 _TAIL = 1 << 18  # bytes at the end of the metrics in which `newest_lines` searches
@@ -175,7 +175,7 @@ def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
 
 
 def _thinned(lines: Iterable[Line]) -> list[Line]:
-    """The lines; of each kind at most as many as the views can show."""
+    """The lines. Of a kind with very many lines, only some are kept."""
     by_kind: dict[str, list[tuple[int, Line]]] = {}
     for at, line in enumerate(lines):
         by_kind.setdefault(line["kind"] if line["kind"] in _KINDS else "", []).append((at, line))

@@ -27,8 +27,9 @@ class AuditedRun:
         seed: seed of the allocator and of the order in which rollouts end.
         allocator: the class that decides.
         like: the recipe whose promises the decisions must keep. None: no promises are checked.
-        reload: probability that, at an `ask`, a second allocator is replaced by a saved and loaded copy. It gets the same
-            events, but in lists instead of one by one, and must give the same answers. 0: no second allocator.
+        reload: probability, at each `ask`, that a second allocator is saved, and the loaded copy takes its place. The
+            second allocator gets the same events, but in lists instead of one by one, and must give the same answers.
+            0: no second allocator.
     """
 
     def __init__(

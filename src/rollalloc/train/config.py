@@ -88,8 +88,8 @@ class Config:
         precision: number format of the update and of an exact evaluation: "fp32", "bf16" or "auto" (bf16 on a GPU that
             supports it, otherwise fp32). Weights, gradients, optimizer and log-probabilities are always in fp32.
         sampling_dtype: number format of weights and key-value cache while sampling. Unless it is float32, a copy of the
-            model samples, and importance ratios are relative to that copy. Each row then gets a truncated importance
-            weight, like a stale row, unless weights are averaged.
+            model samples, and importance ratios are relative to that copy. Without `averaging`, all rows then get
+            truncated importance weights, as stale rows do.
         gradient_checkpointing: True: keep only the inputs of the model's layers, and compute the rest again in the
             backward pass. This saves memory; the gradient is the same up to rounding.
         eval_every: number of rollouts between two evaluations.
@@ -246,7 +246,7 @@ class Config:
         if self.engine == "sync":
             may_differ |= {*ASYNC}
         if self.schedule.over_budget:
-            may_differ.remove("max_batches")  # the learning rate falls over a budget that includes this limit
+            may_differ.remove("max_batches")  # part of the budget over which the learning rate falls
         if self.engine == "async" and not self.streaming.overlap:
             # The number of forward passes matters, because each is followed by one decoding step of the rollouts.
             may_differ.remove("tokens_per_forward")

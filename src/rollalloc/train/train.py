@@ -343,7 +343,7 @@ class Loop(ABC):
         )
 
     def _evaluate_until(self, rollouts: int) -> None:
-        """Evaluate for each grid point, up to this number of rollouts, that was not evaluated yet."""
+        """Evaluate for each grid point that was reached with this number of rollouts and not evaluated yet."""
         while self.grid.is_due(rollouts):
             self._evaluate(self.counters.next_at)
             self.counters.next_at += self.config.eval_every

@@ -153,7 +153,7 @@ def _corrections(
 def _by_place(
     generate: Generator, filled: Sequence[Rollout], places: Collection[int]
 ) -> dict[int, NDArray[np.float32]]:
-    """Log-probabilities of some rows under the model's current weights, by their place in `filled`."""
+    """For each of these indices of `filled`: the rollout's log-probabilities under the model's current weights."""
     return dict(zip(sorted(places), generate.logprobs(_pairs(filled[at] for at in sorted(places))), strict=True))
 
 

@@ -65,8 +65,8 @@ class Predictability:
 class _Events:
     """Rollouts of P prompts in 2P rows: first a row for the right rollouts of each prompt, then one for the wrong ones.
 
-    The record of a rollout is the other rollouts of its prompt. All right rollouts of a prompt have the same record (one
-    success fewer), and so have all wrong ones (one failure fewer). So a row for each kind is enough.
+    A rollout's record is the results of its prompt's other rollouts. All right rollouts of a prompt have the same record
+    (one success fewer), and so have all wrong ones (one failure fewer). So a row for each kind is enough.
     """
 
     hits_P: Ints

@@ -35,8 +35,8 @@ class Profile:
         rollouts: number of logged rollouts.
         n: usual group size.
         rates: distribution of success rates over prompts.
-        zero_variance: share of groups without variance, by group size. For graded rewards and sizes above those logged, it
-            is only the share of groups that are all right or all wrong.
+        zero_variance: share of groups without variance, by group size. If rewards are graded and no logged group is that
+            large, only groups that are all right or all wrong are counted.
         hopeless: share of prompts that are hardly ever solved.
         solved: share of prompts that are nearly always solved.
         mean: mean success rate.

@@ -13,7 +13,7 @@ from rollalloc.lab.waste.shares import LEAST_PROMPTS, Share
 
 HOPELESS = 0.02  # prompts with at most this rate are hopeless; those with at least 1 - HOPELESS are solved
 _POINTS = 129
-_STEPS = 400  # number of EM steps; by then, everything that the counts determine has converged
+_STEPS = 400  # number of EM steps; further steps change only weights that the counts leave undetermined
 _PSEUDO = 0.05  # pseudo-count of the uniform distribution, so that no rate gets weight 0
 # Dirichlet parameters of the resamples' starting points. First, the sum of the parameters of all rates between 0 and 1;
 # second, the parameter of each of the rates 0 and 1.

@@ -119,7 +119,7 @@ def roll_out(waves: Waves, orders: Sequence[Order], begun: int, place: ProfileFo
     """Generate and score all orders after the first `begun`, wave by wave. Each wave is logged when it is complete.
 
     Raises:
-        NoScores: no rollout of this call has a score, although there were at least 64 of them, or all are done.
+        NoScores: after at least 64 rollouts, or all of a new profile, no rollout of this call has a score.
     """
     n = len(orders[0].rollouts)
     progress("rollouts", begun * n, len(orders) * n)

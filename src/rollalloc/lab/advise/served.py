@@ -1,4 +1,4 @@
-"""Sample a profile from a served model: the folder of `sampling.sample_profile`, with rollouts that a server generated.
+"""Sample a profile from a model at a server, into a folder like that of `sampling.sample_profile`.
 
 Each answer is written to `answers.jsonl` when it arrives, with a digest of its request. The same call later reads these
 answers and requests only the missing ones: after an interruption, with another reward (`overwrite`), or with more prompts
@@ -227,7 +227,7 @@ def _saved(path: Path) -> list[tuple[tuple[str, int], Answer]]:
 
 
 class _Cost:
-    """Shows the cost of a profile: first the maximum, after the first answers an estimate, and at the end the sum.
+    """Shows the cost of a profile: the maximum at the start, an estimate after some answers, and the sum at the end.
 
     Args:
         answers: the profile's answers.

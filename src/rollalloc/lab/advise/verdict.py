@@ -99,7 +99,7 @@ class Advice:
         sentence: the verdict in words.
         choice: the recipe and batch shape to train with; None with "too few" and "barren".
         present: the present setting.
-        because: the branch of the rule that applies, with the profile's figures, and what was measured for it.
+        because: sentences that say why the profile leads to this recipe, and which measurements support it.
         notes: further sentences for the reader.
         more: number of rollouts that are still needed for a verdict; 0 if there are enough.
     """

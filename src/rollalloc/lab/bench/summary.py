@@ -134,7 +134,7 @@ class Summary:
 
     @property
     def measure(self) -> str:
-        """The name of the quantity that has the target."""
+        """The name of the quantity that is compared with the target, see `measure_of`."""
         return measure_of(self.recipes)
 
     @property

@@ -18,7 +18,7 @@ _POINTS = 60
 
 @dataclass(frozen=True)
 class OverTime:
-    """Series by name, against rollouts paid. Each is a mean over seeds, and ends where the shortest seed ends."""
+    """Series by name, against rollouts paid. Each is a mean over seeds, and ends where the shortest run ends."""
 
     x_X: Array
     values: Mapping[str, Array]
@@ -119,7 +119,7 @@ def _over_time(
     value: Callable[[Line], Mapping[str, float] | None],
     kind: str | None = None,
 ) -> OverTime | None:
-    """Mean over seeds on a grid of rollouts paid. It ends where the shortest seed ends.
+    """Mean over seeds on a grid of rollouts paid. It ends where the shortest run ends.
 
     Args:
         runs: one run per seed.

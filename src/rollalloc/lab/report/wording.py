@@ -179,7 +179,7 @@ def caveats(runs: Sequence[RecordedRun]) -> list[str]:
 
 
 def silences(methods: Mapping[str, Sequence[RecordedRun]]) -> list[str]:
-    """One line for each method with a run whose latest rollouts taught nothing, in the words of its first such run."""
+    """For each method with runs whose latest rollouts taught nothing, the warning of the first such run."""
     sentences: list[str] = []
     for label, runs in methods.items():
         if silent := [run.silence for run in runs if run.silence]:

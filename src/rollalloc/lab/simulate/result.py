@@ -19,7 +19,7 @@ class Books:
     Attributes:
         clock: seconds since the start of the run.
         decoding, pausing, training, idle, unused: GPU-seconds, with the sum clock × GPUs. Pausing is prefill and weight
-            synchronization. Unused are GPUs that are too few for another replica.
+            synchronization. GPUs are unused if they are too few for another replica.
         slot_seconds: sum over rollouts of the seconds that they spent on a replica.
         tail: seconds in which few rollouts ran and none waited.
         paid: number of rollouts ordered.

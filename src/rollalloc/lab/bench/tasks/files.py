@@ -136,7 +136,8 @@ def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path
     wanted = json.dumps(asdict(settings), indent=2)
     if not os.path.lexists(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        # The lock is freed when its process dies. So while this process has it, files in `partial` are of a dead process.
+        # The lock is freed when its process dies. So if there are files in `partial` while this process holds the lock, the
+        # process that wrote them has died.
         with opened(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not os.path.lexists(target):

@@ -98,7 +98,7 @@ def _symbols(rng: np.random.Generator, alphabet: str, count: int) -> list[str]:
 
 
 def _image(fact: str, alphabet: str, at: int) -> Part:
-    """A part of an answer: the symbol at this position of the alphabet. Its mistakes are the next three symbols."""
+    """A part of an answer: the symbol at this position of the alphabet. The next three symbols are mistakes."""
     return Part(fact, alphabet[at % len(alphabet)], tuple(alphabet[(at + by) % len(alphabet)] for by in (1, 2, 3)))
 
 

@@ -1,7 +1,7 @@
 """Reader for the traces of prime-rl and of verifiers' `vf-eval`: each line is an episode, or one trace of an episode.
 
-Both write episodes of verifiers. prime-rl writes the group of each episode. An evaluation does not; there, the rollouts of
-one task in one run are a group.
+Both write episodes in the format of the package verifiers. prime-rl also writes the id of each episode's group. An
+evaluation does not; there, the rollouts of one task in one run are a group.
 """
 
 from __future__ import annotations
@@ -224,9 +224,7 @@ def _reward(rewards: Fields, log: Log, where: str) -> float | None:
 
 
 def _choose(files: Sequence[Path]) -> list[Path]:
-    """The files of training traces: all traces, if they are logged (as chunks by prime-rl 0.9.1); otherwise only those that
-    were trained on.
-    """
+    """The files with all training traces, if there are any; otherwise those with the traces that were trained on."""
     training = [
         file for file in by_suffix(files, ".jsonl") if "eval" not in file.parts and not file.name.startswith("metrics.")
     ]

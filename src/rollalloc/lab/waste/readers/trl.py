@@ -311,7 +311,7 @@ def _follow(logged: Sequence[tuple[float, float]]) -> bool | None:
 
 
 def _notes(read: _Read, options: Options, unknown: bool) -> list[str]:
-    """Notes for the reader. `unknown`: no trainer's state says which steps have an evaluation."""
+    """Notes for the reader. `unknown`: without a trainer's state, it is not known which steps have an evaluation."""
     notes = [f"reward: {' and in other files '.join(read.rewards)}"]
     if read.contradicted:
         notes.append(
