@@ -18,15 +18,21 @@ def run_folders(folder: Path) -> list[Path]:
     """All runs in a folder, sorted by name. The folder itself may be a run.
 
     A run is a folder with our `run.json` or with TRL's `trainer_state.json`, or a log file of verl, which writes the logs of
-    a project into one folder. Symbolic links in the folder are not followed. A folder that does not exist has no runs.
+    a project into one folder. Symbolic links are followed, and a folder that is reached twice counts once. A folder that
+    does not exist has no runs.
 
     Raises:
         NotADirectoryError: the path is not a folder.
         OSError: the folder cannot be read.
     """
     runs: list[Path] = []
-    waiting = [(folder, 0)] if folder.exists() else []
-    for place, depth in waiting:
+    # Links wait until all else is searched, so that a run is found by its own name, beside those it is compared with.
+    waiting, links, visited = [(folder, 0)] if folder.exists() else [], list[tuple[Path, int]](), set[Path]()
+    while waiting or links:
+        place, depth = (waiting or links).pop(0)
+        if (real := place.resolve()) in visited:
+            continue
+        visited.add(real)
         # A checkpoint of TRL is a run only if the user names it.
         of_trl = state_in(place) is not None and (place == folder or not is_checkpoint(place))
         if os.path.lexists(place / "run.json") or of_trl:
@@ -34,14 +40,14 @@ def run_folders(folder: Path) -> list[Path]:
         else:
             runs += [path for path in place.glob("*.jsonl") if is_log(path)]
         if depth < _DEEPEST:
-            waiting += [(below, depth + 1) for below in _folders_in(place, may_fail=place != folder)]
+            for below in _folders_in(place, may_fail=place != folder):
+                (links if below.is_symlink() else waiting).append((below, depth + 1))
     return sorted(runs, key=natural)
 
 
 def _folders_in(place: Path, *, may_fail: bool) -> list[Path]:
     try:
-        with os.scandir(place) as entries:
-            return [Path(entry) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return [path for path in place.iterdir() if path.is_dir()]
     except OSError:
         if may_fail:
             return []

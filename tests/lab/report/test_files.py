@@ -75,12 +75,15 @@ def test_a_link_within_the_folder_is_followed(tmp_path):
         assert file.read() == b"x"
 
 
-def test_links_to_runs_are_not_followed(write_run, tmp_path):
+def test_links_to_runs_are_followed_and_a_run_is_found_once_by_its_own_name(write_run, tmp_path, tmp_path_factory):
     folder = write_run("z")
+    elsewhere = write_run("y").rename(tmp_path_factory.mktemp("elsewhere") / "run")
     (tmp_path / "best").symlink_to(folder)
     (tmp_path / "compare" / "circle").symlink_to(tmp_path)
-    assert run_folders(tmp_path) == [folder]
-    assert list(comparisons(tmp_path)) == [tmp_path / "compare"]
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "linked").symlink_to(elsewhere)
+    assert run_folders(tmp_path) == [folder, tmp_path / "linked"]
+    assert list(comparisons(tmp_path)) == [tmp_path / "compare", tmp_path]
 
 
 def test_a_file_is_no_folder_of_runs(tmp_path):
