@@ -7,7 +7,6 @@ from __future__ import annotations
 import io
 import logging
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,42 +17,57 @@ from rollalloc.cli.progress import Lines, RunProgress, Standings, TimeLeft, say,
 LABELS = ("grpo", "dapo", "dapo_carry", "pilot_commit", "pods", "darts", "racing", "pilot_commit+pods")
 
 
-def recorded(folder="a", rollouts=64, accuracy=(0.85,)) -> Any:
-    curve = SimpleNamespace(rollouts=(rollouts,), accuracy=accuracy)
-    of_run = {"folder": folder, "curve": curve, "grouped": True, "ended": False, "budget": 640}
-    return SimpleNamespace(accounts={"trained": rollouts}, paid=rollouts, **of_run)
+def row(task, label):
+    return {
+        "task": task,
+        "recipe": label,
+        "done": "12/15",
+        "curve": "▁▂▃▄▅▆▇█▁▂▃▄",
+        "accuracy": "0.850",
+        "rollouts": "1,234,567",
+        "left, at most": "12:34:56",
+        "taught": "32%",
+        "wasted on": "zero variance 54%, out of band 15%",
+    }
 
 
-def console(width, **options) -> Any:
+def console(width, **options):
     return Console(width=width, file=io.StringIO(), color_system=None, **options)
 
 
 @pytest.mark.parametrize("tasks", [["skills/late"], ["skills/late", "rg/number_filtering_misled"]])
 def test_eighty_columns_hold_every_recipe_by_its_whole_name_and_what_matters(tasks):
     shown = console(80)
-    shown.print(table({(task, label): [recorded(rollouts=1_234_567)] for task in tasks for label in LABELS}))
+    shown.print(table([row(task, label) for task in tasks for label in LABELS]))
     text = shown.file.getvalue()
     assert "…" not in text
-    for word in (*LABELS, *tasks, "0/1", "0.850", "1,234,567"):
+    for word in (*LABELS, *tasks, "12/15", "0.850", "1,234,567"):
         assert word in text
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_stage_shows_how_far_it_is(monkeypatch):
+def test_a_model_that_is_warmed_up_shows_its_curve_as_it_learns(monkeypatch):
     terminal = console(120, force_terminal=True)
     monkeypatch.setattr("rollalloc.cli.progress.Console", lambda stderr: terminal)
     with staged() as shown:
-        shown("warming up", 3, 4)
-    assert "warming up" in terminal.file.getvalue()
-    assert "3/4" in terminal.file.getvalue()
+        for step, right in enumerate((None, 0.0, 0.3, 0.99)):
+            shown("warming up", step, 4, right)
+    assert "warming up ▁▃█ 99% right" in terminal.file.getvalue()
 
 
-def test_a_comparison_shows_the_newest_accuracy_of_each_recipe():
-    run: Any = SimpleNamespace(task="rg/gcd", name="grpo")
+def test_a_comparison_shows_each_recipes_curve_of_the_evaluations_seen_so_far():
+    run = SimpleNamespace(task="rg/gcd", name="grpo")
+
+    def state(folder, rollouts, accuracy):
+        curve = SimpleNamespace(rollouts=rollouts, accuracy=accuracy)
+        of_run = {"folder": folder, "curve": curve, "grouped": True, "ended": False, "budget": 640}
+        return SimpleNamespace(accounts={"trained": 64} if rollouts else {}, paid=64 if rollouts else 0, **of_run)
+
     shown = console(120, force_terminal=True)
     with Standings(shown) as standings:
-        standings.show([(run, recorded("a", 32, (0.1, 0.4))), (run, recorded("b", 0, ()))])
-        standings.show([(run, recorded("a", 64, (0.9,))), (run, recorded("b", 0, ()))])
+        standings.show([(run, state("a", (0, 32), (0.1, 0.4))), (run, state("b", (), ()))])
+        standings.show([(run, state("a", (64,), (0.9,))), (run, state("b", (), ()))])
+    assert "▁▄█" in shown.file.getvalue()
     assert "0.900" in shown.file.getvalue()
     assert "64" in shown.file.getvalue()
 

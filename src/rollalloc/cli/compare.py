@@ -25,7 +25,8 @@ from rollalloc.cli.options import (
     titled,
     with_fields,
 )
-from rollalloc.cli.progress import Standings, bare_table, leave, result_console, say, staged, took, uses
+from rollalloc.cli.progress import Standings, leave, result_console, say, staged, took, uses
+from rollalloc.cli.reading import bare_table
 
 if TYPE_CHECKING:
     from rollalloc.lab.bench.summary import Summary

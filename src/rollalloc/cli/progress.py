@@ -6,13 +6,14 @@ import os
 import platform
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
@@ -27,7 +28,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from rollalloc.files.table import FittingTable, sparkline
 from rollalloc.files.text import visible
+from rollalloc.runs.recorded import share_done
 
 if TYPE_CHECKING:
     from rollalloc.runs.recorded import RecordedRun
@@ -38,18 +41,14 @@ _WIDE = 110  # columns that bar and figures need
 _EVERY_S = 1.0  # between two lines when there is no terminal
 _STAGE_S, _PATIENCE_S = 15.0, 3.0  # time between two lines of a stage, and before its first line
 _STANDINGS_S = 60.0  # between two lines on all runs of a comparison
+_CURVE = 12  # columns of a run's accuracies
+_PROSE = ("task", "recipe", "curve", "wasted on")
+_OPTIONAL = ("wasted on", "taught", "left, at most", "curve")  # columns that a narrow terminal leaves out
 
 
 def say(console: Console, text: str, style: str = "") -> None:
     """Print a sentence. Control characters and markup are escaped, because names from files may contain them."""
     console.print(visible(text), style=style or None, markup=False, emoji=False, highlight=False)
-
-
-def bare_table(title: str | None = None, caption: str | None = None) -> Table:
-    """A table without columns, in the style of all commands. Title and caption may have rich's markup."""
-    made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, caption=caption)
-    made.title_justify = made.caption_justify = "left"
-    return made
 
 
 def result_console() -> Console:
@@ -189,7 +188,8 @@ def paid_for(run: RecordedRun) -> Table:
 def staged() -> Iterator[Callable[..., None]]:
     """Show a bar on stderr for each stage of a command; yields a callback as `rollalloc.lab.bench.tasks.files.Shown`.
 
-    The bars disappear at the end. Without a terminal, a line with the time left is printed from time to time.
+    A stage that trains a model gets a curve of its expected share of right tokens. The bars disappear at the end. Without
+    a terminal, a line with the time left is printed from time to time.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -199,11 +199,16 @@ def staged() -> Iterator[Callable[..., None]]:
     times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
     with Progress(*columns, *times, console=console, transient=True) as progress:
         bars: dict[str, Any] = {}
+        curves: defaultdict[str, list[float]] = defaultdict(list)
 
-        def shown(what: str, done: int, of: int) -> None:
+        def shown(what: str, done: int, of: int, right: float | None = None, /) -> None:
             if what not in bars:
                 bars[what] = progress.add_task(what, total=of)
-            progress.update(bars[what], completed=done, total=of)
+            curve = ""
+            if right is not None:
+                curves[what].append(right)
+                curve = f" {sparkline(curves[what], _CURVE)} {right:.0%} right"
+            progress.update(bars[what], completed=done, total=of, description=what + curve)
 
         yield shown
 
@@ -212,10 +217,13 @@ def _stages_in_lines(lines: Lines) -> Callable[..., None]:
     left: dict[str, TimeLeft] = {}
     began = time.monotonic()
 
-    def shown(what: str, done: int, of: int) -> None:
+    def shown(what: str, done: int, of: int, right: float | None = None, /) -> None:
         time_left = left.setdefault(what, TimeLeft())(done / max(of, 1))
         if time.monotonic() - began > _PATIENCE_S:  # quick stages print nothing
-            lines.say(f"{what}: {done:,} of {of:,}" + (f" · {time_left} left" if time_left else ""), every_s=_STAGE_S)
+            figure = "" if right is None else f", {right:.0%} right"
+            lines.say(
+                f"{what}{figure}: {done:,} of {of:,}" + (f" · {time_left} left" if time_left else ""), every_s=_STAGE_S
+            )
 
     return shown
 
@@ -226,6 +234,10 @@ class Standings:
     def __init__(self, console: Console) -> None:
         self._lines = None if console.is_terminal else Lines(console)
         self._live = Live(console=console, refresh_per_second=2) if self._lines is None else None
+        self._left: dict[tuple[str, str], TimeLeft] = {}
+        self._accuracy: defaultdict[Path, dict[float, float]] = defaultdict(
+            dict
+        )  # each run's accuracies, by the rollouts paid
         self._ended: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -246,7 +258,37 @@ class Standings:
             rows: dict[tuple[str, str], list[RecordedRun]] = {}
             for run, recorded in standings:
                 rows.setdefault((run.task, run.name), []).append(recorded)
-            self._live.update(table(rows))
+                # Each call reads only the newest evaluation of a run in progress, so earlier evaluations are remembered
+                # here.
+                self._accuracy[recorded.folder].update(
+                    zip(recorded.curve.rollouts, recorded.curve.accuracy, strict=True)
+                )
+            self._live.update(table([self._row(task, label, runs) for (task, label), runs in rows.items()]))
+
+    def _row(self, task: str, label: str, runs: Sequence[RecordedRun]) -> dict[str, str]:
+        known = [run.curve.accuracy[-1] for run in runs if run.curve.accuracy]
+        longest = max((self._accuracy[run.folder] for run in runs), key=len)
+        taught, waste = uses([run.accounts for run in runs], grouped=any(run.grouped for run in runs))
+        return {
+            "task": task,
+            "recipe": label,
+            "done": f"{sum(run.ended for run in runs)}/{len(runs)}",
+            "curve": sparkline([*longest.values()], _CURVE),
+            "accuracy": f"{fmean(known):.3f}" if known else "",
+            "rollouts": f"{sum(run.paid for run in runs):,}",
+            "left, at most": self._time_left((task, label), runs),
+            "taught": taught,
+            "wasted on": waste,
+        }
+
+    def _time_left(self, row: tuple[str, str], runs: Sequence[RecordedRun]) -> str:
+        """Estimated time until the runs of a row have spent their budgets."""
+        known = [share for run in runs if (share := share_done(run)) is not None]
+        if len(known) < len(runs):
+            return "no budget"
+        share = fmean(known)
+        left = self._left.setdefault(row, TimeLeft())(share) if share else ""
+        return left or ("" if share == 1 else "–")
 
     def _say(self, lines: Lines, standings: Sequence[tuple[Config, RecordedRun]]) -> None:
         """Print a line for each run that ended since the last call and, from time to time, one for all runs."""
@@ -264,21 +306,13 @@ class Standings:
         lines.say(f"{len(ended)} of {len(standings)} runs ended · {paid:,} rollouts", every_s=_STANDINGS_S)
 
 
-def table(rows: Mapping[tuple[str, str], Sequence[RecordedRun]]) -> Table:
-    """A table of the runs of each task and recipe."""
-    shown = bare_table()
-    for heading in ("task", "recipe", "done", "accuracy", "rollouts"):
-        shown.add_column(heading, justify="left" if heading in ("task", "recipe") else "right", no_wrap=True)
-    for (task, label), runs in rows.items():
-        known = [run.curve.accuracy[-1] for run in runs if run.curve.accuracy]
-        shown.add_row(
-            escape(visible(task)),
-            escape(visible(label)),
-            f"{sum(run.ended for run in runs)}/{len(runs)}",
-            f"{fmean(known):.3f}" if known else "",
-            f"{sum(run.paid for run in runs):,}",
-        )
-    return shown
+def table(rows: Sequence[Mapping[str, str]]) -> FittingTable:
+    """A table of tasks and recipes, as wide as the terminal allows. If there is only one task, it is the title."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    if len(tasks) > 1:
+        return FittingTable(rows, prose=_PROSE, optional=_OPTIONAL)
+    rows = [{heading: value for heading, value in row.items() if heading != "task"} for row in rows]
+    return FittingTable(rows, prose=_PROSE, optional=_OPTIONAL, title="".join(tasks))
 
 
 def uses(accounts: Sequence[Mapping[str, int]], *, grouped: bool = True) -> tuple[str, str]:

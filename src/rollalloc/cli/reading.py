@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from rollalloc.cli.options import in_no_panel, listed
-from rollalloc.cli.progress import bare_table
 
 if TYPE_CHECKING:
     from rollalloc.lab.waste.groups import Log
@@ -73,6 +73,13 @@ class Reading:
         check_format(self.format)
         self._options()
         check_asked(threshold=self.threshold, from_step=from_step)
+
+
+def bare_table(title: str | None = None, caption: str | None = None) -> Table:
+    """A table without columns, in the style of all commands. Title and caption may have rich's markup."""
+    made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, caption=caption)
+    made.title_justify = made.caption_justify = "left"
+    return made
 
 
 def table(headings: tuple[str, ...]) -> Table:

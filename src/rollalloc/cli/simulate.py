@@ -24,7 +24,8 @@ from rollalloc.cli.options import (
     titled,
     with_options,
 )
-from rollalloc.cli.progress import bare_table, result_console, say, staged
+from rollalloc.cli.progress import result_console, say, staged
+from rollalloc.cli.reading import bare_table
 from rollalloc.core.allocator import Allocator
 from rollalloc.lab.bench.summary import in_words
 from rollalloc.lab.simulate.cluster import SCHEDULES, Cluster, Scenario, Schedule

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,11 +20,21 @@ from rollalloc.files.opening import opened
 SETTINGS = "settings.json"  # file in a task's folder with the settings it was created with
 
 
-# Shows the progress of a stage: its name, the number of parts that are done, and the number of all parts.
-Shown = Callable[[str, int, int], None]
+class Shown(Protocol):
+    """Shows the progress of a stage.
+
+    Its arguments:
+
+    - `what`: the stage.
+    - `done`: number of its parts that are done.
+    - `of`: number of its parts.
+    - `right`: expected share of right tokens, if the stage trains a model; None otherwise.
+    """
+
+    def __call__(self, what: str, done: int, of: int, right: float | None = None, /) -> None: ...
 
 
-def unseen(what: str, done: int, of: int) -> None:
+def unseen(what: str, done: int, of: int, right: float | None = None, /) -> None:
     """Ignores progress."""
 
 

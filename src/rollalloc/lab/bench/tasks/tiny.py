@@ -179,20 +179,23 @@ def supervise(
     pad_id, eos_id = ids_of(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
     model.train()
+    right = None
     for step in range(warm_up.steps):
         if enough(step):
             return
-        shown("warming up the model", step, warm_up.steps)
+        shown("warming up the model", step, warm_up.steps, right)
         prompts, answers = (tokenizer(texts)["input_ids"] for texts in draw(warm_up.batch))
         answers = [[*ids, eos_id][:longest] for ids in answers]
         tokens = sum(map(len, answers))
         by_length = np.argsort([len(ids) for ids in answers], kind="stable") if parts > 1 else range(len(answers))
         optimizer.zero_grad()
+        right = 0.0
         for part in np.array_split(by_length, parts):
             asked, answered = [prompts[at] for at in part], [answers[at] for at in part]
             with computing(model, precision):
-                logprobs_BT, _ = completion_logprobs(model, asked, answered, pad_id=pad_id)
+                logprobs_BT, mask_BT = completion_logprobs(model, asked, answered, pad_id=pad_id)
             (-logprobs_BT.sum() / tokens).backward()
+            right += float((logprobs_BT.detach().exp() * mask_BT).sum()) / tokens
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = warm_up.rate(step)
