@@ -29,7 +29,7 @@ of its prompts at 8M) and outside the clock.
   accuracies were void (dev/LOG.md).
 - 135M on a CPU, planned on 2026-11-26 at 12:35 before any run: as above, but on one thread, 256 held-out prompts every 256
   rollouts, 1,536 rollouts at least. Nothing is tuned: stock with n = 4, `line-only` and `line` have the rate 2e-5, at which
-  each of them had the most right rollouts among the first 2,304 of the GPU's tuning runs (the table in docs/trl.md; stock
+  each of them had the most right rollouts among the first 2,304 of the GPU's tuning runs (docs/trl.md as of that day; stock
   with n = 4 and n = 8 were equal). Seeds 200 to 204, first stock and `line`, as many as the time allows. Right rollouts
   among the first 1,536 are told as well, if the target is not reached. No run was over on that day (dev/LOG.md).
 - 135M on a GPU again, planned on 2026-11-26 at 16:45 before any run, with the fault of the first plan mended: the same

@@ -45,7 +45,7 @@ of 1 million parameters was being made, which took more than seven minutes on th
 all others but those of the second pool. Seed 9803 was planned on the same
 day, when those two had ended and were read; it was begun, and stopped for want of time.)
 
-Added on 2026-11-26 at 16:40, before any of these runs: a second round, since the first one had three seeds and three rates,
+Added on 2026-11-26 at 16:20, before any of these runs: a second round, since the first one had three seeds and three rates,
 and did not run Pilot-Commit at GRPO's rate, at which its tuning run was still rising when it ended. The files of the first
 round are gone, so today's code makes these runs anew: GRPO and pc6 are tuned at four rates on seed 9800; then GRPO, pc6 and
 pc6 low on seeds 9801 to 9805, seeds outside, pools inside. Then pool B's other arms, and 1M at four rates on three seeds.
