@@ -1,11 +1,14 @@
 """Checkpoints: a run that is stopped, killed or out of disk goes on as if nothing had been; what is not whole is refused."""
 
+from __future__ import annotations
+
 import json
 import os
 import random
 import shutil
 import signal
-import threading
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -36,6 +39,7 @@ FILES = (
     "payloads.safetensors",
     "trained.safetensors",
 )
+HERE = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +159,15 @@ def test_a_batch_without_advantage_right_after_a_resume_still_moves_the_weights(
     assert torch.equal(weights(resumed), weights(unbroken))
 
 
+def test_a_finished_run_goes_on_with_more_batches(run_of, whole, tmp_path):
+    run_of(tmp_path / "b", max_batches=3, checkpoint_every=None).run()
+    assert checkpoints(tmp_path / "b") == [3]
+    longer = run_of(tmp_path / "b", max_batches=6)
+    longer.resume()
+    longer.run()
+    assert untimed(tmp_path / "b") == whole
+
+
 def test_a_run_whose_budget_is_spent_goes_on_under_a_larger_one(run_of, tmp_path, caplog):
     run_of(tmp_path, RECIPES["grpo"], max_rollouts=48, max_batches=None).run()
     larger = run_of(tmp_path, RECIPES["grpo"], max_rollouts=96, max_batches=None)
@@ -210,6 +223,13 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_is_taken(run_of, broken, 
     assert checkpoints(broken) == [4, 6]
 
 
+def test_where_all_are_torn_the_run_cannot_be_resumed(run_of, broken):
+    for number in (2, 4):
+        tear(broken / f"checkpoints/{number}/state.json", "short")
+    with pytest.raises(checkpoint.CorruptCheckpoint, match=r"none of the checkpoints \[4, 2\]"):
+        run_of(broken).resume()
+
+
 def test_without_a_checkpoint_there_is_nothing_to_resume(run_of, tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint to resume from"):
         run_of(tmp_path).resume()
@@ -252,6 +272,18 @@ def test_a_checkpoint_of_another_kind_of_trainer_is_refused(run_of, broken):
         ValueError, match=r"after batch 5 in .* is not of this kind of trainer: expected .* got .*tinker"
     ):
         run_of(broken).resume()
+
+
+def test_a_changed_recipe_is_refused_or_accepted(run_of, broken, caplog):
+    other = recipes.pilot_commit(5, 2, 6, 12)
+    with pytest.raises(ValueError, match=r"recipe\.groups: saved 4, given 5"):
+        run_of(broken, other).resume()
+    trainer = run_of(broken, other)
+    assert trainer.resume(accept_recipe=True) == 4
+    assert "recipe.groups: saved 4, given 5" in caplog.text
+    trainer.run()
+    batches = [line for line in untimed(broken) if line["kind"] == "batch"]
+    assert [line["groups"] for line in batches] == [4, 4, 4, 4, 5, 5]
 
 
 def refused_by_name(run_of, folder, match):
@@ -400,30 +432,85 @@ def test_a_save_that_ends_at_any_of_its_steps_leaves_a_whole_checkpoint(tmp_path
     assert found == {2, 3}
 
 
+CHILD = """
+import os, signal, sys, time, torch, traceback
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from tiny_policy import *
+from rollalloc import recipes
+from rollalloc.train import checkpoint
+from rollalloc.train.evaluation import HeldOut
+torch.set_num_threads(1)
+
+def trainer(folder):
+    settings = replace(SETTINGS, max_batches={batches}, checkpoint_every=1, eval_every=60)
+    return Trainer(make_policy(), recipes.pilot_commit(4, 2, 6, 12), make_prompts(40), InlineScorer(names_an_image),
+                   settings, heldout=HeldOut(make_prompts(6)), folder=folder)
+
+for line in sys.stdin:  # a folder and seconds; each run in a process of its own that has its imports done
+    name, seconds = line.split()
+    folder = Path(name)
+    if (child := os.fork()) == 0:
+        try:
+            made = trainer(folder)
+            if checkpoint.newest(folder) is not None:
+                made.resume()
+            made.run(overwrite=True)  # of a run that was killed before its first checkpoint
+        except BaseException:  # and at once: while the interpreter ends, the kill comes, and the error would pass for it
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if seconds != "never":
+        time.sleep(float(seconds))
+        os.kill(child, signal.SIGKILL)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+class Runner:
+    """Carries out the run of `CHILD` in processes that may be killed."""
+
+    def __init__(self, batches):
+        code = CHILD.format(here=str(HERE), batches=batches)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes)
+
+    def go(self, folder, kill_after="never"):
+        """Start or resume the run in this folder; the signal that ended it, 0 where it ended by itself."""
+        self.process.stdin.write(f"{folder} {kill_after}\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+
+def killed_at_random_moments(tmp_path, moments, batches, seed):
+    """Kill a run again and again, and compare what it became with an unbroken one; a run that ends is begun anew."""
+    draw, done = random.Random(seed), 0
+    runner = Runner(batches)
+    try:
+        assert runner.go(tmp_path / "first") == 0  # and its imports are done
+        started = time.monotonic()
+        assert runner.go(tmp_path / "unbroken") == 0
+        whole = time.monotonic() - started
+        while done < moments:
+            folder = tmp_path / "killed"
+            shutil.rmtree(folder, ignore_errors=True)
+            while runner.go(folder, kill_after=draw.uniform(0, whole / 2)) == signal.SIGKILL:
+                done += 1
+            assert runner.go(folder) == 0  # whatever the last moment was, it can be resumed and ends
+            assert untimed(folder) == untimed(tmp_path / "unbroken")
+            for file in ("model/model.safetensors", "allocator.json"):
+                assert (folder / file).read_bytes() == (tmp_path / "unbroken" / file).read_bytes()
+            assert checkpoints(folder)[-1] == checkpoints(tmp_path / "unbroken")[-1]
+    finally:
+        runner.process.stdin.close()
+        runner.process.wait(60)
+    return done
+
+
 @pytest.mark.e2e
-def test_a_run_that_is_killed_at_random_moments_becomes_the_unbroken_one(run_of, whole, forked, tmp_path):
-    folder, draw, kills = tmp_path / "killed", random.Random(0), 0
-
-    def go_on(kill_after_s=None):
-        if kill_after_s is not None:
-            threading.Timer(kill_after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
-        trainer = run_of(folder, checkpoint_every=1)
-        if checkpoint.newest(folder) is not None:
-            trainer.resume()
-        trainer.run(overwrite=True)  # of a run that was killed before its first checkpoint
-
-    started = time.monotonic()
-    assert forked(go_on) == 0
-    unbroken_s = time.monotonic() - started
-    while kills < 5:
-        shutil.rmtree(folder)
-        ended = -signal.SIGKILL
-        while ended != 0:
-            kill_after_s = draw.uniform(0, unbroken_s)
-            ended = forked(lambda seconds=kill_after_s: go_on(seconds))
-            assert ended in (0, -signal.SIGKILL)
-            kills += ended != 0
-        assert untimed(folder) == whole
+def test_killed_at_a_few_moments(tmp_path):
+    assert killed_at_random_moments(tmp_path, moments=5, batches=12, seed=0) >= 5
 
 
 def test_a_run_that_is_not_resumed_starts_afresh_where_that_is_wished(run_of, broken, tmp_path):
