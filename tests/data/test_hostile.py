@@ -47,6 +47,7 @@ def nested(depth):
         (json.dumps(row(ground_truth=[1.0, float("nan")])), "ground_truth must not be or hold NaN"),
         (json.dumps(row()).replace('"4"', nested(200)), "must not be nested more than 100 levels deep"),
         (nested(100_000), r"expected one JSON object on each line, got b'\[.*nested too deep"),
+        ('{"prompt": "a", "prompt": "b"}', "the key 'prompt' occurs twice in one object"),
         (json.dumps(row()).replace('"4"', "9" * 5000), "expected one JSON object on each line"),
         (json.dumps({"\x1b[2J": 1}), r"missing or null, found \\x1b\[2J"),
         (json.dumps(row(prior=10**400)), "prior must be a success rate"),

@@ -185,6 +185,7 @@ def test_a_table_of_text_is_read_under_its_column_names(tmp_path, name):
         ("a.csv", b"q,a\n", "expected at least one row"),
         ("a.csv", "q,a\né,2\n".encode("latin1"), "expected text in UTF-8.*iconv -f latin1 -t utf-8"),
         ("a.json", '["é"]'.encode("latin1"), "expected an array in UTF-8.*iconv"),
+        ("a.json", b'[{"a": 1, "a": 2}]', "expected one JSON array of rows .the key 'a' occurs twice"),
         ("a.json", b'[{"a": 1}', "expected one JSON array of rows"),
         ("a.json", b"[]", "expected at least one row"),
         ("a.json", b"[" * 100_000, "expected one JSON array of rows"),

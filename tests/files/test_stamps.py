@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from rollalloc.files.stamps import stamp_of, why_changed
+from rollalloc.files.stamps import GrowingStamp, stamp_of, why_changed
 
 
 def test_a_stamp_is_size_and_sha256(tmp_path):
@@ -36,3 +36,17 @@ def test_what_was_appended_changes_nothing_and_what_was_changed_is_found(tmp_pat
         path.write_bytes(now)
     found = why_changed(path, stamp)
     assert found is None if reason is None else reason in found
+
+
+def test_a_growing_stamp_reads_only_what_was_appended(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"")
+    growing = GrowingStamp(path)
+    for _ in range(3):
+        with path.open("ab") as file:
+            file.write(b"x" * (1 << 20) + b"\n")
+        assert growing.renewed() == stamp_of(path)
+    expected = stamp_of(path)
+    path.write_bytes(b"y" * (expected["bytes"]))
+    assert growing.renewed() == expected  # what it saw before, so that an edit is found later
+    assert "was changed" in why_changed(path, expected)

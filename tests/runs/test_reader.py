@@ -116,9 +116,10 @@ def test_of_a_line_with_a_wrong_field_the_rest_is_taken(path, wrong):
         ('{"target": Infinity}', "its target, a finite number"),
         ('{"prompts": [1]}', "its prompts, a list of paths"),
         ('{"model": 1}', "its model, text"),
-        ('{"max_rollouts": -1}', "its max_rollouts, a whole number from 0"),
+        ('{"max_rollouts": 0}', "its max_rollouts, a whole number from 1"),
         ('{"parameters": [1]}', "its parameters, an object"),
         ('{"label": 3}', "its label, text"),
+        ('{"source": ' + '{"a": ' * 40 + "1" + "}" * 41, "nested more than 32 deep"),
     ],
 )
 def test_a_wrong_description_is_named_and_the_metrics_are_read(path, wrong, said):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields
 from inspect import Parameter
 from math import isfinite
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from rollalloc.cli.options import (
@@ -52,10 +54,29 @@ _PANELS: Mapping[type, str] = {
 _COLUMNS: Mapping[str, tuple[str, str]] = {
     "seconds": ("s/batch", ",.1f"),
     "gpu_seconds": ("GPU-s/batch", ",.0f"),
+    "busy_slots": ("slots", ".1%"),
+    "decoding_share": ("decoding", ".0%"),
+    "training_share": ("training", ".0%"),
+    "idle_share": ("idle", ".0%"),
     "tail": ("tail", ".0%"),
     "paid": ("paid", ",.0f"),
     "rows": ("trained", ",.0f"),
     "stopped": ("stopped", ",.0f"),
+    "tokens": ("tokens", ",.0f"),
+}
+# Columns that a narrow terminal leaves out, in this order.
+_OPTIONAL = (
+    ("tokens",),
+    ("rows", "stopped"),
+    ("decoding_share", "training_share", "idle_share"),
+    ("busy_slots",),
+    ("paid",),
+    ("tail",),
+)
+_MEANINGS: Mapping[str, str] = {
+    "busy_slots": "slots: share that had a rollout.",
+    "decoding_share": "decoding, training, idle: shares of GPU-seconds.",
+    "tail": "tail: share of the time in which fewer than a tenth of the batch's rollouts ran and none waited.",
 }
 
 Given = Mapping[type, Mapping[str, Any]]
@@ -136,7 +157,7 @@ def simulate(
         typer.echo(json.dumps({**said_of, "priced": [each.described() for each in priced]}, indent=2, allow_nan=False))
         return
     console = result_console()
-    console.print(_table(priced))
+    console.print(_fitting(priced, console))
     for line in [*_streaming_notes(scenarios[0], made, staleness), *_notes(scenarios[0], priced)]:
         say(console, line)
 
@@ -211,16 +232,27 @@ def _described(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def _table(priced: Sequence[PricedRecipe]) -> Table:
+def _fitting(priced: Sequence[PricedRecipe], console: Console) -> Table:
+    """The table with as many columns as the console has room for."""
+    tables = [_table(priced, sum(_OPTIONAL[:count], ())) for count in range(len(_OPTIONAL) + 1)]
+    unbounded = console.options.update(width=1000)
+    widths = ((each, Measurement.get(console, unbounded, each).maximum) for each in tables)
+    return next((each for each, width in widths if width <= console.width), tables[-1])
+
+
+def _table(priced: Sequence[PricedRecipe], left_out: Collection[str]) -> Table:
+    shown = {name: column for name, column in _COLUMNS.items() if name not in left_out}
+    meanings = " ".join(meaning for name, meaning in _MEANINGS.items() if name in shown)
     table = bare_table(
         caption="per trained batch, interquartile means over seeds, with bootstrapped 95% intervals from five seeds on. "
-        f"faster: seconds of {escape(priced[0].label)} over this one's, paired by seed. "
-        "tail: share of the time in which fewer than a tenth of the batch's rollouts ran and none waited.",
+        f"faster: seconds of {escape(priced[0].label)} over this one's, paired by seed. {meanings}",
     )
-    for heading in ("GPUs", "recipe", "faster", *(heading for heading, _ in _COLUMNS.values())):
+    for heading in ("GPUs", "recipe", "faster", *(heading for heading, _ in shown.values())):
         table.add_column(heading, justify="left" if heading == "recipe" else "right", no_wrap=True)
     for number, each in enumerate(priced):
-        figures = (in_words(each.figures[name], form, point_only=True) for name, (_, form) in _COLUMNS.items())
+        figures = (
+            in_words(each.figures[name], form, point_only=name != "seconds") for name, (_, form) in shown.items()
+        )
         first_of_size = not number or priced[number - 1].gpus != each.gpus
         faster = "1" if first_of_size else in_words(each.faster, ".2f")
         table.add_row(f"{each.gpus}" if first_of_size else "", escape(each.label), faster, *figures)

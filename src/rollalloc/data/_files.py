@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollalloc.data.jsonl import LONGEST, Unreadable, decoded, read_lines
+from rollalloc.data.jsonl import LONGEST, Unreadable, decode_once, read_lines
 from rollalloc.files.atomic import written
 
 _ROWS = 1024  # rows of a parquet file to read at a time
@@ -27,7 +27,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the suffix is unknown; the file is empty or cannot be read to its end; a line is not JSON; or a
+        ValueError: the suffix is unknown; the file is empty or cannot be read to its end; a line is not JSON; or a key or
             column occurs twice.
     """
     if not path.is_file():
@@ -63,7 +63,7 @@ _NOT_PLAIN = (TypeError, AttributeError, UnicodeError, RecursionError, OverflowE
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
-    for number, row in read_lines(path):
+    for number, row in read_lines(path, unique=True):
         if isinstance(row, Unreadable):
             help = _NOT_UTF8 if "utf-8" in row.why else "a file that holds one array must end in .json, not in .jsonl"
             raise ValueError(
@@ -86,7 +86,7 @@ def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
         yield from _read_jsonl(path)
         return
     try:
-        rows = decoded(path.read_bytes().removeprefix(BOM_UTF8))
+        rows = decode_once(path.read_bytes().removeprefix(BOM_UTF8))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected an array in UTF-8 ({error}); {_NOT_UTF8}") from error
     except (ValueError, RecursionError) as error:

@@ -29,11 +29,12 @@ class Unreadable:
     begins: str
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+def read_lines(path: Path, *, unique: bool = False) -> Iterator[tuple[int, Any]]:
     """Read the lines that are not blank.
 
     Args:
         path: path of the file, which may be packed.
+        unique: objects with a repeated key are `Unreadable`. False: the last value counts, as in Python's `json`.
 
     Yields:
         The number of the line, from 1, and its JSON value or an `Unreadable`.
@@ -41,6 +42,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
     Raises:
         OSError: the file cannot be read, or a packed file is damaged or cut off.
     """
+    decode = decode_once if unique else decoded
     with _opened(path) as file:
         number = 0
         while line := file.readline(LONGEST + 1):
@@ -53,7 +55,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, Any]]:
             if line.isspace():
                 continue
             try:
-                yield number, decoded(line.removeprefix(BOM_UTF8) if number == 1 else line)
+                yield number, decode(line.removeprefix(BOM_UTF8) if number == 1 else line)
             except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or an integer of 5,000 digits
                 why = "nested too deep" if isinstance(error, RecursionError) else str(error)
                 yield number, Unreadable(why, repr(line[:40]))
@@ -90,6 +92,28 @@ _SHAPE = bytes.maketrans(b"123456789{", b"000000000[")
 _BEYOND_64_BITS = b"0" * 19
 
 
+def decode_once(line: bytes) -> Any:
+    """Parse JSON in which no object has a repeated key.
+
+    Raises:
+        ValueError: not UTF-8, not JSON, or with a repeated key.
+        RecursionError: nested too deeply.
+    """
+    return _strict.decode(line.decode("utf-8"))
+
+
 def _skip_line(file: Any) -> None:
     while (rest := file.readline(LONGEST)) and not rest.endswith(b"\n"):
         pass
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} occurs twice in one object")
+    return found
+
+
+_strict = json.JSONDecoder(object_pairs_hook=_once)

@@ -10,6 +10,7 @@ The stamp of a file that grows, such as `metrics.jsonl`, covers its first bytes,
 from __future__ import annotations
 
 from hashlib import sha256
+from io import FileIO
 from pathlib import Path
 from typing import TypedDict
 
@@ -30,33 +31,61 @@ def stamp_of(path: Path, upto: int | None = None) -> Stamp:
 
     Args:
         path: path of a regular file.
-        upto: number of bytes from its beginning that the stamp covers, at most its size; None: all.
+        upto: number of bytes that the stamp covers, from the beginning of the file; at most its size. None: all.
 
     Raises:
-        OSError: it does not exist, is not a regular file, or cannot be read.
+        OSError: the file does not exist, is not a regular file, or cannot be read.
     """
-    digest, size = sha256(), 0
-    with opened(path) as file:
-        while chunk := file.read(_CHUNK if upto is None else min(_CHUNK, upto - size)):
-            digest.update(chunk)
-            size += len(chunk)
-    return {"bytes": size, "sha256": digest.hexdigest()}
+    return GrowingStamp(path).renewed(upto)
 
 
 def why_changed(path: Path, expected: Stamp) -> str | None:
-    """Check that a file begins with the bytes of a stamp. Bytes after them are ignored.
+    """Check that a file begins with the bytes of a stamp. Later bytes are ignored.
 
     Returns:
-        What changed, as text; None if nothing did.
+        What changed, as text; None if nothing changed.
 
     Raises:
-        OSError: it is not a regular file, or cannot be read.
+        OSError: the file is not a regular file, or cannot be read.
     """
-    if not path.exists():
-        return f"{path} is gone"
-    size = path.stat().st_size
-    if size < expected["bytes"]:
-        return f"{path} has {size:,} bytes, but had {expected['bytes']:,}"
-    if stamp_of(path, expected["bytes"]) != expected:
-        return f"{path} was changed within its first {expected['bytes']:,} bytes (their SHA-256 differs)"
-    return None
+    return GrowingStamp(path).why_changed(expected)
+
+
+class GrowingStamp:
+    """The stamp of a file that only grows. Each call of `renewed` reads only what was appended since the last call.
+
+    Args:
+        path: path of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._digest, self._bytes = sha256(), 0
+
+    def renewed(self, upto: int | None = None) -> Stamp:
+        """The stamp of the whole file, or of its first `upto` bytes. `upto` must not decrease from call to call.
+
+        Raises:
+            OSError: the file does not exist, is not a regular file, or cannot be read.
+        """
+        with opened(self.path) as file:
+            file.seek(self._bytes)
+            while chunk := _read(file, None if upto is None else upto - self._bytes):
+                self._digest.update(chunk)
+                self._bytes += len(chunk)
+        return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
+
+    def why_changed(self, expected: Stamp) -> str | None:
+        """The same as the function `why_changed`, but the next call of `renewed` then skips the bytes that were checked."""
+        if not self.path.exists():
+            return f"{self.path} is gone"
+        size = self.path.stat().st_size
+        if size < expected["bytes"]:
+            return f"{self.path} has {size:,} bytes, but had {expected['bytes']:,}"
+        if self.renewed(expected["bytes"]) != expected:
+            return f"{self.path} was changed within its first {expected['bytes']:,} bytes (their SHA-256 differs)"
+        return None
+
+
+def _read(file: FileIO, left: int | None) -> bytes:
+    return file.read(_CHUNK if left is None else max(0, min(_CHUNK, left))) or b""

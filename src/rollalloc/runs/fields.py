@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rollalloc.runs.metrics import fields_of
-from rollalloc.runs.values import COUNT, NUMBER, TEXT, Field, Fields, expect, parsed, take
+from rollalloc.runs.values import NUMBER, TEXT, Field, Fields, count, expect, parsed, take
+
+_DEEPEST = 32  # maximum nesting of a description
+
+
+def _whole(value: Any) -> int:
+    expect(type(value) is int and abs(value) <= 2**64)
+    return value
+
+
+def _positive(value: Any) -> int:
+    expect(count(value) > 0)
+    return value
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -25,7 +37,8 @@ _IN_AN_EVALUATION = fields_of("every line", "eval")
 _CURVE = ("accuracy", "optimizer_steps", "version", "standard_error")
 _IN_A_DESCRIPTION: Fields = {
     **dict.fromkeys(("label", "recipe", "task", "model"), TEXT),
-    **dict.fromkeys(("seed", "max_rollouts"), COUNT),
+    "seed": Field("a whole number", _whole),
+    "max_rollouts": Field("a whole number from 1", _positive),
     "target": NUMBER,
     "prompts": Field("a list of paths", _paths),
     "parameters": Field("an object", _object),
@@ -78,8 +91,23 @@ def description(content: bytes) -> tuple[dict[str, Any], str | None]:
         first field that was left out, or None.
 
     Raises:
-        ValueError: the content is not a JSON object.
+        ValueError: the content is not a JSON object, or is nested too deeply.
     """
     fields = parsed(content)
+    _refuse_deep(fields)
     checked, wrong = take(fields, {}, _IN_A_DESCRIPTION)
     return {name: value for name, value in fields.items() if name not in _IN_A_DESCRIPTION} | checked, wrong
+
+
+def _refuse_deep(value: Any) -> None:
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for node in level
+            for inner in (node.values() if isinstance(node, dict) else node)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {_DEEPEST} deep")

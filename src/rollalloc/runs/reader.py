@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from os import SEEK_END
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rollalloc.runs.recorded import Line, RecordedRun
 from rollalloc.runs.trl_log import read_trl, state_in
 from rollalloc.runs.verl_run import read_verl_run
 
-MOST_LINES = 1024  # if a run has more than twice as many lines of a kind, at least this many are kept
+MOST_LINES = 1024  # number of lines to keep of each kind; when there are twice as many, every second one is dropped
 _KINDS = ("batch", "eval", "end", "failed", "resume")  # all other kinds of lines are kept together
 _LONGEST_DESCRIPTION = 8 << 20  # bytes
 _TAIL = 1 << 18  # bytes at the end of the metrics in which `newest_lines` searches
@@ -175,15 +175,36 @@ def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
 
 
 def _thinned(lines: Iterable[Line]) -> list[Line]:
-    """The lines. Of a kind with very many lines, only some are kept."""
-    by_kind: dict[str, list[tuple[int, Line]]] = {}
+    """The lines, with at most as many of each kind as the views can show."""
+    kept = {kind: _Thinned() for kind in (*_KINDS, "")}
     for at, line in enumerate(lines):
-        by_kind.setdefault(line["kind"] if line["kind"] in _KINDS else "", []).append((at, line))
-    kept = [entry for entries in by_kind.values() for entry in _some(entries)]
-    return [line for _, line in sorted(kept, key=lambda entry: entry[0])]
+        kept[line["kind"] if line["kind"] in _KINDS else ""].add(at, line)
+    entries = sorted((entry for thinned in kept.values() for entry in thinned.entries), key=lambda entry: entry[0])
+    return [line for _, line in entries]
 
 
-def _some(entries: list[tuple[int, Line]]) -> list[tuple[int, Line]]:
-    """The first, the last, and evenly spaced ones between; all if there are few."""
-    step = len(entries) // (2 * MOST_LINES - 2) + 1
-    return [*entries[:-1:step], entries[-1]]
+@dataclass
+class _Thinned:
+    """The lines of one kind, thinned for a long run: each entry stands for several successive lines.
+
+    An entry has the values of its last line, which has the newest running totals. The first entry always stands for a
+    single line.
+    """
+
+    entries: list[tuple[int, Line]] = field(default_factory=list[tuple[int, Line]])  # number in the file, line
+    _each: int = 1  # number of lines that an entry stands for
+    _in_last: int = 1  # number of lines that the last entry stands for so far
+
+    def add(self, number: int, line: Line) -> None:
+        """Add the next line."""
+        if len(self.entries) < 2 or self._in_last == self._each:
+            self.entries.append((number, line))
+            self._in_last = 1
+        else:
+            self.entries[-1] = (number, line)
+            self._in_last += 1
+        if len(self.entries) > 2 * MOST_LINES:
+            first, *rest = self.entries
+            self.entries = [first, *(rest[min(at + 1, len(rest) - 1)] for at in range(0, len(rest), 2))]
+            self._in_last += self._each if len(rest) % 2 == 0 else 0
+            self._each *= 2

@@ -29,11 +29,14 @@ def test_a_table_compares_recipes_on_each_cluster(call):
     assert "arithmetic for qwen2.5-7b on h100; 990,164 tokens of context fit on a replica" in " ".join(out.split())
 
 
-def test_no_figure_is_cut_in_a_hundred_columns(call):
-    code, out, _ = call("--gpus", "8,512", "--batches", 2, "--warmup", 1, "--seeds", "0,1", columns=100)
+@pytest.mark.parametrize(("columns", "there"), [(80, False), (120, True)])
+def test_no_figure_is_cut_however_narrow_the_terminal(columns, there, call):
+    """Columns that do not fit are left out whole, and so is what explains them."""
+    code, out, _ = call("--gpus", "8,512", "--batches", 2, "--warmup", 1, "--seeds", "0,1", columns=columns)
     assert code == 0
     assert "…" not in out
-    assert max(map(len, out.splitlines())) <= 100
+    assert max(map(len, out.splitlines())) <= columns
+    assert ("decoding, training, idle" in " ".join(out.split())) == ("decoding" in out.splitlines()[1]) == there
 
 
 @pytest.mark.parametrize(

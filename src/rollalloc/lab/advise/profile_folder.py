@@ -15,7 +15,7 @@ from rollalloc.files.atomic import write_text
 from rollalloc.files.claims import Claims, Lock, refuse, refuse_read_only
 from rollalloc.files.names import ANSWERS, FEATURES, PROFILE, PROMPTS, REWARDS, ROLLOUTS
 from rollalloc.files.opening import read_text
-from rollalloc.files.stamps import Stamp, stamp_of, why_changed
+from rollalloc.files.stamps import GrowingStamp, Stamp, why_changed
 
 _MADE = (PROFILE, ROLLOUTS, PROMPTS, FEATURES, REWARDS)
 _NAMES = (*_MADE, ANSWERS)
@@ -38,6 +38,7 @@ class ProfileFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._claims, self._lock = Claims(path, _KIND), Lock(path, _KIND)
+        self._log = GrowingStamp(path / ROLLOUTS)
         self._begun = False
 
     def __enter__(self) -> Self:
@@ -110,7 +111,7 @@ class ProfileFolder:
         """Record the log's checksum. The log must end with a complete wave."""
         saved = _described(self.path)
         assert saved is not None  # `describe` is called before the first wave
-        self._write(saved | {_STAMP: stamp_of(self.path / ROLLOUTS)})
+        self._write(saved | {_STAMP: self._log.renewed()})
 
     def _write(self, described: Mapping[str, Any]) -> None:
         write_text(self.path / PROFILE, json.dumps(described, indent=2))
@@ -127,6 +128,7 @@ class ProfileFolder:
         """Remove everything after the first `rollouts` rollouts of the log: a wave that was not finished."""
         if (self.path / ROLLOUTS).exists():
             os.truncate(self.path / ROLLOUTS, self._ends()[rollouts])
+        self._log = GrowingStamp(self.path / ROLLOUTS)  # the old stamp may cover bytes that were cut
 
     def _ends(self) -> list[int]:
         """Byte offset of each line's end in the log, beginning with 0. Lines after the last complete wave are ignored."""

@@ -13,7 +13,7 @@ from rollalloc.files.names import METRICS
 from rollalloc.lab.bench.pool import Failure, Job, RunsFailed, carry_out, processes_at_once
 from rollalloc.processes.stopping import Stopped, StopRequest
 from rollalloc.runs.cost import COSTS, cost_to_target, curve_of, whole_curve_of
-from rollalloc.runs.reader import newest_line, newest_lines, read_metrics
+from rollalloc.runs.reader import newest_line, newest_lines, read_metrics, read_run
 from rollalloc.runs.recorded import RecordedRun
 from rollalloc.train.config import OF_DATA_AND_REWARD, Config
 from rollalloc.train.folder import RunFolder
@@ -130,7 +130,7 @@ def _carry_out(
     """Carry out the runs until all are done or a stop is requested; returns the failures."""
     failures: list[Failure] = []
     over: list[Job] = []  # runs that ended since the last check
-    known = {} if watcher is None else {place: standing(run, place) for place, run in places.items()}
+    known = {} if watcher is None else {place: standing(run, place, whole=True) for place, run in places.items()}
 
     def ended(job: Job, failure: Failure | None) -> None:
         over.append(job)
@@ -180,7 +180,14 @@ def is_finished(run: Config, folder: Path) -> bool:
     return last is not None and last["kind"] == "end" and is_run_in(run, folder)
 
 
-def standing(run: Config, folder: Path) -> RecordedRun:
-    """The state of a run, by the newest lines of its metrics. Files that another run left in its folder are ignored."""
-    lines = newest_lines(folder) if is_described_in(run, folder) else []
+def standing(run: Config, folder: Path, *, whole: bool = False) -> RecordedRun:
+    """The state of a run. Files that another run left in its folder are ignored.
+
+    Args:
+        whole: read all metrics instead of the newest lines, to get the earlier evaluations too.
+    """
+    if not is_described_in(run, folder):
+        lines = list[dict[str, Any]]()
+    else:
+        lines = list(read_run(folder).metrics) if whole else newest_lines(folder)
     return RecordedRun(folder, {"max_rollouts": run.max_rollouts}, lines)

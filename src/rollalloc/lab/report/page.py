@@ -27,6 +27,7 @@ from rollalloc.runs.recorded import RecordedRun, by_label
 MADE_BY = "rollalloc report"  # the generator in the head of the page
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"  # CSP
 
+_MOST_DRAWN = 48  # maximum number of methods in one figure
 _SAID_ELSEWHERE = ("schema", "digests", "recipe", "parameters", "seed", "label", "task")  # fields of `run.json`
 
 
@@ -223,6 +224,7 @@ def _section(
         prefix: prefix for the file names of the figures.
     """
     methods = by_label(runs)
+    drawn = dict(list(methods.items())[:_MOST_DRAWN])
     colours = dict(zip(methods, style.METHODS * len(methods), strict=False))
     sentences = {} if summary is None else findings(summary)
     # An unfinished run can have other settings than the finished ones, and so another label.
@@ -238,12 +240,18 @@ def _section(
             *graded(summary),
             *caveats(runs),
             *silences(methods),
+            *_left_out(methods),
         ],
-        charts=list(_charts(methods, runs[0].target, prefix)),
+        charts=list(_charts(drawn, runs[0].target, prefix)),
         summary=summary,
         runs=runs,
         problems=damage(runs),
     )
+
+
+def _left_out(methods: figures.Methods) -> list[str]:
+    more = len(methods) > _MOST_DRAWN
+    return [f"The figures show the first {_MOST_DRAWN} of {len(methods)} methods."] if more else []
 
 
 def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iterator[Chart]:
