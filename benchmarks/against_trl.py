@@ -138,7 +138,7 @@ MORE = 3  # exit status if runs are missing that nobody has begun
 RATES_OF_ABLATIONS = (3e-4, 6e-4)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Size:
     """A model's task and its budget.
 
@@ -157,7 +157,7 @@ class Size:
 
     about: str
     rates: tuple[float, ...]
-    tuning: tuple[int, ...]
+    tuning: tuple[int, ...] = (100,)
     final: tuple[int, ...]
     least: int
     every: int
@@ -174,26 +174,29 @@ class Size:
 
 SIZES = {
     "0.15m": Size(
-        "0.15M parameters, skills/late, CPU",
-        (1.5e-4, 3e-4, 6e-4, 1.2e-3),
-        (100,),
-        tuple(range(200, 208)),
-        12_288,
-        512,
-        1024,
+        about="0.15M parameters, skills/late, CPU",
+        rates=(1.5e-4, 3e-4, 6e-4, 1.2e-3),
+        final=tuple(range(200, 208)),
+        least=12_288,
+        every=512,
+        heldout=1024,
         arms=("stock-4", "stock-8", "stock-16", "line", "foresight", "foresight-unaveraged"),
     ),
     "8m": Size(
-        "8M parameters, skills/late, CPU", (7.5e-5, 1.5e-4, 3e-4), (100,), tuple(range(200, 208)), 8_192, 1024, 512
+        about="8M parameters, skills/late, CPU",
+        rates=(7.5e-5, 1.5e-4, 3e-4),
+        final=tuple(range(200, 208)),
+        least=8_192,
+        every=1024,
+        heldout=512,
     ),
     "135m": Size(
-        "SmolLM2-135M, short questions, H100",
-        (1e-5, 2e-5, 4e-5, 8e-5),
-        (100,),
-        tuple(range(200, 205)),
-        1_792,
-        192,
-        512,
+        about="SmolLM2-135M, short questions, H100",
+        rates=(1e-5, 2e-5, 4e-5, 8e-5),
+        final=tuple(range(200, 205)),
+        least=1_792,
+        every=192,
+        heldout=512,
         arms=("stock-4", "line", "foresight", "line-64"),
         target=0.7,
         bf16=True,
@@ -790,20 +793,29 @@ def ratio(over_them: Sequence[Run], ours: Sequence[Run], name: str) -> tuple[Int
 def summary_of(out: Path, size: str) -> dict[str, Any]:
     """All figures of a size: costs of each arm, ratios to the best stock arm, curves. Of final runs, if there are any."""
     (name, n), best = best_stock(out, size), tuned(out, size)
-    runs: dict[tuple[str, float], list[Run]] = {}
     everyone = over(out, size)
-    last = [one for one in everyone if one.key.seed in SIZES[size].final]
-    for one in last or everyone:  # a size may have runs of the tuning only
-        runs.setdefault((one.key.arm, one.key.rate), []).append(one)
+    runs = by_arm(final_of(everyone, size) or everyone)  # a size may have runs of the tuning only
     theirs, about = runs.get((name, best[name]), []), {**finals(n), **ablations(n), **others(n), **falls()}
     arms = [row_of(arm, about[arm].about, rate, found, theirs) for (arm, rate), found in sorted(runs.items())]
     tuning = {
         arm: {rate: score[0] for rate, score in rates_of(out, size, arm, SIZES[size].tuning[:1]).items()}
         for arm in SIZES[size].arms
     }
-    dates = sorted({one.date for one in over(out, size)})
-    versions = over(out, size)[0].versions
+    dates, versions = sorted({one.date for one in everyone}), everyone[0].versions
     return {"best_stock": name, "tuning": tuning, "arms": arms, "dates": dates, "versions": dict(versions)}
+
+
+def final_of(runs: Iterable[Run], size: str) -> list[Run]:
+    """The runs on the final seeds."""
+    return [one for one in runs if one.key.seed in SIZES[size].final]
+
+
+def by_arm(runs: Iterable[Run]) -> dict[tuple[str, float], list[Run]]:
+    """Runs by arm and learning rate."""
+    found: dict[tuple[str, float], list[Run]] = {}
+    for one in runs:
+        found.setdefault((one.key.arm, one.key.rate), []).append(one)
+    return found
 
 
 def row_of(arm: str, about: str, rate: float, found: Sequence[Run], theirs: Sequence[Run]) -> dict[str, Any]:
@@ -832,12 +844,7 @@ def merged(before: Mapping[str, Any], out: Path, size: str) -> dict[str, Any]:
     The earlier rows stay as they are. The later rows, that of the stock arm with "-again" in its name, have their own
     dates and are compared with each other alone, because another processor rounds in another way.
     """
-    runs: dict[tuple[str, float], list[Run]] = {}
-    for one in over(out, size):
-        if one.key.seed in SIZES[size].final:
-            runs.setdefault((one.key.arm, one.key.rate), []).append(one)
-    if not runs:
-        return dict(before)
+    runs = by_arm(final_of(over(out, size), size))
     theirs = [one for (arm, _), found in runs.items() if arm == before["best_stock"] for one in found]
     new: list[dict[str, Any]] = []
     for (arm, rate), found in runs.items():
@@ -939,7 +946,7 @@ def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
         for label, name in (
             ("one line: foresight, averaged weights", "foresight"),
             ("one line: REINFORCE, averaged weights", "line"),
-            ("the same with 64 rows in a step", "line-64"),
+            ("one line: REINFORCE, averaged, 64 rollouts a step", "line-64"),
             ("one line: REINFORCE, nothing else changed", "line-only"),
             (f"TRL's GRPOTrainer, groups of {one['best_stock'].removeprefix('stock-')}", one["best_stock"]),
         ):
@@ -951,7 +958,7 @@ def draw(found: Mapping[str, Mapping[str, Any]], to: Path) -> None:
             axis.fill_between(curve["rollouts"], curve["low"], curve["high"], color=colour, alpha=0.2, linewidth=0)
         axis.axhline(SIZES[size].target, color="grey", linestyle=":", linewidth=1)
         seeds = max(len(arm["seeds"]) for arm in one["arms"])
-        rates = min(len(rates) for rates in tuning.values())
+        rates = " or ".join(str(count) for count in sorted({len(rates) for rates in tuning.values()}))
         axis.set_title(f"{SIZES[size].about}\n{seeds} seeds, best of {rates} learning rates", fontsize=10)
         axis.set_xlabel("rollouts generated")
         axis.spines[["top", "right"]].set_visible(False)
