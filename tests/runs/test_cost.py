@@ -126,10 +126,13 @@ def test_the_whole_curve_ends_with_the_final_weights():
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"standard_error": "x"}, "its standard_error"), ({"rollouts_paid": -1}, "got rollouts_paid: -1")],
+    [
+        ({"standard_error": "x"}, "standard_error: expected"),
+        ({"rollouts_paid": -1}, "rollouts_paid: expected a whole number from 0, got -1"),
+    ],
 )
 def test_what_a_line_must_hold_is_the_same_for_all_who_read_it(tmp_path, wrong, said):
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line() | wrong) + "\n")
-    with pytest.raises(ValueError, match=rf"metrics\.jsonl:1 .*{said}.*the file is damaged"):
+    with pytest.raises(ValueError, match=rf"metrics\.jsonl:1 {said}.*the file is damaged"):
         read_metrics(tmp_path / "metrics.jsonl")
     assert said in (read_run(tmp_path).problem or "")

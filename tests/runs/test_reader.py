@@ -62,14 +62,14 @@ def test_the_newest_line_of_each_kind_is_read_from_the_end(path):
         ("[" * 100_000, "metrics.jsonl:2 is not a line of JSON (it is nested too deeply)"),
         ("[1]", "metrics.jsonl:2 is not a line of JSON (expected an object, got a list)"),
         ("\ufffe{}", "metrics.jsonl:2 is not a line of JSON"),
-        (line(2, rollouts_paid=-1).strip(), "got rollouts_paid: -1, expected a whole number from 0"),
-        (line(2, rollouts_paid=True).strip(), "got rollouts_paid: true"),
-        (line(2, tokens_paid=10**400).strip(), "got tokens_paid: a number that is too large"),
-        (line(2, seconds=float("nan")).strip(), "got seconds: NaN, expected a finite number from 0"),
-        (line(2, accounts={"trained": -1}).strip(), "got accounts: an object"),
+        (line(2, rollouts_paid=-1).strip(), "rollouts_paid: expected a whole number from 0, got -1"),
+        (line(2, rollouts_paid=True).strip(), "rollouts_paid: expected a whole number from 0, got true"),
+        (line(2, tokens_paid=10**400).strip(), "got a number that is too large"),
+        (line(2, seconds=float("nan")).strip(), "seconds: expected a finite number from 0, got NaN"),
+        (line(2, accounts={"trained": -1}).strip(), "names, got an object"),
         (line(2, accounts={str(at): 1 for at in range(1000)}).strip(), "under at most 64 names"),
-        ('{"kind": "batch"}', "got none with rollouts_paid"),
-        (line(1).strip(), "metrics.jsonl:2 is repeated or out of order, batch 1 after 1: two runs, or one twice"),
+        ('{"kind": "batch"}', "rollouts_paid is missing"),
+        (line(1).strip(), "metrics.jsonl:2 is repeated or out of order, batch 1 after 1: two runs, or one run twice"),
         ('{"x": "' + "x" * files.LONGEST + '"}', "metrics.jsonl:2 is longer than 1,048,576 bytes"),
     ],
 )
@@ -100,7 +100,7 @@ def test_of_a_line_with_a_wrong_field_the_rest_is_taken(path, wrong):
     assert batches(run) == [1]
     assert next(iter(wrong)) not in run.metrics[0]
     assert run.problem is not None
-    assert f"metrics.jsonl:1 expected an object with its {next(iter(wrong))}" in run.problem
+    assert f"metrics.jsonl:1 {next(iter(wrong))}: expected " in run.problem
     assert "left out" not in run.problem
     path.write_text(line(1, **others))
     assert read_run(path.parent).problem == "run.json: No such file or directory"
@@ -112,13 +112,13 @@ def test_of_a_line_with_a_wrong_field_the_rest_is_taken(path, wrong):
         ("", "run.json: it is empty"),
         ("{", "line 1 column 2"),
         ("[" * 100_000, "nested too deeply"),
-        ('{"seed": "x"}', "its seed, a whole number"),
-        ('{"target": Infinity}', "its target, a finite number"),
-        ('{"prompts": [1]}', "its prompts, a list of paths"),
-        ('{"model": 1}', "its model, text"),
-        ('{"max_rollouts": 0}', "its max_rollouts, a whole number from 1"),
-        ('{"parameters": [1]}', "its parameters, an object"),
-        ('{"label": 3}', "its label, text"),
+        ('{"seed": "x"}', "seed: expected a whole number, or no seed, got"),
+        ('{"target": Infinity}', "target: expected a finite number"),
+        ('{"prompts": [1]}', "prompts: expected a list of paths"),
+        ('{"model": 1}', "model: expected text"),
+        ('{"max_rollouts": 0}', "max_rollouts: expected a whole number from 1"),
+        ('{"parameters": [1]}', "parameters: expected an object"),
+        ('{"label": 3}', "label: expected text"),
         ('{"source": ' + '{"a": ' * 40 + "1" + "}" * 41, "nested more than 32 deep"),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 
 from rollalloc.runs.teaching import in_words
 
-LAST, NOTHING = "of the last 2,048 rollouts were", "they teach next to nothing;"
+LAST, NOTHING = "of the last 2,048 rollouts were", "almost nothing is learned from them;"
 HARD = "easier prompts or a stronger model to begin with would help"
 
 
@@ -46,13 +46,13 @@ def test_a_line_says_what_most_were_and_what_would_help(shares, said):
         ({"wrong": 1.0}, "check the reward function: the last rollouts were all wrong. Try it on an answer"),
         (
             {"all_right": 1.0},
-            "the last rollouts were all right: harder prompts would help, or the run is done. If it was so",
+            "the last rollouts were all right: harder prompts would help, or the run is done. If all rollouts were right",
         ),
         (
             {"right": 1.0},
-            "the last rollouts were all right: harder prompts would help, or the run is done. If it was so",
+            "the last rollouts were all right: harder prompts would help, or the run is done. If all rollouts were right",
         ),
-        ({"all_alike": 1.0}, "check the reward function: of the last rollouts no two to the same prompt got different"),
+        ({"all_alike": 1.0}, "check the reward function: in each of the last groups, all rollouts got the same reward"),
     ],
 )
 def test_where_outcomes_never_differed_the_reward_function_is_suspected_first(shares, said):

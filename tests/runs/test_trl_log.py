@@ -64,7 +64,7 @@ def test_a_run_of_trl_s_own_trainer_is_read_over_optimizer_steps(tmp_path):
     assert run.curve.accuracy == (0.375,)
     assert run.last["seconds"] == 2
     assert run.why == "TRL: all of 4 steps are done"
-    assert "TRL's own trainer logs no number of rollouts" in caveats([run])[0]
+    assert "TRL's own trainer does not log rollouts" in caveats([run])[0]
     assert story([run], run.label)[0] == "grpo made 4 optimizer steps"
 
 

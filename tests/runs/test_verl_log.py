@@ -163,7 +163,7 @@ def test_after_a_resume_the_seconds_before_it_are_not_known_and_are_not_left_out
     result = CliRunner().invoke(app, words, env={"COLUMNS": "120"})
     [row] = [line.split() for line in result.output.splitlines() if "not logged" in line]
     assert row == ["resumed", "900", "1.00", "4,500", "1.00", "not", "logged"]
-    assert "steps before step 7 are not in the log" in " ".join(result.output.split())
+    assert "the log lacks steps before step 7" in " ".join(result.output.split())
 
 
 def test_steps_that_a_resume_rolled_back_are_forgotten_with_their_validations(tmp_path):

@@ -70,7 +70,7 @@ def test_a_run_of_verl_s_own_trainer_is_read_over_training_steps(tmp_path):
     assert last | {"loss": -0.02, "grad_norm": 1.5, "mean_lengths": [3.0, 34.0, 64.0]} == last
     assert (run.curve.rollouts, run.curve.accuracy) == ((0, 4), (0.125, 0.25))
     assert (last["seconds"], last["tokens_paid"]) == (4 * 10, 4000)
-    assert "training steps stand in their place" in caveats([run])[0]
+    assert "training steps are shown instead of rollouts" in caveats([run])[0]
     assert f"accuracy is {GSM8K}" in caveats([run])[0]
     assert story([run], run.label)[0] == "grpo has so far made 4 training steps"
 
@@ -108,7 +108,7 @@ def test_a_resumed_log_says_what_it_lacks_and_forgets_what_was_rolled_back(tmp_p
     anew = [{"step": 2, "data": {GSM8K: 0.2}}, *STOCK[3:]]
     run = read_run(verl(tmp_path / "anew.jsonl", anew))
     assert (run.curve.rollouts, run.last["seconds"]) == ((2, 4), 20)
-    assert "steps before step 3 are not in the log" in caveats([run])[0]
+    assert "the log lacks steps before step 3" in caveats([run])[0]
     both = read_run(verl(tmp_path / "both.jsonl", [*STOCK, *anew, *[step_of(5)]]))
     assert ([line["version"] for line in both.batches], both.last["tokens_paid"]) == ([1, 2, 3, 4, 5], 5000)
     assert both.curve.rollouts == (0, 2, 4)

@@ -1,14 +1,14 @@
-"""Cost to target: what a run paid until it reached an accuracy. All other modules use this definition.
+"""Cost to target: the cost of a run until it reached an accuracy. All other modules use this definition.
 
-A run is evaluated on a fixed grid of rollouts paid. At each multiple of `eval_every`, the weights are evaluated that were
-the newest within that number of rollouts. The target is reached at the first evaluation that is at or above it, if the
-next evaluation of different weights is too (a single evaluation may be luck). The final weights are not evaluated on the
-grid. The target cannot be reached with them, but they can confirm the last grid point. The cost is interpolated linearly
-between the grid point that reached the target and the one before it. If a run never reached the target, its cost is
-censored: it is more than what the run had paid at its last grid point.
+A run is evaluated on a fixed grid: the multiples of `eval_every` rollouts paid. At each grid point, the newest weights are
+evaluated that were made with at most this number of rollouts. A run reaches the target when two successive evaluations of
+different weights are at or above the target, because a single evaluation may be luck. The first of the two is the grid point
+that reached the target; the second confirms it. The final weights are not on the grid: they can only confirm. The cost is
+interpolated linearly between the grid point that reached the target and the grid point before. If a run never reached the
+target, its cost is censored: it is more than the run had paid at its last grid point.
 
-Costs are rollouts, generated tokens, seconds without evaluation, and optimizer steps. The number of rollouts is that of
-the grid point. The other costs are what had been paid when the evaluated weights were made.
+Costs are rollouts, generated tokens, seconds without evaluation, and optimizer steps. The number of rollouts is the grid
+point itself. The other costs are the totals when the evaluated weights were made.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Curve:
         accuracy: accuracy, in [0, 1].
         standard_error: standard error of the accuracy; 0 if it is exact, None if unknown.
         final: version and accuracy of the final weights, which may confirm that the last entry reached a target. None if
-            they were not evaluated, or are the last entry.
+            the final weights have no evaluation of their own.
     """
 
     rollouts: tuple[float, ...]
@@ -95,7 +95,7 @@ def _curve(lines: Sequence[Mapping[str, Any]]) -> Curve:
 
 
 def cost_to_target(curve: Curve, target: float) -> Cost | None:
-    """What a run paid until it reached the target. If it did not reach the target, a lower bound.
+    """The cost of a run until it reached the target; a lower bound if it never reached the target.
 
     Args:
         curve: the run's curve.
@@ -111,17 +111,15 @@ def cost_to_target(curve: Curve, target: float) -> Cost | None:
     share = 1.0
     if at:
         before, after = curve.accuracy[at - 1], curve.accuracy[at]
-        # If the entry before `at` is at or above the target, it is a second evaluation of weights that were below the target
-        # in the first one. Then nothing is interpolated: the cost is that of the entry before `at`.
+        # If the entry before `at` is at or above the target, it repeats an evaluation of weights whose first evaluation was
+        # below the target. Then the cost is that of the entry before `at`, without interpolation.
         share = (target - before) / (after - before) if before < target else 0.0
     paid = {name: _between(getattr(curve, name), last, share) for name in COSTS}
     return Cost(paid, censored=at is None, at=at)
 
 
 def _reached(curve: Curve, target: float) -> int | None:
-    """Index of the first grid point at the target that the next evaluation of different weights confirms; None if there is
-    none.
-    """
+    """Index of the first grid point that reached the target and was confirmed; None if no grid point was."""
     evaluated = [*zip(curve.version, curve.accuracy, strict=True), *([] if curve.final is None else [curve.final])]
     starts = [0, *(at + 1 for at, (one, next_) in enumerate(pairwise(evaluated)) if one[0] != next_[0])]
     for at, confirmed_at in pairwise(starts):

@@ -17,16 +17,17 @@ _DEEPEST = 3  # levels of folders to search; enough for comparisons on several t
 def run_folders(folder: Path) -> list[Path]:
     """All runs in a folder, sorted by name. The folder itself may be a run.
 
-    A run is a folder with our `run.json` or with TRL's `trainer_state.json`, or a log file of verl, which writes the logs of
-    a project into one folder. Symbolic links are followed, and a folder that is reached twice counts once. A folder that
-    does not exist has no runs.
+    A run is a folder with our `run.json`, a folder with TRL's `trainer_state.json`, or a log file of verl. (verl writes all
+    logs of a project into one folder.) Symbolic links are followed, and a folder that is reached twice counts once. A folder
+    that does not exist has no runs.
 
     Raises:
         NotADirectoryError: the path is not a folder.
         OSError: the folder cannot be read.
     """
     runs: list[Path] = []
-    # Links wait until all else is searched, so that a run is found by its own name, beside those it is compared with.
+    # Follow links last. A run that also has a link elsewhere is then found in its own folder, beside the runs it is compared
+    # with.
     waiting, links, visited = [(folder, 0)] if folder.exists() else [], list[tuple[Path, int]](), set[Path]()
     while waiting or links:
         place, depth = (waiting or links).pop(0)
@@ -69,8 +70,8 @@ def comparisons(folder: Path) -> dict[Path, list[RecordedRun]]:
         groups.setdefault(folder if place == folder else place.parent, []).append(read_run(place))
     if not groups:
         raise FileNotFoundError(
-            f"expected the folder of a run, or of runs, got {folder}: it has neither a run.json, which `rollalloc train` "
-            "and `rollalloc compare` write, nor TRL's checkpoint-*/trainer_state.json, nor a log of verl's file logger"
+            f"expected the folder of one or several runs, got {folder}: it has no run.json (of `rollalloc train` or "
+            "`rollalloc compare`), no checkpoint-*/trainer_state.json (of TRL) and no log of verl's file logger"
         )
     return groups
 

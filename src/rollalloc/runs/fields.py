@@ -33,7 +33,7 @@ def _paths(value: Any) -> list[str]:
 _NEEDED = fields_of("every line", needed=True)
 _IN_A_BATCH = fields_of("every line", "batch", "end", "failed")
 _IN_AN_EVALUATION = fields_of("every line", "eval")
-# Fields that are set to None in an evaluation that lacks them.
+# Fields of an evaluation that are set to None if they are missing.
 _CURVE = ("accuracy", "optimizer_steps", "version", "standard_error")
 _IN_A_DESCRIPTION: Fields = {
     **dict.fromkeys(("label", "recipe", "task", "model"), TEXT),
@@ -48,12 +48,12 @@ _IN_A_DESCRIPTION: Fields = {
 class MetricsLine(NamedTuple):
     """A line of the metrics.
 
-    In an evaluation, missing fields of the curve are None, and a missing `at` is `rollouts_paid`.
+    In an evaluation, a missing field of the curve is set to None, and a missing `at` is set to `rollouts_paid`.
 
     Attributes:
         known: the fields that the views use, checked. Wrong fields are left out.
         whole: all fields of the line, unchecked.
-        wrong: what is wrong with the first field that was left out; None if none was.
+        wrong: the problem of the first field that was left out; None if no field was left out.
         rising: name and value of the counter that must increase from line to line; empty if the line does not have it.
     """
 
@@ -87,8 +87,8 @@ def description(content: bytes) -> tuple[dict[str, Any], str | None]:
     """Parse and check a `run.json`.
 
     Returns:
-        All fields, where those that the views use are checked, and wrong ones are left out; and what is wrong with the
-        first field that was left out, or None.
+        The fields, and the problem of the first field that was left out, or None. A field that the views use is left out if
+        its value is wrong. Other fields are not checked.
 
     Raises:
         ValueError: the content is not a JSON object, or is nested too deeply.

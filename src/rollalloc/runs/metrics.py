@@ -44,7 +44,7 @@ class Metric:
         meaning: what the metric measures, in words.
         where: where it occurs: kinds of lines of `metrics.jsonl` ("every line", "batch", "eval" ...), or "TRL", "verl",
             "Tinker".
-        read: how the reader checks the value under the first part of the path. None: the reader ignores the metric.
+        read: the reader's check of the value under the first part of the path. None: the reader ignores the metric.
         needed: whether a line without the metric is invalid.
     """
 
@@ -65,7 +65,7 @@ _AWAY = ("batch", "end", "failed")
 _PREDICTION = ("batch", "TRL", "verl")
 
 TABLE: Mapping[str, tuple[Metric, ...]] = {
-    "What the run paid, and for what": (
+    "Totals of the run": (
         Metric("kind", "text", "kind of the line: `batch`, `eval`, `end` and so on", _EVERY, TEXT, needed=True),
         Metric("rollouts_paid", "rollouts", "all rollouts ordered so far", _ALL, COUNT, needed=True),
         Metric("tokens_paid", "tokens", "tokens of all rollouts that have ended so far", _ALL, COUNT, needed=True),
@@ -80,7 +80,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric(
             "unscored/REASON",
             "rollouts",
-            "rollouts without a score so far, by reason; rarer reasons after the first twenty are counted together",
+            "rollouts without a score so far, by reason; after twenty different reasons, further ones are counted together",
             _EVERY,
             COUNTS,
         ),
@@ -124,7 +124,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric(
             "negative_weight",
             "",
-            "sum of the negative advantages divided by the sum of the positive ones, as a positive number, "
+            "sum of the negative advantages without their sign, divided by the sum of the positive advantages, "
             "without replayed rows: 1 for GRPO, 0 for RAFT, the weight of failures for REINFORCE; null if no "
             "advantage is positive",
             _BATCHES,
@@ -147,7 +147,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
             "lengths of the same rollouts: minimum, 10, 25, 50, 75, 90% quantiles and maximum",
             _BATCH,
         ),
-        Metric("evicted", "prompts", "prompts that may not be drawn for longer than an epoch", (*_AWAY, "verl"), COUNT),
+        Metric("evicted", "prompts", "prompts set aside for more than one epoch", (*_AWAY, "verl"), COUNT),
         Metric("evicted_share", "share", "share of all prompts that are evicted now", ("verl",)),
         Metric("revived", "visits", "visits so far to prompts that had been evicted", (*_AWAY, "verl"), COUNT),
         Metric(
@@ -172,7 +172,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("learning_rate", "", "learning rate of the last optimizer step", _BATCH),
         Metric("update_seconds", "s", "time of this update", _BATCH),
     ),
-    "What is trained on beside what was sampled": (
+    "Trained rows compared with all rollouts": (
         Metric(
             "selection/tokens_sampled",
             "tokens",
@@ -305,12 +305,12 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("stage/NAME/groups", "groups", "groups that entered the stage NAME in this step", ("verl",)),
         Metric("stage/NAME/rollouts", "rollouts", "rollouts ordered in the stage", ("verl",)),
         Metric("stage/NAME/passed", "groups", "groups that passed the stage, including surplus groups", ("verl",)),
-        Metric("stage/NAME/pass_rate", "share", "share of the groups leaving the stage that passed it", ("verl",)),
+        Metric("stage/NAME/pass_rate", "share", "share of groups that passed, of those that left the stage", ("verl",)),
         Metric(
             "stage/NAME/dropped/REASON",
             "share",
-            "share of the groups leaving the stage that were dropped for REASON: `too_easy`, `too_hard`, "
-            "`solved`, `zero_variance` and so on",
+            "share of groups that were dropped for REASON (`too_easy`, `too_hard`, `solved`, `zero_variance` and so on), "
+            "of those that left the stage",
             ("verl",),
         ),
         Metric("stage/NAME/mean", "metric", "mean metric of the rollouts in the groups that left the stage", ("verl",)),
@@ -327,7 +327,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
             " truncated rollouts, and what became of the group; needs `wandb` in `trainer.logger`",
             ("verl",),
         ),
-        Metric("rounds", "rounds", "how many times rollouts were ordered in this step", ("verl",)),
+        Metric("rounds", "rounds", "number of times that rollouts were ordered in this step", ("verl",)),
         Metric("held/groups", "groups", "groups that wait for a later batch", ("verl",)),
         Metric("held/in", "groups", "those of them that began to wait in this step", ("verl",)),
         Metric("held/out", "groups", "groups that waited before this step and were trained on in it", ("verl",)),

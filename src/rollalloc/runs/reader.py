@@ -99,8 +99,8 @@ def lines_in(path: Path) -> Iterator[Line]:
 
 
 def _checked_lines(path: Path) -> Iterator[tuple[int, MetricsLine | None, str | None, bool]]:
-    """Yield each line that is not blank: its number, the line if it is usable, what is wrong with it, and whether it ends
-    with a line break.
+    """Yield each line that is not blank: its number, the parsed line or None, its problem or None, and whether it ends with
+    a line break.
     """
     newest: dict[str, int] = {}  # last value of each counter that must increase
     for number, line, complete in lines_of(path):
@@ -112,7 +112,7 @@ def _checked_lines(path: Path) -> Iterator[tuple[int, MetricsLine | None, str | 
             parsed = metrics_line(line)
             for name, value in parsed.rising.items():
                 if (before := newest.get(name)) is not None and value <= before:
-                    wrote = "two runs, or one twice, wrote here"
+                    wrote = "two runs, or one run twice, wrote this file"
                     raise ValueError(f"is repeated or out of order, {name} {value:,} after {before:,}: {wrote}")
         except ValueError as error:
             yield number, None, str(error), complete
@@ -129,7 +129,8 @@ def read_metrics(path: Path) -> list[Line]:
 def newest_lines(folder: Path) -> list[Line]:
     """The newest line of each kind in the last 256 KiB of a run's metrics, in the order of the file.
 
-    OSError: the metrics file is not a regular file, or cannot be read.
+    Raises:
+        OSError: the metrics file is not a regular file, or cannot be read.
     """
     newest: dict[str, Line] = {}
     for line in _from_the_end(folder):
@@ -160,7 +161,7 @@ def _from_the_end(folder: Path) -> Iterator[Line]:
 
 
 def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
-    """The content of a `run.json`, empty if it cannot be read; and what is wrong with the file, or None."""
+    """The content of a `run.json`, empty if it cannot be read; and the problem of the file, or None."""
     try:
         with open_regular(path) as file:
             content = file.read(_LONGEST_DESCRIPTION + 1)

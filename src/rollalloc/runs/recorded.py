@@ -1,4 +1,4 @@
-"""`RecordedRun`: what the files of a run say about it, whether the run is going on, finished or failed."""
+"""`RecordedRun`: a running, finished or failed run, as its files describe it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OF_ONE_RUN = ("seed", "digests")  # fields of `run.json` that differ between th
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What is known about a run.
+    """A run, as far as its files describe it.
 
     Attributes:
         folder: the run's folder; for verl, its log file.
@@ -64,7 +64,7 @@ class RecordedRun:
     def last(self) -> Line:
         """The newest line of the metrics that is not an evaluation; empty if there are no metrics.
 
-        An evaluation may have the rollout count of earlier weights.
+        Evaluations are skipped, because their totals may be those of earlier weights.
         """
         lines = (line for line in reversed(self.metrics) if line["kind"] != "eval")
         return next(lines, self.metrics[-1] if self.metrics else {})
@@ -117,7 +117,7 @@ class RecordedRun:
 
     @property
     def silence(self) -> str | None:
-        """A warning if most of the recent rollouts had no effect on training; None if most had one, or if it is unknown."""
+        """The warning that most of the recent rollouts had no effect on training; None if no warning is needed."""
         shares = next((line["teaching"] for line in reversed(self.metrics) if "teaching" in line), {})
         return in_words(shares)
 
@@ -128,7 +128,7 @@ class RecordedRun:
 
     @cached_property
     def cost(self) -> Cost | None:
-        """Rollouts paid to reach the target, or a lower bound if it was not reached. None without target or evaluation."""
+        """The cost to reach the target, see `cost_to_target`. None if there is no target or no evaluation."""
         return None if self.target is None else cost_to_target(curve_of(self.metrics), self.target)
 
 

@@ -19,10 +19,10 @@ _CHECK = {  # advice if the last rollouts all had the same outcome
     "wrong": "check the reward function: the last rollouts were all wrong. Try it on an answer that you know to be right, "
     "look at the form of the ground truths, and see whether rollouts are cut off before they answer. If all that is "
     "in order, the model cannot do the task: easier prompts or a stronger model would help",
-    "right": "the last rollouts were all right: harder prompts would help, or the run is done. If it was so from the start, "
-    "check the reward function on an answer that you know to be wrong",
-    "alike": "check the reward function: of the last rollouts no two to the same prompt got different rewards, so that "
-    "nothing can be learned. It has to tell a better answer from a worse one",
+    "right": "the last rollouts were all right: harder prompts would help, or the run is done. If all rollouts were right "
+    "from the start, check the reward function on an answer that you know to be wrong",
+    "alike": "check the reward function: in each of the last groups, all rollouts got the same reward, so nothing can be "
+    "learned. The reward must be higher for a better answer",
 }
 
 
@@ -33,12 +33,12 @@ def notices(allocator: Allocator) -> list[str]:
 
 
 def notice(teaching: Teaching) -> str | None:
-    """The warning that most rollouts have no effect on training; None if it is not due after this batch."""
+    """The warning that most rollouts have no effect on training; None if no warning is due after this batch."""
     return in_words(teaching.shares()) if teaching.should_warn else None
 
 
 def in_words(shares: Mapping[str, float]) -> str | None:
-    """The warning that most of the recent rollouts had no effect on training, with advice; None if most had one.
+    """The warning that most of the recent rollouts had no effect on training, with advice; None if no warning is needed.
 
     Args:
         shares: shares of the recent rollouts by outcome, from `Teaching.shares` or a line of the metrics.
@@ -56,4 +56,4 @@ def in_words(shares: Mapping[str, float]) -> str | None:
     )
     if not alone:
         sentence += "".join(f", {share_of[cause]:.0%} all {cause}" for cause in others if share_of[cause] >= 0.005)
-    return f"{sentence}: they teach next to nothing; {_WOULD_HELP[most]}"
+    return f"{sentence}: almost nothing is learned from them; {_WOULD_HELP[most]}"

@@ -61,7 +61,7 @@ def read_trl(folder: Path) -> RecordedRun:
     """Read the run in an output folder of TRL. Errors are not raised: `problem` of the result describes them."""
     states = _states(folder)
     if not states:
-        return RecordedRun(folder, problem=f"no {STATE} in it, nor in a checkpoint of it")
+        return RecordedRun(folder, problem=f"no {STATE} in the folder or in its checkpoints")
     problems: list[str] = []
     for path in states:
         name = str(path.relative_to(folder))
@@ -118,13 +118,11 @@ def _run_of(folder: Path, name: str, state: dict[str, Any], problems: list[str])
 
 def _note(name: str, is_ours: bool, evaluated: bool) -> str:
     """A note that says how the metrics differ from those of rollalloc's own trainer."""
-    remarks = [f"its figures are those of {name}, which TRL writes with each checkpoint"]
+    remarks = [f"the figures are from {name}, and TRL writes this file with each checkpoint"]
     remarks += (
-        [] if is_ours else ["TRL's own trainer logs no number of rollouts, so optimizer steps stand in their place"]
+        [] if is_ours else ["TRL's own trainer does not log rollouts, so optimizer steps are shown instead of rollouts"]
     )
-    remarks += (
-        ["what is called accuracy is TRL's eval_reward, the mean reward of the evaluation set"] if evaluated else []
-    )
+    remarks += ["accuracy is TRL's eval_reward, the mean reward of the evaluation set"] if evaluated else []
     return "; ".join(remarks)
 
 

@@ -58,7 +58,7 @@ def take(entries: Mapping[str, Any], needed: Fields, known: Fields) -> tuple[dic
         known: fields that may be missing or null. A wrong value is left out.
 
     Returns:
-        The checked fields; and what is wrong with the first field that was left out, or None.
+        The checked fields; and the problem of the first wrong field of `known`, or None.
 
     Raises:
         ValueError: a field of `needed` is missing or wrong.
@@ -69,10 +69,10 @@ def take(entries: Mapping[str, Any], needed: Fields, known: Fields) -> tuple[dic
         try:
             taken[name] = field.read(entries[name])
         except KeyError:
-            raise ValueError(f"expected an object with its {', '.join(needed)}, got none with {name}") from None
+            raise ValueError(f"expected an object with {', '.join(needed)}; {name} is missing") from None
         except _WRONG:
-            got = f"got {name}: {_shown(entries[name])}, expected {field.words}"
-            raise ValueError(f"expected an object with its {', '.join(needed)}, {got}") from None
+            got = f"expected {field.words}, got {_shown(entries[name])}"
+            raise ValueError(f"{name}: {got}") from None
     for name, field in known.items():
         value = entries.get(name)
         if value is None:
@@ -80,7 +80,7 @@ def take(entries: Mapping[str, Any], needed: Fields, known: Fields) -> tuple[dic
         try:
             taken[name] = field.read(value)
         except _WRONG:
-            wrong = wrong or f"expected an object with its {name}, {field.words}, or without, got {_shown(value)}"
+            wrong = wrong or f"{name}: expected {field.words}, or no {name}, got {_shown(value)}"
     return taken, wrong
 
 

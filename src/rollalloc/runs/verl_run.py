@@ -23,8 +23,8 @@ from rollalloc.runs.recorded import RecordedRun
 from rollalloc.runs.values import parsed
 
 _UNIT, _OUR_UNIT = "training steps", "rollouts paid"
-_FIRST = "first_step"  # key of the description: the first step before which steps are missing in the log
-_SECONDS, _SAVING = "timing_s/step", "timing_s/save_checkpoint"  # the first includes the second, but not validation
+_FIRST = "first_step"  # key of the description: the step after the first gap in the log
+_SECONDS, _SAVING = "timing_s/step", "timing_s/save_checkpoint"  # the step's time includes saving, but not validation
 _NAMES = {  # verl's key for each name in a line of `metrics.jsonl`
     "reward_mean": "critic/score/mean",
     "loss": "actor/pg_loss",
@@ -98,7 +98,7 @@ def read_verl_run(path: Path, metrics: Sequence[str] = ()) -> RecordedRun:
 
 
 def _entry(line: bytes) -> tuple[int, Mapping[str, Any]] | None:
-    """A step and its data; None if the line is something else than a step.
+    """A step and its data; None if the line is not of a step.
 
     Raises:
         ValueError: the line is not a JSON object.
@@ -122,7 +122,7 @@ def costs_known(run: RecordedRun) -> Curve:
 
 
 def _first_missing(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> int | None:
-    """The first step before which steps are missing in the log; None if no step is missing."""
+    """The step after the first gap in the log; None if no step is missing."""
     last = 0
     for step, data in entries:
         if _SECONDS in data:
@@ -133,9 +133,9 @@ def _first_missing(entries: Sequence[tuple[int, Mapping[str, Any]]]) -> int | No
 
 
 def _gaps(first: int | None) -> list[str]:
-    why = "verl opens it anew on a resume"
+    why = "verl starts a new log on a resume"
     return (
-        [] if first is None else [f"steps before step {first:,} are not in the log ({why}), so its seconds lack them"]
+        [] if first is None else [f"the log lacks steps before step {first:,} ({why}), and the seconds lack them too"]
     )
 
 
@@ -156,12 +156,12 @@ def _steps(entries: list[tuple[int, Mapping[str, Any]]], is_ours: bool, keys: Se
 
 def _notes(name: str, is_ours: bool, keys: Sequence[str], validated: Sequence[str]) -> list[str]:
     """Notes that say how the metrics differ from those of rollalloc's own trainer."""
-    notes = [f"its figures are those of {name}, which does not say when a run ends"]
+    notes = [f"the figures are from {name}, and such a log does not say when a run ends"]
     if not is_ours:
-        notes.append("verl's own trainer logs no number of rollouts, so training steps stand in their place")
+        notes.append("verl's own trainer does not log rollouts, so training steps are shown instead of rollouts")
     if keys:
         more = f" and {len(keys) - 3:,} more" if len(keys) > 3 else ""
         notes.append(f"accuracy is {'the mean of ' if len(keys) > 1 else ''}{', '.join(keys[:3])}{more}")
     elif validated:
-        notes.append("no accuracy is drawn, for its validation has no val-core/…/mean@N")
+        notes.append("no accuracy is shown, because the validation has no val-core/…/mean@N")
     return notes

@@ -101,12 +101,12 @@ def test_a_log_is_read_by_prompt_and_what_was_stopped_is_counted(tmp_path):
     [
         ("{", r"line 2: expected an object, got b'\{' \("),
         ("[1]", r"line 2: expected an object, got \[1\]; give a log of `train --log-rollouts`"),
-        (line(key=7), "line 2: expected an object with its key, text"),
-        (line(key=None), "line 2: expected an object with its key"),
-        (line(tokens=-1), "line 2: .* got tokens: -1, expected"),
-        (line(truncated=None), "line 2: .* got truncated: null, expected true or false"),
-        (line(metric="1"), "line 2: expected an object with its metric, "),
-        (json.dumps({"key": "a", "tokens": 1}), "line 2: .* got none with truncated"),
+        (line(key=7), "line 2: key: expected text"),
+        (line(key=None), "line 2: expected an object with key; key is missing"),
+        (line(tokens=-1), "line 2: tokens: expected a whole number from 0, got -1"),
+        (line(truncated=None), "line 2: truncated: expected true or false, got null"),
+        (line(metric="1"), "line 2: metric: expected "),
+        (json.dumps({"key": "a", "tokens": 1}), "line 2: .* truncated is missing"),
     ],
 )
 def test_what_is_no_rollout_is_named_by_line_and_field(tmp_path, second, says):

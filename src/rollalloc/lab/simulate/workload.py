@@ -266,7 +266,7 @@ def read_rollouts(path: Path) -> Logged:
                 raise ValueError(f"expected an object, got {found}")
             taken, wrong = take(line, _NEEDED, _KNOWN)
             if wrong or not taken.keys() & {"key", "prompt"}:
-                raise ValueError(wrong or "expected an object with its key, got none with key")
+                raise ValueError(wrong or "expected an object with key; key is missing")
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}; give a log of `train --log-rollouts`") from None
         if "metric" not in taken:
