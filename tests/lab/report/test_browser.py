@@ -72,7 +72,7 @@ def report(run_into, tmp_path_factory):
     """The address of a report on two methods with hostile labels and reasons."""
     compare = tmp_path_factory.mktemp("compare")
     for seed in range(2):
-        run_into(compare / f"grpo-{seed}", "grpo", seed, unscored={HOSTILE[0]: 3, HOSTILE[5]: 1})
+        run_into(compare / f"grpo-{seed}", "grpo", seed, unscored=dict.fromkeys(HOSTILE, 1))
         run_into(compare / f"ours-{seed}", f"ours {HOSTILE[1]}", seed, speed=1.2)
     return write_page(compare).as_uri()
 
