@@ -85,7 +85,7 @@ def test_the_present_setting_is_what_is_said_or_what_the_log_has(call, tmp_path)
 def test_too_few_is_a_verdict(call, tmp_path):
     code, out, _ = call(lines(tmp_path / "1.jsonl", verl(prompts=3)))
     assert code == 0
-    assert said(out).startswith("Too few to tell (3 prompts cannot speak for others): sample")
+    assert said(out).startswith("Too few to tell (3 prompts, at least 10 are needed): sample")
 
 
 def test_json_has_all_of_it(call, tmp_path):
@@ -121,8 +121,8 @@ def test_little_is_said_of_logs_that_tell_little_and_why(call, tmp_path, rows, w
         ("1.jsonl", b"", "expected a log of one of these"),
         ("1.jsonl", b"\x00\xff\xfe" * 999, "expected a log of one of these"),
         ("1.parquet", b"\x00\xff\xfe" * 999, "not a readable parquet file"),
-        ("1.jsonl", b'{"input": "a", "output": "b", "score": null}\n' * 9, "none of the log's rollouts has one"),
-        ("1.jsonl", b'{"input": "a", "output": "b", "score": NaN}\n' * 9, "none of the log's rollouts has one"),
+        ("1.jsonl", b'{"input": "a", "output": "b", "score": null}\n' * 9, "no rollout of the log has one"),
+        ("1.jsonl", b'{"input": "a", "output": "b", "score": NaN}\n' * 9, "no rollout of the log has one"),
         ("metrics.jsonl", b'{"kind": "end", "accounts": {"trained": 30}}\n', "the log has only totals"),
     ],
 )

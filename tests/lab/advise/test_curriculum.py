@@ -115,7 +115,7 @@ def test_a_file_is_written_whole_again_and_never_over_another(tmp_path):
 
 
 def test_a_place_among_the_logs_and_another_ending_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="in the folder of the log, where it would be read as one of TRL's"):
+    with pytest.raises(ValueError, match="in the folder of the log, and would be read as a log of TRL"):
         check_export(tmp_path / "deep" / "c.parquet", "variance", tmp_path)
     with pytest.raises(ValueError, match=r"ends in \.parquet, got .*c\.csv"):
         check_export(tmp_path / "c.csv", "variance", None)

@@ -67,7 +67,7 @@ def test_what_changes_is_said_and_no_more():
     eight, four, one = Choice("grpo", 8, 8), Choice("grpo", 16, 4), Choice("reinforce", 64, 1)
     assert changes(eight, eight) == ()
     [shape] = changes(four, eight)
-    assert shape.startswith("A batch has 16 prompts × 4 instead of 8 × 8. These are still 64 rows.")
+    assert shape.startswith("A batch has 16 prompts × 4 instead of 8 × 8: still 64 rows.")
     shape, rate = changes(one, eight)
     assert "64 prompts × 1" in shape
     assert "Begin with your present learning rate" in rate
@@ -88,7 +88,7 @@ def test_the_learning_rates_are_those_of_the_leaderboard():
     ]
     assert len(tasks) == 6
     least, most, median = min(ratios), max(ratios), np.median(ratios)
-    assert f"{least:.1f} to {most:.1f} times that of GRPO, in the median {median:.1f} times" in pasting._RATES
+    assert f"{least:.1f} to {most:.1f} times that of GRPO, and the median was {median:.1f} times" in pasting._RATES
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -83,7 +83,7 @@ def test_where_nothing_predicts_success_every_predictor_has_an_auc_of_one_half()
     ("rewards", "said"),
     [
         ([[1, 1, 1, 1]] * 30, "nothing to predict"),
-        ([[0, 1, 0, 1]] * 12, "success cannot be predicted from 12 prompts, 20 are the least"),
+        ([[0, 1, 0, 1]] * 12, "success cannot be predicted from 12 prompts, at least 20 are needed"),
     ],
 )
 def test_what_cannot_be_predicted_is_said(rewards, said):
@@ -95,10 +95,10 @@ def test_what_cannot_be_predicted_is_said(rewards, said):
 @pytest.mark.parametrize(
     ("log", "said"),
     [
-        (log_of([[0, 1, 1]] * 3), "3 prompts cannot speak for others"),
+        (log_of([[0, 1, 1]] * 3), "3 prompts, at least 10 are needed"),
         (log_of(drawn(100, n=1)), "most prompts have one scored rollout"),
         (log_of([row for row in drawn(400) if 0 < row.sum() < 4]), "the log was filtered before it was written"),
-        (log_of(drawn(16)), "the share of groups of 4 without variance may be anything from"),
+        (log_of(drawn(16)), "the share of groups of 4 without variance can be anything from"),
     ],
 )
 def test_too_few_says_of_what(log, said):
@@ -145,8 +145,8 @@ def test_a_log_that_may_be_filtered_and_has_no_group_without_variance_decides_no
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ((-1.0, 1.0), "leave [0, 1]"),
-        ((0.0, 3.0), "leave [0, 1]"),
+        ((-1.0, 1.0), "are outside [0, 1]"),
+        ((0.0, 3.0), "are outside [0, 1]"),
         ((0.0, 0.3, 1.0), "take 3 values"),
     ],
 )
@@ -167,7 +167,7 @@ def test_constant_and_missing_rewards_are_told_of():
 
 @pytest.mark.parametrize("log", [log_of([[None, None]] * 20), log_of([[NAN, NAN]] * 20)])
 def test_no_score_at_all_is_refused(log):
-    with pytest.raises(ValueError, match="none of the log's rollouts has one; --reward names another"):
+    with pytest.raises(ValueError, match="no rollout of the log has one; name another field"):
         profile_of(log)
 
 

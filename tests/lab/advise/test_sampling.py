@@ -124,7 +124,7 @@ def test_other_settings_are_refused_by_name(rewarded, profile):
         (warmer, {}, "profile.sampling.temperature: saved 1.0, given 0.5"),
         (rewarded("poor"), {}, "profile.source.reward"),
     ):
-        with pytest.raises(ValueError, match=r"made under other settings.*--overwrite") as refused:
+        with pytest.raises(ValueError, match=r"made with other settings.*--overwrite") as refused:
             sample_profile(changed, profile, **{"prompts": 40, "n": 3, "seed": 5} | how)
         assert named in str(refused.value)
     file = Path(run.reward.rpartition(":")[0])
@@ -162,7 +162,7 @@ def test_a_log_that_was_changed_is_refused(rewarded, profile):
     for changed in (whole.replace('"metric": 1.0', '"metric": 0.0', 1), whole.split("\n", 1)[1], whole[:-20]):
         assert changed != whole
         log.write_text(changed)
-        with pytest.raises(ValueError, match=r"is not what the profile wrote. Put it back from a copy.*--overwrite"):
+        with pytest.raises(ValueError, match=r"is not what the profile wrote. Restore it from a copy.*--overwrite"):
             sample_profile(rewarded("half"), profile, prompts=40, n=3, seed=5)
         with pytest.raises(ValueError, match="is not what the profile wrote"):
             refuse_changed(log)

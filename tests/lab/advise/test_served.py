@@ -68,7 +68,7 @@ def test_a_parameter_that_the_server_does_not_know_is_left_out_and_said(advise, 
     server.replies = picky
     code, _, said = advise()
     assert code == 0
-    assert "does not take top_k, min_p: its own values hold" in said
+    assert "does not take top_k, min_p and uses its own values" in said
     assert [sorted({"top_k", "min_p"} & body.keys()) for body in server.requests[:3]] == [
         ["min_p", "top_k"],
         ["min_p"],

@@ -232,7 +232,7 @@ def test_a_parameter_that_only_some_of_the_servers_behind_an_address_refuse_is_l
     server.replies = mixed
     code, _, said = advise()
     assert code == 0
-    assert "does not take top_k: its own values hold" in said
+    assert "does not take top_k and uses its own values" in said
 
 
 def test_a_file_without_prompts_or_without_messages_is_refused_before_anything_is_asked(advise, server):
@@ -361,7 +361,7 @@ def test_a_model_that_takes_temperature_or_top_p_but_not_both_gets_temperature(a
     server.replies = one_of_both
     code, _, said = advise()
     assert code == 0
-    assert "does not take top_p: its own values hold" in said
+    assert "does not take top_p and uses its own values" in said
     assert server.requests[-1]["temperature"] == 1
 
 

@@ -4,7 +4,7 @@
 |---|---|
 | `key` | the prompt's key in the log |
 | `rollouts`, `right` | number of scored rollouts; number of right rollouts |
-| `rate`, `rate_low`, `rate_high` | posterior mean and 95% interval of the success rate, if the fitted mixture is exact |
+| `rate`, `rate_low`, `rate_high` | posterior mean and 95% interval of the success rate, given the fitted mixture |
 | `tokens` | mean rollout length; empty if not logged |
 | `predicted` | success rate predicted from the prompt's features, by a model fitted to other prompts; may be empty |
 | `weight` | probability of drawing the prompt under the mix; all weights sum to 1 |
@@ -14,11 +14,11 @@ For a profile sampled by `rollalloc advise`, the columns of verl's schema are ad
 `reward_model`, `extra_info`). Such a file can be used as the training prompts of verl (`data.train_files`), of TRL (a data
 set with `prompt`) and of `rollalloc train`.
 
-As of November 2026, none of the three samples prompts by individual weights. verl 0.9.1's
-`trainer.v1.sampler.custom_sampler` is a replay buffer class, and its loader only shuffles or keeps the order; TRL 1.16's
-sampler repeats a permutation; prime-rl's `DifficultyPoolSampler` weights pools by the latest mean reward of each task. For
-verl and TRL, therefore, sample rows with probability `weight` beforehand. For prime-rl, weight each pool by its mean
-`weight` times the number of prompts, and put the `rate` of each `key` into its state's `task_rewards`.
+As of November 2026, verl, TRL and prime-rl cannot sample prompts by individual weights. verl 0.9.1 shuffles the prompts or
+keeps their order; its `trainer.v1.sampler.custom_sampler` is a replay buffer class. TRL 1.16 repeats a permutation. The
+`DifficultyPoolSampler` of prime-rl weights pools, and sorts tasks into pools by their latest mean reward. For verl and TRL,
+sample rows with probability `weight` beforehand. For prime-rl, give each pool its mean `weight` times its number of prompts,
+and put the `rate` of each `key` into `task_rewards` of the sampler's state.
 """
 
 from __future__ import annotations
@@ -55,12 +55,11 @@ def curriculum_of(
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
-        rates: the mixture fitted to them.
-        mix: name of the mix, see `weights_of`.
         rates: the mixture of rates fitted to the groups.
+        mix: name of the mix, see `weights_of`.
         features_PD: features of each prompt. None: the features in the log.
         prompts: further columns of each prompt, by key.
-        seed: seed of the cross-validation folds in which rates are predicted, at least 0.
+        seed: seed of the cross-validation that predicts rates from features, at least 0.
 
     Raises:
         ValueError: the mix is unknown or has invalid numbers, or no prompt would be drawn.
@@ -89,7 +88,7 @@ def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Flo
     """The probability of drawing each prompt, shape (P,), sum 1.
 
         variance: w ∝ E[p(1 − p)];  gaussian:μ,σ: w ∝ E[exp(−(p − μ)² / 2σ²)], both over the posterior of p;
-        uniform: each of ten bins of E[p] that has prompts is drawn equally often;
+        uniform: [0, 1] is cut into ten bins of E[p], and all bins that have prompts are drawn equally often;
         foresight: as `foresight.Foresight` draws by E[p], ∝ .9 p(1 − p)³ + .1 uniform
 
     Args:
@@ -115,7 +114,7 @@ def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Flo
             density_K = np.exp(-(((rate_K - mean) / deviation) ** 2) / 2)
         weight_P = rates.expected(density_K, hits_P, count_P)
     if not weight_P.sum() > 0:
-        raise ValueError(f"{mix}: no prompt has such a success rate, so none would be drawn; give a larger deviation")
+        raise ValueError(f"{mix}: no prompt has a rate near the mean, so none would be drawn; give a larger deviation")
     return weight_P / weight_P.sum()
 
 
@@ -125,8 +124,8 @@ def check_export(path: Path, mix: str, log: Path | None) -> None:
     Args:
         path: path of the file.
         mix: name of the mix, see `weights_of`.
-        log: the log from which the curriculum will be computed. The file must not be in its folder, where it would be read
-            as one of TRL's logs. None: the log is not known yet.
+        log: the log from which the curriculum will be computed. The file must be outside the log's folder, because it would
+            be read as a log of TRL. None: the log is not known yet.
 
     Raises:
         ValueError: the suffix is not .parquet, the path is in the log's folder, or there is no such mix.
@@ -138,9 +137,7 @@ def check_export(path: Path, mix: str, log: Path | None) -> None:
             f"expected the name of a file that ends in .parquet, got {str(path)!r}; e.g. curriculum.parquet"
         )
     if log is not None and not log.is_file() and path.resolve().is_relative_to(log.resolve()):
-        raise ValueError(
-            f"{path} is in the folder of the log, where it would be read as one of TRL's; give another place"
-        )
+        raise ValueError(f"{path} is in the folder of the log, and would be read as a log of TRL; give another place")
     refuse_foreign_files([path])
 
 

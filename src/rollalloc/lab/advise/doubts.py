@@ -1,4 +1,4 @@
-"""What a log cannot show, and what would help."""
+"""Reasons why a log is too small or incomplete for a verdict, and notes for the reader."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool 
         complete: False if groups without variance may be missing in the log.
     """
     if prompts < LEAST_PROMPTS:
-        return f"{prompts} prompt{'s' if prompts > 1 else ''} cannot speak for others"
+        return f"{prompts} prompt{'s' if prompts > 1 else ''}, at least {LEAST_PROMPTS} are needed"
     again_P = np.bincount(judged.prompt_V, judged.scored_V)
     if (again_P[again_P > 0] < 2).mean() > 0.5:
-        return "most prompts have one scored rollout, which does not distinguish hard prompts from bad luck; 4 of each would"
+        return "most prompts have only one scored rollout, so hard prompts cannot be told from bad luck; sample 4 per prompt"
     nothing_alike = not complete and bool(judged.mixed_V.all())
     if nothing_alike or is_filtered(judged, rates):
         return (
@@ -40,20 +40,20 @@ def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool 
         )
     low, high = rates.zero_variance(4).interval or (0.0, 1.0)
     if high - low > _WIDE:
-        doubt = f"the share of groups of 4 without variance may be anything from {low:.0%} to {high:.0%}"
-        return f"by these {prompts:,} prompts {doubt}"
+        doubt = f"the share of groups of 4 without variance can be anything from {low:.0%} to {high:.0%}"
+        return f"judging by these {prompts:,} prompts, {doubt}"
     return ""
 
 
 def is_filtered(judged: Groups, rates: RateMixture) -> bool:
-    """Whether groups without variance are missing in the log: it has fewer than chance allows.
+    """Whether groups without variance are missing in the log, because it has fewer of them than chance allows.
 
     Only rollouts ordered before any result was known are used, because later orders depend on results. Two tests are made:
 
-    1. Does the log have fewer such groups than any distribution of success rates would give? This detects that all such
-       groups are missing.
-    2. Does a prompt have fewer such groups than if its rollouts were assigned to its visits at random? This also detects
-       that only some are missing, but it needs prompts with several visits.
+    1. Does the log have fewer such groups than any distribution of success rates would give? This test detects a log in
+       which all such groups are missing.
+    2. Do prompts have fewer such groups than a random assignment of their rollouts to their visits would give? This test
+       also detects a log in which only some of these groups are missing, but it needs prompts with several visits.
 
     Args:
         judged: groups with rewards of 0, 1 or NaN.
@@ -76,10 +76,10 @@ def is_filtered(judged: Groups, rates: RateMixture) -> bool:
 
 
 def _missing(first: Groups) -> NDArray[np.float64]:
-    """For each prompt, the number of missing visits without variance: the expected number minus the number seen.
+    """For each prompt, the expected number of visits without variance, minus the observed number.
 
-    Expected: the prompt's rollouts are assigned to its visits at random. A visit of m of the prompt's n rollouts, of
-    which s are right, then has no variance with probability C(s, m) / C(n, m) + C(n − s, m) / C(n, m).
+    If n rollouts, s of them right, are assigned to the prompt's visits at random, a visit with m rollouts has no variance
+    with probability C(s, m) / C(n, m) + C(n − s, m) / C(n, m).
     """
     prompts = len(first.keys)
     hits_V = np.add.reduceat(np.nan_to_num(first.rewards_R), first.begin_V)
@@ -100,10 +100,10 @@ def notes_of(log: Log, judged: Groups, reward: RewardReading, unpredicted: str) 
     """
     notes = [*reward.rules_out]
     if moved := drifted(judged.take(judged.size_V > 1)) if (judged.size_V > 1).any() else "":
-        notes.append(f"several models are mixed here: {moved}")
+        notes.append(f"the log mixes several versions of the model: {moved}")
     if np.median(judged.size_V) < 2:
         notes.append(
-            "groups have one rollout: rates are of each prompt's visits together, whatever the model was by then"
+            "groups have one rollout: a prompt's rate is over all of its visits, although the model changed between them"
         )
     if unpredicted:
         notes.append(unpredicted)

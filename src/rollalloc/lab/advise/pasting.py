@@ -1,4 +1,4 @@
-"""Settings for a recommended recipe, to paste into our command line, TRL or verl; and what else changes with them.
+"""Settings for a recommended recipe, to paste into our command line, TRL or verl.
 
 Each text is generated from the recipe's own parameters, and the tests validate the same settings with the frameworks.
 """
@@ -13,13 +13,13 @@ from rollalloc.lab.advise.verdict import Choice
 from rollalloc.named import make_recipe
 from rollalloc.train.config import Config
 
-_STOCK = "grpo"  # the recipe that TRL and verl have built in, so that they need no driver of ours
+_STOCK = "grpo"  # TRL and verl have this recipe themselves, without our drivers
 _MOST_ROWS = 8  # maximum number of rows per micro-batch
 _LEAST_ROWS = 2  # minimum number of rows per batch in TRL
 _AVERAGING = 640  # window of averaged weights, in rows; the quoted figures were measured with it
 _VERL = "python -m verl.trainer.main_ppo ..."
 _FEATURES = "features.safetensors"
-_RATES = "with one rollout per prompt it was 0.5 to 3.3 times that of GRPO, in the median 1.7 times"
+_RATES = "with one rollout per prompt, the best rate was 0.5 to 3.3 times that of GRPO, and the median was 1.7 times"
 _PLACES = Config(model="MODEL", prompts=("PROMPTS",), reward="REWARD")
 
 
@@ -51,23 +51,23 @@ def check_framework(framework: str | None) -> None:
 
 
 def parameters_of(choice: Choice) -> dict[str, Any]:
-    """The recipe's parameters for `rollalloc.named.make_recipe`: those that were measured, with this batch shape."""
+    """The recipe's parameters for `rollalloc.named.make_recipe`: the batch shape. All others keep their defaults."""
     return {"groups": choice.groups, "n": choice.n}
 
 
 def changes(choice: Choice, present: Choice) -> tuple[str, ...]:
-    """Sentences that say what else changes: the batch shape and the learning rate."""
+    """Sentences about changes of the batch shape and of the learning rate."""
     sentences: list[str] = []
     rows, before = choice.groups * choice.n, present.groups * present.n
     size = f"still {rows} rows" if rows == before else f"{rows} rows instead of {before}"
     if (choice.groups, choice.n) != (present.groups, present.n):
         sentences.append(
-            f"A batch has {choice.groups} prompts × {choice.n} instead of {present.groups} × {present.n}. These are {size}."
+            f"A batch has {choice.groups} prompts × {choice.n} instead of {present.groups} × {present.n}: {size}."
         )
     if (choice.n == 1) != (present.n == 1):
         sentences.append(
-            "Begin with your present learning rate, since the recipes were compared at one rate. On six tasks with models "
-            f"of 152,000 parameters we searched for the best rate: {_RATES} (docs/leaderboard.md). We have not tried this "
+            "Begin with your present learning rate, because the recipes were compared at one rate. We searched for the best "
+            f"rate on six tasks with models of 152,000 parameters: {_RATES} (docs/leaderboard.md). We have not tried this "
             "with larger models."
         )
     return tuple(sentences)
@@ -86,7 +86,7 @@ def _trl(choice: Choice, config: Config, task: str) -> str:
     rows = choice.groups * choice.n
     if rows < _LEAST_ROWS:
         raise ValueError(f"TRL needs batches of at least {_LEAST_ROWS} rows, got {choice.groups} × {choice.n}")
-    # TRL refuses num_generations=1, so set the smallest divisor of the batch; it is ignored, since the recipe decides n.
+    # The recipe decides n, and num_generations has no effect. TRL refuses 1, so set the smallest divisor of the batch.
     num_generations = choice.n if choice.n > 1 else _divisors(rows)[1]
     why = f"  # ignored: the recipe generates n={choice.n}; TRL refuses 1" if num_generations != choice.n else ""
     device = max(size for size in _divisors(rows) if size <= _MOST_ROWS)

@@ -44,7 +44,7 @@ class Predictability:
         both: predictions from both.
         blind: log-loss of predicting the mean rate, in nats per rollout.
         prompts: number of prompts used.
-        note: what could not be predicted, and why; empty if all sources could be used.
+        note: why a source could not be used; empty if all could be used.
     """
 
     features: Predicted | None
@@ -66,7 +66,7 @@ class _Events:
     """Rollouts of P prompts in 2P rows: first a row for the right rollouts of each prompt, then one for the wrong ones.
 
     A rollout's record is the results of its prompt's other rollouts. All right rollouts of a prompt have the same record
-    (one success fewer), and so have all wrong ones (one failure fewer). So a row for each kind is enough.
+    (one success fewer), and all its wrong rollouts have the same record (one failure fewer). So two rows are enough.
     """
 
     hits_P: Ints
@@ -87,8 +87,9 @@ def predictability_of(
 ) -> tuple[Predictability | None, str]:
     """Measure how well success is predicted, by cross-validation with five folds of prompts.
 
-    Features enter a ridge logistic regression. A record enters as the posterior mean E[p | s of n] under the fitted mixture
-    of rates, without the rollout itself. Intervals are bootstrapped over prompts, with unchanged predictions.
+    Predictions are made by ridge logistic regression on the features, on the record, or on both. The record is the logit of
+    E[p | s of n], the posterior mean under the fitted mixture of rates, where s and n count the prompt's other rollouts.
+    Intervals are bootstrapped over prompts, without fitting again.
 
     Args:
         judged: groups whose rewards are 0, 1 or NaN.
@@ -97,7 +98,7 @@ def predictability_of(
         resamples: number of resamples of the bootstrap.
 
     Returns:
-        The result, and a note on what could not be predicted. If nothing could be predicted, None and a sentence.
+        The result and an empty text; or None and a sentence that says why nothing could be predicted.
     """
     features_PD = judged.features_PD if features_PD is None else features_PD
     right_R, scored_R = np.nan_to_num(judged.rewards_R), ~np.isnan(judged.rewards_R)
@@ -108,9 +109,9 @@ def predictability_of(
     hits_P = np.bincount(prompt_R, right_R, len(judged.keys)).astype(np.int64)[chosen_P]
     events = _Events(hits_P, all_P[chosen_P], np.arange(len(chosen_P)) % _FOLDS)
     if len(chosen_P) < LEAST_PROMPTS:
-        return None, f"success cannot be predicted from {len(chosen_P)} prompts, {LEAST_PROMPTS} are the least"
+        return None, f"success cannot be predicted from {len(chosen_P)} prompts, at least {LEAST_PROMPTS} are needed"
     if hits_P.sum() in (0, events.count_P.sum()):
-        return None, "there is nothing to predict: every rollout came out the same"
+        return None, "there is nothing to predict: all rollouts are right, or all are wrong"
     by_record, by_text = bool((events.count_P > 1).all()), bool(np.isfinite(features_PD[chosen_P]).all())
     columns = {
         "features": np.tile(features_PD[chosen_P], (2, 1)) if by_text else None,

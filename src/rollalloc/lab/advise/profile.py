@@ -35,8 +35,8 @@ class Profile:
         rollouts: number of logged rollouts.
         n: usual group size.
         rates: distribution of success rates over prompts.
-        zero_variance: share of groups without variance, by group size. If rewards are graded and no logged group is that
-            large, only groups that are all right or all wrong are counted.
+        zero_variance: share of groups without variance, by group size. For graded rewards, this is the share with equal
+            rewards or, without logged groups of this size, the share that is all right or all wrong.
         hopeless: share of prompts that are hardly ever solved.
         solved: share of prompts that are nearly always solved.
         mean: mean success rate.
@@ -135,13 +135,13 @@ def profile_of(
 
 
 def _groups(groups: Groups) -> int:
-    """Median number of groups per step; 0 if steps are unknown or there is only one, as in a sampled profile."""
+    """Median number of groups per step; 0 if the log has no steps, or only one step, as in a sampled profile."""
     _, times_S = np.unique(groups.step_V[groups.step_V != NO_STEP], return_counts=True)
     return int(np.median(times_S)) if times_S.size > 1 else 0
 
 
 def _counts(judged: Groups) -> tuple[Ints, Ints, Ints]:
-    """Right rollouts, scored rollouts and prompt index of each visit. If visits have one rollout, the same per prompt."""
+    """Right rollouts, scored rollouts and prompt index of each visit. Visits with one rollout are summed per prompt."""
     hits_V = np.add.reduceat(np.nan_to_num(judged.rewards_R), judged.begin_V).astype(np.int64)
     count_V, prompt_V = judged.scored_V, judged.prompt_V
     if np.median(judged.size_V) < 2:

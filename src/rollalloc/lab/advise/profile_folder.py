@@ -1,4 +1,4 @@
-"""The folder of a sampled profile: created, continued or refused. Only one process at a time writes to it."""
+"""Creates or continues the folder of a sampled profile, or refuses it. Only one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMES = (*_MADE, ANSWERS)
 _KIND = "profile"
 _GROWS = "prompts"  # a key of the description; its value may grow when more prompts are sampled
 _FOUND = "of"  # a key of the description: the number of prompts from which the profile's prompts were drawn
-_STAMP = "log"  # a key of the description: the log's checksum, which is renewed after each wave
+_STAMP = "log"  # a key of the description: the log's checksum after the newest wave
 _NOTHING: Stamp = {"bytes": 0, "sha256": sha256().hexdigest()}
 
 
@@ -77,13 +77,11 @@ class ProfileFolder:
         if saved[_GROWS] > described[_GROWS]:
             others.append(f"profile.{_GROWS}: saved {saved[_GROWS]}, given {described[_GROWS]}")
         if others:
-            do = "give what it was made with, another folder (--out), or replace what is there (--overwrite)"
-            raise ValueError(
-                f"{self.path} holds a profile that was made under other settings: {'; '.join(others)}; {do}"
-            )
+            do = "give the saved settings, give another folder (--out), or replace the profile (--overwrite)"
+            raise ValueError(f"{self.path} has a profile that was made with other settings: {'; '.join(others)}; {do}")
 
     def is_whole(self, prompts: int, n: int) -> bool:
-        """Whether the folder has n rollouts of this number of prompts; or of all prompts, if there are fewer."""
+        """Whether the folder has n rollouts for each of `prompts` prompts; or for all prompts, if the data has fewer."""
         saved = _described(self.path)
         if saved is None or saved[_GROWS] not in (prompts, saved[_FOUND]):
             return False
@@ -103,7 +101,7 @@ class ProfileFolder:
         return 0 if saved is None else int(saved[_GROWS])
 
     def describe(self, described: Mapping[str, Any]) -> None:
-        """Write the description. Write it last: everything else except the rollouts must already exist."""
+        """Write the description. Only the rollouts may be written later: all other files must already exist."""
         saved = _described(self.path)
         self._write(dict(described) | {_STAMP: _NOTHING if saved is None else saved[_STAMP]})
 
@@ -120,12 +118,12 @@ class ProfileFolder:
         """Number of rollouts in the complete waves of the log.
 
         Raises:
-            ValueError: a line has another rollout than expected.
+            ValueError: a line is not the expected rollout.
         """
         return len(self._ends()) - 1
 
     def cut(self, rollouts: int) -> None:
-        """Remove everything after the first `rollouts` rollouts of the log: a wave that was not finished."""
+        """Remove an unfinished wave: everything after the first `rollouts` rollouts of the log."""
         if (self.path / ROLLOUTS).exists():
             os.truncate(self.path / ROLLOUTS, self._ends()[rollouts])
         self._log = GrowingStamp(self.path / ROLLOUTS)  # the old stamp may cover bytes that were cut
@@ -160,19 +158,19 @@ def refuse_changed(log: Path) -> None:
     saved = _described(folder)
     if saved is not None and saved[_STAMP]["bytes"] and (reason := why_changed(folder / ROLLOUTS, saved[_STAMP])):
         raise ValueError(
-            f"{reason}: it is not what the profile wrote. Put it back from a copy, sample the profile again (--overwrite), "
-            "or copy the log alone into another folder to read it as it is"
+            f"{reason}: it is not what the profile wrote. Restore it from a copy, sample the profile again (--overwrite), "
+            "or copy only the log into another folder, to read the modified log"
         )
 
 
 def refuse_unfinished(log: Path) -> None:
-    """Raise an error if a profile's log has more than was recorded: an interrupted wave, or lines of another program.
+    """Raise an error if a profile's log is longer than recorded, by an interrupted wave or by lines of another program.
 
     Args:
         log: the profile's log, or its folder.
 
     Raises:
-        ValueError: the log has more. The message says what to do.
+        ValueError: the log is longer; the message says what to do.
     """
     folder = log if log.is_dir() else log.parent
     saved = _described(folder)

@@ -15,8 +15,8 @@ HOPELESS = 0.02  # prompts with at most this rate are hopeless; those with at le
 _POINTS = 129
 _STEPS = 400  # number of EM steps; further steps change only weights that the counts leave undetermined
 _PSEUDO = 0.05  # pseudo-count of the uniform distribution, so that no rate gets weight 0
-# Dirichlet parameters of the resamples' starting points. First, the sum of the parameters of all rates between 0 and 1;
-# second, the parameter of each of the rates 0 and 1.
+# Dirichlet distribution of the resamples' starting points: the sum of the parameters of all rates between 0 and 1, and the
+# parameter of each of the rates 0 and 1.
 _LUMPS, _ENDS = 3.0, 1.0
 _LEAST = 1e-300  # replaces a rate of 0 in logarithms
 
@@ -92,7 +92,7 @@ class RateMixture:
         return (chance_CK @ value_K)[cell_P]
 
     def quantile(self, level: float, hits_P: Ints, count_P: Ints) -> Floats:
-        """Posterior quantile of each prompt's rate, given its counts, shape (P,): the smallest grid rate with this level.
+        """Posterior quantile of each prompt's rate, shape (P,): the smallest grid rate with P(p ≤ rate | s of n) ≥ level.
 
         The fitted mixture is treated as exact. See `posterior_mean` for the counts.
         """
@@ -101,7 +101,7 @@ class RateMixture:
         return self.rate_K[at_C][cell_P]
 
     def _posterior(self, hits_P: Ints, count_P: Ints) -> tuple[Floats, Ints]:
-        """Posterior weights of the rates for each different pair of counts, shape (C, K), and the pair of each prompt."""
+        """Posterior weights of the rates for each different pair of counts, shape (C, K); and each prompt's index in C."""
         cell_C2, cell_P = _cells(hits_P, count_P)
         joint_CK = _likelihood(cell_C2, self.rate_K) * self.weight_K
         return joint_CK / joint_CK.sum(1, keepdims=True), cell_P
@@ -121,17 +121,17 @@ def fit_rates(
 
         w ← (Σ_v w L_v / (w · L_v) + c b) / (V + c),   L_vk = p_k^s (1 - p_k)^(n - s)
 
-    b is uniform, and EM starts at w = b. The pseudo-count c is 0.05. For each resample, b is drawn at random between uniform
-    and a few lumps, and c ~ Exp(1). (The 97.5% quantile of c is 3.7. If 3.7 prompts of a kind are expected, none is among V
-    prompts with probability 2.5%.) EM moves the weights only as far as the counts determine them. Everything else, such as
-    the variance of groups of 32 from 4 rollouts each, stays at its starting value. So the intervals cover both kinds of
-    uncertainty.
+    b is uniform, the pseudo-count c is 0.05, and EM starts at w = b. EM changes only what the counts determine. Everything
+    else stays as in b: for example, 4 rollouts per prompt do not determine the share of groups of 32 without variance. For
+    the intervals to cover this uncertainty too, each resample has its own b and c. b is a random mixture of the uniform
+    distribution and a Dirichlet draw with a few large weights. c ~ Exp(1), because prompts of a rare kind are all missing
+    from the log with probability exp(−x) if x are expected.
 
     Args:
         hits_V: number of right rollouts of each visit, in [0, count].
         count_V: number of rollouts of each visit, at least 1.
-        prompt_V: the prompt of each visit. Visits of the same prompt are resampled together. None: each visit is of another
-            prompt.
+        prompt_V: the prompt of each visit. Visits of the same prompt are resampled together. None: all visits are of
+            different prompts.
         seed: seed of the bootstrap, at least 0.
         resamples: number of resamples of the bootstrap over prompts.
 

@@ -62,7 +62,7 @@ def read_rewards(groups: Groups, threshold: float | None) -> RewardReading:
     """
     known_R = ~np.isnan(groups.rewards_R)
     if not known_R.any():
-        raise ValueError("expected rewards, none of the log's rollouts has one; --reward names another field")
+        raise ValueError("expected rewards, but no rollout of the log has one; name another field with --reward")
     value_U, times_U = np.unique(groups.rewards_R[known_R], return_counts=True)
     low, high, usual = float(value_U[0]), float(value_U[-1]), float(value_U[times_U.argmax()])
     usual_V = np.add.reduceat(np.abs(groups.rewards_R - usual) <= SAME, groups.begin_V, dtype=np.float64)
@@ -79,8 +79,8 @@ def _rules_out(reading: RewardReading) -> list[str]:
     reasons: list[str] = []
     if reading.outside:
         reasons.append(
-            f"rewards from {reading.low:g} to {reading.high:g} leave [0, 1]: methods that predict a success rate "
-            "(foresight, SPO, MoPPS, VCRL) need a metric within it beside the reward"
+            f"rewards from {reading.low:g} to {reading.high:g} are outside [0, 1]: methods that predict a success rate "
+            "(foresight, SPO, MoPPS, VCRL) also need a metric in [0, 1]"
         )
     if reading.graded:
         reasons.append(
@@ -94,7 +94,7 @@ def _rules_out(reading: RewardReading) -> list[str]:
         )
     if reading.unscored.value > _MANY:
         reasons.append(
-            f"{reading.unscored.value:.1%} of the rollouts have no score: a reward that fails or times out is paid for, and "
-            "groups shrink"
+            f"{reading.unscored.value:.1%} of the rollouts have no score: if the reward fails or times out, the rollout is "
+            "paid for, and its group becomes smaller"
         )
     return reasons

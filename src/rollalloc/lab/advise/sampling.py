@@ -2,8 +2,8 @@
 
 The folder has four files. `rollouts.jsonl` has the rollouts, in the schema of `rollalloc train --log-rollouts`, with one
 group per prompt. `prompts.jsonl` and `features.safetensors` have the prompts' rows and features, with the log's keys.
-`profile.json` has the settings. Every draw is a function of (seed, prompt, rollout), and waves of rollouts always start at
-the same prompts. So a profile that was interrupted and continued equals an uninterrupted one.
+`profile.json` has the settings. Every draw is a function of (seed, prompt, rollout), and every run has the same waves of
+rollouts. So a profile that was interrupted and continued equals an uninterrupted profile.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def roll_out(waves: Waves, orders: Sequence[Order], begun: int, place: ProfileFo
     """Generate and score all orders after the first `begun`, wave by wave. Each wave is logged when it is complete.
 
     Raises:
-        NoScores: after at least 64 rollouts, or all of a new profile, no rollout of this call has a score.
+        NoScores: none of the first 64 or more rollouts of this call has a score, or no rollout of a new profile has a score.
     """
     n = len(orders[0].rollouts)
     progress("rollouts", begun * n, len(orders) * n)
@@ -132,8 +132,8 @@ def roll_out(waves: Waves, orders: Sequence[Order], begun: int, place: ProfileFo
         if not scored and ((end - begun) * n >= _PATIENCE or (begun, end) == (0, len(orders))):
             raise NoScores(
                 f"none of {(end - begun) * n} rollouts has a score, mostly because: "
-                f"{waves.outcomes.commonest_failure()}. Repair the reward, then sample again over what is in "
-                f"{place.path} (--overwrite)"
+                f"{waves.outcomes.commonest_failure()}. Repair the reward, then sample the profile in {place.path} again "
+                "(--overwrite)"
             )
 
 
@@ -179,9 +179,7 @@ def described_profile(run: Config, prompts: int, n: int, seed: int) -> dict[str,
 
 
 def _write_prompts(folder: Path, policy: Policy, train: EncodedPrompts, drawn: Sequence[int], progress: Shown) -> None:
-    """Write the row of each drawn prompt in verl's schema, and its features under the initial model, both with the
-    prompt's key.
-    """
+    """Write the row of each drawn prompt in verl's schema and its features under the initial model. Both have its key."""
     prompt_set = train.prompt_set
     write_rows(folder, prompt_set, drawn)
     features = features_of(
@@ -209,7 +207,7 @@ def write_rows(folder: Path, prompt_set: PromptSet, drawn: Sequence[int]) -> Non
 
 
 def drawn_of(seed: int, prompts: int, of: int) -> list[int]:
-    """The prompts of a profile: this number of the `of` prompts, drawn uniformly without replacement."""
+    """Indices of a profile's prompts: at most `prompts` of [0, of), drawn uniformly without replacement."""
     return rng(seed, "profile").permutation(of)[:prompts].tolist()
 
 

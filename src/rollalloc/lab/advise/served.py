@@ -1,8 +1,8 @@
 """Sample a profile from a model at a server, into a folder like that of `sampling.sample_profile`.
 
-Each answer is written to `answers.jsonl` when it arrives, with a digest of its request. The same call later reads these
-answers and requests only the missing ones: after an interruption, with another reward (`overwrite`), or with more prompts
-or rollouts.
+Each answer is written to `answers.jsonl` when it arrives, with a digest of its request. A later call uses these answers and
+requests only the missing ones. So an interrupted call continues, and a call with another reward (`overwrite`) or with more
+prompts or rollouts pays only for new requests.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def sample_served(
         _doubt(answers, orders, run.sampling.max_new_tokens)
         if served.refused:
             log.warning(
-                "%s does not take %s: its own values hold, and if they cut the distribution the profile is not that of "
-                "training, which samples from all tokens", endpoint.url, ", ".join(served.refused),
+                "%s does not take %s and uses its own values. Training samples from all tokens: if these values exclude "
+                "some, the profile does not show what training would see", endpoint.url, ", ".join(served.refused),
             )  # fmt: skip
     return folder / ROLLOUTS
 
@@ -155,7 +155,7 @@ class _Answers:
     """The answers to a profile's requests, by rollout.
 
     Attributes:
-        of: the answers so far: from the folder, and from the server.
+        of: the answers so far, from the folder and from the server.
         missing: the rollouts without an answer in the folder, in order.
     """
 
@@ -163,7 +163,7 @@ class _Answers:
         self._path, self._lock = path, Lock()
         self._prompts = {rollout: given.prompts[order.prompt] for order in orders for rollout in order.rollouts}
         self._asked: dict[int, tuple[str, int]] = {}
-        times: Counter[str] = Counter()  # counts equal prompts, which different data sources may have
+        times: Counter[str] = Counter()  # counts equal prompts: two data sources may have the same prompt
         for rollout, prompt in self._prompts.items():
             digest = ask.digest(prompt)
             self._asked[rollout] = digest, times[digest]
@@ -198,7 +198,7 @@ class _Answers:
             self.of[rollout] = answer
 
     def figures(self) -> tuple[int, float, float]:
-        """The number of answers so far; and the mean numbers of tokens of their prompts and of the answers, if known."""
+        """The number of answers so far, and the mean number of tokens of a prompt and of an answer; 0 if unknown."""
         with self._lock:
             answers = list(self.of.values())
         prompts = [answer.prompt_tokens for answer in answers if answer.prompt_tokens is not None]
@@ -207,7 +207,7 @@ class _Answers:
 
 
 def _saved(path: Path) -> list[tuple[tuple[str, int], Answer]]:
-    """The complete lines of a file: answers, each with the digest of its request and its number among equal requests."""
+    """The complete lines of a file: ((digest of the request, index among equal requests), answer)."""
     if not path.exists():
         return []
     saved: list[tuple[tuple[str, int], Answer]] = []
@@ -282,7 +282,7 @@ class _Cost:
 
 
 def _doubt(answers: _Answers, orders: Sequence[Order], longest: int) -> None:
-    """Warn if answers differ from those in training: all are equal, or they are cut off before the limit."""
+    """Warn if all answers to a prompt are equal, or if answers are cut off before the limit, unlike in training."""
     groups = [[answers.of[rollout] for rollout in order.rollouts] for order in orders]
     long = [group for group in groups if len(group) > 1 and min(len(answer.text) for answer in group) > _SHORT]
     if len(long) >= _MOST_PROMPTS and all(len({answer.text for answer in group}) == 1 for group in long):

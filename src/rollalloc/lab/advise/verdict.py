@@ -16,10 +16,10 @@ from rollalloc.lab.advise.profile import Profile
 ENOUGH, _ROUND = 1024, 100
 BATCH = 64  # rollouts per batch, if only the group size is known
 USUAL_N = 8  # TRL's default of `num_generations`, assumed if the present setting is unknown
-_EVEN = 8  # a batch of fewer prompts than rows has a multiple of this number, so that it can be split
+_EVEN = 8  # if there are too few prompts for a batch, a batch has a multiple of this number of prompts
 # If at least the share BARREN of groups of LARGE_GROUP rollouts has no variance, no recipe can learn much.
 LARGE_GROUP, BARREN = 16, 0.95
-MANY_ANSWERS = 0.5  # if two right answers of a prompt differ with at least this probability, less is saved
+MANY_ANSWERS = 0.5  # if two right answers of a prompt differ with at least this probability, expect a smaller saving
 PREDICTABLE, FEW_MIXED = 0.9, 0.7  # thresholds for foresight: AUC, and share of groups of 4 without variance
 
 # Measured figures. tests/lab/advise/test_verdict.py names the guide or log that contains each number.
@@ -99,7 +99,7 @@ class Advice:
         sentence: the verdict in words.
         choice: the recipe and batch shape to train with; None with "too few" and "barren".
         present: the present setting.
-        because: sentences that say why the profile leads to this recipe, and which measurements support it.
+        because: sentences with the reasons and with the measurements that support them.
         notes: further sentences for the reader.
         more: number of rollouts that are still needed for a verdict; 0 if there are enough.
     """
