@@ -107,7 +107,10 @@ def test_every_format_is_read(call, format):
         (verl(prompts=1), "success cannot be predicted from 1 prompts"),
         (verl(n=1), "groups have one rollout"),
         (verl(score=1.0), "100.0% of the rewards are the same"),
-        ([*verl(), *[{"input": "a", "output": "b", "score": float("nan")}] * 40], "fields are not what they should be"),
+        (
+            [*verl(), *[{"input": "a", "output": "b", "score": float("nan")}] * 40],
+            "fields are invalid and count as missing",
+        ),
     ],
 )
 def test_little_is_said_of_logs_that_tell_little_and_why(call, tmp_path, rows, words):

@@ -171,7 +171,7 @@ def test_a_censored_run_and_one_that_diverged_are_counted(tmp_path):
 def test_another_run_in_the_place_of_a_cells_is_refused(tmp_path):
     freeze_smoke(tmp_path)
     write_final(tmp_path, "grpo", SMOKE.seeds[0], 64, max_rollouts=512)
-    with pytest.raises(ValueError, match=r"grpo-9900 holds another run than the plan expects there"):
+    with pytest.raises(ValueError, match=r"grpo-9900 has another run than the plan"):
         board_of(tmp_path)
 
 

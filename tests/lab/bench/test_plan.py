@@ -63,7 +63,7 @@ def test_a_frozen_plan_is_read_again_and_no_other_is_taken(tmp_path):
         replace(plan, made_with=plan.made_with | {"torch": "1.0"}),
     ):
         for refuse in (freeze, refuse_another):
-            with pytest.raises(ValueError, match="was begun with another plan, which is frozen: plan"):
+            with pytest.raises(ValueError, match="has another frozen plan: plan"):
                 refuse(other, tmp_path)
     assert (tmp_path / PLAN).read_bytes() == before
 

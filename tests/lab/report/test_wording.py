@@ -143,8 +143,8 @@ def test_caveats_name_the_run_and_what_is_wrong_with_it(write_run):
 @pytest.mark.parametrize(
     ("accuracies", "sentence"),
     [
-        ([0.1, 0.7, 0.2], "was at the target 0.6 in some evaluation, but not in two in a row, which is what counts"),
-        ([0.1, 0.2, 0.7], "was at the target 0.6 in some evaluation, but not in two in a row, which is what counts"),
+        ([0.1, 0.7, 0.2], "was at the target 0.6 in some evaluation, but not in two in a row, so it does not count"),
+        ([0.1, 0.2, 0.7], "was at the target 0.6 in some evaluation, but not in two in a row, so it does not count"),
         ([0.7, 0.8, 0.2], "was at the target 0.6 before any training: set a higher --target."),
         ([0.1, 0.7, 0.8], None),
         ([0.1, 0.2, 0.3], None),

@@ -105,7 +105,7 @@ def test_stopped_rollouts_of_a_log_are_named(call, tmp_path):
         (("--train", "nan"), "train must be a finite number of at least 0"),
         (("--prompts", "3"), "4 groups per batch but there are only 3 prompts"),
         (("--staleness", "-1"), "staleness must be a whole number of at least 0"),
-        (("--ahead", "2"), "ahead: under schedule sync nothing is trained beside what is generated; take async"),
+        (("--ahead", "2"), "ahead: with schedule sync, nothing is generated while a batch is trained; use async"),
         (("--schedule", "async", "--ahead", "0"), "ahead must be a whole number of at least 1"),
         (
             ("--schedule", "async", "--ahead", "3", "--staleness", "2"),
@@ -118,10 +118,10 @@ def test_stopped_rollouts_of_a_log_are_named(call, tmp_path):
         (("--memory-share", "1.5"), "memory_share must be at most 1"),
         (
             ("--model", "qwen2.5-32b", "--limit", "30000"),
-            "qwen2.5-32b on 1 h100 has memory for keys and values of 26,702 tokens, a rollout may need 30,200",
+            "qwen2.5-32b on 1 h100: keys and values of 26,702 tokens fit, but a rollout may need 30,200",
         ),
-        (("--model", "qwen2.5-32b", "--memory-share", "0.5"), "of 0 tokens, a rollout may need 8,392"),
-        (("--kv-tokens", "8391"), "--kv-tokens is for a memory of 8,391 tokens, a rollout may need 8,392"),
+        (("--model", "qwen2.5-32b", "--memory-share", "0.5"), "of 0 tokens fit, but a rollout may need 8,392"),
+        (("--kv-tokens", "8391"), "--kv-tokens: keys and values of 8,391 tokens fit, but a rollout may need 8,392"),
     ],
 )
 def test_a_mistake_is_one_message_before_anything_runs(call, monkeypatch, tmp_path, arguments, says):

@@ -81,7 +81,7 @@ def test_a_rollout_that_no_memory_holds_is_refused_and_one_that_just_fits_is_not
     limits = {"cluster": cluster, "workload": Given([90]), "prompt_tokens": 10}
     assert Scenario(**limits, kv_tokens=100).room == 100
     with pytest.raises(
-        ValueError, match="--kv-tokens is for a memory of 99 tokens, a rollout may need 100: 10 of its prompt"
+        ValueError, match="--kv-tokens: keys and values of 99 tokens fit, but a rollout may need 100: 10 for the prompt"
     ):
         Scenario(**limits, kv_tokens=99)
     large = Hardware(model="qwen2.5-32b", memory_share=0.8)

@@ -192,7 +192,7 @@ def test_groups_of_one_rollout_are_too_few_to_say_anything(tmp_path):
     """A log of REINFORCE has nothing else: that all of it taught nothing would be wrong."""
     found = find(read_log(lines(tmp_path / "1.jsonl", *rows_of(*[1] * 5))))
     assert found.described()["finding"].startswith(
-        "Too few groups with 2 rollouts or more to say what 5 rollouts taught"
+        "No group has 2 rollouts or more, so it is unknown what the 5 rollouts taught"
     )
     assert (found.wasted, found.shares, found.alone) == (None, None, 5)
 

@@ -289,7 +289,7 @@ def test_verifiers_evaluation_has_a_group_for_each_task_with_texts_tokens_and_li
     log = read_log(SAMPLES / "verifiers")
     assert log.notes == [
         "reward: right + short, each times its weight",
-        "metrics beside it, which --reward NAME takes instead: length",
+        "other metrics, which can be chosen with --reward NAME: length",
     ]
     first = next(each(log.groups))
     assert first.rewards == [0.0, 0.0, 0.0, 1.1]
@@ -311,7 +311,7 @@ def test_verifiers_turns_are_counted_and_groups_are_of_one_run(tmp_path):
     log = read_log(lines(tmp_path / "traces.jsonl", rows))
     assert log.format == "verifiers"
     assert rewards(log) == [[1, 1], [1]]
-    assert "turns of a rollout: 1.7 in the mean, at most 3" in log.notes
+    assert "turns of a rollout: 1.7 on average, at most 3" in log.notes
     assert log.groups.answer_R[0] == log.groups.answer_R[1] != log.groups.answer_R[2]
 
 
@@ -323,7 +323,10 @@ def test_verifiers_tasks_of_two_environments_with_one_key_are_two_prompts(tmp_pa
 
 def test_verifiers_with_one_rollout_a_task_says_how_to_get_groups(tmp_path):
     log = read_log(lines(tmp_path / "traces.jsonl", [episode(0), episode(1)]))
-    assert "every task has a single rollout, so there are no groups; evaluate with --num-rollouts 4, say" in log.notes
+    assert (
+        "every task has a single rollout, so there are no groups; evaluate with --num-rollouts 4, for example"
+        in log.notes
+    )
 
 
 def test_verifiers_results_of_before_0_4_and_traces_of_later_say_what_was_expected(tmp_path):
@@ -371,7 +374,7 @@ def test_prime_rl_at_the_commit_that_was_read_has_groups_steps_tokens_and_failur
     assert log.groups.tokens_R.tolist()[:4] == [4, 8, 4, 4]
     assert log.groups.truncated_V.tolist() == [1, 0, 0]
     assert "2 traces failed and have no score: ProviderError (1), SandboxError (1)" in log.notes
-    assert "turns of a rollout: 1.1 in the mean, at most 2" in log.notes
+    assert "turns of a rollout: 1.1 on average, at most 2" in log.notes
 
 
 def test_prime_rl_0_9_writes_a_stream_of_chunks_packed_but_for_the_last():
@@ -493,7 +496,9 @@ def test_nothing_there_is_named(tmp_path):
 
 def test_files_of_no_known_format_are_named_with_what_was_expected(tmp_path):
     lines(tmp_path / "x.jsonl", [{"a": 1}])
-    with pytest.raises(ValueError, match=r"expected a log of one of these \(trl: .*found x.jsonl; --format forces one"):
+    with pytest.raises(
+        ValueError, match=r"expected a log of one of these \(trl: .*found x.jsonl; choose one with --format"
+    ):
         read_log(tmp_path)
     with pytest.raises(
         ValueError, match=r"found no rollout in x\.jsonl; the first of 1 lines.*expected the fields input and score"

@@ -18,7 +18,7 @@ class Cell:
 
     Attributes:
         label: label of the method.
-        paid: what it paid and how good its policy was, with ratios to the baseline. None: no run has ended yet.
+        paid: its costs and last evaluations, with ratios to the baseline. None: no run has ended yet.
         runs: number of finished runs.
         diverged: number of runs that diverged. These are censored at what they had paid.
     """
@@ -30,7 +30,7 @@ class Cell:
 
     @property
     def budget(self) -> Mapping[str, Interval | None]:
-        """Results of the last evaluations, at the same budget for all methods. Empty if a run diverged."""
+        """Results of the last evaluations; empty if a run diverged. All methods have the same budget."""
         return {} if self.paid is None or self.diverged else self.paid.last
 
 
@@ -103,5 +103,5 @@ def _ended(place: Path, task: TaskPlan, contestant: Contestant, seed: int, diver
     run = read_config(place)
     described = (run.task, run.recipe, run.name, run.seed, run.max_rollouts, run.eval_every)
     if described != (task.name, contestant.recipe, contestant.label, seed, task.budget, task.eval_every):
-        raise ValueError(f"{place} holds another run than the plan expects there; it says {described}")
+        raise ValueError(f"{place} has another run than the plan: {described}")
     return ended(run, place, target=task.target, diverged=diverged)

@@ -1,4 +1,4 @@
-"""Carry out a comparison: one process per run, then a summary of what each run paid."""
+"""Carry out a comparison: one process per run, then a summary of the costs of each run."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Carry out runs, one process each, and write `results.json`.
 
-    A run that is already finished in the folder is not repeated, if its description and the contents of its files are the
-    same. An unfinished one continues from its checkpoint.
+    A finished run in the folder is not repeated if its description and the contents of its files are unchanged. An
+    unfinished run continues from its checkpoint.
 
     Args:
         runs: the runs, each with a distinct combination of task, name and seed.
@@ -91,10 +91,10 @@ def compare(
 
 
 def check_places(runs: Sequence[Config], folder: Path) -> None:
-    """Refuse a folder if files that are not ours are in the way of a run. Nothing is changed.
+    """Refuse a folder if a file that is not ours has a name that a run needs. Nothing is changed.
 
     Raises:
-        FileExistsError: names the file.
+        FileExistsError: there is such a file; the message names it.
         InUse: another process is writing there.
     """
     claims = Claims(folder, "comparison")
@@ -102,7 +102,7 @@ def check_places(runs: Sequence[Config], folder: Path) -> None:
     refuse(folder, claims.foreign([RESULTS]), _REMEDY)
     for run in runs:
         with RunFolder(folder_of(run, folder)) as place:
-            # Whether our own runs are the same is checked later, when the data of these runs is known.
+            # Accept our own runs here. They are compared with the new runs later, when the data of the new runs is known.
             place.check(overwrite=True)
 
 

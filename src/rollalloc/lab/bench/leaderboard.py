@@ -70,7 +70,7 @@ def run_leaderboard(
     Claims(folder, KIND).refuse_taken()
     with Lock(folder, KIND):
         freeze(plan, folder)
-        work = _Work(plan, folder, tasks)  # not in `heard`: it may create tasks, and Ctrl-C must interrupt this at once
+        work = _Work(plan, folder, tasks)  # may create tasks: before `stop.heard`, so that Ctrl-C ends this at once
         with stop.heard():
             carry_out(
                 work.waiting, at_once, stop, work.ended, lambda at_work: watcher and watcher(work.progress(at_work))
@@ -104,7 +104,7 @@ def diverged_in(folder: Path) -> dict[str, str]:
 
 
 class _Work:
-    """The runs of a plan: those that wait, those that have ended, and what those have paid.
+    """The runs of a plan: waiting runs, ended runs, and the total costs of the ended runs.
 
     Attributes:
         waiting: runs to do, in the order of the plan's tasks and then of the seeds. So an interrupted leaderboard has the

@@ -63,7 +63,7 @@ class TaskPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is run: every method, with its defaults, on every task with each seed.
+    """A plan: every method, with its defaults, is run on every task with each seed.
 
     Attributes:
         contestants: the methods.
@@ -248,8 +248,8 @@ def refuse_another(plan: Plan, folder: Path) -> None:
     if others := list(differences(frozen.described(), plan.described(), "plan")):
         shown = "; ".join(others[:5]) + (f"; and {len(others) - 5} more" if len(others) > 5 else "")
         raise ValueError(
-            f"{folder} was begun with another plan, which is frozen: {shown}. Go on with the options, the version and the "
-            "machine that it was begun with, or give another folder (--out)"
+            f"{folder} has another frozen plan: {shown}. Continue with the options, the version and the machine of that "
+            "plan, or give another folder (--out)"
         )
 
 

@@ -97,7 +97,7 @@ def processes_at_once(processes: int | None) -> int:
         ValueError: the number is below 1.
     """
     if processes is not None and processes < 1:
-        raise ValueError(f"processes must be at least 1, or None for one a core, got {processes}")
+        raise ValueError(f"processes must be at least 1, or None for one per core, got {processes}")
     return processes or os.cpu_count() or 1
 
 
@@ -217,8 +217,8 @@ class _Worker:
             self._said = True
             run, pid = self.job.run, self.spawned.process.pid
             log.warning(
-                "%s with seed %d: its process (%d) has not responded for %.0f s; where it was stopped, "
-                "kill -CONT %d lets it go on, and kill -KILL %d gives this run up",
+                "%s with seed %d: its process (%d) has not responded for %.0f s; if it was stopped, "
+                "kill -CONT %d continues it; kill -KILL %d gives up this run",
                 *(run.name, run.seed, pid, silent_s, pid, pid),
             )
 

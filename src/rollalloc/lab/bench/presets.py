@@ -1,11 +1,10 @@
 """Presets of built-in tasks: target, budget, evaluation grid, and the tuned settings for each recipe.
 
 The settings are in `tuned/TASK.json`. A search by successive halving found them (dev/LOG.md, 2026-11-22 and 23). For every
-recipe, GRPO included, it tried the same number of learning rates and batch shapes, on the same tuning seeds, which no
-comparison uses.
-`settings_tried` is the number of settings of a recipe's grid that were tried. `budget`, if present, means that the
-recipe's search runs were censored earlier than the others. A task that was not searched uses another task's settings; a
-recipe that was not searched on a task uses its settings for skills/late.
+recipe, GRPO included, it tried the same number of learning rates and batch shapes on the same tuning seeds. No comparison
+uses these seeds. `settings_tried` is the number of settings of a recipe's grid that were tried. If `budget` is present, the
+recipe's search runs were censored earlier than those of other recipes. A task that was not searched uses another task's
+settings; a recipe that was not searched on a task uses its settings for skills/late.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ def tuned_of(task: str) -> Mapping[str, Tuned]:
 
 
 def _tuned(entry: Mapping[str, Any]) -> Tuned:
-    """Settings as a search wrote them; entries without an optimizer were found with `TUNED_WITH`."""
+    """The settings in an entry of a search. An entry without an optimizer was found with `TUNED_WITH`."""
     settings = entry.get("optimizer", TUNED_WITH)
     optimizer = {**settings, "betas": tuple(settings["betas"])}
     return Tuned(entry["parameters"], entry["learning_rate"], optimizer)

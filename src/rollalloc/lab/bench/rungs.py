@@ -53,7 +53,7 @@ class WarmedUp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budgeted:
-    """Budget and evaluation of a rung's runs, which are on the CPU.
+    """Budget and evaluation of a rung's runs on the CPU.
 
     Attributes:
         target: held-out accuracy, fixed before the runs.

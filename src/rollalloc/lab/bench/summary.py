@@ -1,8 +1,8 @@
 """Summarizes a comparison from the `run.json` and `metrics.jsonl` of its runs.
 
 Point estimates are interquartile means: a quarter of the values, rounded down, is cut off at each end before averaging.
-Intervals are bootstrapped over seeds. A censored run counts with what it had paid, which is a lower bound of its cost. The
-point estimate is then a bound too. It is marked as a bound, and has no interval.
+Intervals are bootstrapped over seeds. The cost of a censored run is taken as what it had paid: a lower bound. The point
+estimate is then a bound too. It is marked as a bound, and has no interval.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def in_words(interval: Interval | None, form: str, *, point_only: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class RecipeSummary:
-    """What a recipe paid on a task, over its seeds.
+    """Costs and results of a recipe on a task, over its seeds.
 
     Attributes:
         parameters: parameters of the recipe.
@@ -92,10 +92,10 @@ class RecipeSummary:
         reached: number of runs that reached the target. The other runs are censored.
         costs: costs until the target, by `COSTS`. None: nothing was evaluated, or there is no target.
         ratios: the baseline's cost divided by this recipe's, paired by seed, by `COSTS`. Above 1, this recipe is cheaper.
-            None: no seed has both costs, or some bounds are upper and others lower bounds.
+            None: no seed has both costs, both runs of a seed are censored, or there are upper and lower bounds.
         standard_error: the largest standard error of the recipe's evaluations; 0 if all are exact, None if one is unknown.
         last: results of each run's last evaluation, by `LAST`. None: a run lacks the value.
-        k: number of attempts in `pass_at_k`. None: unknown, or not the same in all runs.
+        k: number of attempts in `pass_at_k`. None: unknown, or different between runs.
         accounts: number of rollouts in all runs, by cause. The sum is `rollouts_paid`.
         folders: folders of the runs, in the order of the seeds.
         grouped: whether the recipe's rollouts are compared within groups.
@@ -192,7 +192,7 @@ def summaries(folder: Path) -> list[Summary]:
 
 
 def summaries_of(places: Sequence[Path]) -> list[Summary]:
-    """Summaries of the runs in these folders, task by task; raises as `summaries`."""
+    """Summaries of the runs in these folders, task by task. Errors are those of `summaries`."""
     by_task: dict[str, list[tuple[Path, Config]]] = {}
     for place in places:
         run = read_config(place)
@@ -213,7 +213,7 @@ def _summary(task: str, runs: Sequence[tuple[Path, Config]]) -> Summary:
 
 
 def summaries_to(baseline: str, over: Sequence[EndedRun]) -> tuple[RecipeSummary, ...]:
-    """What each method paid on one task, with ratios to `baseline`, which comes first.
+    """Costs and results of each method on one task, with ratios to `baseline`. The baseline comes first.
 
     Raises:
         ValueError: the runs of a label differ in more than their seed.
@@ -275,12 +275,12 @@ def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_mixed(label: str, over: Sequence[EndedRun]) -> None:
-    """Raise an error for runs with the same label but other settings, because they must not count as further seeds."""
+    """Raise an error if runs with the same label have different settings: they are not seeds of one method."""
     first, *others = (_setup(ended_run.run) for ended_run in over)
     for ended_run, expected in zip(over[1:], others, strict=True):
         if differing := list(differences(first, expected, label)):
             raise ValueError(
-                f"{over[0].folder} and {ended_run.folder} have the same label but are not one method on two seeds: "
+                f"{over[0].folder} and {ended_run.folder} have the same label, but differ in more than their seed: "
                 f"{'; '.join(differing)}; give them different labels, or remove one"
             )
 
@@ -352,11 +352,12 @@ def _largest(errors: Iterator[float | None]) -> float | None:
 
 
 def interval(values: Sequence[float], bound: Bound = "") -> Interval:
-    """The interquartile mean of some values. With five or more values and no bound, also its bootstrapped 95% interval.
+    """The interquartile mean of some values, and its bootstrapped 95% interval if there are at least five and no bound.
 
-    The ends of the interval are percentiles of the bootstrap distribution. With five seeds, the percentiles 2.5% and 97.5%
-    would cover far less than 95%. So they are replaced by those of N(0, 1) at ±√(n/(n−1))·t, where t is the 97.5% quantile
-    of Student's t with n − 1 degrees of freedom (Hesterberg, The American Statistician 69, 2015).
+    The ends of the interval are quantiles of the bootstrap distribution. With five seeds, the quantiles at 2.5% and 97.5%
+    would cover far less than 95%. So the levels Φ(±√(n/(n−1))·t) are used instead, where Φ is the distribution function of
+    N(0, 1), and t the 97.5% quantile of Student's t with n − 1 degrees of freedom (Hesterberg, The American Statistician 69,
+    2015).
     """
     point = float(interquartile_mean(values))
     if len(values) < FEWEST or bound:

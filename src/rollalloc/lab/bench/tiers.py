@@ -11,8 +11,8 @@ from rollalloc.lab.bench.rungs import PREFIX, RUNGS
 from rollalloc.named import RECIPES
 from rollalloc.train.defaults import DEFAULT_ALONE, DEFAULT_SHAPE
 
-_FIRST_SEED = 9900  # unused so far
-_FIRST_OF_LADDER = 9700  # unused so far
+_FIRST_SEED = 9900  # not used for tuning or in earlier experiments
+_FIRST_OF_LADDER = 9700  # likewise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +102,7 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
     }
 )
 # Rollouts per second of one process on a core of an Intel Xeon at 2.5 GHz (Cascade Lake), including evaluations on the
-# grid. The values lie between those of plain estimators and of methods with groups, in runs that shared the machine.
+# grid. The values are between those of methods without and with groups, measured while other runs used the machine.
 # Tasks that were not measured get a low value; the rungs of the ladder have their own.
 RATES: Mapping[str, float] = MappingProxyType(
     {
@@ -121,5 +121,5 @@ _START_S = 2.0  # overhead of a run, in seconds: loading the model and the promp
 
 
 def seconds_of(task: str, rollouts: int, runs: int = 1) -> float:
-    """Estimated process seconds for `runs` runs on a task that pay `rollouts` together."""
+    """Estimated process seconds for `runs` runs on a task; `rollouts` is the total that they pay."""
     return runs * _START_S + rollouts / RATES.get(task, _UNMEASURED)

@@ -1,4 +1,4 @@
-"""Figures of a run or a comparison, drawn for a light background; as SVG, they use the page's colours."""
+"""Figures of a run or a comparison. A PNG has a light background; an SVG uses the page's colours."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rollalloc.runs.recorded import RecordedRun
 
 Methods = Mapping[str, Sequence[RecordedRun]]  # the runs of each label, one per seed; the first label is the baseline
 _WIDTH = 4.5  # inches; small, so that the text stays readable on a phone
-_NARROW = 0.085  # parts of a bar get no number if they are narrower than this share
+_NARROW = 0.085  # share of the width; narrower parts of a bar get no number
 _POINTS = 60  # a run's evaluations are drawn as points if there are at most this many
 _LINES = ("-", "--", ":")  # line styles, for more methods than there are colours
 _SVG = "http://www.w3.org/2000/svg"

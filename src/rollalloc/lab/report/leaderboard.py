@@ -1,4 +1,4 @@
-"""The leaderboard in Markdown: two tables per task; losses are printed like wins."""
+"""The leaderboard in Markdown: two tables per task, with all results, whether better or worse than the baseline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COSTS = {"rollouts": ",.0f", "tokens": ",.0f", "steps": ",.0f", "seconds": ",.1
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: headings of all columns except the first; and rows of a method and its figures, "" where one is unknown."""
+    """A table: headings of all columns except the first; and rows of a method and its figures, "" for unknown figures."""
 
     title: str
     headings: Sequence[str]
@@ -50,7 +50,7 @@ def markdown(board: Board) -> str:
 
 
 def tables_of(part: TaskPart) -> list[Table]:
-    """The tables of one task: what each method paid, and how good its policy was."""
+    """The tables of one task: the costs of each method, and the results of its last evaluations."""
     k = next((cell.paid.k for cell in part.cells if cell.paid and cell.paid.k), "k")
     measure = measure_of(cell.paid for cell in part.cells if cell.paid)
     named = _EXTRA if measure == _EXTRA["accuracy"] else _EXTRA | OF_GRADED
@@ -111,7 +111,7 @@ _READ = (
     f"{BASELINE} / this: the baseline's cost divided by this method's, paired by seed; above 1, this method is cheaper.",
     "A figure marked > or < is a bound, because some runs did not reach the target. It has no interval.",
     "All runs have the same budget.",
-    "A run's cost is what it had spent when its accuracy first reached the target; the next evaluation must, too.",
+    "A run's cost is what it had spent when its accuracy first reached the target. The next evaluation must confirm this.",
     "Targets, budgets, seeds and the plan were fixed before the first run.",
 )
 
@@ -127,8 +127,8 @@ def _notes(board: Board) -> list[str]:
     )
     notes = [f"Tier {plan.tier}: interquartile means over {seeds} seeds, {how}.", *_READ]
     notes.append(
-        "Nothing was tuned. All methods have the same batch size, as far as they can, the trainer's own optimizer, and the "
-        f"same learning rate, {plan.rate:g} where the task has none of its own."
+        "Nothing was tuned. All methods have the trainer's own optimizer, the same batch size as far as possible, and the "
+        f"same learning rate: that of the task, or else {plan.rate:g}."
     )
     if board.missing:
         notes.insert(0, f"Not finished: {board.missing} runs are missing, so these figures may still change.")

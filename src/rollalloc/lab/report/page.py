@@ -119,8 +119,8 @@ def sections(runs_in: Mapping[Path, Sequence[RecordedRun]], folder: Path) -> lis
         return [_section(folder.name, [runs[folder]])]
     try:
         summaries = _compared(runs)
-    except Exception as error:  # runs that cannot be compared, for example of another version, must be shown too
-        why = f"No costs are given, for the runs cannot be compared: {error_text(error)}"
+    except Exception as error:  # show the runs even if they cannot be compared, for example runs of another version
+        why = f"No costs are given, because the runs cannot be compared: {error_text(error)}"
         shown = [of_unit for of_one in runs_in.values() for of_unit in _by_unit(of_one)]
         names = _file_names([_place(of_unit).name for of_unit in shown])
         return [
@@ -257,12 +257,12 @@ def _left_out(methods: figures.Methods) -> list[str]:
 def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iterator[Chart]:
     """The figures for which the runs have data, in the order of the page."""
     seeds = max(len(runs) for runs in methods.values())
-    over = "" if seeds == 1 else ", mean of the seeds and as far as every seed goes"
+    over = "" if seeds == 1 else ", mean over seeds until the shortest run ends"
     for name, title, caption, draw in (
         (
             "where",
             "Where every rollout went",
-            "A bar is as long as the rollouts that a method paid; green is the part that was trained on.",
+            "The length of a bar is the number of rollouts that a method paid; green is the part that was trained on.",
             figures.where_rollouts_went,
         ),
         (
@@ -280,7 +280,7 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
         (
             "training",
             "Training",
-            f"Of the batches{over}: reward of all that was scored, gradient norm before clipping, loss; entropy in nats.",
+            f"By batch{over}: mean reward of all scored rollouts, gradient norm before clipping, loss, entropy in nats.",
             figures.training,
         ),
         (
@@ -297,8 +297,10 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
 
 def _how_lengths_read(methods: figures.Methods, over: str) -> str:
     if any("mean_lengths" in line for runs in methods.values() for run in runs for line in run.batches):
-        return f"Mean of all rollouts between two batches{over}; dotted, the shortest and the longest."
-    return f"Median, middle half and middle four fifths of all rollouts between two batches{over}; dotted, the longest."
+        return f"All rollouts between two batches{over}: mean length; the dotted lines are the shortest and longest rollout."
+    return (
+        f"All rollouts between two batches{over}: median length, 25 to 75%, and 10 to 90%; dotted: the longest rollout."
+    )
 
 
 def _how_curves_read(seeds: int) -> str:
@@ -307,7 +309,7 @@ def _how_curves_read(seeds: int) -> str:
     band = ", shaded its 95% interval" if seeds >= FEWEST else f"; {seeds} seeds are too few for an interval"
     return (
         f"Thin: each seed. Thick: the interquartile mean over seeds{band}. Further left is cheaper. A run that reached the "
-        "target keeps its last accuracy from there on; a line ends where the first run short of the target ends."
+        "target counts with its last accuracy after its end. The thick line ends where the first run ends below the target."
     )
 
 

@@ -59,7 +59,7 @@ def _certainty(ratio: Interval) -> str:
 
 
 def _bound(ratio: Interval | None, baseline: str) -> str:
-    """What can be said about the ratio when some runs are censored."""
+    """The bound on the ratio to the baseline if some runs are censored; otherwise empty."""
     if ratio is None or not ratio.bound:
         return ""
     at_least = "at least" if ratio.bound == "<" else "at most"
@@ -70,10 +70,10 @@ def _between(cost: Interval) -> str:
     return "" if cost.low is None or cost.high is None else f" (95% interval {cost.low:,.0f} to {cost.high:,.0f})"
 
 
-_ALONE = {  # what a recipe without groups compares a reward with
+_ALONE = {  # the baseline of a recipe without groups
     "foresight": "the pass rate that was predicted for its prompt",
     "spo": "the tracked pass rate of its prompt",
-    "raft": "0, so that right answers only are trained on",
+    "raft": "0, so that only right answers are trained on",
 }
 
 
@@ -125,12 +125,12 @@ def graded(summary: Summary | None) -> list[str]:
     """A note for tasks whose scores can lie between wrong and right."""
     if summary is None or summary.measure == "accuracy":
         return []
-    meant = "the accuracy in the figures is the mean score, and best of k is the mean of the best score of k attempts"
-    return [f"Scores are graded: {meant}; a group whose scores differ at all counts as one with a learning signal."]
+    meant = "accuracy in the figures is the mean score, and best of k is the mean over prompts of the best of k scores"
+    return [f"Scores are graded: {meant}. A group counts as having a learning signal if its scores are not all equal."]
 
 
 def odd_targets(runs: Sequence[RecordedRun]) -> list[str]:
-    """Warnings about runs that were at their target without reaching it, or that started at or above it."""
+    """Warnings about runs with an unconfirmed evaluation at the target, and about runs that started at the target."""
     sentences: list[str] = []
     for run in runs:
         if run.target is None or run.cost is None:
@@ -141,8 +141,8 @@ def odd_targets(runs: Sequence[RecordedRun]) -> list[str]:
             )
         elif run.cost.censored and max(run.curve.accuracy) >= run.target:
             sentences.append(
-                f"{name_of(run)} was at the target {run.target:g} in some evaluation, but not in two in a row, which is "
-                "what counts as reached. A longer run, or more frequent evaluations (--eval-every), would show more."
+                f"{name_of(run)} was at the target {run.target:g} in some evaluation, but not in two in a row, so it "
+                "does not count as reached. A longer run, or more frequent evaluations (--eval-every), would show more."
             )
     return sentences
 
@@ -161,7 +161,7 @@ def caveats(runs: Sequence[RecordedRun]) -> list[str]:
             sentences.append(f"{name} failed: {visible(run.why or '')}")
         elif run.why is None:
             sentences.append(
-                f"{name} has not ended: it is still running, was stopped or failed. Its figures go on from here."
+                f"{name} has not ended: it is still running, was stopped or failed. Its figures may still change."
             )
         elif not run.curve.accuracy:
             sentences.append(f"{name} was not evaluated on held-out prompts, so its accuracy is not known.")
@@ -173,13 +173,13 @@ def caveats(runs: Sequence[RecordedRun]) -> list[str]:
             )
         if run.batches and (quarantined := run.batches[-1].get("quarantined")):
             sentences.append(
-                f"{name}: {_counted(quarantined, 'prompt')} set aside, because no rollout of theirs could be scored."
+                f"{name}: {_counted(quarantined, 'prompt')} set aside, because none of their rollouts could be scored."
             )
     return sentences
 
 
 def silences(methods: Mapping[str, Sequence[RecordedRun]]) -> list[str]:
-    """For each method with runs whose latest rollouts taught nothing, the warning of the first such run."""
+    """For each method, the warning of its first run whose latest rollouts had no effect on training."""
     sentences: list[str] = []
     for label, runs in methods.items():
         if silent := [run.silence for run in runs if run.silence]:

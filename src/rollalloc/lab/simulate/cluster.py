@@ -68,7 +68,7 @@ class Cluster:
         if self.ahead is not None:
             at_least("ahead", self.ahead, 1)
             if self.schedule == "sync":
-                raise ValueError("ahead: under schedule sync nothing is trained beside what is generated; take async")
+                raise ValueError("ahead: with schedule sync, nothing is generated while a batch is trained; use async")
         least = self.gpus_per_replica + (self.schedule == "async")
         at_least(
             "gpus",
@@ -124,7 +124,7 @@ class Scenario:
     costs: Costs | None = None
     latency: Latency | None = None
     kv_tokens: int | None = option(
-        None, "Tokens of context that a replica can hold (default: what fits on --gpu beside --model)."
+        None, "Tokens of context that a replica can hold (default: what fits on --gpu besides the weights)."
     )
     workload: Workload = field(default_factory=Fitted)
     prompt_tokens: int = option(200, "Tokens per prompt.")
@@ -149,14 +149,14 @@ class Scenario:
             return
         gpus, hardware = self.cluster.gpus_per_replica, self.hardware
         whose = (
-            f"{hardware.model} on {gpus} {hardware.gpu}{'s' * (gpus > 1)} has memory for keys and values"
+            f"{hardware.model} on {gpus} {hardware.gpu}{'s' * (gpus > 1)}"
             if self.kv_tokens is None
-            else "--kv-tokens is for a memory"
+            else "with --kv-tokens"
         )
         raise ValueError(
-            f"{whose} of {self.room:,.0f} tokens, a rollout may need {longest:,}: {self.prompt_tokens:,} of its prompt "
-            f"and {self.workload.longest:,} of its own; give more --gpus-per-replica, a --gpu with more memory, or shorter "
-            "rollouts"
+            f"{whose}: keys and values of {self.room:,.0f} tokens fit, but a rollout may need {longest:,}: "
+            f"{self.prompt_tokens:,} for the prompt and {self.workload.longest:,} for the completion; give more "
+            "--gpus-per-replica, a --gpu with more memory, or shorter rollouts"
         )
 
     @cached_property
@@ -187,8 +187,8 @@ class Scenario:
 
         Args:
             recipe: any recipe that draws its own prompts.
-            max_staleness: replaces the recipe's own value. None: the recipe's own value; with "async" at least 1 and at
-                least the cluster's `ahead`.
+            max_staleness: replaces the recipe's own value. None: the recipe's own value. With "async", it is raised to 1 or
+                to the cluster's `ahead` if it is lower.
 
         Raises:
             ValueError: a data loader draws the recipe's prompts; or the staleness is negative or below `ahead`.

@@ -25,7 +25,7 @@ def option(default: Any, says: str) -> Any:
 
 
 def positive(name: str, value: Any, *, zero: bool = False) -> None:
-    """Raise an error unless the value is a finite number above 0; with `zero`, of 0 or more.
+    """Raise an error unless the value is a finite number above 0. If `zero` is True, 0 is accepted too.
 
     Raises:
         ValueError: the message says what was expected and what was given.
@@ -76,7 +76,7 @@ class Latency:
         object.__setattr__(self, "seconds_per_token", tuple(self.seconds_per_token))
         if not self.concurrency or len(self.concurrency) != len(self.seconds_per_token):
             raise ValueError(
-                f"{self.source}: expected as many seconds_per_token as concurrency, at least one, got "
+                f"{self.source}: expected one value of seconds_per_token for each of concurrency, and at least one, got "
                 f"{len(self.seconds_per_token)} and {len(self.concurrency)}"
             )
         for at, (rollouts, seconds) in enumerate(zip(self.concurrency, self.seconds_per_token, strict=True)):

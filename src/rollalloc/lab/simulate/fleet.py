@@ -279,7 +279,7 @@ class Fleet:
         return placed is not None and rollout in self.replicas[placed.at].running and placed.end == end
 
     def _full(self, replica: Replica, to_go: float, slack: float = 0.0) -> bool:
-        """Whether the memory fills up before each rollout has generated `to_go` more tokens, within rounding."""
+        """Whether the memory fills up before each rollout has generated `to_go` more tokens; `slack` allows for rounding."""
         running = len(replica.running)
         return running > 1 and replica.held + running * (to_go - slack) > self.pace.room
 

@@ -96,7 +96,6 @@ class Hardware:
         memory_share: share of the memory for weights, keys and values, in (0, 1]; 0.9 is vLLM's `gpu_memory_utilization`.
 
     Raises:
-        ValueError: an unknown name, or a share out of its range.
         ValueError: a name is unknown, or the share is out of its range.
     """
 

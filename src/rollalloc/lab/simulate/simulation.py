@@ -36,7 +36,7 @@ def simulate(
         recipe: the recipe whose cost is estimated.
         scenario: the workload, the hardware and the other conditions of the run.
         seed: seed of the allocator, the prompts and the rollouts' outcomes. An outcome depends only on the seed, the prompt
-            and the rollout's id. So a recipe gets the same rollouts on all clusters on which it orders the same ones.
+            and the rollout's id. So if a recipe orders the same rollouts on two clusters, it gets the same outcomes.
         max_staleness: replaces the recipe's own value, see `Scenario.fitting`.
 
     Raises:
@@ -87,7 +87,7 @@ class Simulation:
     # ------------------------------------------------------------------------------------------------------- schedules
 
     def _synchronously(self) -> None:
-        """Run one wave, as our own trainer does: all ordered rollouts end before the next ask and before a batch is trained.
+        """Run one wave, as our own trainer does: all ordered rollouts end before more are ordered or a batch is trained.
 
         If a stage has a stop rule, each end is reported to the allocator at once, and the allocator is asked what to stop.
         Otherwise all ends are reported together, in the order of their ids.
@@ -102,7 +102,7 @@ class Simulation:
                 self._take(self.allocator.ask(capacity=0))
             else:
                 held += self._next() or ()
-            self._fill()  # after the stops of this moment, because these may concern waiting rollouts
+            self._fill()  # after all stops of this moment, because they may remove waiting rollouts
         held.sort(key=_rollout)
         self.allocator.tell(held)
         if (batch := self.allocator.batch) is not None:
@@ -115,7 +115,7 @@ class Simulation:
         """Ask once with the free slots, then process the next event."""
         actions = self.allocator.ask(capacity=max(0, self.fleet.free - len(self.queued)))
         self._take(actions)
-        self._fill()  # also rollouts that had no memory when they were ordered
+        self._fill()  # also start rollouts for which there was no memory earlier
         if actions.batch is not None:
             self.trainer.begin(actions.batch, self.made, self.fleet.now)
         elif self.why is None:
@@ -198,7 +198,7 @@ class Simulation:
         passed = moment - self.fleet.now
         running = len(self.fleet.place)
         self.peak = max(self.peak, running)
-        # No rollout waits then, because rollouts wait only while all slots are taken.
+        # If so few rollouts run, none waits, because rollouts wait only while all slots are taken.
         if 0 < running < TAIL * self.peak:
             self.tail += passed
         self.unused += passed * self.cluster.unused
@@ -247,7 +247,7 @@ class Simulation:
         fleet, trainer, cluster = self.fleet, self.trainer, self.cluster
         fleet.advance()
         share = cluster.gpus_per_replica
-        # Under "sync", sending the weights takes the time of all GPUs, and no GPU waits for the trainer.
+        # Under "sync", all GPUs are occupied while weights are sent, and no GPU waits for the trainer.
         together = cluster.schedule == "sync"
         syncing = self.costs.weight_sync * self.allocator.version * cluster.gpus if together else 0.0
         waiting = 0.0 if together else trainer.idle * cluster.trainers
@@ -303,8 +303,7 @@ class SimulatedTrainer:
         left = max(0.0, self._ahead - now)
         seconds = left if cluster.overlap else self._forward(tokens)
         seconds += (tokens * costs.train + len(batch.rows) * costs.train_row) / cluster.trainers + costs.update
-        # With "sync", the GPUs that train are those that decode, and `decoding` already includes the time since the last
-        # update.
+        # With "sync", the same GPUs train and decode, and `decoding` already includes their time since the last update.
         if cluster.schedule == "async":
             looked = self._looked - left
             self.busy += looked

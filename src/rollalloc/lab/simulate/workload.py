@@ -25,7 +25,7 @@ _RIGHT = 0.5  # a logged rollout with at least this metric is right
 
 
 class SimulatedOutcome(NamedTuple):
-    """What a rollout becomes if nobody stops it: its tokens (at least 1), whether the limit cut it, whether it is right."""
+    """The outcome of a rollout that is not stopped: tokens (at least 1), whether the limit cut it, whether it is right."""
 
     tokens: int
     truncated: bool

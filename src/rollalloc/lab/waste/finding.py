@@ -81,7 +81,7 @@ def find(log: Log, *, threshold: float | None = None, from_step: int | None = No
     finding.notes += [*unusable(log), *_warnings(compared, threshold)]
     if from_step is not None and stepless:
         finding.notes.append(
-            f"{stepless:,} groups whose step is not known were left out, with those before --from-step"
+            f"{stepless:,} groups with an unknown step were left out, like the groups before --from-step"
         )
     finding.notes += log.notes
     return finding
@@ -125,9 +125,7 @@ def sentence(finding: Finding) -> str:
         paid = sum(finding.booked.values())
         return f"{finding.wasted or 0.0:.1%} of {paid:,} rollouts taught nothing, by the run's own accounts."
     if shares is None:
-        return (
-            f"Too few groups with 2 rollouts or more to say what {finding.rollouts:,} rollouts taught: there are none."
-        )
+        return f"No group has 2 rollouts or more, so it is unknown what the {finding.rollouts:,} rollouts taught."
     alone = f"; {finding.alone:,} rollouts alone in their group are not counted" if finding.alone else ""
     interval = shares.wasted.interval
     within = "" if interval is None else " (95% interval {:.1%} – {:.1%})".format(*interval)
@@ -144,9 +142,7 @@ def unusable(log: Log) -> list[str]:
     if log.bad:
         sentences.append(f"{log.bad:,} lines could not be used; the first is {log.first_bad}")
     if log.odd:
-        sentences.append(
-            f"{log.odd:,} fields are not what they should be and count as absent; the first is {log.first_odd}"
-        )
+        sentences.append(f"{log.odd:,} fields are invalid and count as missing; the first is {log.first_odd}")
     return sentences
 
 
@@ -155,8 +151,8 @@ def _warnings(groups: Groups, threshold: float | None) -> list[str]:
     grades = np.unique(groups.rewards_R[~np.isnan(groups.rewards_R)])
     if threshold is None and len(grades) > _GRADES:
         warnings.append(
-            f"rewards take {len(grades):,} values from {grades[0]:g} to {grades[-1]:g}, and a group whose rewards differ at "
-            "all counts as one with a learning signal; --threshold says from which reward on a rollout is right"
+            f"rewards take {len(grades):,} values from {grades[0]:g} to {grades[-1]:g}, and a group counts as having a "
+            "learning signal if its rewards are not all equal; --threshold sets the lowest reward of a right rollout"
         )
     moved = drifted(groups)
     return [*warnings, moved] if moved else warnings

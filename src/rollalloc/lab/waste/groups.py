@@ -82,7 +82,7 @@ class Groups:
         return replace(self, **{**of_visits, **of_rollouts, **changes})
 
     def judged(self, threshold: float | None) -> Groups:
-        """The groups with rewards of 1 for at least `threshold` and 0 below. If it is None, they are unchanged."""
+        """The groups with rewards of 1 for at least `threshold`, and 0 below. Without a threshold, rewards are unchanged."""
         if threshold is None:
             return self
         right_R = (self.rewards_R >= threshold).astype(np.float64)
@@ -173,12 +173,12 @@ class Gathering:
         *, truncated: bool | None = None, stage: int = 0, tokens: int | None = None, asked: str | None = None,
         answered: str | None = None,
     ) -> None:  # fmt: skip
-        """Add a rollout to a group.
+        """Add a rollout to a group. `Groups` describes the arguments that are not listed here.
 
         Args:
             group: any hashable name of the group.
             prompt: key of the prompt. `prompt`, `step` and `asked` are read only for the group's first rollout.
-            step: the training step. `Groups` describes this and the arguments that are not listed here.
+            step: the training step; None if not logged.
             asked: the prompt's text, from which features are computed; None if not logged.
             answered: the rollout's text, from which a hash is computed; None if not logged.
         """

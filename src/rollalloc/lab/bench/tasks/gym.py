@@ -37,8 +37,8 @@ class GymConfig:
     Attributes:
         settings: settings of the question generator that differ from its defaults.
         heldout: number of held-out prompts. The warm-up does not see them.
-        wrong: share of warm-up examples that have another question's answer. The model then knows more than it samples, and
-            reinforcement learning can recover this.
+        wrong: share of warm-up examples that have another question's answer. These examples make the model sample wrong
+            answers to questions that it could answer, and reinforcement learning can correct this.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Misled(GymConfig):
     """Lists to be filtered. The warm-up shows one kind of mistake: an answer with the items that should be left out.
 
     Each condition has its own rate of mistakes, uniform in [0, most]. With a rate above 1/2, the initial greedy answer is
-    wrong. So a target above the initial greedy accuracy needs answers that only sampling finds.
+    wrong. So to exceed the initial greedy accuracy, a method must learn from right answers that are only found by sampling.
 
     Attributes:
         most: maximum rate of mistakes, in [0, 1].

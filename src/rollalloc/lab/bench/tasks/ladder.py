@@ -2,9 +2,9 @@
 
 An answer is a list of symbols. In `add`, `multiply` and `next`, each symbol is computed from one part of the question. In
 `reverse`, `sort` and `keep`, a procedure is applied to all symbols of the question. Longer questions are harder. The
-warm-up shows mistakes: each fact, and each condition of a procedure, has its own mistake and its own rate. So success
-ranges from never to always within each family, and models of every size know more than they sample. Each question has one
-right answer, so accuracy is computed exactly by teacher forcing.
+warm-up shows mistakes: each fact, and each condition of a procedure, has its own mistake and its own rate. So success rates
+range from 0 to 1 within each family, and models of every size sample wrong answers to questions that they could answer. Each
+question has one right answer, so accuracy is computed exactly by teacher forcing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Part:
     fact: str
     right: str
     wrong: tuple[str, ...]
-    whole: bool = False  # the answer of a procedure
+    whole: bool = False  # True: this part is the whole answer of a procedure
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class Mixture:
     """Sizes and seed of the mixture. The defaults define the task; other values are for tests.
 
     Attributes:
-        facts: parameters a, b of a Beta distribution: the warm-up shows a fact right at a rate drawn from it.
+        facts: parameters a, b of the Beta distribution of the rates at which the warm-up shows facts with right answers.
         procedures: the same parameters for the conditions of a procedure.
         seed: seed of all draws.
     """
@@ -188,8 +188,8 @@ class Mixture:
         """Draw questions that are not in `taken`, and add them to it.
 
         Returns:
-            The problems. For later analysis, `extra` has the family, the level and `shown`: how often the warm-up shows the
-                whole answer right.
+            The problems. For later analysis, `extra` has the family, the level and `shown`: the rate at which the warm-up
+                shows the right answer.
 
         Raises:
             ValueError: too few new questions were found.
@@ -209,9 +209,7 @@ class Mixture:
         return found
 
     def examples(self, rng: np.random.Generator, count: int, heldout: frozenset[str]) -> Examples:
-        """Draw warm-up data: questions that are not held out, in whose answers each part is right at the rate of its
-        fact.
-        """
+        """Draw warm-up data: questions that are not held out, and answers. Each part is right at the rate of its fact."""
         prompts: list[str] = []
         answers: list[str] = []
         while len(prompts) < count:
@@ -375,7 +373,7 @@ class _Band:
         """Check whether the model is in the band now.
 
         Raises:
-            ValueError: the model is beyond the band.
+            ValueError: the model's accuracy is above the band.
         """
         self.model.eval()
         with computing(self.model, self.wanted.precision):
@@ -402,12 +400,12 @@ class _Band:
         return self.looks
 
     def outside(self, change: str) -> str:
-        """Say where the model is, and what to change."""
+        """The text of an error: the newest check, the band, and what to change."""
         last, wanted = self.looks[-1], self.wanted
         return (
             f"the warm-up of {self.rung.task} is outside its band after {last['step']:.0f} steps: "
             f"{last['accuracy']:.3f} of sampled answers are right, expected {wanted.low:g} to {wanted.high:g}, and pass@8 "
-            f"is {last['pass_at_8']:.3f}, expected at least {wanted.pass_at_8:g}; in its file, try {change}"
+            f"is {last['pass_at_8']:.3f}, expected at least {wanted.pass_at_8:g}; change the rung: try {change}"
         )
 
 
@@ -416,7 +414,7 @@ def _within(wanted: WarmedUp, found: Mapping[str, float]) -> bool:
 
 
 def spread(p_N: NDArray[np.float64]) -> dict[str, float]:
-    """Summary of the success rates p_N of prompts: mean, pass@8, and the shares that never and always succeed."""
+    """Summary of the success rates p_N of prompts: mean, pass@8, and the shares of rates below 0.01 and above 0.9."""
     return {
         "accuracy": float(p_N.mean()),
         "pass_at_8": float((1 - (1 - p_N) ** EXACT_K).mean()),

@@ -1,9 +1,9 @@
-"""Skills: a prompt names one to eight skills. Each skill has an image, a symbol; the only right answer is the images in
-order.
+"""Skills: a prompt names one to eight skills. Each skill has a symbol, its image. The only right answer is the list of their
+images.
 
-The warm-up data get each skill wrong at that skill's own rate, so a prompt's initial success rate is known: the product of
-its skills' rates. Because each prompt has one right answer, later success rates are computed exactly, by teacher
-forcing. In the pool "graded", each right image earns marks, so that the rewards of a group are rarely equal.
+In the warm-up data, the image of a skill is right at that skill's own rate. So a prompt's initial success rate is known: it
+is the product of its skills' rates. Because each prompt has one right answer, later success rates are computed exactly, by
+teacher forcing. In the pool "graded", each right image earns marks, so that the rewards of a group are rarely equal.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GRADED_SHARE = 4  # use one of this many held-out prompts, because each is samp
 
 @dataclass(frozen=True)
 class Pool:
-    """How a pool's prompts are distributed over the initial success rate p.
+    """The distribution of a pool's prompts over the initial success rate p.
 
     Attributes:
         edges: ascending values of p that cut [0, 1] into bands; a band includes its lower edge.
@@ -95,9 +95,7 @@ class Skills:
         return np.split(skills_S, np.cumsum(lengths_N)[:-1])
 
     def noisy_examples(self, rng: np.random.Generator, examples: int) -> Examples:
-        """Draw warm-up data: the image of skill k is the right one with probability rate_K[k], and otherwise the
-        skill's wrong one.
-        """
+        """Draw warm-up data: skill k has its right image with probability rate_K[k], and otherwise its wrong image."""
         drawn = self.draw(rng, examples)
         answers = [np.where(rng.random(len(s)) < self.rate_K[s], self.right_K[s], self.wrong_K[s]) for s in drawn]
         return [_prompt(skills_L) for skills_L in drawn], [spell("a", images_L) for images_L in answers]

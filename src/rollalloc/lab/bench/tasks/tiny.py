@@ -174,7 +174,7 @@ def supervise(
 ) -> None:
     """Raise the mean log-probability per token of drawn answers, EOS included, with AdamW; see `save_warm_model`.
 
-    It ends early when `enough`, called before each step, returns True. Forward and backward passes use `precision`.
+    Training ends early when `enough`, called before each step, returns True. Forward and backward passes use `precision`.
     """
     pad_id, eos_id = ids_of(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)

@@ -1,9 +1,9 @@
 """Walks: a prompt names two cells of a maze, and any walk along open passages from one to the other is right.
 
-So a prompt has many right answers of very different lengths, and only this task shows what a method does to the
-diversity of answers. The warm-up data are walks of a lost walker. The walker heads for some goals more often than for
-others, mistakes each wall for a passage at that wall's own rate, and sometimes gives up. Some walks are very long or
-take detours. The walker's success rate is computed exactly for every prompt.
+So a prompt has many right answers of very different lengths, and the task shows how a method changes the diversity of
+answers. The warm-up data are walks of a lost walker. The walker heads for some goals more often than for others, mistakes
+each wall for a passage at that wall's own rate, and sometimes gives up. Some walks are very long or take detours. The
+walker's success rate is computed exactly for every prompt.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ class Walks:
         # Probability of mistaking a wall for a passage.
         crossed_CC = rng.beta(0.5, 0.8, size=closed_CC.shape) * closed_CC
         self.heading_C = 0.98 * rng.beta(0.6, 0.5, size=self.cells)  # probability of heading for the goal, by goal
-        self.stay, self.give_up = 0.98, 0.003  # probability of ending at the goal, and at any other cell
+        self.stay, self.give_up = (
+            0.98,
+            0.003,
+        )  # probability that a walk ends at a visit of the goal, and of another cell
         weight_CC = self.open_CC + crossed_CC + crossed_CC.T
         self.lost_GCC = self._moves(self.heading_C, weight_CC)
         self.verbose_GCC = self._moves(np.zeros(self.cells), weight_CC)
@@ -108,8 +111,8 @@ class Walks:
         self.words = spell("c", np.arange(self.cells)).split()
 
     def _moves(self, heading_C: NDArray[np.float64], weight_CC: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Probability of each move, by goal and cell: towards the goal at the goal's rate, otherwise to any neighbour
-        by its weight.
+        """Probability of each move, by goal and cell. At the goal's rate, the move is towards the goal. Otherwise it is to a
+        neighbour, drawn by weight.
         """
         anywhere_CC = weight_CC / weight_CC.sum(axis=1, keepdims=True)
         nearer_GCC = self.open_CC & (self.steps_CC[:, None, :] < self.steps_CC[:, :, None])

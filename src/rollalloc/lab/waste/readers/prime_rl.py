@@ -1,7 +1,7 @@
 """Reader for the traces of prime-rl and of verifiers' `vf-eval`: each line is an episode, or one trace of an episode.
 
-Both write episodes in the format of the package verifiers. prime-rl also writes the id of each episode's group. An
-evaluation does not; there, the rollouts of one task in one run are a group.
+Both write episodes in the format of the package verifiers. prime-rl also writes the id of each episode's group. Traces of
+evaluations have no such id; the rollouts of one task in one run are a group.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def _read(files: Files, log: Log, options: Options) -> None:
 def _read_evaluation(files: Files, log: Log, options: Options) -> None:
     _read_traces(files, log, _Traces(log, options.rewards, all_rows=True, of_run=True))
     if log.groups is not None and len(log.groups) and log.groups.size_V.max() == 1:
-        log.notes.append("every task has a single rollout, so there are no groups; evaluate with --num-rollouts 4, say")
+        log.notes.append(
+            "every task has a single rollout, so there are no groups; evaluate with --num-rollouts 4, for example"
+        )
 
 
 def _read_traces(files: Files, log: Log, traces: _Traces) -> None:
@@ -98,12 +100,12 @@ def _read_traces(files: Files, log: Log, traces: _Traces) -> None:
     log.groups = traces.gathering.groups()
     log.notes.append(f"reward: {names(traces.rewards, ' + ') or 'none'}, each times its weight")
     if unread := traces.metrics.keys() - traces.rewards.keys():
-        log.notes.append(f"metrics beside it, which --reward NAME takes instead: {names(sorted(unread))}")
+        log.notes.append(f"other metrics, which can be chosen with --reward NAME: {names(sorted(unread))}")
     if traces.errors:
         some = names((f"{kind} ({number:,})" for kind, number in traces.errors.most_common()))
         log.notes.append(f"{traces.errors.total():,} traces failed and have no score: {some}")
     if traces.turns and max(traces.turns) > 1:
-        log.notes.append(f"turns of a rollout: {fmean(traces.turns):.1f} in the mean, at most {max(traces.turns)}")
+        log.notes.append(f"turns of a rollout: {fmean(traces.turns):.1f} on average, at most {max(traces.turns)}")
     if traces.evaluations:
         log.notes.append(
             f"{traces.evaluations:,} traces are of evaluations and were left out; --rows all counts them as training"
@@ -112,8 +114,8 @@ def _read_traces(files: Files, log: Log, traces: _Traces) -> None:
         log.notes.append(f"{traces.repeated:,} traces repeat the id of another and were left out")
     if effective:
         log.complete = False
-        log.notes.append("these are prime-rl's effective traces only: groups that were filtered out are absent, so the "
-                         "waste is at least this; the folder all beside has them")  # fmt: skip
+        log.notes.append("these are prime-rl's effective traces, without the groups that were filtered out, so the true "
+                         "waste may be higher; the folder all beside them has all groups")  # fmt: skip
 
 
 def _add(record: Fields, trace: Any, where: str, step: int | None, traces: _Traces) -> str | None:
@@ -209,7 +211,7 @@ def _kind(record: Fields) -> Any:
 
 
 def _reward(rewards: Fields, log: Log, where: str) -> float | None:
-    """The weighted sum of the chosen rewards; None if none of them has a score. A reward is a number, or has a weight."""
+    """The weighted sum of the rewards; None if none has a score. A reward is a number, or an object of score and weight."""
     known: list[float] = []
     for name, reward in rewards.items():
         label = f"reward {names([name])}"
@@ -233,7 +235,7 @@ def _choose(files: Sequence[Path]) -> list[Path]:
 
 
 def _is_evaluation(line: Fields) -> bool:
-    """Whether a line is from a separate evaluation and not from a training run, or in the format of verifiers before 0.4."""
+    """Whether a line is from an evaluation outside of training, or has the format of verifiers before 0.4."""
     run = inside(line, "run")
     own = "traces" in line and run.get("type") == "eval" and "work" not in run
     return own or {"example_id", "reward"} <= line.keys()

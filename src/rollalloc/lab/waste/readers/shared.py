@@ -23,8 +23,8 @@ class Options:
     """Information that a log does not contain.
 
     Attributes:
-        reward: field of the reward, for verl (default: `acc`, or `score` if there is none) and rollalloc; for TRL and
-            prime-rl, one or several rewards, comma-separated, instead of the sum of all.
+        reward: name of the reward. For verl and rollalloc, one field (default for verl: `acc`, or `score` if there is none).
+            For TRL and prime-rl, one or several names, comma-separated (default: the sum of all).
         weights: weights of TRL's reward columns, in the trainer's order; finite, not all 0. Default: 1 for each.
         group_size: number of rollouts per prompt in TRL's files, at least 1. Default: the length of the shortest series of
             rows with the same prompt.

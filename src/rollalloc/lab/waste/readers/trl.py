@@ -1,9 +1,9 @@
-"""Reader for TRL's completions: `GRPOTrainer.log` writes the last generation batch as a Parquet file at each log.
+"""Reader for TRL's completions: each call of `GRPOTrainer.log` writes the last generation batch as a Parquet file.
 
-A file has these columns, in this order: `step`, `prompt`, `completion`, one per reward function, those that reward
-functions log with `log_extra`, and `advantage`. It does not say which columns are rewards. All leading columns of numbers
-are added, unless the user names the rewards. An evaluation overwrites the file of its step; the steps of evaluations are
-read from the trainer's state in a checkpoint beside the log.
+A file has these columns, in this order: `step`, `prompt`, `completion`, a column for each reward function, columns that
+reward functions log with `log_extra`, and `advantage`. It does not say which columns are rewards. All leading columns of
+numbers are added, unless the user names the rewards. An evaluation overwrites the file of its step; the steps of evaluations
+are read from the trainer's state in a checkpoint beside the log.
 
 Rows are read in blocks; no text is kept.
 """
@@ -76,7 +76,7 @@ class _Reward(NamedTuple):
         return cls(columns, (*weights, *[0.0] * (len(columns) - len(weights))))
 
     def __call__(self, scores: Sequence[float]) -> float:
-        """The weighted sum of the scores that are not missing, as in TRL; NaN if no score with a weight is there."""
+        """The weighted sum of the scores that are not missing, as in TRL; NaN if all scores with a weight are missing."""
         present = [
             score * weight for score, weight in zip(scores, self.weights, strict=True) if weight and not isnan(score)
         ]
@@ -131,9 +131,9 @@ def _read(files: Files, log: Log, options: Options) -> None:
     log.groups = read.gathering.groups()
     if read.evaluations and not len(log.groups):
         raise ValueError(
-            f"{shown(files.paths[0].parent)}: expected rollouts of training, all {read.evaluations:,} rows are of steps "
-            f"with an evaluation ({_STATE}), which overwrites what TRL logged at the same step: log at other steps than "
-            "you evaluate, or count these rows with --rows all"
+            f"{shown(files.paths[0].parent)}: expected rollouts of training, but all {read.evaluations:,} rows are of steps "
+            f"with an evaluation ({_STATE}). An evaluation overwrites the training rows of its step: log at other steps "
+            "than you evaluate, or count these rows with --rows all"
         )
     if len(log.groups):
         unknown = not options.all_rows and any(steps_in(file.parent) is None for file in files.paths)
@@ -299,7 +299,7 @@ def _add_groups(rows: Sequence[_Row], size: int | None, read: _Read) -> None:
 
 
 def _follow(logged: Sequence[tuple[float, float]]) -> bool | None:
-    """Whether the advantages of a group are proportional to its rewards; None if neither of the two differ."""
+    """Whether the advantages of a group are proportional to its rewards; None if neither rewards nor advantages differ."""
     pairs = [pair for pair in logged if all(map(isfinite, pair))]
     if len(pairs) < 2:
         return None
@@ -311,16 +311,18 @@ def _follow(logged: Sequence[tuple[float, float]]) -> bool | None:
 
 
 def _notes(read: _Read, options: Options, unknown: bool) -> list[str]:
-    """Notes for the reader. `unknown`: without a trainer's state, it is not known which steps have an evaluation."""
+    """Notes for the reader. `unknown`: the steps with an evaluation are unknown, because there is no trainer's state."""
     notes = [f"reward: {' and in other files '.join(read.rewards)}"]
     if read.contradicted:
         notes.append(
             f"in {read.contradicted} of {read.compared} groups the logged advantages do not follow the reward: name the "
-            "columns of the reward functions with --reward, and give the trainer's reward_weights as --weights, its "
+            "columns of the reward functions with --reward, and give the trainer's reward_weights as --weights and its "
             "num_generations as --group-size"
         )
     elif read.added and not read.compared:
-        notes.append("the log does not tell which columns are rewards, and all are added; --reward names them")
+        notes.append(
+            "the log does not tell which columns are rewards, so all are added; name the rewards with --reward"
+        )
     if read.evaluations:
         notes.append(
             f"{read.evaluations:,} rows are of steps with an evaluation ({_STATE}) and were left out; --rows all counts "
@@ -328,15 +330,17 @@ def _notes(read: _Read, options: Options, unknown: bool) -> list[str]:
         )
     elif unknown:
         notes.append(f"no {_STATE} beside the log: rows of evaluations, if there are any, count as training")
-    notes.append("TRL logs the last generation batch before each log; with logging_steps above 1 the others are absent")
+    notes.append(
+        "TRL logs the last generation batch before each log; with logging_steps above 1, other batches are missing"
+    )
     if read.messages:
-        notes.append("completions are lists of messages: lengths and answers are of the assistant's text in them")
+        notes.append("completions are lists of messages: lengths and answers are those of the assistant's text")
     if read.repeated:
         notes.append(f"{read.repeated} files repeat the one before them and were left out")
     if read.undivided:
         notes.append(
-            f"--group-size {options.group_size} does not divide {read.undivided} stretches of rows with one prompt; each "
-            "counts as one group"
+            f"--group-size {options.group_size} does not divide {read.undivided} series of rows with the same prompt; "
+            "each series counts as one group"
         )
     return notes
 

@@ -78,8 +78,8 @@ def _read(files: Files, log: Log, options: Options) -> None:
     if repeated:
         log.notes.append(f"{repeated:,} lines repeat the uid of another and were left out")
     log.notes.append(
-        "verl dumps what it trains on: groups that algorithm.filter_groups or a recipe of rollalloc left out are absent, so "
-        "with them the waste is at least this"
+        "verl dumps what it trains on: groups that algorithm.filter_groups or a recipe of rollalloc left out are missing, "
+        "so the true waste may be higher"
     )
 
 
