@@ -1,1 +1,1 @@
-"""Reads the files of a run, and computes what it cost to reach a target."""
+"""Reads the files of a run, and computes its cost to reach a target."""

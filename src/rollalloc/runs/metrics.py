@@ -107,7 +107,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("batch", "batches", "batches trained so far, including this one", _BATCH, COUNT),
         Metric("rows", "rows", "rows in the batch, including replayed rows", _BATCHES, COUNT),
         Metric("groups", "groups", "groups in the batch, without replayed rows", _BATCHES, COUNT),
-        Metric("replayed", "rows", "replayed rows in the batch, which are from earlier batches", _BATCHES, COUNT),
+        Metric("replayed", "rows", "rows in the batch that are replayed from earlier batches", _BATCHES, COUNT),
         Metric("short", "0 or 1", "1 if the batch has fewer groups than the recipe asks for", _BATCHES),
         Metric("short_because", "text", "why the batch is short; null if it is not", _BATCH),
         Metric(
@@ -203,7 +203,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric(
             "teaching/OUTCOME",
             "share",
-            f"share of the last {WINDOW:,} rollouts by OUTCOME, which is explained below the tables",
+            f"share of the last {WINDOW:,} rollouts with this OUTCOME; outcomes are explained below the tables",
             (*_BATCHES, "end", "failed"),
             FIGURES,
         ),
@@ -225,7 +225,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("prediction/drift_offset", "logit", "rise of all logits since the last fit", _PREDICTION),
         Metric("prediction/weight/EXPERT", "share", "weight of EXPERT in the mixture of predictors", _BATCH),
     ),
-    "Rollouts that go on over an update (asynchronous)": (
+    "Rollouts that continue across an update (asynchronous)": (
         Metric("streaming/in_flight", "rollouts", "rollouts that are running now", ("batch", "verl")),
         Metric(
             "streaming/straddled", "rollouts", "rollouts that continued across an update, since the last batch", _BATCH

@@ -83,7 +83,7 @@ def _known_lines(path: Path, wrong: list[str], left_out: list[int]) -> Iterator[
 def lines_in(path: Path) -> Iterator[Line]:
     """Yield every line of a `metrics.jsonl` with all its fields, after checking it.
 
-    An incomplete last line, which a killed run leaves, is left out.
+    An incomplete last line is left out: a killed run may leave such a line.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -188,7 +188,7 @@ def _thinned(lines: Iterable[Line]) -> list[Line]:
 class _Thinned:
     """The lines of one kind, thinned for a long run: each entry stands for several successive lines.
 
-    An entry has the values of its last line, which has the newest running totals. The first entry always stands for a
+    An entry has the values of its last line, because this line has the newest totals. The first entry always stands for a
     single line.
     """
 

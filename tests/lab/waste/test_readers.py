@@ -289,7 +289,7 @@ def test_verifiers_evaluation_has_a_group_for_each_task_with_texts_tokens_and_li
     log = read_log(SAMPLES / "verifiers")
     assert log.notes == [
         "reward: right + short, each times its weight",
-        "other metrics, which can be chosen with --reward NAME: length",
+        "other metrics, to choose with --reward NAME: length",
     ]
     first = next(each(log.groups))
     assert first.rewards == [0.0, 0.0, 0.0, 1.1]

@@ -185,7 +185,9 @@ def _sums(judged: Groups, visited: Ints) -> tuple[Ints, Ints, Floats]:
 
 
 def _predicted(hits_P: Ints, count_P: Ints, features_PD: NDArray[np.float32], seed: int) -> list[float | None]:
-    """Rates predicted from features. None for all prompts if there are too few, or if all rollouts or features are alike."""
+    """Rates predicted from features. None for all prompts if there are too few, if all rollouts have the same result, or if
+    features are missing.
+    """
     differ = 0 < hits_P.sum() < count_P.sum()
     if len(hits_P) < LEAST_PROMPTS or not differ or not features_PD.size or not np.isfinite(features_PD).all():
         return [None] * len(hits_P)

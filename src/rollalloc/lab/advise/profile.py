@@ -28,7 +28,7 @@ Features = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a log shows about a model on its prompts.
+    """The properties of a model on its prompts, computed from a log.
 
     Attributes:
         prompts: number of distinct prompts.

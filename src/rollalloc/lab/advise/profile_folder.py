@@ -61,7 +61,7 @@ class ProfileFolder:
             InUse: another process is sampling into the folder.
             FileExistsError: the folder has files that are not ours.
             PermissionError: the folder cannot be created.
-            ValueError: the folder has a profile with other settings, which the message names, or a modified profile.
+            ValueError: the folder has a profile with other settings (the message names them), or a modified profile.
         """
         self._claims.refuse_taken("give a new or empty folder (--out)")
         if self.path.exists():

@@ -71,7 +71,7 @@ def sample_profile(
 
     Raises:
         InUse, FileExistsError: the folder cannot be used, see `ProfileFolder.check`.
-        ValueError: a number is out of its range; the folder has a profile with other settings, which the message names; or
+        ValueError: a number is out of its range; the folder has a profile with other settings (the message names them); or
             the model, the prompts or the reward cannot be used.
         NoScores: no rollout has a score.
         OSError, ImportError: a file or a package is missing.

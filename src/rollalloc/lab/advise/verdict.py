@@ -1,6 +1,6 @@
 """The verdict: which recipe to start with, by a rule that a reader can check (the table in docs/advise.md).
 
-Each branch rests on measured figures, which are quoted with their task and model size. No saving is predicted for the
+Each branch rests on measured figures, quoted with their task and model size. No saving is predicted for the
 reader's own task, because no experiment has shown that a profile before training predicts it.
 """
 
@@ -136,7 +136,7 @@ def verdict_of(profile: Profile, present: Choice, prompts: int | None = None) ->
     Args:
         profile: profile of the model on the prompts.
         present: the present setting.
-        prompts: number of prompts to train on, at least 1, which limits the batch. None: unknown.
+        prompts: number of prompts to train on, at least 1. A batch has at most this number. None: unknown.
 
     Raises:
         ValueError: the present setting is GRPO with groups of one rollout.

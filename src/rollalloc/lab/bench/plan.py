@@ -191,7 +191,7 @@ def _contestant(label: str, tier: Tier) -> Contestant:
 
 @cache
 def made_with() -> dict[str, str]:
-    """Versions and the processor, which can change the figures."""
+    """Versions and the name of the processor, because other ones can change the figures."""
     return {
         "rollalloc": rollalloc.__version__,
         "torch": version("torch"),

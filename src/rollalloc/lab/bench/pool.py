@@ -248,7 +248,7 @@ def _work(connection: Connection, overwrite: bool) -> None:
 
 
 class _ToParent(logging.Handler):
-    """Sends what is logged in this process to the parent."""
+    """Sends the log records of this process to the parent."""
 
     def __init__(self, connection: Connection, sending: threading.Lock) -> None:
         super().__init__()

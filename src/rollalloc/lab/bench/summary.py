@@ -123,7 +123,7 @@ class RecipeSummary:
 class Summary:
     """A comparison on one task ("" if the runs name no task). Runs in `unfinished` are not part of any figure.
 
-    Ratios are to the recipe `baseline`, which comes first: "grpo" if it is there.
+    Ratios are to `baseline`, the first recipe: "grpo" or, without it, the first in the order of the package.
     """
 
     task: str

@@ -11,8 +11,8 @@ from rollalloc.lab.bench.rungs import PREFIX, RUNGS
 from rollalloc.named import RECIPES
 from rollalloc.train.defaults import DEFAULT_ALONE, DEFAULT_SHAPE
 
-_FIRST_SEED = 9900  # not used for tuning or in earlier experiments
-_FIRST_OF_LADDER = 9700  # likewise
+_FIRST_SEED = 9900  # seeds from here on were not used before
+_FIRST_OF_LADDER = 9700  # the same
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -123,7 +123,7 @@ def _notes(board: Board) -> list[str]:
     how = (
         "with their bootstrapped 95% intervals"
         if seeds >= FEWEST
-        else "with the values, which are too few for an interval"
+        else "with the values, because there are too few for an interval"
     )
     notes = [f"Tier {plan.tier}: interquartile means over {seeds} seeds, {how}.", *_READ]
     notes.append(

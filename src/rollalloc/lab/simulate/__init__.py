@@ -1,1 +1,1 @@
-"""Simulates a cluster with the real allocator, to estimate what a recipe costs in seconds before GPUs are rented."""
+"""Simulates a cluster with the real allocator, to estimate the seconds that a recipe takes before GPUs are rented."""

@@ -1,4 +1,4 @@
-"""What is simulated, other than the recipe: the GPUs, how they are shared, the costs and the workload."""
+"""The scenario of a simulation: the GPUs, how they are shared, the costs and the workload."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def positive(name: str, value: Any, *, zero: bool = False) -> None:
     """Raise an error unless the value is a finite number above 0. If `zero` is True, 0 is accepted too.
 
     Raises:
-        ValueError: the message says what was expected and what was given.
+        ValueError: the value is anything else.
     """
     number = isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
     if not number or not isfinite(value) or value < 0 or (value == 0 and not zero):
@@ -37,7 +37,7 @@ def positive(name: str, value: Any, *, zero: bool = False) -> None:
 
 
 def at_most(name: str, value: float, most: float) -> None:
-    """Raise an error for absurdly large numbers, which would fill the memory or sum to infinity.
+    """Raise an error for a number so large that it would fill the memory or sum to infinity.
 
     Raises:
         ValueError: the value is above `most`.
@@ -175,7 +175,7 @@ class Costs:
         logprob: GPU-seconds per token, prompts included, of the forward pass that computes log-probabilities.
         train: GPU-seconds per trained token, prompts included, of forward and backward pass.
         abort: seconds from the decision to stop a rollout until its slot is free. It keeps decoding in this time.
-        weight_sync: seconds that it takes to send new weights to the replicas, which do not decode meanwhile.
+        weight_sync: seconds that it takes to send new weights to the replicas. They do not decode in this time.
         train_row: additional GPU-seconds per trained row.
         update: seconds that an optimizer step takes on any number of GPUs.
 

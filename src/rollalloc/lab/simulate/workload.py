@@ -103,7 +103,7 @@ class Success:
     hopeless: float = option(0.25, "Share of prompts that are never solved.")
     solved: float = option(0.25, "Share of prompts that are always solved.")
     alpha: float = option(
-        1.0, "First parameter, above 0, of Beta(alpha, beta), which the other prompts' success rates follow."
+        1.0, "First parameter, above 0, of the Beta(alpha, beta) distribution of the other prompts' success rates."
     )
     beta: float = option(1.0, "Second parameter of that distribution, above 0.")
 
@@ -120,7 +120,7 @@ def share(name: str, value: Any) -> None:
     """Raise an error unless the value is a number in [0, 1].
 
     Raises:
-        ValueError: the message says what was expected and what was given.
+        ValueError: the value is anything else.
     """
     positive(name, value, zero=True)
     if value > 1:

@@ -20,7 +20,7 @@ _GRADES = 2  # rewards with more than this number of values are graded
 
 @dataclass(slots=True)
 class Finding:
-    """What a log shows.
+    """The summary of a log.
 
     Attributes:
         format: format of the log.
@@ -40,7 +40,7 @@ class Finding:
 
     @property
     def wasted(self) -> float | None:
-        """Share of rollouts that taught nothing, if possible by the trainer's own accounts; None if unknown."""
+        """Share of rollouts without a learning signal, by the trainer's own accounts if it logged any; None if unknown."""
         if self.booked:
             return 1 - self.booked.get("trained", 0) / sum(self.booked.values())
         return None if self.shares is None else self.shares.wasted.value
@@ -51,7 +51,7 @@ class Finding:
 
 
 def find(log: Log, *, threshold: float | None = None, from_step: int | None = None) -> Finding:
-    """Count the rollouts of a log by what they taught.
+    """Count the rollouts of a log by cause.
 
     Args:
         log: the log.

@@ -132,8 +132,8 @@ def prompt_files(
 def make_once(target: Path, settings: Any, make: Callable[[Path], None]) -> Path:
     """The folder `target`. If it does not exist, `make` creates it, completely or not at all.
 
-    `make` fills a temporary folder beside the target, which is renamed when it is complete. If several processes call
-    this, one creates the folder and the others wait.
+    `make` fills a temporary folder beside the target. The temporary folder is renamed when it is complete. If several
+    processes call this, one of them creates the folder and the others wait.
 
     Args:
         target: the folder.

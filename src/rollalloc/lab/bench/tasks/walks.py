@@ -142,7 +142,7 @@ class Walks:
     def examples(
         self, rng: np.random.Generator, moves_GCC: NDArray[np.float64], count: int, verbose: float = 0.0
     ) -> Examples:
-        """Draw prompts with random starts and goals, and a walk for each, which is cut at `limit` cells."""
+        """Draw prompts with random starts and goals, and for each a walk that is cut at `limit` cells."""
         start_B, goal_B = rng.integers(self.cells, size=count), rng.integers(self.cells - 1, size=count)
         goal_B += goal_B >= start_B
         up_to_HGCC = np.stack([moves_GCC, self.verbose_GCC]).cumsum(axis=3)

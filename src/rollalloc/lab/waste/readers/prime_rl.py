@@ -38,7 +38,7 @@ _VERSION = 1  # version of verifiers' traces
 
 @dataclass(slots=True)
 class _Traces:
-    """What is known while traces are read.
+    """The state while traces are read.
 
     Attributes:
         wanted: reward names that the user chose; empty: sum all rewards.
@@ -100,7 +100,7 @@ def _read_traces(files: Files, log: Log, traces: _Traces) -> None:
     log.groups = traces.gathering.groups()
     log.notes.append(f"reward: {names(traces.rewards, ' + ') or 'none'}, each times its weight")
     if unread := traces.metrics.keys() - traces.rewards.keys():
-        log.notes.append(f"other metrics, which can be chosen with --reward NAME: {names(sorted(unread))}")
+        log.notes.append(f"other metrics, to choose with --reward NAME: {names(sorted(unread))}")
     if traces.errors:
         some = names((f"{kind} ({number:,})" for kind, number in traces.errors.most_common()))
         log.notes.append(f"{traces.errors.total():,} traces failed and have no score: {some}")

@@ -92,7 +92,7 @@ class _Reward(NamedTuple):
 
 @dataclass(slots=True)
 class _Read:
-    """What is known while files are read."""
+    """The state while files are read."""
 
     gathering: Gathering = field(default_factory=Gathering)
     rewards: dict[str, None] = field(default_factory=dict[str, None])  # in words, in the order of the files
