@@ -96,7 +96,7 @@ def test_what_cannot_be_predicted_is_said(rewards, said):
     ("log", "said"),
     [
         (log_of([[0, 1, 1]] * 3), "3 prompts, at least 10 are needed"),
-        (log_of(drawn(100, n=1)), "most prompts have one scored rollout"),
+        (log_of(drawn(100, n=1)), "most prompts have only one scored rollout"),
         (log_of([row for row in drawn(400) if 0 < row.sum() < 4]), "the log was filtered before it was written"),
         (log_of(drawn(16)), "the share of groups of 4 without variance can be anything from"),
     ],

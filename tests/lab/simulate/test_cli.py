@@ -140,7 +140,7 @@ def test_what_a_log_says_of_itself_does_not_reach_the_terminal(call, tmp_path):
     code, _, err = call("--log", tmp_path / "rollouts.jsonl")
     assert code == 2
     assert "\x1b[2J" not in err
-    assert "line 1: expected" in " ".join(err.split())
+    assert "line 1: tokens: expected a whole number" in " ".join(err.split())
 
 
 def test_a_memory_that_is_full_is_said(call):

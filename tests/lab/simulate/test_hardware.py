@@ -85,7 +85,7 @@ def test_a_rollout_that_no_memory_holds_is_refused_and_one_that_just_fits_is_not
     ):
         Scenario(**limits, kv_tokens=99)
     large = Hardware(model="qwen2.5-32b", memory_share=0.8)
-    with pytest.raises(ValueError, match=r"qwen2\.5-32b on 1 h100 has memory for keys and values of 0 tokens"):
+    with pytest.raises(ValueError, match=r"qwen2\.5-32b on 1 h100: keys and values of 0 tokens fit"):
         Scenario(**limits, hardware=large)
     shared = replace(cluster, gpus_per_replica=2)
     assert (

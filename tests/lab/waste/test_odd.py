@@ -86,7 +86,7 @@ def test_trl_odd_columns_are_named(tmp_path):
 def test_groups_without_a_step_are_told_of(tmp_path):
     row = {"input": "a", "output": "b", "score": 1}
     log = read_log(lines(tmp_path / "x.jsonl", row | {"step": 3}, row | {"input": "b"}))
-    assert any("1 groups whose step is not known were left out" in note for note in find(log, from_step=1).notes)
+    assert any("1 groups with an unknown step were left out" in note for note in find(log, from_step=1).notes)
 
 
 def test_a_line_of_any_length_is_passed_over(tmp_path, monkeypatch):

@@ -46,7 +46,7 @@ def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool 
 
 
 def is_filtered(judged: Groups, rates: RateMixture) -> bool:
-    """Whether groups without variance are missing in the log, because it has fewer of them than chance allows.
+    """Whether groups without variance are missing in the log: there are fewer of them than chance allows.
 
     Only rollouts ordered before any result was known are used, because later orders depend on results. Two tests are made:
 

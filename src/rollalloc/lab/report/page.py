@@ -298,9 +298,7 @@ def _charts(methods: figures.Methods, target: float | None, prefix: str) -> Iter
 def _how_lengths_read(methods: figures.Methods, over: str) -> str:
     if any("mean_lengths" in line for runs in methods.values() for run in runs for line in run.batches):
         return f"All rollouts between two batches{over}: mean length; the dotted lines are the shortest and longest rollout."
-    return (
-        f"All rollouts between two batches{over}: median length, 25 to 75%, and 10 to 90%; dotted: the longest rollout."
-    )
+    return f"All rollouts between two batches{over}: median length, 25 to 75%, 10 to 90%; dotted: the longest rollout."
 
 
 def _how_curves_read(seeds: int) -> str:

@@ -187,8 +187,8 @@ class Scenario:
 
         Args:
             recipe: any recipe that draws its own prompts.
-            max_staleness: replaces the recipe's own value. None: the recipe's own value. With "async", it is raised to 1 or
-                to the cluster's `ahead` if it is lower.
+            max_staleness: replaces the recipe's own value. None: the recipe's own value, which "async" raises to at least 1
+                and at least the cluster's `ahead`.
 
         Raises:
             ValueError: a data loader draws the recipe's prompts; or the staleness is negative or below `ahead`.

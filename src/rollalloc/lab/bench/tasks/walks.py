@@ -100,10 +100,7 @@ class Walks:
         # Probability of mistaking a wall for a passage.
         crossed_CC = rng.beta(0.5, 0.8, size=closed_CC.shape) * closed_CC
         self.heading_C = 0.98 * rng.beta(0.6, 0.5, size=self.cells)  # probability of heading for the goal, by goal
-        self.stay, self.give_up = (
-            0.98,
-            0.003,
-        )  # probability that a walk ends at a visit of the goal, and of another cell
+        self.stay, self.give_up = 0.98, 0.003  # probability of ending at a visit of the goal, and of another cell
         weight_CC = self.open_CC + crossed_CC + crossed_CC.T
         self.lost_GCC = self._moves(self.heading_C, weight_CC)
         self.verbose_GCC = self._moves(np.zeros(self.cells), weight_CC)

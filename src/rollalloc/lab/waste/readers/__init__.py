@@ -50,9 +50,7 @@ def read_log(
         if getattr(options, name) is not None and name not in reader.options
     ]
     if unused:
-        raise ValueError(
-            f"{' and '.join(unused)}: does not apply to a log of {format}; leave it out, or give another --format"
-        )
+        raise ValueError(f"{' and '.join(unused)}: does not apply to a log of {format}; leave it out, or set --format")
     chosen = reader.choose(files)
     if not chosen:
         raise ValueError(f"{path}: expected {reader.expects}, found {_some(files)}")
@@ -106,9 +104,7 @@ def _detect(files: Sequence[Path], path: str | Path) -> str:
             if line is not None and format.marks is not None and format.marks(line):
                 return name
     expected = "; ".join(f"{name}: {format.expects}" for name, format in FORMATS.items())
-    raise ValueError(
-        f"{path}: expected a log of one of these ({expected}), found {_some(files)}; choose one with --format"
-    )
+    raise ValueError(f"{path}: expected a log of one of these ({expected}), found {_some(files)}; try --format")
 
 
 def without_copies(files: Sequence[Path]) -> list[Path]:

@@ -78,7 +78,7 @@ def _read_evaluation(files: Files, log: Log, options: Options) -> None:
     _read_traces(files, log, _Traces(log, options.rewards, all_rows=True, of_run=True))
     if log.groups is not None and len(log.groups) and log.groups.size_V.max() == 1:
         log.notes.append(
-            "every task has a single rollout, so there are no groups; evaluate with --num-rollouts 4, for example"
+            "every task has a single rollout, so there are no groups; evaluate with, say, --num-rollouts 4"
         )
 
 

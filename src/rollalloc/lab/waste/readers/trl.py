@@ -320,9 +320,7 @@ def _notes(read: _Read, options: Options, unknown: bool) -> list[str]:
             "num_generations as --group-size"
         )
     elif read.added and not read.compared:
-        notes.append(
-            "the log does not tell which columns are rewards, so all are added; name the rewards with --reward"
-        )
+        notes.append("the log does not tell which columns are rewards, so all are added; name them with --reward")
     if read.evaluations:
         notes.append(
             f"{read.evaluations:,} rows are of steps with an evaluation ({_STATE}) and were left out; --rows all counts "
@@ -330,9 +328,7 @@ def _notes(read: _Read, options: Options, unknown: bool) -> list[str]:
         )
     elif unknown:
         notes.append(f"no {_STATE} beside the log: rows of evaluations, if there are any, count as training")
-    notes.append(
-        "TRL logs the last generation batch before each log; with logging_steps above 1, other batches are missing"
-    )
+    notes.append("TRL logs the last generation batch before each log; with logging_steps above 1, others are missing")
     if read.messages:
         notes.append("completions are lists of messages: lengths and answers are those of the assistant's text")
     if read.repeated:
