@@ -648,7 +648,7 @@ def test_a_rollout_that_was_decided_but_not_handed_out_cannot_end():
         (lambda: recipes.pilot_commit(4, 4, 4, 8, 0.9, 0.25), "window from p_lower=0.9 to 1 - p_upper=0.75 is empty"),
         (lambda: recipes.pilot_commit(4, 4, 4, 8, promote="best"), "one of top_variance, random, oldest, most_recent, got"),
         (lambda: recipes.pilot_commit(4, 4, 4, 8, max_staleness=-1), "max_staleness must be"),
-        (lambda: recipes.pods(4, 8, 9), "m must be at most n=8, the rollouts there are to choose from, got 9"),
+        (lambda: recipes.pods(4, 8, 9), "m must be at most n=8, the number of rollouts to choose from, got 9"),
         (lambda: recipes.pods(4, 8, 4, "best"), "rule must be one of max_variance, max_reward, .*, got 'best'"),
         (lambda: recipes.pods(4, 8, 0), "m must be a whole number of at least 1, got 0"),
         (lambda: recipes.grpo(0, 4), "groups must be a whole number of at least 1, got 0"),
@@ -679,7 +679,9 @@ def test_bad_input_says_what_was_expected_and_what_came(make, message):
 def test_other_types_are_refused():
     with pytest.raises(TypeError, match="prompts must be a number of prompts or a PromptTable, got str"):
         Allocator(recipes.grpo(1, 1), "data.parquet", 0)
-    with pytest.raises(TypeError, match=r"intake: expected a rule derived from .*IntakeRule, got .*; make yours a"):
+    with pytest.raises(
+        TypeError, match=r"intake: expected a rule derived from .*IntakeRule, got .*; write your rule as a"
+    ):
         replace(recipes.grpo(1, 1), intake=lambda view, memory: 1)
     with pytest.raises(
         TypeError, match=r"stage 'rollout': judge: expected a rule derived from .*JudgeRule, got Oldest"

@@ -115,7 +115,7 @@ def test_the_rows_of_darts_say_how_many_are_ordered_and_stopped():
 def test_a_recipe_whose_rules_read_rows_that_none_says_is_refused(tail):
     with pytest.raises(
         ValueError,
-        match=r"Redundant\(.* reads the number of rows per group, which Everything\(\) does not declare; use",
+        match=r"Redundant\(.* reads the number of rows per group, but Everything\(\) does not declare it; use",
     ):
         replace(recipes.darts(4, 3, 1, tail=tail), rows=Everything())
 

@@ -79,7 +79,7 @@ def test_an_ahead_that_cannot_be_is_refused(given, says):
 @pytest.mark.parametrize(
     ("recipe", "given", "says"),
     [
-        (GRPO, {}, ["do not overlap; staleness 1 allows it"]),
+        (GRPO, {}, ["do not overlap; use staleness 1 for overlap"]),
         (GRPO, {"staleness": 1}, []),
         (GRPO, {"staleness": 3}, ["staleness 3 is more than this run can use: .* set ahead=2"]),
         (GRPO, {"staleness": 3, "ahead": 2}, ["less than twice the 2 batches .* staleness=4 keeps them"]),

@@ -180,7 +180,7 @@ def test_collected_refuses():
     with pytest.raises(ValueError, match=r"above must be in \[0, 1\), got 1.0"):
         Collected(above=1.0)
     with pytest.raises(
-        ValueError, match=r"Collected\(.* reads the number of rows per group, which Everything\(\) does not declare"
+        ValueError, match=r"Collected\(.* reads the number of rows per group, but Everything\(\) does not declare it"
     ):
         replace(recipes.reinforce_ada(4, 4), rows=Everything())
     assert replace(recipes.reinforce_ada(4, 4, stop="positive"), rows=Everything()).group_rows is None

@@ -46,7 +46,7 @@ def _of_run(name: str) -> Any:
 class Allocator:
     """Decides which rollouts to generate, stop, release and train on.
 
-    Its state is a function of the recipe, the seed and the events told so far.
+    Its state depends only on the recipe, the prompts, the seed and the events so far.
 
     Args:
         recipe: the method to follow.
@@ -64,8 +64,8 @@ class Allocator:
         tokens_paid: tokens of all rollouts that have ended.
         epoch: number of the current pass over the prompts, from 0.
         replayed: rows that were trained on again, summed over all batches. `accounts` counts each rollout only once.
-        teaching: whether recent rollouts still gave a learning signal; read only.
-        selection: compares the rows trained on with all rollouts sampled, until the next `Updated`; read only.
+        teaching: how many recent rollouts gave a learning signal; read only.
+        selection: mean length and difficulty of all rollouts and of all rows since the last `Updated`; read only.
 
     Raises:
         TypeError: `recipe` is not a recipe.
@@ -107,7 +107,7 @@ class Allocator:
 
         Raises:
             EventError: an event names a rollout that is unknown or already over, contains an impossible number, or has a
-                version out of order. The events before it were processed; it and the events after it were not.
+                version out of order. Only the events before the wrong event were processed.
             MetricError: a metric is outside [0, 1] and a rule of the recipe reads it as a success rate.
         """
         run, on_done = self._run, lifecycle.on_done
@@ -134,14 +134,13 @@ class Allocator:
                 raise EventError(f"expected an event of rollalloc.core.events, got {type(event).__name__}")
 
     def ask(self, capacity: int | None = None) -> Actions:
-        """Return what to do now. Each action is handed out once.
+        """Return what to do now. Each action is returned only once.
 
         Args:
-            capacity: number of rollouts that can be started now. None: any number. If this call must leave out orders
-                or parts of orders, later calls return them.
+            capacity: maximum number of rollouts to order now. Later calls order the others. None: no limit.
 
         Raises:
-            NoProgress: no rollout is running, and the core can neither start one nor make a batch nor end the run.
+            NoProgress: no rollout is running, and the core can neither order a rollout nor make a batch nor end the run.
             RuleError: a rule of the recipe broke its contract.
         """
         if capacity is not None and capacity < 0:
@@ -174,8 +173,8 @@ class Allocator:
         return Actions(orders, cancel, release, batch, run.finished)
 
     def _resolve(self, halt: Halt | None) -> Batch | None:
-        """Nothing is running and nothing could be ordered: make a short batch, restart the count of candidates, end the
-        run, or raise `NoProgress`.
+        """If no rollout is running and none could be ordered: make a short batch, allow `max_candidates` further prompts,
+        end the run, or raise `NoProgress`.
         """
         run = self._run
         if halt is not None and halt.ends is Ends.NOTHING:
@@ -186,7 +185,7 @@ class Allocator:
                 return batch
             raise NoProgress(f"{run.recipe.stages[-1].promote!r} promotes no group although nothing is running")
         if halt is not None and halt.ends is Ends.BATCH:
-            run.budgets.batch_opened = 0  # restarts the count of candidates, not the batch's budget
+            run.budgets.batch_opened = 0  # allows `max_candidates` further prompts for this batch
             halt = decisions.decide(run)
             if not run.idle():
                 return None
@@ -198,9 +197,9 @@ class Allocator:
         return None
 
     def outstanding(self) -> Actions:
-        """After a load: return the orders in flight, the cancelled rollouts that have not ended, and the untrained batch.
+        """Return the orders in flight, the cancelled rollouts that have not ended, and the untrained batch.
 
-        A driver calls this once after a restart, to learn what it still has to do.
+        A driver calls this once after it has loaded a state, to learn which actions are still to be done.
         """
         run = self._run
         orders = [
@@ -223,10 +222,9 @@ class Allocator:
         return max(0, groups - len(run.drawn) - rule.waiting(run.memory))
 
     def due_epoch(self) -> int | None:
-        """The first epoch in which some prompt may be drawn.
+        """The first epoch in which a prompt may be drawn. A data loader in a later epoch has skipped that prompt.
 
-        None if no prompt waits for an epoch: each is in flight, waits for new weights, or may never be drawn again. If a
-        framework's data loader is already in a later epoch, it has skipped a prompt.
+        None if every prompt is in flight, waits for new weights, or may never be drawn again.
         """
         return self._run.pool.due_epoch()
 
@@ -259,8 +257,8 @@ class Allocator:
     def scoreless(self) -> bool:
         """Whether the run ended because scores were missing.
 
-        This requires two things. More than half of the rollouts failed. Also, either no rollout has a score, or the run
-        ended because the rollouts of many prompts in a row all failed.
+        True if more than half of the rollouts failed, and either no rollout has a score or the run ended because all
+        rollouts of many prompts in a row failed.
         """
         why, accounts = self._run.finished, self.accounts()
         if why is None or 2 * accounts["failed"] <= self.paid:

@@ -28,8 +28,7 @@ def full_batch(run: Run) -> Batch | None:
         return None
     for group in [group for group in run.flight.ready.values() if run.stale(group)]:
         drop(run, group, "stale", NOW)
-    # Without staleness a batch waits for the last rollout of its round, so that its content does not
-    # depend on which rollouts ended first.
+    # Without staleness, wait until no group is running. The batch then does not depend on which rollouts end first.
     if run.need() > 0 or (run.recipe.max_staleness == 0 and any(run.flight.running_S)):
         return None
     return make_batch(run, None)
@@ -54,7 +53,7 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
     if recipe.max_staleness == 0:
         discard_waiting(run)
     run.budgets.next_batch()
-    run.barren = 0  # candidates without a batch are counted anew, because other weights may succeed
+    run.barren = 0  # with the new weights, prompts that gave no group to train on may give one
     run.teaching.look()
     run.pool.look()
     run.batch = Batch(tuple(rows), run.version, short_because)
@@ -105,7 +104,7 @@ def _checked_advantages(rule: Any, answer: ArrayLike, count: int) -> NDArray[np.
 
 
 def _replays(run: Run) -> list[Row]:
-    """Rows of earlier batches to train on again, drawn at random among those that are kept."""
+    """Rows of earlier batches to train on again, drawn at random from the kept rows."""
     replay = run.recipe.replay
     if replay is None or not run.kept:
         return []

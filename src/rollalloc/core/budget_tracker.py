@@ -11,9 +11,9 @@ from rollalloc.core.recipe import Budget
 
 
 class Ends(Enum):
-    """What the core ends when no more groups can be opened and nothing is running."""
+    """The consequence when no more groups can be opened and no rollout is running."""
 
-    BATCH = "batch"  # a short batch is made; if no group is ready, the count of candidates restarts
+    BATCH = "batch"  # a short batch is made; if no group is ready, `max_candidates` further prompts are allowed
     RUN = "run"  # a short batch is made; if no group is ready, the run is over
     NOTHING = "nothing"  # nothing ends; the core waits for an event from the driver
 
@@ -55,9 +55,9 @@ class BudgetTracker:
         return None if left is None else max(0, left)
 
     def overdrawn(self) -> bool:
-        """Whether decided rollouts must not be ordered any more.
+        """Whether the budget forbids ordering the decided rollouts.
 
-        This happens if the token budget is spent, or if a state was loaded with a smaller budget.
+        True if the token budget is spent, or if a state was loaded with a smaller budget.
         """
         if not self.owed or not self.limited:
             return False

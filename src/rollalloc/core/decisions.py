@@ -130,7 +130,7 @@ def _draw(run: Run, k: int) -> list[tuple[Drawn, int]]:
         pool.dry = not pool.any_due()
     elif pool.roll():
         run.changed(settled=run.settled)
-        # Pick twice in a new epoch: the first pick may be empty because the rule only then notices that its pass is over.
+        # A rule may need the first pick of a new epoch to notice that its pass is over. If that pick is empty, pick again.
         pool.dry = not pick() and not pick()
     return drawn
 

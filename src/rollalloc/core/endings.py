@@ -6,7 +6,7 @@ from rollalloc.core.budget_tracker import Ends, Halt
 from rollalloc.core.run import Run
 from rollalloc.core.statistics import QUARANTINED
 
-# End the run after this many candidates in a row gave no group to train on. If there are more prompts, use their number.
+# End the run after max(_PATIENCE, number of prompts) candidates in a row gave no group to train on.
 _PATIENCE = 256
 _OUTAGE = 64  # end the run after this many candidates in a row whose rollouts all failed
 
@@ -27,8 +27,8 @@ def opening_halt(run: Run) -> Halt | None:
         return Halt(
             f"barren: none of the last {run.barren} prompts tried gave a group to train on; prompts by the fate of "
             f"their last visit: {_fates(run)}. Unless rollouts failed or went stale, the prompts are solved or "
-            "impossible for this model, or the reward function gives all rollouts of a prompt the same reward: test it "
-            "with an answer that you know to be right, and with one that is wrong",
+            "impossible for this model, or the reward function gives all rollouts of a prompt the same reward: test the "
+            "reward function with a right answer and a wrong answer",
             Ends.RUN,
         )
     return run.budgets.halt() if run.budgets.room() == 0 else None

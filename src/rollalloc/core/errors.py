@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class EventError(ValueError):
-    """An event is not possible. The earlier events of the same `tell` were processed; this and the later ones were not."""
+    """An event is impossible. Only the events before it in the same `tell` were processed."""
 
 
 class MetricError(EventError):
@@ -18,7 +18,7 @@ class RuleError(ValueError):
 class NoScores(RuntimeError):
     """The run is over because scores are missing (`Allocator.scoreless`): the reward function or the generation fails.
 
-    A trainer that raises this error saves nothing. After the cause is fixed, the run continues from its last checkpoint.
+    A trainer that raises this error saves no checkpoint. Fix the cause and resume from the last checkpoint.
     """
 
 

@@ -5,8 +5,7 @@ picks the prompts). It *asks* the core for `Actions`. Messages contain only ids 
 log-probabilities are the payload of a rollout: the driver keeps them until the core lists that rollout in
 `Actions.release`.
 
-Events are frozen dataclasses. Orders and rows are created by the thousand, so they are named tuples, which are cheaper
-to create.
+Events are frozen dataclasses. Orders and rows are created by the thousand, so they are named tuples, which are cheaper.
 """
 
 from __future__ import annotations
@@ -51,7 +50,8 @@ class Done:
 class Failed:
     """A rollout ended without a score, for example because its engine died or its verifier timed out.
 
-    It is not a wrong answer: the prompt's success rate does not change.
+    A failure is not a wrong answer: the prompt's success rate does not change.
+
     Attributes:
         rollout: the id from its `Order`.
         reason: text for the driver's log; the core does not read it.
@@ -81,7 +81,7 @@ class Updated:
     """The trainer trained on the outstanding batch, so the weights changed.
 
     Attributes:
-        version: version of the new weights; larger than every version told before, at most `LARGEST_WHOLE`.
+        version: version of the new weights; larger than all earlier versions, at most `LARGEST_WHOLE`.
         approx_kl: KL divergence of the policy before this update from the policy after it, in nats per token; 0 or
             more. Values above `FARTHEST` count as `FARTHEST`. None if it was not measured.
     """
@@ -130,7 +130,7 @@ class Row(NamedTuple):
         prompt: index of its prompt.
         group: id of its group.
         advantage: its advantage, computed by the recipe.
-        weight: factor on the row's loss. It does not contain importance ratios; the driver computes those from
+        weight: factor on the row's loss, without importance ratios. The driver computes importance ratios from
             log-probabilities.
         version: version of the weights that sampled the rollout's first token.
         replays: number of earlier batches that trained on this rollout.
@@ -161,7 +161,7 @@ class Batch:
 
 
 class Actions(NamedTuple):
-    """What the driver should do now. Each action is handed out once.
+    """The actions that the driver should take now. Each action is returned only once.
 
     Attributes:
         generate: orders to start.

@@ -1,4 +1,4 @@
-"""The groups that are not over, and their rollouts. Every lookup table follows from the phases of the groups."""
+"""The groups that are not over, and their rollouts."""
 
 from __future__ import annotations
 

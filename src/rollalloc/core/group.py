@@ -20,10 +20,11 @@ from rollalloc.core.statistics import PromptStatistics, Record
 
 
 class Drawn(NamedTuple):
-    """A prompt that a prompt rule drew, with the rule's expectations. A checkpoint of the group contains all values.
+    """A prompt that a prompt rule drew, with the rule's expectations.
+
     Attributes:
         prompt: index of the prompt.
-        predicted: expected success rate, which is the expected mean metric, in [0, 1]. None: no expectation.
+        predicted: expected success rate (the expected mean metric), in [0, 1]. None: no expectation.
         baseline: expected reward, finite. None: no expectation.
         sampling_ratio: K · q, where K is the number of candidates and q the probability that this prompt was drawn first.
             Above 0; 1 means that all candidates were equally likely. None: unknown.
@@ -52,13 +53,11 @@ class Group:
         self.spans: list[int] = []  # first rollout id ordered by each stage
         self.size = 0  # rollouts decided so far, in all stages
         self.owed: list[int] = []  # rollouts that are decided and not ordered yet
-        self.running: dict[
-            int, None
-        ] = {}  # ordered, without a terminal event; a dict, because its keys keep their order
+        self.running: dict[int, None] = {}  # ordered rollouts without a terminal event; dict keys keep their order
         self.done: list[Done] = []
         self.cancelled = self.failed = 0
-        self.kept: dict[int, float] = {}  # probability with which a stop rule kept each of these rollouts
-        self.awaited = 0  # cancelled rollouts without a terminal event; counted until the last one ends
+        self.kept: dict[int, float] = {}  # by rollout: the probability with which a stop rule kept it
+        self.awaited = 0  # number of cancelled rollouts without a terminal event
         self.stopped: list[int] = []  # number of tokens of each cancelled rollout that had begun
         self.tokens = 0  # tokens paid for its rollouts
         self.first_version: int | None = None  # the oldest first-token version in `done`
@@ -94,7 +93,7 @@ class Group:
         return [(stage, tuple(ids)) for stage, ids in groupby(rollouts, self.stage_of)]
 
     def cut(self, tokens: int) -> None:
-        """Record the length of a cancelled rollout. A length of 0 is ignored: that rollout had not begun."""
+        """Record the length of a cancelled rollout, unless it had generated no tokens."""
         if tokens:
             self.stopped.append(tokens)
 
@@ -122,7 +121,7 @@ class Group:
 
     @staticmethod
     def of_state(state: dict[str, Any], drawn: Drawn, statistics: PromptStatistics) -> Group:
-        """The group from its `state_dict`, whose entry "drawn" was read already."""
+        """Restore a group from its `state_dict`. `drawn` replaces the entry "drawn"."""
         group = Group(natural(state["id"], "id"), drawn, natural(state["epoch"], "epoch"), statistics)
         for name in ("stage", "cancelled", "failed", "tokens", "size"):
             setattr(group, name, natural(state[name], name))
@@ -160,14 +159,15 @@ def _of_group(name: str) -> Any:
 
 
 def _column(field: str, dtype: type) -> Any:
-    """A property of `GroupView`: an array with this field of each scored rollout. "stage" is the stage that ordered it."""
+    """A property of `GroupView`: the array of one field of `Done`, or of "stage" (see `_Columns`)."""
     return property(lambda view: view._columns(field, dtype))
 
 
 class GroupView:
-    """What a rule may know about a group. The arrays contain the scored rollouts, sorted by rollout id.
+    """A group as rules see it. The arrays contain the scored rollouts, sorted by rollout id.
 
     Decisions made from the arrays cannot depend on the order in which the rollouts ended.
+
     Attributes:
         prompt: index of the prompt.
         group: id of the group. Groups that were drawn later have higher ids.
@@ -175,19 +175,18 @@ class GroupView:
         running: ids of the rollouts still to come.
         unfinished: number of rollouts still to come.
         scored: number of rollouts in the arrays.
-        cancelled: number of rollouts of this group that a stop rule stopped, including those not ordered yet.
+        cancelled: number of rollouts of this group that a stop rule stopped, including rollouts that were not ordered.
         lengths: tokens of each rollout that ended, in no particular order. For a stopped rollout this is a lower bound of
             its full length.
-        kept: filled if a stop rule chooses at random: the probability with which each rollout was kept, by rollout id.
-        size: number of rollouts decided for the group so far, in all stages; those that failed or were stopped count too.
+        kept: by rollout id, the probability with which a stop rule kept the rollout; empty if no rule chose at random.
+        size: number of rollouts decided for the group so far, in all stages, including failed and stopped rollouts.
         predicted: success rate that the prompt rule predicted when it drew the prompt; None without a prediction.
         baseline: reward that the prompt rule expected when it drew the prompt; None without an expectation.
-        sampling_ratio: how much more likely the prompt was drawn than by a uniform draw, see `Drawn`; None if
-            unknown.
+        sampling_ratio: the probability of the draw, divided by that of a uniform draw (see `Drawn`); None if unknown.
         record: the prompt's record in the statistics, from its earlier visits.
         rollouts_G: rollout ids, shape (G,), ascending.
-        rewards_G: the rewards, which training uses, shape (G,).
-        metrics_G: the metrics, which selection uses, shape (G,).
+        rewards_G: the rewards, for training, shape (G,).
+        metrics_G: the metrics, for selection, shape (G,).
         tokens_G: lengths in tokens, shape (G,).
         truncated_G: whether each rollout stopped at the length limit, shape (G,).
         uncertainties_G: the uncertainty of each rollout (see `Done`), shape (G,); NaN if unknown.
@@ -249,13 +248,13 @@ class GroupView:
             stages: index of the stage that ordered each rollout, not decreasing; 0 each by default.
             running: number of rollouts still to come.
             cancelled: number of rollouts that were stopped.
-            kept: the probability with which a stop rule kept a rollout, by its position in `metrics`. Positions after
-                the end of `metrics` are rollouts still to come. None by default.
+            kept: by position in `metrics`, the probability with which a stop rule kept the rollout. Positions after the
+                end of `metrics` mean rollouts still to come. None: no rule chose at random.
             prompt: index of the prompt.
             group: id of the group.
             predicted: success rate that the prompt rule predicted.
             baseline: reward that the prompt rule expected.
-            sampling_ratio: how much more likely the prompt was drawn than by a uniform draw.
+            sampling_ratio: the probability of the draw, divided by that of a uniform draw.
             visits: metrics of each earlier visit of the prompt.
         """
         count = len(metrics)

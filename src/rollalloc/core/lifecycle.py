@@ -49,7 +49,7 @@ def on_done(run: Run, done: Done) -> None:
             "separately from the reward that training uses"
         )
     group = _end(run, done.rollout, done.tokens)
-    if group is None:  # it ended before the cancellation reached it
+    if group is None:  # the rollout was cancelled, but ended before the driver could stop it
         run.accounts["cancelled"] += 1
         run.release.append(done.rollout)
         _end_stopped(run, done)
@@ -110,18 +110,18 @@ def _moved(event: Updated) -> float:
 
 
 def may_replay(run: Run, row: Row) -> bool:
-    """Whether the run may train again on this row (law 12)."""
+    """Whether the run may train again on this row (law 12 of docs/design.md)."""
     replay = run.recipe.replay
     return replay is not None and row.prompt != GONE and run.finished is None and replay.takes(row, run.version)
 
 
 def go_on(run: Run, *, same_recipe: bool, same_prompts: bool) -> None:
-    """After a load: adapt the state if the recipe or the data set is another one than when it was saved."""
+    """After a load, adapt the state to a changed recipe or data set."""
     if not (same_recipe and same_prompts):
         run.finished = None  # the reason may no longer hold
     if not same_prompts:
-        run.barren = run.failing = 0  # the counts were of prompts of the old data set
-    training = {row.rollout for row in run.batch.rows} if run.batch else set[int]()  # needed until the next `Updated`
+        run.barren = run.failing = 0  # they counted prompts of the old data set
+    training = {row.rollout for row in run.batch.rows} if run.batch else set[int]()  # released after the next `Updated`
     forget(run, [row for row in run.kept.values() if row.rollout not in training and not may_replay(run, row)])
     for group in [group for group in run.flight.groups.values() if group.prompt == GONE]:
         drop(run, group, "surplus", NOW)
@@ -155,9 +155,7 @@ def on_offered(run: Run, event: Offered) -> None:
     if useful or not event.prompts:
         rule.offer(run.memory, useful)
     elif rule.ended(run.memory):
-        rule.offer(
-            run.memory, event.prompts
-        )  # an offer without useful prompts must not look like the end of the loader
+        rule.offer(run.memory, event.prompts)  # shows that the loader goes on; an empty offer would mean its end
 
 
 def _refuse(run: Run, done: Done) -> None:
@@ -175,12 +173,12 @@ def _refuse(run: Run, done: Done) -> None:
         )
     raise EventError(
         f"rollout {done.rollout}: versions {first} to {last} must lie between 0 and {run.version}, the version of "
-        "the weights; tell Updated before the results of newer weights"
+        "the weights; tell Updated before you tell results of newer weights"
     )
 
 
 def _holds(condition: Callable[[], Any]) -> bool:
-    """Whether a condition on values from a driver holds; False if a value is not a number."""
+    """Whether a condition holds. False if it cannot be computed, because a value from the driver is not a number."""
     try:
         return bool(condition())
     except _NO_NUMBER:
@@ -217,7 +215,7 @@ def _end_stopped(run: Run, event: Done | Failed | Cancelled) -> None:
 
 
 def _inform_sizes(run: Run, group: Group) -> None:
-    """Let the size rules learn from a visit. Wait until all its cancelled rollouts have ended."""
+    """Let the size rules learn from a visit, once the group is over and all its cancelled rollouts have ended."""
     if group.phase in OVER and not group.awaited:
         for at, stage in enumerate(run.recipe.stages):
             stage.size.observe(run.size_memory[str(at)], group.view)
@@ -244,8 +242,8 @@ def whole(number: int, name: str) -> int:
 
 
 def judge(run: Run, group: Group) -> None:
-    """A rollout of the group ended: ask the judge of its stage what happens to the group."""
-    if group.phase is not _RUNNING:  # the rollout ended after the verdict
+    """After a rollout of the group ended or was stopped, ask the judge of the group's stage for a verdict."""
+    if group.phase is not _RUNNING:  # there is a verdict already
         run.changed()
         if run.stale(group):  # this late rollout is so old that the group cannot be trained on
             drop(run, group, "stale", NOW)
@@ -361,12 +359,12 @@ def stop_early(run: Run) -> None:
 
 
 def _keep(group: Group, rule: StopRule, sample: SampledStops) -> None:
-    """Record which rollouts a stop rule kept, and with what probability."""
+    """Record the rollouts that a stop rule kept, with their probabilities."""
     try:
         kept = {index(rollout): float(share) for rollout, share in sample.kept.items()}
         alive = {*group.running, *group.owed}.difference(sample.cancel)
         possible = alive >= kept.keys() and all(0 < share <= 1 for share in kept.values())
-    except (AttributeError, TypeError, ValueError):  # it is not a mapping of rollouts to numbers
+    except (AttributeError, TypeError, ValueError):  # `kept` does not map rollouts to numbers
         kept, possible = {}, False
     if not possible:
         raise RuleError(
@@ -377,7 +375,7 @@ def _keep(group: Group, rule: StopRule, sample: SampledStops) -> None:
 
 
 def withhold(run: Run) -> None:
-    """The budget is spent: remove rollouts that were decided and not ordered yet."""
+    """After the budget is spent, remove the rollouts that were decided but not ordered."""
     for group in {group.id: group for owing in run.flight.owing_S for group in owing if group.owed}.values():
         stop(run, group, list(group.owed))
         if not group.unfinished and not group.done:

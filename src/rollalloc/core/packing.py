@@ -1,4 +1,4 @@
-"""Convert state to JSON data, check it on loading, and describe recipes as nested values that can be compared."""
+"""Convert state to JSON data and back, check loaded values, and describe recipes as nested plain data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def unpack(packed: Packed) -> NDArray[Any]:
     """Return the array that was packed, as a new writable copy.
 
     Raises:
-        ValueError: the bytes do not fill the shape, because the file is corrupt.
+        ValueError: the data is corrupt, for example because the bytes do not fill the shape.
     """
     exact_keys(packed, ("dtype", "shape", "base64"), "packed array")
     try:
@@ -57,11 +57,11 @@ def move_in(target_N: NDArray[Any], packed: Packed, source_N: NDArray[np.int64] 
     """Write a saved array with one entry for each prompt into `target_N`.
 
     Args:
-        target_N: shape (..., N), with the prompts on the last axis. It is changed.
-            packed: the saved array, with the same dtype and leading shape. Its last axis has the prompts of the saved data
-                set.
-            source_N: for each prompt, its index in the saved array, or -1 to keep the entry in `target_N`. None: the data
-                set is the same.
+        target_N: the array to change, shape (..., N), with the prompts on the last axis.
+        packed: the saved array, with the same dtype and leading shape. Its last axis has the prompts of the saved data
+            set.
+        source_N: index of each prompt in the saved array. -1: the entry in `target_N` is kept. None: the data set is
+            the same.
         where: name for the error message.
 
     Raises:
@@ -85,7 +85,7 @@ def move_in(target_N: NDArray[Any], packed: Packed, source_N: NDArray[np.int64] 
 
 
 def follow(memory: dict[str, Any], saved: Mapping[str, Any], source_N: NDArray[np.int64]) -> None:
-    """Copy the saved arrays with names ending in `N` into the memory of another data set.
+    """Copy saved arrays into the memory of another data set. Only arrays whose name ends in `N` are copied.
 
     Args:
         memory: the memory for the new data set; changed in place. Prompts are on the last axis of its arrays.
@@ -93,8 +93,7 @@ def follow(memory: dict[str, Any], saved: Mapping[str, Any], source_N: NDArray[n
         source_N: for each prompt, its index in the saved data set, or -1 for a new prompt.
 
     Raises:
-        ValueError: an array has another dtype or shape than `memory` has.
-        ValueError: as for `move_in`.
+        ValueError: a saved array has another dtype or shape than the array in `memory`.
     """
     for name, value in saved.items():
         if name.endswith("N") and isinstance(value, np.ndarray):
@@ -183,7 +182,7 @@ def unpack_tree(value: Any) -> Any:
 
 
 def exact_keys(state: Mapping[str, Any], expected: Iterable[str], where: str) -> None:
-    """Raise a ValueError if the mapping does not have exactly these keys. It names the missing and unknown keys."""
+    """Raise a ValueError that names the missing and the unknown keys, if the mapping does not have exactly these keys."""
     if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"{where}: expected a dictionary, got {type(state).__name__}; not a state of this version")
     missing, unknown = set(expected) - set(state), set(state) - set(expected)
@@ -196,7 +195,7 @@ def exact_keys(state: Mapping[str, Any], expected: Iterable[str], where: str) ->
 def describe(value: Any) -> Any:
     """Return a frozen value as nested plain data. Two recipes are the same if their descriptions are equal.
 
-    A dataclass becomes {"is": its type, field: ...}, a function becomes its import path.
+    A dataclass becomes {"is": type, field: value, ...}. A function becomes its import path.
 
     Raises:
         TypeError: the value contains a lambda, a closure or another object without a stable description.

@@ -1,4 +1,4 @@
-"""Decide which prompts may be drawn now, when the others may be drawn again, and when an epoch ends."""
+"""Decide when each prompt may be drawn, and when an epoch ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollalloc.core.packing import exact_keys, move_in, natural, pack
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """The prompt may be drawn again `count` epochs after the epoch in which it was drawn. None: never.
+    """A prompt waits `count` epochs, counted from the epoch in which it was drawn. None: it is never drawn again.
 
     Raises:
         ValueError: `count` is negative.
@@ -39,23 +39,23 @@ LEAST_SHARE = 0.25  # if a smaller share of the prompts is left to draw, drivers
 class PromptPool:
     """The prompts that may be drawn. It stores for each prompt the epoch from which it may be drawn again.
 
-    `free_N[i]` is `due_N[i] <= epoch`. An epoch ends when the prompt rule has no prompt left to draw and some prompt waits
-    for a later epoch. Groups in flight at that moment continue.
+    `free_N[i]` is `due_N[i] <= epoch`. When the prompt rule has no prompt left to draw, the next epoch in which a prompt
+    may be drawn begins (`roll`). Groups in flight continue.
     """
 
     def __init__(self, prompts: int) -> None:
         self.epoch = 0
         self.due_N: NDArray[np.int32] = np.zeros(prompts, np.int32)
         self.free_N: NDArray[np.bool_] = np.ones(prompts, np.bool_)
-        # True after a prompt was set aside for more than one epoch, until it is drawn again
+        # True for evicted prompts: they had to wait for more than one epoch, and have not been drawn since
         self.evicted_N: NDArray[np.bool_] = np.zeros(prompts, np.bool_)
         self.away = 0  # prompts that do not wait for an epoch: in flight, waiting for a version, or barred
         self.barred = 0  # prompts that may never be drawn again
         self.revived = 0  # visits of prompts that had been evicted
-        self.dry = False  # True after a search that found no prompt to draw; reset when a prompt is freed
+        self.dry = False  # True if the last draw found no prompt, and no prompt has become free since
         self.out = 0  # prompts that do not come back in this epoch or the next
         self.should_warn = False  # whether drivers should warn after this batch that few prompts are left
-        self._said = 0  # level of the last warning: 1 if the share was below `LEAST_SHARE`, +1 for each halving
+        self._said = 0  # level of the last warning: 1 below `LEAST_SHARE`, 2 below half of it, 3 below a quarter, ...
         self._by_version: list[tuple[int, int]] = []
 
     def take(self, prompt: int) -> None:
@@ -130,19 +130,19 @@ class PromptPool:
         self.dry = False
 
     def evicted(self) -> int:
-        """Number of prompts that were set aside for more than one epoch and have not been drawn since."""
+        """Number of evicted prompts."""
         return int(np.count_nonzero(self.evicted_N))
 
     @property
     def left(self) -> int:
-        """Number of prompts that may be drawn in this epoch or the next, including those in flight."""
+        """Number of prompts that may be drawn in this epoch or the next, including prompts in flight."""
         return len(self.due_N) - self.out
 
     def look(self) -> None:
-        """After a batch, set `should_warn` to whether drivers should warn that few prompts are left.
+        """Set `should_warn` after a batch.
 
-        The first warning is due when the share of prompts left falls below `LEAST_SHARE`, and the next ones each time that
-        the share has halved. Once the share has risen to 2 · `LEAST_SHARE`, the warnings start over.
+        A warning is due when the share of prompts left falls below `LEAST_SHARE`, and again each time it has halved. When
+        the share has risen to 2 · `LEAST_SHARE`, the warnings start over.
         """
         share = self.left / len(self.due_N)
         halved = 0 if share >= LEAST_SHARE else 1 + int(log2(LEAST_SHARE / max(share, 0.5 / len(self.due_N))))

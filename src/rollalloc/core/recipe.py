@@ -34,8 +34,7 @@ class Replay:
 
     Attributes:
         rows: maximum number of replayed rows in a batch; at least 1.
-        times: maximum number of replays of a rollout, in addition to its first batch; at least 1. None: only
-            `max_staleness` limits it.
+        times: maximum number of replays of a rollout, in addition to its first batch; at least 1. None: any number.
         max_staleness: maximum age of a replayed rollout; at least 1. The age is the batch's `version` minus the version of
             the rollout's first token.
         above: only rows with an advantage above this number are kept for replay. 0 keeps rows that did better than
@@ -57,11 +56,11 @@ class Replay:
             raise ValueError("above must be a number, got nan")
 
     def takes(self, row: Row, version: int) -> bool:
-        """Return whether a row that was trained on may be replayed in a batch of that version.
+        """Return whether a row that was trained on may be replayed in a batch with this version of the weights.
 
         Args:
             row: the row as it was last trained.
-            version: version of the weights of the batch that would contain it.
+            version: version of the weights.
         """
         young = version - row.version <= self.max_staleness
         return young and (self.times is None or row.replays < self.times) and row.advantage > self.above
@@ -101,7 +100,7 @@ class Stage:
         size: number of rollouts for each group that enters the stage.
         judge: decides what happens to a group as its results arrive.
         stop: which rollouts to cancel. None: no rollout is stopped early.
-        promote: chooses, among the groups that passed, those that go to the next stage, or from the last stage to a batch.
+        promote: chooses which groups that passed the stage go on to the next stage or, after the last stage, to a batch.
     """
 
     name: str
@@ -117,9 +116,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A whole method as one value, which can be compared, printed and fingerprinted.
+    """A whole method as a value that can be compared, printed and fingerprinted.
 
-    Rules read the recipe's numbers from the `View`, so `dataclasses.replace` may change any field on its own.
+    `dataclasses.replace` may change any field alone, because rules read the recipe's numbers from the `View`.
 
     Attributes:
         groups: groups in a full batch, at least 1.
@@ -139,9 +138,9 @@ class Recipe:
         replay: whether and how rows of earlier batches are trained on again. None: no replay.
 
     Raises:
-        TypeError: a slot holds something that is not a rule of that slot, or a rule that a checkpoint cannot name.
-        ValueError: a number is out of its range, also in a row rule's traits; or a rule reads the number of rows per
-            group, but the row rule does not declare this number.
+        TypeError: a slot does not hold a rule with the base class of the slot, or a rule has no stable description.
+        ValueError: a number is out of its range, or a rule reads the number of rows per group and the row rule does not
+            declare this number.
     """
 
     groups: int
@@ -175,18 +174,18 @@ class Recipe:
         _ = self.description  # if a rule cannot be described, raise now instead of at the first checkpoint
 
     def _check_rows(self) -> None:
-        """Check the trait `rows` of the row rule. It must be given if another rule reads it."""
+        """Check the row rule's trait `rows`. It must not be None if another rule reads `view.rows`."""
         if self.group_rows is not None:
-            at_least(f"{self.rows!r}: its trait `rows`", self.group_rows, 1, "or None; it is the most rows of a group")
+            at_least(f"{self.rows!r}: its trait `rows`", self.group_rows, 1, "or None; the maximum rows per group")
             return
         if readers := [rule for rule in self.rules if rule.traits.reads_rows]:
             raise ValueError(
-                f"{readers[0]!r} reads the number of rows per group, which {self.rows!r} does not declare; use a row rule "
+                f"{readers[0]!r} reads the number of rows per group, but {self.rows!r} does not declare it; use a row rule "
                 "with the trait `rows`, or replace both rules"
             )
 
     def replace(self, *, stage: str | None = None, **changes: Any) -> Recipe:
-        """Return the recipe with other rules or numbers. A change may also name a field of its stage, such as `judge`.
+        """Return the recipe with other values of its fields or of the fields of a stage, such as `judge`.
 
         Args:
             stage: name of the stage to change; required if the recipe has several stages.
@@ -224,7 +223,7 @@ class Recipe:
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
-        """Every rule: first the recipe's own rules, then those of its stages."""
+        """Every rule: first the recipe's own rules, then the rules of its stages."""
         own = (self.prompts, self.intake, self.rows, self.advantage, self.over_batch)
         staged = [rule for each in self.stages for rule in (each.size, each.judge, each.stop, each.promote)]
         return tuple(rule for rule in (*own, *staged) if rule is not None)
@@ -236,7 +235,7 @@ class Recipe:
 
     @cached_property
     def group_rows(self) -> int | None:
-        """The maximum number of rows per group, as the row rule declares it; None if it does not."""
+        """The maximum number of rows per group; None if the row rule does not declare it."""
         return self.rows.traits.rows
 
     @property
@@ -261,7 +260,7 @@ class Recipe:
 
 
 def refuse_other(recipe: Any) -> None:
-    """Raise a TypeError, which says what was expected and what was given, if this is not a recipe."""
+    """Raise a TypeError if the argument is not a recipe."""
     if isinstance(recipe, Recipe):
         return
     call = f"; call it: recipe={getattr(recipe, '__name__', 'it')}(...)" if callable(recipe) else ""
@@ -273,12 +272,12 @@ def refuse_other(recipe: Any) -> None:
 
 
 def _refuse_others(holder: Recipe | Stage, slots: Mapping[str, type[Rule]], where: str = "") -> None:
-    """Raise a TypeError, which names the slot and the expected base class, if a slot holds something else."""
+    """Raise a TypeError if a slot does not hold a rule with the base class of the slot."""
     for slot, kind in slots.items():
         if not isinstance(rule := getattr(holder, slot), kind):
             raise TypeError(
-                f"{where}{slot}: expected a rule derived from rollalloc.core.rule.{kind.__name__}, got {rule!r}; make yours "
-                "a frozen dataclass with that base class"
+                f"{where}{slot}: expected a rule derived from rollalloc.core.rule.{kind.__name__}, got {rule!r}; write your "
+                "rule as a frozen dataclass with that base class"
             )
 
 
@@ -290,6 +289,6 @@ def at_least(name: str, value: Any, least: int, why: str = "") -> None:
 
 
 def one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
-    """Raise a ValueError, which lists the allowed words, if the value is not one of them."""
+    """Raise a ValueError if the value is not one of the allowed words."""
     if value not in (words := tuple(allowed)):
         raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")

@@ -2,8 +2,8 @@
 
 A rule is a frozen dataclass derived from the base class of its slot, so that recipes can be compared, printed and named
 in a checkpoint. A rule decides only from the arguments of its call: the groups (`GroupView`), the run (`View`) and the
-prompt rule's memory. A rule's `traits` contain what the core must know before it calls the rule. A rule that wraps
-another rule must forward the inner rule's traits.
+prompt rule's memory. A rule's `traits` tell the core how to use the rule. A rule that wraps another rule must forward
+the inner rule's traits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Memory = dict[str, Any]  # the state of a prompt or size rule: numpy arrays, num
 
 
 class Act(Enum):
-    """What happens to a group after a verdict."""
+    """A judge's choices for a group."""
 
     NEXT = "next"  # the group waits for the next stage; its running rollouts continue
     TRAIN = "train"  # the group is ready for a batch; its running rollouts are cancelled
@@ -44,9 +44,9 @@ class Verdict:
 
     Attributes:
         act: NEXT, TRAIN or DROP.
-        reason: for DROP, the cause under which `accounts` counts the rollouts, such as "zero_variance" or
-            "out_of_band". A detail may follow a slash, as in "out_of_band/solved"; the prompt's `fate` in the statistics
-            includes it. For the other acts, any text.
+        reason: for DROP: a known cause, such as "zero_variance" or "out_of_band". A detail may follow after a slash:
+            "out_of_band/solved". `Allocator.accounts` counts the rollouts by cause. The prompt's `fate` in the statistics
+            is the cause with the detail. For the other acts: any text.
         until: when the prompt may be drawn again: `NOW`, `NEXT_EPOCH`, `NEVER`, `Epochs(k)` (counted from the epoch in
             which the prompt was drawn), or an int, the first version of the weights under which it may be drawn.
 
@@ -69,18 +69,19 @@ class Verdict:
 
 
 class View(NamedTuple):
-    """What a rule may know about the run and about the whole recipe.
+    """The run and the whole recipe, as rules see them.
 
-    Rules must read the recipe's numbers here and not store copies. Then a field of the recipe can be replaced on its own.
+    Rules must read the recipe's numbers here, and not store copies, so that a field of the recipe can be changed alone.
+
     Attributes:
         version: version of the weights, from the last `Updated`.
         epoch: number of the current pass over the prompts, from 0.
-        need: groups that the next batch still lacks. Running groups are not subtracted.
+        need: number of groups that the next batch still needs. Running groups are not subtracted.
         held_S: groups that passed stage s and wait, shape (S,). The last entry counts the groups that are ready for a
             batch.
         running_S: groups in stage s that still have rollouts to come, shape (S,).
         in_flight: rollouts that were ordered and have no terminal event yet.
-        paid: rollouts ordered since the run began, plus those that are decided but not ordered yet.
+        paid: rollouts ordered since the run began, plus rollouts that are decided but not ordered yet.
         left: rollouts that the budgets still allow; None without a limit.
         statistics: the record of every prompt; read only.
         table: the data set, with its features.
@@ -159,16 +160,16 @@ class SampledStops(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What every rule declares about itself.
+    """The traits that every rule declares.
 
     Attributes:
-        reads: the columns of a group's results that the rule uses, out of "rewards_G", "metrics_G", "tokens_G",
-            "truncated_G" and "uncertainties_G"; for a prompt rule, the columns that it learns from. The conformance kit
-            changes all other columns and expects the same decision. None: the rule does not say.
+        reads: the columns of a group's results that the rule uses for decisions or for learning: any of "rewards_G",
+            "metrics_G", "tokens_G", "truncated_G" and "uncertainties_G". The conformance kit changes all other columns
+            and expects the same decision. None: not declared.
         reads_rate: the rule reads the metric as a success rate. The core then raises a `MetricError` for metrics outside
             [0, 1].
-        reads_rows: a size rule, stop rule or judge that reads `view.rows`. The recipe's row rule must then declare its
-            `rows`.
+        reads_rows: the rule reads `view.rows`, as a size rule, stop rule or judge may do. The recipe's row rule must
+            then declare its `rows`.
     """
 
     reads: tuple[str, ...] | None = None
@@ -178,12 +179,12 @@ class Traits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTraits(Traits):
-    """What a prompt rule declares about itself.
+    """The traits of a prompt rule.
 
     Attributes:
         reads_features: the rule uses the table's features.
         reads_kl: the rule needs `Updated.approx_kl`, the KL divergence of each update.
-        predicts: the rule predicts a success rate for each prompt, from more evidence than the prompt's last visit.
+        predicts: the rule predicts a success rate for each prompt, from more evidence than the prompt's last visit alone.
     """
 
     reads_features: bool = False
@@ -193,12 +194,11 @@ class PromptTraits(Traits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeTraits(Traits):
-    """What an intake rule declares about itself.
+    """The traits of an intake rule.
 
     Attributes:
-        looks_ahead: if the recipe allows staleness, the rule also opens groups for the batch after the current one.
-        until_stale: the rule opens groups even if enough are waiting. Only groups of the last `max_staleness` rounds can be
-            waiting, because older ones are too stale.
+        looks_ahead: the rule also opens groups for the batch after the current one, if the recipe allows staleness.
+        until_stale: the rule opens groups even if enough groups wait. Only `max_staleness` limits how many wait.
     """
 
     looks_ahead: bool = False
@@ -207,14 +207,14 @@ class IntakeTraits(Traits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeTraits(Traits):
-    """What a judge declares about itself.
+    """The traits of a judge.
 
     Attributes:
         waits_for_all: the judge decides only about complete groups, and the core does not ask it earlier.
         after_failure: when the prompt of a group without any score may be drawn again. The judge is not asked about
             such groups.
-        reads_recent: the judge reads `recent_attempts` and `recent_failures` of a prompt's record. The core keeps these
-            two only for judges that read them.
+        reads_recent: the judge reads `recent_attempts` or `recent_failures` of a prompt's record. Without such a judge,
+            the core does not count them.
     """
 
     waits_for_all: bool = False
@@ -224,11 +224,10 @@ class JudgeTraits(Traits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromoteTraits(Traits):
-    """What a promote rule declares about itself.
+    """The traits of a promote rule.
 
     Attributes:
-        in_waves: the rule needs rollouts that arrive in waves. `recipes.streamed` replaces the rule, because rollouts that
-            stream arrive one by one.
+        in_waves: the rule waits until all groups of the stage have ended. `recipes.streamed` replaces it by `Oldest`.
     """
 
     in_waves: bool = False
@@ -236,7 +235,7 @@ class PromoteTraits(Traits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTraits(Traits):
-    """What a row rule declares about itself.
+    """The traits of a row rule.
 
     Attributes:
         rows: maximum number of rollouts of a group that the rule takes; 1 or more. None: every scored rollout. Size rules,
@@ -254,9 +253,7 @@ class Rule(ABC):  # noqa: B024
 
     __slots__ = ()
 
-    # What the core must know before it calls the rule: a `Traits`, or the subclass for the rule's slot, such as
-    # `PromptTraits`. If the traits depend on the rule's fields, make this a property. A rule that wraps another rule must
-    # forward the inner rule's traits.
+    # A `Traits`, or the subclass for the rule's slot, such as `PromptTraits`. A property if it depends on the rule's fields.
     traits: Any = Traits()
 
     def promises(self, *args: Any, **kwargs: Any) -> Mapping[str, bool]:
@@ -265,10 +262,10 @@ class Rule(ABC):  # noqa: B024
         Args:
             args: the decision, then the arguments of the call without the random generator. For a prompt rule: the
                 result of `pick`, the memory before it, `k`, `free_N` and `view`.
-            kwargs: none. They are in the signature so that each rule may name its own arguments.
+            kwargs: none. This parameter lets each rule name its own arguments.
 
         Returns:
-            Maps each promise, in plain words, to whether the decision keeps it.
+            For each promise, in plain words: whether the decision keeps the promise.
         """
         return {}
 
@@ -295,12 +292,11 @@ class PromptRule(Rule):
         """Return at most k different free prompts. Fewer than k means that this epoch has no more prompts."""
 
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:
-        """Learn from a visit that has ended, by changing `memory`."""
+        """Learn from a visit that has ended. Changes `memory`."""
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
-        """Return the memory for another data set. Entries of arrays named `…N` move with their prompts. All other entries
-        are initialised again.
-
+        """Return the memory for another data set. The memory is new, except for arrays whose name ends in `N`: they keep
+        the entries of the prompts that are in both data sets.
 
         Args:
             memory: the saved memory.
@@ -313,9 +309,7 @@ class PromptRule(Rule):
         return fresh
 
     def check(self, memory: Memory, table: PromptTable) -> None:
-        """Raise an exception if this rule cannot have written this saved memory. The core has already checked the shapes
-        of the arrays.
-        """
+        """Raise an exception if the saved memory is invalid for this rule. The core has already checked array shapes."""
 
     def figures(self, memory: Memory) -> Mapping[str, float]:
         """Return numbers to report, such as how good the predictions were."""
@@ -337,7 +331,7 @@ class OfferedPromptRule(PromptRule):
 
     @abstractmethod
     def ended(self, memory: Memory) -> bool:
-        """Return whether the loader has reported, by an empty offer, that it has no more prompts."""
+        """Return whether the loader has ended: its last offer was empty."""
 
 
 class IntakeRule(Rule):
@@ -352,9 +346,9 @@ class IntakeRule(Rule):
 
 
 class SizeRule(Rule):
-    """Says how many rollouts, at least 1, each of these groups gets in a stage. All groups are decided together.
+    """Says how many rollouts each of the groups that enter a stage together gets, at least 1.
 
-    The rule may have a memory of its own, which it gets as `memory`. The allocator saves it.
+    `memory` is the rule's own memory. The allocator saves it.
     """
 
     __slots__ = ()
@@ -364,9 +358,7 @@ class SizeRule(Rule):
         return {}
 
     def observe(self, memory: Memory, group: GroupView) -> None:
-        """Learn from a visit, by changing `memory`. The core calls this when all rollouts of the group have ended,
-        including the stopped ones.
-        """
+        """Learn from a visit in which all rollouts have ended, including stopped rollouts. Changes `memory`."""
 
     @abstractmethod
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]: ...
@@ -375,9 +367,8 @@ class SizeRule(Rule):
 class StopRule(Rule):
     """Says which rollouts of a group to cancel.
 
-    The core asks after a rollout ended or a group entered a stage, and before it orders anything new. A rule that
-    chooses at random returns a `SampledStops`: its probabilities let a row rule correct the weights for the stopped
-    rollouts.
+    The core asks the rule after a rollout of the group ended, and before it orders new rollouts. A rule that chooses at
+    random returns a `SampledStops`. Its probabilities let a row rule weight the kept rollouts.
     """
 
     __slots__ = ()
@@ -391,10 +382,10 @@ class StopRule(Rule):
 
 
 class JudgeRule(Rule):
-    """Says what happens to a group; None if it is too early to decide.
+    """Decides what happens to a group. None: too early to decide.
 
-    The core asks after every terminal event of the group while the group is in the stage. It does not ask about groups
-    without a score.
+    The core asks the judge after each terminal event of a group in the stage. Exception: a group that has ended without
+    any score is dropped.
     """
 
     __slots__ = ()
@@ -406,7 +397,7 @@ class JudgeRule(Rule):
 
 
 class PromoteRule(Rule):
-    """Chooses at most k of the groups that passed a stage. They go to the next stage or, after the last, into a batch."""
+    """Chooses at most k groups that passed a stage. They go on to the next stage or, after the last stage, to a batch."""
 
     __slots__ = ()
 
@@ -419,7 +410,7 @@ class PromoteRule(Rule):
 
 
 class RowRule(Rule):
-    """Chooses rows among the scored rollouts of a group. It returns their indices in the group's arrays, and weights."""
+    """Chooses rows among the scored rollouts of a group. Returns indices into the group's arrays, and weights."""
 
     __slots__ = ()
 
@@ -443,8 +434,8 @@ class AdvantageRule(Rule):
 class BatchRule(Rule):
     """Changes the advantages of a whole batch, for example by a baseline or a scale over all its rows.
 
-    The core asks once for each batch. The arguments are the advantages of each group's rows, an array of shape (M,) per
-    group; the groups, sorted by id; the indices of each group's rows, shape (M,); and the view.
+    The core calls the rule once for each batch. `advantages` and `chosen` have, for each group, the advantages and the
+    indices of its rows, shape (M,). `groups` are sorted by id.
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""The state of a run, which the modules of the core share. It decides nothing."""
+"""The state of a run. The modules of the core share it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rollalloc.core.teaching import Teaching
 
 
 class Run:
-    """The state of an allocator. It is a function of the recipe, the seed and the events told so far.
+    """The state of an allocator. It depends only on the recipe, the prompts, the seed and the events so far.
 
     Attributes:
         loader: the prompt rule if a framework's own data loader feeds it, else None.
         reads_rate: whether a rule reads the metric as a success rate.
         patient_S: whether the core asks the judge of stage s only about complete groups.
         size_memory: memory of the size rule of each stage, by the stage's index as text.
-        stops_from_S: smallest number of scored rollouts of a group at which the stop rule of stage s is asked; infinite
-            if there is no stop rule.
-        drawn: prompts, with their epochs, that were drawn but not opened, because the budgets had no room.
+        stops_from_S: number of scored rollouts that a group needs before the stop rule of stage s is asked; infinite if
+            there is no stop rule.
+        drawn: prompts that were drawn, with their epochs, but have no group because the budgets had no room.
         kl_sum: sum of `Updated.approx_kl` so far.
         kept: rows that may be replayed, by rollout. The rows of a batch are added when its `Updated` arrives.
         replayed: number of rows trained on again, summed over all batches.
@@ -39,8 +39,8 @@ class Run:
         batch: the batch that was handed out and for which `Updated` has not arrived yet.
         finished: why the run is over, or None.
         accounts: number of rollouts that are over, by cause.
-        teaching: whether recent rollouts still gave a learning signal.
-        selection: compares the rows trained on with all rollouts sampled since the last update.
+        teaching: how many recent rollouts gave a learning signal.
+        selection: mean length and difficulty of all rollouts and of all rows since the last update.
         barren: number of candidates dropped since a group last became ready for a batch.
         failing: number of groups in a row that got no score because rollouts failed.
         settled: True if nothing changed since the last decision, so that the decision still holds.
@@ -81,7 +81,7 @@ class Run:
         self.changed()
 
     def changed(self, *, settled: bool = False) -> None:
-        """Invalidate the caches after a change that rules can see or that a decision depends on.
+        """Invalidate the cached view and the last decision. Call this after every change that affects them.
 
         Args:
             settled: whether the last decision still holds.
@@ -89,7 +89,7 @@ class Run:
         self._view, self.settled = None, settled
 
     def view(self) -> View:
-        """What rules may know about the run. It is rebuilt only after a change."""
+        """The run as rules see it. The `View` is rebuilt only after a change."""
         view = self._view
         if view is None:
             view = self._view = View(
@@ -138,7 +138,7 @@ _id = attrgetter("id")
 
 
 def _least_scored(rule: StopRule, view: View) -> int:
-    """Smallest number of scored rollouts of a group at which a stop rule is asked."""
+    """Number of scored rollouts that a group needs before the stop rule is asked."""
     scored = rule.least_scored(view)
     at_least(f"{rule!r}: least_scored(view)", scored, 0)
     return scored

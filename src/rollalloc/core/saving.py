@@ -1,4 +1,4 @@
-"""Save a run as JSON data and load it again, completely or not at all."""
+"""Save a run as JSON data, and load it again. If loading fails, the current run is unchanged."""
 
 from __future__ import annotations
 
@@ -78,8 +78,7 @@ def load(
     accept_recipe: bool,
     remap: ArrayLike | str | None,
 ) -> Run:
-    """Build the run from a saved state, for this recipe and these prompts. If either has changed, call `lifecycle.go_on`
-    afterwards.
+    """Build the run from a saved state. The caller must then call `lifecycle.go_on`.
 
     Raises:
         ValueError: the state has another schema, missing or unknown keys, another recipe, seed or data set, or
@@ -98,7 +97,7 @@ def load(
 
 
 def another(differences: Sequence[str]) -> str:
-    """Describe how two recipes differ: "another budget" if only the budgets differ, else "another recipe"."""
+    """Return "another budget" if only the budgets of two recipes differ, else "another recipe"."""
     return "another budget" if all(line.startswith("recipe.budget.") for line in differences) else "another recipe"
 
 
@@ -151,7 +150,7 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
 
 
 def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, rule: Any) -> None:
-    """Load the prompt rule's memory. If it is of another rule with other arrays, keep the initial memory."""
+    """Load the prompt rule's memory. Keep the initial memory if another rule, with other arrays, wrote the saved one."""
     memory, own = run.memory, run.recipe.prompts
     same = rule == run.recipe.description["prompts"]
     if source_N is not None:
@@ -166,7 +165,7 @@ def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | 
 def _load_size_memory(
     run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, stages: Sequence[Any]
 ) -> None:
-    """Load the memory of each size rule. If it is of another rule with other arrays, keep the initial memory."""
+    """Load the memory of each size rule, as in `_load_memory`."""
     exact_keys(saved, [str(at) for at in range(len(stages))], "stages")
     for at, memory in run.size_memory.items():
         before = saved.get(at)
@@ -182,7 +181,7 @@ def _load_size_memory(
 
 def _load_in_flight(run: Run, state: dict[str, Any], here: _Renumbering) -> None:
     """Load groups, rollouts and the batch."""
-    # Groups in flight must fit this recipe's stages. Groups that are over may be of any stage of the saved recipe.
+    # With groups in flight, both recipes have the same number of stages. Groups that are over may have any saved stage.
     stages = len(state["recipe"]["stages"])
     groups: list[Group] = []
     for at, saved in enumerate(state["groups"]):
@@ -236,7 +235,7 @@ def _load_drawn(saved: Sequence[Any], here: _Renumbering) -> Drawn:
 
 
 def _load_group(run: Run, saved: dict[str, Any], here: _Renumbering, stages: int, *, trailing: bool) -> Group:
-    """Load a group that is in flight, or one that only waits for cancelled rollouts to end."""
+    """Load a group that is in flight or, if `trailing`, a group that is over but has cancelled rollouts in flight."""
     exact_keys(saved, Group(0, Drawn(GONE), 0, run.statistics).state_dict(), "group")
     group = Group.of_state(saved, _load_drawn(saved["drawn"], here), run.statistics)
     _check_group(run, group, stages, OVER if trailing else _IN_FLIGHT)
@@ -284,7 +283,7 @@ def _check_sums(run: Run) -> None:
 
 
 class _Renumbering:
-    """Maps the saved index of a prompt to its index now, or to GONE if it left the data set."""
+    """Maps saved indices of prompts to indices in the current data set, or to GONE."""
 
     def __init__(self, source_N: NDArray[np.int64] | None) -> None:
         self._new = None if source_N is None else {old: new for new, old in enumerate(source_N.tolist()) if old >= 0}

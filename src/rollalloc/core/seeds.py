@@ -9,12 +9,12 @@ import numpy as np
 
 
 def rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
-    """Return a generator that is a pure function of (seed, purpose, ids), on every machine (the bit generator is Philox).
+    """Return a generator that depends only on (seed, purpose, ids). The bit generator is Philox.
 
     Args:
         seed: the run's seed, 0 or more.
         purpose: what is drawn, such as "rows". Generators with different purposes are independent.
-        ids: the ids that the draw is for, such as a group id; each 0 or more.
+        ids: ids of the draw, such as a group id; each 0 or more.
     """
     key = [seed, crc32(purpose.encode()), *ids]
     # An array of 32-bit words gives the same stream and saves numpy the conversion of each number.

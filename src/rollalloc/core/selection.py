@@ -17,7 +17,7 @@ _SUMS = ("rollouts", "tokens", "rated", "difficulty")
 
 
 class _Sums:
-    """Sums over some rollouts: rollouts, tokens, rollouts with an expected difficulty, and their difficulty."""
+    """Number of rollouts, sum of their tokens, number of rollouts with an expected difficulty, and sum of difficulties."""
 
     def __init__(self) -> None:
         self.rollouts = self.tokens = self.rated = 0
@@ -42,11 +42,11 @@ class Selection:
         self._sampled, self._trained = _Sums(), _Sums()
 
     def end(self, group: Group) -> None:
-        """Add a group that is over. A stopped rollout counts with the tokens that it had generated."""
+        """Add a group that is over. The length of a stopped rollout is the number of tokens generated before the stop."""
         self._sampled.add(group.lengths, expected_difficulty(group))
 
     def end_late(self, group: Group, tokens: int) -> None:
-        """Add a stopped rollout that ended after its group. It counts only if it had generated tokens."""
+        """Add a stopped rollout that ended after its group, if it had generated tokens."""
         if tokens:
             self._sampled.add([tokens], expected_difficulty(group))
 
@@ -74,7 +74,7 @@ class Selection:
         """Continue from a saved state.
 
         Raises:
-            ValueError: it is not a state of this class.
+            ValueError: the state is not a state of this class.
         """
         exact_keys(state, ("sampled", "trained"), "keys")
         for which, sums in (("sampled", self._sampled), ("trained", self._trained)):

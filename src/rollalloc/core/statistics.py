@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rollalloc.core.packing import exact_keys, move_in, pack
 
 NEW, QUARANTINED = "new", "quarantined"
-HALF_LIFE = 64  # number of later attempts on the same prompt after which an attempt counts half in `recent_attempts`
+HALF_LIFE = 64  # an attempt counts half in `recent_attempts` after this number of later attempts on the same prompt
 _MOST_RECENT = 2.0**15  # upper limit of the recent counts, which are float16 (at most 65,504)
 
 
@@ -82,21 +82,21 @@ class PromptStatistics:
         )
 
     def counts(self) -> dict[str, int]:
-        """Number of prompts by how their last visit ended (`Record.fate`)."""
+        """Number of prompts for each `Record.fate`."""
         count_F: list[int] = np.bincount(self.fate_N, minlength=len(self.fates)).tolist()
         return dict(zip(self.fates, count_F, strict=True))
 
     def with_fate(self, fate: str) -> list[int]:
-        """The prompts whose last visit ended in this way (`Record.fate`)."""
+        """The prompts with this `Record.fate`."""
         return np.flatnonzero(self.fate_N == self.fates.index(fate)).tolist() if fate in self.fates else []
 
     def fail(self, prompt: int) -> int:
-        """Count a visit without a score because rollouts failed. Return the number of such visits in a row."""
+        """Count a visit in which rollouts failed and none was scored. Return the number of such visits in a row."""
         self.failures_N[prompt] = min(int(self.failures_N[prompt]) + 1, np.iinfo(np.uint8).max)
         return int(self.failures_N[prompt])
 
     def close_visit(self, prompt: int, fate: str, version: int, metrics: list[float]) -> None:
-        """Record a visit that ended, with the metrics of its scored rollouts."""
+        """Record that a visit ended. `metrics` has the metric of each scored rollout."""
         if fate not in self.fates:
             if len(self.fates) == np.iinfo(np.uint8).max:
                 raise ValueError(
@@ -137,17 +137,17 @@ class PromptStatistics:
 
         Args:
             state: the result of `state_dict`.
-            source_N: for each prompt its index in the saved statistics, -1 for a new prompt. None if the data set is
-                the same.
+            source_N: index of each prompt in the saved statistics, or -1 for a new prompt. None: the data set is the
+                same.
 
         Raises:
-            ValueError: a key is missing or unexpected, or an array or a fate is invalid. The message names it.
+            ValueError: a key is missing or unexpected, or an array or a fate is invalid.
         """
         exact_keys(state, ("fates", "recent_2N", *self._ARRAYS), "statistics")
         self.fates = [str(fate) for fate in state["fates"]]
         for name in self._ARRAYS:
             move_in(getattr(self, name), state[name], source_N, f"statistics, {name}")
-        if self.recent_2N is not None and state["recent_2N"] is not None:  # None: the saved recipe did not count them
+        if self.recent_2N is not None and state["recent_2N"] is not None:  # None: not counted under the saved recipe
             move_in(self.recent_2N, state["recent_2N"], source_N, "statistics, recent_2N")
         if self.fate_N.size and int(self.fate_N.max()) >= len(self.fates):
             raise ValueError(

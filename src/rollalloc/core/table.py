@@ -18,12 +18,12 @@ GONE = -1  # index of a prompt that left the data set
 
 
 def place(saved: Any) -> int:
-    """Return a saved index of a prompt, or `GONE`; a ValueError if it is neither."""
+    """Check and return a saved index of a prompt. `GONE` is allowed."""
     return GONE if type(saved) is int and saved == GONE else natural(saved, "prompt")
 
 
 def key_digests(keys: Iterable[str]) -> NDArray[np.uint64]:
-    """A 64-bit digest of each key, shape (N,), the same in every process."""
+    """A 64-bit digest of each key, shape (N,). It is the same in every process."""
     joined = b"".join(blake2b(str(key).encode(), digest_size=8).digest() for key in keys)
     return np.frombuffer(joined, dtype="<u8").astype(np.uint64)
 
@@ -33,12 +33,11 @@ class PromptTable:
     """The prompts of a run.
 
     Args:
-        keys: one key for each prompt, unique, compared as text. They identify prompts if the data set is reordered. Or
-            an int: the number of prompts, which then have no keys.
+        keys: a unique key for each prompt, compared as text. Keys identify prompts if the data set is reordered. An int
+            is the number of prompts without keys.
         prior_N: prior success rate of each prompt, before its first rollout, in [0, 1]; NaN if unknown.
-        features: what a predictor may know about each prompt before its first rollout: finite arrays of shape (N, D)
-            by name, kept as float32. A single array counts as {"features": array}. A saved state contains only their
-            digests.
+        features: input of a predictor: finite arrays of shape (N, D) by name, kept as float32. A single array counts as
+            {"features": array}. A saved state contains only digests of the arrays.
 
     Raises:
         ValueError: there are no prompts, a key occurs twice, a length is wrong, a prior is outside [0, 1], or
@@ -83,7 +82,7 @@ class PromptTable:
                 raise ValueError(f"features {name!r} must have shape ({len(self)}, D), D ≥ 1, got {features_ND.shape}")
             if not np.isfinite(features_ND).all():
                 row = int(np.flatnonzero(~np.isfinite(features_ND).all(axis=1))[0])
-                raise ValueError(f"features {name!r} must be finite numbers in float32; prompt {row} has others")
+                raise ValueError(f"features {name!r} must be finite in float32, but those of prompt {row} are not")
             features_ND.flags.writeable = False  # rules can see the array, and its digest is computed only once
             checked[name] = features_ND
         return checked
@@ -103,12 +102,13 @@ class PromptTable:
             if str(key) in seen:
                 raise ValueError(
                     f"prompt key {key!r} occurs at {seen[str(key)]} and at {at}; keys must be unique, or one prompt's "
-                    "results would count for another; if the keys are indices, put the data source before each"
+                    "results would count for another; if the keys are indices in several data sets, put the name of the "
+                    "data set before each index"
                 )
             seen[str(key)] = at
 
     def state_dict(self) -> dict[str, Any]:
-        """What a loaded state needs to recognise the data set, or to find its prompts in another data set."""
+        """Digests that identify the data set and its prompts when a state is loaded."""
         return {"count": len(self), "keys": pack(self._digests_N), "features": self._feature_digests}
 
     def source_of(self, saved: dict[str, Any], remap: ArrayLike | str | None) -> NDArray[np.int64] | None:
@@ -116,8 +116,7 @@ class PromptTable:
 
         Args:
             saved: the `state_dict` of the saved data set.
-            remap: None if the data sets are the same. "keys" finds each prompt by its key. An array of shape (N,) is
-                returned after a check.
+            remap: None: the data sets are the same. "keys": find each prompt by its key. An array: check and return it.
 
         Returns:
             Shape (N,), with -1 for a new prompt; None if the data sets are the same.
@@ -164,7 +163,7 @@ class PromptTable:
 
     @cached_property
     def _digests_N(self) -> NDArray[np.uint64]:
-        """64-bit digest of each key, shape (N,); shape (0,) without keys. A loaded state finds its prompts by them."""
+        """The digests of all keys, shape (N,); shape (0,) without keys."""
         if isinstance(self.keys, int):
             return np.zeros(0, np.uint64)
         return key_digests(self.keys)

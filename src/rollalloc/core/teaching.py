@@ -1,6 +1,6 @@
 """Decide whether recent rollouts still give a learning signal, and when to warn that they do not.
 
-This has no influence on the run. It is saved with the run, so that a resumed run gives the same warnings.
+The counts have no influence on the run. They are saved so that a resumed run gives the same warnings.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ _ROUNDING = 1e-6  # tolerance for means of float32 scores near 0 or 1
 
 
 class Limits(NamedTuple):
-    """Thresholds for warnings about a share. A warning is due when the share reaches `begin`, and again each time that it
-    has grown by `worse`. The warnings start over once the share falls below `end`.
-    """
+    """Thresholds for warnings about a share, see `Teaching.look`."""
 
     begin: float
     end: float
@@ -37,15 +35,15 @@ _OF_GROUPS, _OF_ALONE = Limits(0.5, 0.4, 0.15), Limits(0.95, 0.9, 0.03)
 
 
 def are_alone(shares: Mapping[str, float]) -> bool:
-    """Whether most rollouts were the only one of their group, and so were compared with an expected reward."""
+    """Whether most rollouts were not compared with other rollouts of their group."""
     return sum(shares.get(name, 0) for name in _ALONE) > 0.5
 
 
 def silent(shares: Mapping[str, float]) -> tuple[float, Limits]:
-    """The share of rollouts without a learning signal, and its thresholds.
+    """The share of rollouts without a learning signal, and the thresholds for warnings about this share.
 
-    It is the share of rollouts in groups with equal rewards. If most rollouts are the only one of their group, it is
-    the share of the more frequent outcome, right or wrong.
+    Rollouts in groups with equal rewards give no signal. If most rollouts are alone (`are_alone`), the share is that of
+    the more frequent outcome, right or wrong.
     """
     if are_alone(shares):
         return max(shares.get("right", 0), shares.get("wrong", 0)), _OF_ALONE
@@ -65,7 +63,7 @@ def never_differed(shares: Mapping[str, float]) -> str | None:
 def outcomes(group: Group, fate: str) -> Mapping[str, int]:
     """Number of a group's scored rollouts by outcome.
 
-    `fate` says how the visit ended. It is "trained" only if at least one rollout had a nonzero advantage.
+    `fate` says how the visit ended. "trained" means that at least one rollout had a nonzero advantage.
     """
     done = group.done
     if len(done) == 1:  # fast path for one rollout per prompt
@@ -94,7 +92,7 @@ class Teaching:
         self.should_warn = False
         self._now = Counter[str]()  # outcomes since the last batch
         self._before = deque[Counter[str]]()  # one counter for each earlier batch
-        self._said: float | None = None  # share at the last warning; None if the share was below `end` since then
+        self._said: float | None = None  # share at the last warning; None after the share fell below `Limits.end`
         self._since = 0  # rollouts since the last warning
 
     def add(self, ended: Mapping[str, int]) -> None:
@@ -121,8 +119,8 @@ class Teaching:
     def look(self) -> None:
         """Move the window forward after a batch, and set `should_warn`.
 
-        A warning is due when the share reaches `Limits.begin`, when it has grown by `Limits.worse` since the last warning,
-        and after `_AGAIN` more rollouts.
+        A warning is due when the share without a learning signal reaches `Limits.begin`, each time it has grown by
+        `Limits.worse`, and after `_AGAIN` more rollouts. The warnings start over when the share falls below `Limits.end`.
         """
         self._since += self._now.total()
         self._before.append(self._now)
@@ -151,7 +149,7 @@ class Teaching:
         """Continue from a saved state.
 
         Raises:
-            ValueError: it is not a state of this class.
+            ValueError: the state is not a state of this class.
         """
         exact_keys(state, self.state_dict(), "keys")
         self._now = _counted(state["now"])

@@ -1,4 +1,4 @@
-"""The predictor: it mixes regressions on features, each prompt's record and a running mean, by their past losses."""
+"""The predictor: a mixture of regressions on features, the prompt's record and a running mean, weighted by past losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollalloc.predict.ridge import Features
 
 Memory = dict[str, Any]  # the state: numpy arrays, numbers, strings and lists of them
 
-SILENT = 1e-4  # for draws, a block of features is skipped if each of its experts has a smaller weight than this
+SILENT = 1e-4  # predictions for draws skip a block of features if all its experts have smaller weights than this
 _LEAST_RIDGE = 1e-4  # with a smaller ridge, nearly equal columns would make the fit numerically singular
 FADED = 0.03  # a fit leaves out events with a smaller weight than this
 
@@ -36,14 +36,15 @@ class Predictor:
       + δ)), κ = 1/√(1 + πv/8), where μ and v are the mean and the variance of the logit. δ is the drift of all logits
       since the last fit. Events are weighted by 2^(−age/half_life).
     - The running mean c of all metrics.
-    - The prompt's own record: p = (h + aB) / (n + a), for h successes in n rollouts. Both numbers decay with age. B is
-      the mixture of all other experts.
+    - The prompt's own record: p = (h + aB) / (n + a), for h successes in n rollouts. h and n decay by
+      2^(−age/half_life). B is the mixture of all other experts.
 
-    L_e is the log-loss of expert e's predictions, which were made before the outcome was known. It decays by
+    L_e is the log-loss of expert e's predictions, which were made before the outcome was known. L_e decays by
     2^(−rollouts/loss_half_life). Before the first fit, only the record and the mean are mixed.
 
-    In a fit, the logit of an event is φθ + D(its time) − D(now), where D is the path of the drift. The fitted parameters
-    thus contain the drift up to now, so δ starts at 0 again after each fit.
+    In a fit, the logit of an event at time t is φθ + D(t) − D(now), where D is the drift up to a time. The fitted
+    parameters include the drift up to now, so δ starts at 0 again after each fit.
+
     The state is a flat dictionary, which the caller keeps and saves. Nothing is random. Durations are counted in
     rollouts.
 
@@ -95,7 +96,7 @@ class Predictor:
             raise ValueError(f"drift_rate must be 0 or more and finite, got {self.drift_rate!r}")
 
     def _next_fit(self, paid: int) -> int:
-        """The number of rollouts after which the next fit is due. `paid` is the number so far."""
+        """The total number of rollouts at which the next fit is due, after `paid` rollouts so far."""
         return next((fit for fit in self.first_fits if fit > paid), paid + self.fit_every)
 
     def init(
@@ -108,9 +109,9 @@ class Predictor:
 
         Args:
             prompts: N, at least 1.
-            widths: number of columns of each block of features, at least 1. It may be empty.
-            prior_N: prior success rate of each prompt, in [0, 1], NaN if unknown; shape (N,). In the prompt's record, it
-                counts for `prior_weight` rollouts.
+            widths: number of columns of each block of features, at least 1. Empty: there are no features.
+            prior_N: prior success rate of each prompt, in [0, 1], NaN if unknown; shape (N,). A prior counts for
+                `prior_weight` rollouts in the prompt's record.
         """
         given_N = np.full(prompts, np.nan) if prior_N is None else np.asarray(prior_N, np.float64)
         known_N = ~np.isnan(given_N)
@@ -128,7 +129,7 @@ class Predictor:
             "mean_count": 1.0,
             "drift": 0.0,  # D now
             "drift_variance": 0.0,
-            "drift_fits": [0.0, 0.0],  # D at the last two fits, the older one first
+            "drift_fits": [0.0, 0.0],  # D at the last two fits, the older fit first
             "event_fits": [0, 0],  # number of events at these fits
             "fits": 0,
             "tracked": 0,  # number of events that are included in the losses
@@ -144,12 +145,11 @@ class Predictor:
         return memory | ring.empty(self.events)
 
     def __call__(self, memory: Memory, features: Features, prompts_K: ArrayLike) -> NDArray[np.float64]:
-        """Predict the success rate p̂ of each of these prompts, in [0.001, 0.999]. Only their rows of the features are
-        read. The arguments are not checked.
+        """Predict the success rate p̂ of each of these prompts, in [0.001, 0.999]. The arguments are not checked.
 
         Args:
             memory: not changed.
-            features: the blocks by name, each of shape (N, D).
+            features: the blocks by name, each of shape (N, D). Only rows of these prompts are read.
             prompts_K: indices in [0, N), in any order.
 
         Returns:
@@ -243,16 +243,15 @@ class Predictor:
         widths: Mapping[str, int] | None = None,
         prior_N: ArrayLike | None = None,
     ) -> Memory:
-        """Return the memory for another data set. Records move with their prompts; parameters, losses and drift stay.
+        """Return the memory for another data set. It keeps the records and events of prompts that are in both data sets.
 
-        Events of removed prompts are not used in fits. If a block keeps its width, its parameters are kept, so its new
-        features must have the same meaning. If a width changes, parameters are fitted to the kept events at the next
-        `refit`, and losses start again.
+        If no width changes, parameters, losses and drift are kept, so the new features must have the same meaning as the
+        old. If a width changes, all parameters are fitted to the kept events at the next `refit`, and losses and drift
+        start again.
 
         Args:
             memory: not changed.
-            source_N: for each prompt of the new data set, its index in the old one, or −1 if it is new. No index may occur
-                twice.
+            source_N: index of each new prompt in the old data set, each index at most once; −1 if not in the old data set.
             widths: number of columns of each block of the new features. None: unchanged.
             prior_N: prior success rates of the new data set, used for new prompts; see `init`.
         """
@@ -293,7 +292,7 @@ class Predictor:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """μ and v of the regressions, shape (K, blocks · ridges).
 
-        If all experts of a block have weights below `least`, the block is skipped, and its entries are 0.
+        Blocks are skipped if all their experts have weights below `least`. The entries of skipped blocks are 0.
         """
         ridge_count, blocks = len(self.ridges), memory["blocks"]
         flat = (prompts_K.size, len(blocks) * ridge_count)

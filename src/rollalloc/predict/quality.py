@@ -1,4 +1,4 @@
-"""How good predictions were: ranking, calibration and log-loss. Hits may be fractions."""
+"""Measures of predictions: ranking, calibration and log-loss. Numbers of successes may be fractions."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def auc(said_K: Floats, hits_K: Floats, count_K: Floats) -> float | None:
 
 
 def calibration_error(said_K: Floats, hits_K: Floats, count_K: Floats, bins: int = 10) -> float:
-    """Σ share · |mean prediction − mean metric| over bins; 0 or more. Events are sorted by prediction and divided equally.
+    """Σ share · |mean prediction − mean metric| over bins; 0 or more. Events sorted by prediction fill the bins equally.
 
-    By chance, even perfect predictions have an error of about √(2 p(1 − p) bins / (π rollouts)). This is 0.05 for 640
+    Even perfect predictions have an error of about √(2 p(1 − p) bins / (π rollouts)) by chance. This is 0.05 for 640
     rollouts at p = 1/2 in 10 bins.
     """
     error = 0.0

@@ -25,15 +25,15 @@ def sigmoid(logit: Floats) -> Floats:
 
 
 def measure(rows_KD: Rows) -> tuple[Rows, Rows]:
-    """The centre and scale of each column. The scale is the standard deviation, or 1 if that is smaller than 1.
+    """The centre and scale of each column. The scale is the standard deviation, but at least 1.
 
-    A column that varies little is thus not scaled up: its values may be 0 in nearly all rows.
+    Columns that vary little are not scaled up, because their values may be 0 in nearly all rows.
 
     Args:
         rows_KD: finite, shape (K, D).
 
     Returns:
-        Centre and scale, each of shape (D,). The scale is at least 1.
+        Centre and scale, each of shape (D,).
     """
     mean_D, deviation_D = rows_KD.mean(0, dtype=np.float64), rows_KD.std(0, dtype=np.float64)  # float32 could overflow
     return mean_D.astype(np.float32), np.maximum(deviation_D, 1.0).astype(np.float32)
@@ -114,18 +114,18 @@ def fit(
             if then <= now - 1e-4 * gain:
                 break
             step_F, gain = step_F / 2, gain / 2
-        else:  # no tried step length improves the objective
+        else:  # no step length that was tried improves the objective
             break
         theta_F, now = theta_F + step_F, then
     return theta_F, precision_FF
 
 
 def spread(precision_RFF: Floats) -> tuple[Rows, Rows]:
-    """Q and c such that the variance of φθ_r is about Σ_i c_ri (φQ)_i². The product φQ then serves every ridge r.
+    """Q and c such that the variance of φθ_r is about Σ_i c_ri (φQ)_i². φQ is computed only once for all ridges r.
 
-    The columns of Q are the eigenvectors of P_r for the middle ridge r, and c_r is the diagonal of Qᵀ P_r⁻¹ Q. For
-    the middle ridge this is exact. For another ridge it is exact if its P_r has the same eigenvectors, and otherwise an
-    approximation that hardly changes the predicted rates.
+    The columns of Q are the eigenvectors of P_r for the middle ridge r, and c_r is the diagonal of Qᵀ P_r⁻¹ Q. The
+    variance is exact for the middle ridge, and for each ridge whose P_r has the same eigenvectors. For other ridges, the
+    approximation hardly changes the predicted rates.
 
     Args:
         precision_RFF: P_r from `fit`, shape (R, F, F).

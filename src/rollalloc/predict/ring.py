@@ -29,7 +29,7 @@ def empty(events: int) -> dict[str, Any]:
 
 
 def append(memory: dict[str, Any], *values: float) -> None:
-    """Write an event over the oldest one. `values` has one number for each column, in the order of the columns."""
+    """Write an event over the oldest event. `values` has one number for each column, in the order of the columns."""
     at = memory["seen"] % len(memory["event_prompt"])
     for name, value in zip(_COLUMNS, values, strict=True):
         memory[name][at] = value
@@ -37,25 +37,21 @@ def append(memory: dict[str, Any], *values: float) -> None:
 
 
 def slots(memory: dict[str, Any], first: int, last: int) -> NDArray[np.int64]:
-    """Positions of the events first, …, last − 1, oldest first.
-
-    Events that were overwritten, or that are of a prompt that left the data set, are left out.
-    """
+    """Positions of the events first, …, last − 1, without overwritten events and events of removed prompts."""
     size = len(memory["event_prompt"])
     at = np.arange(max(first, memory["seen"] - size), last, dtype=np.int64) % size
     return at[memory["event_prompt"][at] != GONE]
 
 
 def renumbered(event_prompt: NDArray[np.int64], source_N: NDArray[np.int64], before: int) -> NDArray[np.int64]:
-    """The indices of the events' prompts in another data set; `GONE` for prompts that are not in it.
+    """The indices of the events' prompts in another data set; `GONE` for removed prompts.
 
     Args:
         event_prompt: indices in the old data set, or `GONE`.
-        source_N: for each prompt of the new data set its index in the old one, each at most once, -1 for a new
-            prompt.
+        source_N: index of each new prompt in the old data set, each index at most once; -1 if not in the old data set.
         before: number of prompts in the old data set.
     """
-    here_M = np.full(before + 1, GONE, np.int64)  # the last entry is for prompts already gone, whose index is -1
+    here_M = np.full(before + 1, GONE, np.int64)  # the last entry is for the index -1, which is `GONE`
     known_N = source_N >= 0
     here_M[source_N[known_N]] = np.flatnonzero(known_N)
     return here_M[event_prompt]

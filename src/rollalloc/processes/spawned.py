@@ -12,10 +12,10 @@ from rollalloc.processes.stopping import unheard
 
 
 class Spawned:
-    """A spawned child process. It is not forked, because a fork copies locks that threads hold, but not the threads.
+    """A spawned child process. A forked child would have copies of locks that threads hold, but not the threads.
 
     Keep the arguments small and send everything else through the pipe. If the child dies before it reads its arguments,
-    large arguments block this process forever, because multiprocessing itself holds the reading end of their pipe.
+    large arguments block this process forever, because this process also holds the reading end of the arguments' pipe.
 
     Args:
         serve: the function that runs in the child. It is called with the child's end of the pipe and with `arguments`.

@@ -16,7 +16,7 @@ ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stopped(RuntimeError):
-    """The run was stopped by a signal. Its state is saved, and it can be resumed.
+    """The run was stopped by a signal. The state is saved, so the run can be resumed.
 
     Args:
         message: text of the error.
@@ -70,8 +70,8 @@ class StopRequest:
 def unheard() -> Iterator[None]:
     """A context in which child processes start with Ctrl-C blocked.
 
-    A terminal sends Ctrl-C to the parent and to its children, but the parent should decide when its children end. A child
-    cannot use a handler for this, because it would not have one yet while it imports modules.
+    A terminal sends Ctrl-C to the parent and to its children, but the parent should decide when its children end. A
+    handler in the child would be installed too late: only after the child has imported its modules.
     """
     # Start multiprocessing's resource tracker before blocking the signal, because its start would unblock the signal.
     resource_tracker.ensure_running()

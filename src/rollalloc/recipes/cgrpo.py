@@ -1,10 +1,10 @@
-"""C-GRPO: generate more rollouts, stage by stage, until a success comes as early as a conformal bound expects.
+"""C-GRPO: generate more rollouts of a prompt, stage by stage, until its first success is within a conformal bound.
 
 For runs in which hard prompts need many rollouts and easy prompts need few. Source: Fayyazi,
 https://openreview.net/forum?id=TrdqzzvFCs, and the package trl-cgrpo 0.2.0.
 
-How this differs from the package: only its score "first_success" is here. Thresholds are calibrated on the last 200
-visits of training prompts instead of on held-out prompts, which saves rollouts. Those visits had other prompts and older
+How this differs from the package: only the score "first_success" is supported. The bound is calibrated on the last 200
+training visits, which saves the rollouts of held-out prompts. But those visits were of other prompts and under older
 weights, so they are not exchangeable with the next visit, and the coverage of conformal prediction is not guaranteed.
 See PAPERS.md.
 """
@@ -47,9 +47,9 @@ def cgrpo(
     visits: int = 200,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """C-GRPO: generate more rollouts until a success comes as early as a conformal bound expects. trl-cgrpo 0.2.0.
+    """C-GRPO: generate more rollouts until the first success is within a conformal bound. trl-cgrpo 0.2.0.
 
-        a prompt stops at k rollouts if its first success is at place j with  j / k ≤ q̂_k
+        a prompt stops at k rollouts if  j / k ≤ q̂_k,  j: place of its first success
         q̂_k: the ⌈(n + 1)(1 - delta)⌉-th smallest j / k of the last n visits; j / k counts as 1 if there is no success
 
     1. Generate `sizes_S[0]` rollouts of each prompt.
@@ -90,11 +90,11 @@ def first_success(metrics_G: NDArray[np.float64]) -> int:
 
 
 def conformal_place(places: Sequence[int], delta: float | None) -> float:
-    """The place by which all visits except a share `delta` had their first success.
+    """The place up to which all visits except a share `delta` had their first success.
 
-    Split conformal prediction: of n visits, the ⌈(n + 1)(1 - delta)⌉-th smallest place (at most the n-th). The place of
-    a visit without a success is infinite. This one place replaces C-GRPO's separate thresholds on place / k, with the same
-    decisions.
+    Split conformal prediction: the ⌈(n + 1)(1 - delta)⌉-th smallest place of n visits, or the n-th if that is too large.
+    The place of a visit without a success is infinite. C-GRPO has a threshold on place / k for each number k of
+    rollouts; a single threshold on the place gives the same decisions.
 
     Args:
         places: place of the first success in each visit, counted from 1; 0 without a success.
@@ -144,7 +144,7 @@ class Resolved(JudgeRule):
         return Verdict(Act.TRAIN if 0 < place <= expected else Act.NEXT)
 
     def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
-        """Check the decision with C-GRPO's scores j / k. The score is 1 for a visit without a success in k rollouts."""
+        """Check the decision with C-GRPO's scores j / k. Visits without a success in k rollouts have the score 1."""
         places, k = view.memory.get("places", []), max(1, group.scored)
         scores = sorted([place / k if 0 < place <= k else 1.0 for place in places])
         delta = self.delta
@@ -154,7 +154,7 @@ class Resolved(JudgeRule):
         threshold = scores[at - 1] if scores else 1.0
         won = [g + 1 for g, metric in enumerate(group.metrics_G.tolist()) if metric > SUCCESS_ABOVE]
         return {
-            "it decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0),
+            "the judge decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0),
             "exactly the groups whose score is within the threshold are trained on; the others go on": (
                 verdict is None or (verdict.act is Act.TRAIN) == bool(won and won[0] / k <= threshold)
             ),
@@ -165,7 +165,7 @@ class Resolved(JudgeRule):
 class FirstSuccesses(Shuffled):
     """Draw every prompt once an epoch, in random order, and remember the place of the first success in the last visits.
 
-    The judge `Resolved` uses these places. Visits that were stopped after their first success count like all others.
+    The judge `Resolved` uses these places.
 
     Attributes:
         visits: number of visits to remember, at least 1.
@@ -189,7 +189,7 @@ class FirstSuccesses(Shuffled):
             memory["places"] = [*memory["places"], first_success(group.metrics_G)][-self.visits :]
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
-        """Return the memory for another data set: a new order of the prompts, and the same visits."""
+        """Return the memory for another data set: a new order of the prompts, and the places of the saved visits."""
         return self.init(table) | {"places": memory["places"]}
 
     def check(self, memory: Memory, table: PromptTable) -> None:

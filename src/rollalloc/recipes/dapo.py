@@ -4,8 +4,8 @@ For runs in which many groups are all right or all wrong. Every trained group gi
 dropped groups are wasted.
 
 Only the choice of groups is here. The paper's asymmetric clipping and its average over tokens are settings of the
-trainer. Two things are not in the paper: surplus groups may be carried into the next batch; and if a batch runs out of
-candidates, it is trained on with fewer groups.
+trainer. Two options are not in the paper: surplus groups may be carried into the next batch, and a batch may have fewer
+groups if `max_candidates` prompts were tried.
 """
 
 from __future__ import annotations

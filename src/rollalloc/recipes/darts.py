@@ -1,14 +1,14 @@
-"""DARTS, arXiv 2605.30859: generate spare rollouts, train on the shortest and the longest, and stop the rest.
+"""DARTS, arXiv 2605.30859: generate spare rollouts, train on the shortest and longest rollouts, and stop the others.
 
 For runs in which a batch waits for a few long rollouts.
 
 How this differs from the paper and its released code:
 
-- The longest rollouts are those with the most tokens. In the released code they are those that finish last.
-- With L ≥ 1, the paper stops rollouts although each might become the longest. `tail` chooses another way: let all
-  rollouts end ("exact"), train on a weighted random sample of the late ones ("sampled"), or train on the shortest only
-  ("none").
-- Truncated rollouts become rows only if there are too few others.
+- The longest rollouts are the rollouts with the most tokens; in the released code, the rollouts that finish last.
+- With L ≥ 1, the paper stops running rollouts although any of them might become one of the longest. Here, `tail` says
+  what to do: let all rollouts end ("exact"), train on a weighted random sample of the late rollouts ("sampled"), or
+  train only on the shortest rollouts ("none").
+- Truncated rollouts become rows only if there are too few other rollouts.
 - These parts of the released code are off by default: `least`, `normalise`, `longest_by="size"` and
   `lengths_of="trained"`.
 
@@ -49,9 +49,9 @@ from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages
 from rollalloc.rules.rows import Chosen
 
-Curve = tuple[tuple[int, float], ...]  # points (number of rollouts decoded at once, seconds per token of each)
+Curve = tuple[tuple[int, float], ...]  # points (number of rollouts decoded at once, seconds per token of each rollout)
 _NEWEST = 0.3  # weight of the newest visit in the running mean and deviation of a prompt's lengths
-MOST_FACTOR = 1024  # largest ratio of rollouts to rows; up to this ratio, sizes take only seconds to compute
+MOST_FACTOR = 1024  # largest ratio of rollouts to rows; computing the sizes of groups then takes only seconds
 
 
 @sized
@@ -70,10 +70,10 @@ def darts(
     longest_by: Literal["all", "size"] = "all",
     lengths_of: Literal["all", "trained"] = "all",
 ) -> Recipe:
-    """DARTS: generate spare rollouts, train on the shortest and the longest, stop the rest. arXiv 2605.30859.
+    """DARTS: generate spare rollouts, train on the shortest and longest, stop the others. arXiv 2605.30859.
 
-    1. Give each prompt of the batch more than K + L rollouts. Prompts whose lengths vary most get the most
-       (`max_redundancy`, `least`, `normalise`). With `latency`, also choose the total number.
+    1. Give each prompt of the batch more than K + L rollouts. Prompts whose lengths vary most get the most rollouts
+       (`max_redundancy`, `least`, `normalise`). With `latency`, also choose the total number of rollouts.
     2. Generate. Stop rollouts that are not needed, according to `tail`.
     3. Choose the K shortest and the L longest rollouts of each group as its rows.
     4. Compute GRPO's advantages over the chosen rows.
@@ -85,30 +85,28 @@ def darts(
         max_redundancy: the largest ratio of generated to trained rollouts of a prompt, in [1, 1024]. The average ratio is
             half way between 1 and this number.
         tail: what to do with the rollouts that are still running when K have ended. "exact" lets all of them end.
-            "sampled" keeps L random ones and stops the others; each kept rollout is weighted by the inverse of its
-            probability of being kept. These random late rollouts take the place of the longest ones. "none" trains on
-            the K + L shortest and stops the others. The model then learns only from short answers, so use "none" only
-            for prompts that are nearly solved.
+            "sampled" keeps L random rollouts instead of the longest, and stops the others; each kept rollout is weighted
+            by the inverse of its probability of being kept. "none" trains on the K + L shortest rollouts and stops the
+            others; the model then learns only from short answers, so use "none" only for prompts that are nearly solved.
         deviation: the kind of standard deviation, see `grpo`.
         latency: decoding speed, as points (rollouts decoded at once, seconds per token): (1, 0.002), (64, 0.004), ...
-            Seconds must not decrease. The total number of rollouts is then the one with the shortest generation time, see
+            Seconds must not decrease. The total number of rollouts is then chosen for the shortest generation time, see
             `Priced`. None: groups have (1 + max_redundancy) / 2 · (K + L) rollouts on average.
         solved: success rate in (0, 1] from which a prompt counts as solved; only with tail="sampled". Late rollouts of a
-            solved prompt are kept only in the share `share` of its visits, with weights that make up for its other
-            visits. The success rate comes from the prompt's earlier visits. Before its first visit, it comes from the
-            prediction of the method that this one is mixed with. None: no prompt counts as solved.
+            solved prompt are kept only in a part of its visits (`share`), with larger weights. The success rate is that
+            of earlier visits; at the first visit, it is the prediction of the other method in a mixture. None: no prompt
+            counts as solved.
         share: share of a solved prompt's visits in which late rollouts are kept, in (0, 1].
-        least: minimum number of rollouts of each group, in [K + L, (1 + max_redundancy) / 2 · (K + L)]. In the released
-            code it is 10 rollouts for K + L = 8 rows. None: K + L.
+        least: minimum number of rollouts of each group, in [K + L, (1 + max_redundancy) / 2 · (K + L)]. The released
+            code has 10 rollouts for K + L = 8 rows. None: K + L.
         normalise: True: as in the released code, use (σ - min) / (max - min) over the groups ordered together, where σ is
             the standard deviation of a prompt's lengths. False: use σ in tokens.
-        longest_by: how many of a prompt's rows are its longest rollouts. "all": L for every prompt. "size": as in the
-            released code, prompts with more rollouts have fewer of the longest and more of the shortest
-            (`longest_rows`).
-        lengths_of: which rollouts of a visit σ is computed from. "all": all of them; a stopped one counts with its length
-            so far. "trained": only the trained ones, as in the released code. Most of these are short, so σ is then too
-            small for prompts whose lengths vary most. "trained" cannot be combined with latency, which predicts the
-            lengths of all rollouts.
+        longest_by: the number of longest rollouts among a prompt's rows. "all": L for every prompt. "size": as in the
+            released code, prompts with more rollouts have a smaller L and a larger K (`longest_rows`).
+        lengths_of: the rollouts of a visit from which σ is computed. "all": all rollouts; the length of a stopped rollout
+            is its length so far. "trained": only the trained rollouts, as in the released code. Most of these are short,
+            so σ is too small for prompts whose lengths vary most. "trained" cannot be combined with latency, which
+            predicts the lengths of all rollouts.
 
     Raises:
         ValueError: a value is out of its range, or two values contradict each other.
@@ -119,7 +117,7 @@ def darts(
         _check_floor(least, shortest + longest, (1 + max_redundancy) / 2)
     if not 1 <= max_redundancy <= MOST_FACTOR:
         raise ValueError(
-            f"max_redundancy (rollouts generated per trained one) must be in [1, {MOST_FACTOR}], got {max_redundancy}"
+            f"max_redundancy (rollouts generated per row) must be in [1, {MOST_FACTOR}], got {max_redundancy}"
         )
     one_of("tail", tail, ("exact", "sampled", "none"))
     one_of("longest_by", longest_by, ("all", "size"))
@@ -155,17 +153,17 @@ def darts(
 
 
 def longest_rows(longest: int, by_size: bool, rows: int, size: int) -> int:
-    """L_i: how many of a group's rows are its longest rollouts.
+    """L_i: the number of longest rollouts among a group's rows.
 
         L_i = L,  or by size  L_i = min(L, max(0, ⌊(2 rows - M_i) / 2⌋))
 
-    By size, a prompt with more rollouts is trained on fewer long ones. With `2 * rows` rollouts or more, it is trained
-    only on its shortest. The released code of DARTS does this, with rows = 8.
+    By size, L_i is smaller for groups with more rollouts, and 0 for `2 * rows` rollouts or more. The released code of
+    DARTS does this, with rows = 8.
 
     Args:
         longest: L.
         by_size: whether the number depends on the size of the group.
-        rows: K + L, the rows of a group.
+        rows: K + L, the number of rows of a group.
         size: M_i, the number of rollouts decided for the group.
     """
     return min(longest, max(0, (2 * rows - size) // 2)) if by_size else longest
@@ -210,32 +208,27 @@ class _ByLengths(SizeRule):
             running_N[prompt] = newest if isnan(last) else last + _NEWEST * (newest - last)
 
     def _lengths(self, group: GroupView) -> tuple[Sequence[int], int]:
-        """The lengths of a visit's rollouts, and the `ddof` of their standard deviation: 0 or 1.
-
-        A stopped rollout counts with its tokens so far.
-        """
+        """The lengths of a visit's rollouts, and the `ddof` of their standard deviation: 0 or 1."""
         return group.lengths, 0
 
 
 @dataclass(frozen=True, slots=True)
 class Redundant(_ByLengths):
-    """Give each group more rollouts than it trains on, and give the most to groups whose lengths vary most.
+    """Give each group more rollouts than it has rows, and give the most to groups whose lengths vary most.
 
         minimise Σ σ_i / M_i   subject to  Σ M_i = mean_factor · rows · groups  and  least ≤ M_i ≤ max_factor · rows
 
     M_i is the size of group i. σ_i is the running standard deviation of its prompt's lengths (see `observe`); a prompt
-    without a record gets the mean σ. rows is the number of rollouts of a group that the recipe trains on. The objective
-    is separable and convex, so this is optimal: give rollouts one at a time to the group that gains most, which has the
-    largest σ / (M (M + 1)).
+    without a record gets the mean σ. rows is the number of rows of a group. The objective is separable and convex, so it
+    is optimal to give rollouts one at a time to the group with the largest gain σ / (M (M + 1)).
 
     DARTS, arXiv 2605.30859. The released code uses least = 10 for groups of 8 rows, and normalise = True.
 
     Attributes:
         mean_factor: average number of rollouts for each row, in [1, max_factor].
         max_factor: largest number of rollouts for each row, up to 1024.
-        least: minimum number of rollouts of a group. Values below the number of rows count as that number, and values
-            above `max_factor` times that number count as the product.
-        normalise: True: use (σ - min) / (max - min) over the groups that are ordered together; the prompt whose lengths
+        least: minimum number of rollouts of a group, clipped to [rows, max_factor · rows].
+        normalise: True: use (σ - min) / (max - min) over the groups that are ordered together; the group whose lengths
             vary least then gets only `least`. False: use σ in tokens.
         trained: None: σ is the population standard deviation of all rollouts. A row rule: σ is the sample standard
             deviation of the rollouts that this rule chooses.
@@ -255,7 +248,7 @@ class Redundant(_ByLengths):
         at_least("least", self.least, 1)
 
     def __call__(self, groups: Sequence[GroupView], view: View, memory: Memory) -> Sequence[int]:
-        # A single group gets all rollouts, so its deviation does not matter.
+        # A single group gets all rollouts, whatever its deviation.
         return self.spread(np.ones(1) if len(groups) == 1 else _deviations(groups, memory), rows_of(view))
 
     def spread(self, std_G: NDArray[np.float64], rows: int) -> list[int]:
@@ -317,7 +310,7 @@ class Redundant(_ByLengths):
 
 
 def _most(rows: int, factor: float) -> int:
-    """The largest size of a group. The small number corrects rounding: in floating point, 1.15 * 100 is below 115."""
+    """The largest size of a group. 1e-9 corrects rounding: in floating point, 1.15 * 100 is below 115."""
     return int(factor * rows + 1e-9)
 
 
@@ -331,18 +324,18 @@ def _deviations(groups: Sequence[GroupView], memory: Memory) -> NDArray[np.float
 
 @dataclass(frozen=True, slots=True)
 class Priced(_ByLengths):
-    """Like `Redundant`, but also choose the total number of rollouts: that with the shortest generation, the least T.
+    """Like `Redundant`, but also choose the total number R of rollouts, so that the generation time T is shortest.
 
         T = Σ_j (e_(j) - e_(j-1)) · t(R - j + 1)
 
     The batch's R rollouts end after e_(1) ≤ … ≤ e_(R) tokens. t(c) is the number of seconds per token while c rollouts
-    are decoded. It is linear between the points of `latency`. Beyond the last point, where rollouts wait for a slot, it
-    is proportional to c.
+    are decoded. t is linear between the points of `latency`, and proportional to c beyond the last point, where rollouts
+    wait for a slot.
 
     Lengths are predicted from each prompt's record. The M_i rollouts of group i are assumed to have the lengths μ_i +
     σ_i z_m, where z_m is the normal quantile of (m - 3/8) / (M_i + 1/4), and μ_i and σ_i are the running mean and
     standard deviation of the prompt's lengths. A prompt without a record gets the mean of the other prompts. When the
-    K shortest have ended, L of the remaining rollouts continue, evenly spaced in length, and the others are stopped.
+    K shortest rollouts have ended, L of the others go on, evenly spaced in the order of length. The rest is stopped.
 
     Every possible total is tried with three values of the minimum size of a group: `least`, the mean, and the middle
     between them. While no prompt has a record, groups have (1 + max_factor) / 2 rollouts for each row on average.
@@ -424,7 +417,7 @@ class Priced(_ByLengths):
 def ends(
     mean_G: NDArray[np.float64], std_G: NDArray[np.float64], sizes: Sequence[int], longest: Sequence[int], rows: int
 ) -> NDArray[np.float64]:
-    """The number of tokens after which each rollout of a batch ends, ascending; see `Priced`. `longest` has L per group."""
+    """The number of tokens after which each rollout of a batch ends, ascending; see `Priced`. `longest`: L of each group."""
     all_ends: list[NDArray[np.float64]] = []
     for mean, std, size, tail in zip(mean_G, std_G, sizes, longest, strict=True):
         lengths_M = np.maximum(mean + std * _normal_scores(size), 0.0)
@@ -432,7 +425,7 @@ def ends(
         late = size - shortest
         kept = ((np.arange(min(tail, late)) + 0.5) * late / max(1, min(tail, late))).astype(int) + shortest
         stopped = np.setdiff1d(np.arange(shortest, size), kept)
-        lengths_M[stopped] = lengths_M[shortest - 1]  # these are stopped when the K-th shortest ends
+        lengths_M[stopped] = lengths_M[shortest - 1]  # stopped when the K-th shortest rollout ends
         all_ends.append(lengths_M)
     return np.sort(np.concatenate(all_ends))
 
@@ -446,7 +439,7 @@ def seconds(curve: Curve, ends_R: NDArray[np.float64]) -> float:
 
 
 def _checked_curve(latency: Any) -> Curve:
-    """Return the points of a latency curve as Python numbers; raise a ValueError if they are not such points."""
+    """Check the points of a latency curve, and return them as Python numbers."""
     try:
         points = tuple((int(rollouts), float(seconds)) for rollouts, seconds in latency)
     except (TypeError, ValueError):
@@ -462,7 +455,7 @@ def _checked_curve(latency: Any) -> Curve:
         if after < before:
             raise ValueError(
                 f"latency falls from {before:g} s per token at {fewer} rollouts to {after:g} s at {more}, but decoding more "
-                "rollouts cannot take less time: measure again, or give both points their mean"
+                "rollouts cannot take less time: measure again, or give both points the mean of their seconds"
             )
     return points
 
@@ -480,25 +473,24 @@ class ShortestAndLongest(RowRule):
     Truncated rollouts are taken only if there are too few others. If the stop rule `SampledTail` sampled the late
     rollouts, the rows are instead:
 
-    - the K shortest of the rollouts that had ended when the rule sampled, with weight 1;
-    - each late rollout that was kept, with weight 1 / q, where q is the probability with which it was kept.
+    - the K shortest of the rollouts that had ended before the sampling, with weight 1;
+    - each late rollout that was kept, with weight 1 / q, where q is the probability of being kept.
 
-    With these weights, sums over late rollouts are unbiased, for any function f of a rollout:
+    With these weights, sums over late rollouts are estimated without bias, for any function f of a rollout:
 
         E[Σ_kept f_i / q_i] = Σ_late f_i
 
-    A kept rollout that fails or is truncated is left out, and the group has fewer rows; the other weights do not change.
-    Σ_late then covers only the late rollouts that would neither fail nor be truncated. If at most L rollouts were
-    running, all were kept, with q = 1. If the rule stopped all running rollouts, only the K shortest remain. If the rule
-    did not sample, because all rollouts ended before, the L longest are taken with weight 1.
+    A kept rollout that fails or is truncated does not become a row, and Σ_late does not include such rollouts. If the rule
+    stopped all running rollouts, only the K shortest remain. If all rollouts ended before the sampling, the L longest are
+    taken with weight 1.
 
-    DARTS, arXiv 2605.30859; its released code takes the rollouts that finish last as the longest. Weights: Horvitz and
-    Thompson, Journal of the American Statistical Association 47, 1952.
+    DARTS, arXiv 2605.30859. Its released code takes the rollouts that finish last instead of the longest. Weights:
+    Horvitz and Thompson, Journal of the American Statistical Association 47, 1952.
 
     Attributes:
         shortest: K, at least 1.
         longest: L, 0 or more.
-        by_size: whether L depends on the size of the group, see `longest_rows`. K is the number of the other rows.
+        by_size: whether L depends on the size of the group, see `longest_rows`. K + L is fixed.
     """
 
     shortest: int
@@ -519,7 +511,7 @@ class ShortestAndLongest(RowRule):
         return RowTraits(reads=("tokens_G", "truncated_G"), rows=self.rows)
 
     def _split(self, group: GroupView) -> tuple[int, int]:
-        """K and L of this group. K + L is the same for all groups."""
+        """K and L of this group."""
         longest = longest_rows(self.longest, self.by_size, self.rows, group.size)
         return self.rows - longest, longest
 
@@ -548,7 +540,7 @@ class ShortestAndLongest(RowRule):
         lengths, truncated = group.tokens_G.tolist(), group.truncated_G.tolist()
         probability = [group.kept.get(rollout, 1.0) for rollout in group.rollouts_G[chosen[0]].tolist()]
         own = {
-            "the weight of each is the inverse of the probability with which it was kept": all(
+            "the weight of each row is the inverse of the probability with which the rollout was kept": all(
                 abs(weight * chance - 1) < 1e-9 for weight, chance in zip(weights, probability, strict=True)
             )
         }
@@ -559,7 +551,8 @@ class ShortestAndLongest(RowRule):
                 "exactly the late rollouts that were kept and not truncated": (
                     {g for g in kept if late[g]} == {g for g in range(group.scored) if late[g] and not truncated[g]}
                 ),
-                "the K shortest of the rollouts that had ended by then": taken == early[: self.rows - longest],
+                "the K shortest of the rollouts that had ended before the sampling": taken
+                == early[: self.rows - longest],
             }
         whole = sorted(lengths[g] for g in range(group.scored) if not truncated[g])
         kept_whole = sorted(lengths[g] for g in kept if not truncated[g])
@@ -580,22 +573,20 @@ def _promised_longest(longest: int, by_size: bool, rows: int, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SampledTail(StopRule):
-    """Once K rollouts have ended without truncation, keep L random ones of those still running and stop the rest.
+    """Once K rollouts have ended without truncation, keep a random sample of L running rollouts and stop the others.
 
-    K + L is the number of rows of a group, which comes from the row rule. If r rollouts are running, each is kept with
-    probability L / r, or 1 if r ≤ L. `ShortestAndLongest` weights the kept rollouts by the inverse of this probability.
-    With L = 0 all running rollouts are stopped. With L ≥ 1, the random sample replaces the longest rollouts, because
-    while rollouts are running nobody knows which one will be the longest.
+    K + L is the number of rows of a group, from the row rule. If r rollouts are running, each is kept with probability
+    L / r, or 1 if r ≤ L. `ShortestAndLongest` weights the kept rollouts by the inverse of this probability. The sample
+    replaces the L longest rollouts, because it is not known yet which rollouts will be the longest.
 
-    A solved prompt keeps late rollouts only in a random share `share` of its visits. In such a visit, a running rollout
-    counts as kept with probability `share` · L / r, so that its weight makes up for the other visits. A prompt is solved
-    if its earlier visits had a success rate of at least `solved`. Before its first visit, `group.predicted` counts
-    instead.
+    If a prompt is solved, its late rollouts are kept only in a random share `share` of its visits. The probabilities are
+    then multiplied by `share`, so that the larger weights make up for the other visits. A prompt is solved if the success
+    rate of its earlier visits is at least `solved`. At the first visit, `group.predicted` is used as the success rate.
 
     Attributes:
-        longest: L, 0 or more; equal to the row rule's.
-        by_size: whether L depends on the size of the group; equal to the row rule's.
-        solved: success rate from which a prompt counts as solved, in (0, 1]. None: no prompt does.
+        longest: L, 0 or more; the same value as in the row rule.
+        by_size: whether L depends on the size of the group; the same value as in the row rule.
+        solved: success rate from which a prompt counts as solved, in (0, 1]. None: no prompt counts as solved.
         share: share of a solved prompt's visits in which late rollouts are kept, in (0, 1].
 
     Raises:
@@ -617,7 +608,7 @@ class SampledTail(StopRule):
             )
 
     def least_scored(self, view: View) -> int:
-        """The smallest K of any group. No rollout is stopped before K rollouts have a score."""
+        """The smallest possible K. No rollout is stopped before K rollouts have a score."""
         return rows_of(view) - self.longest
 
     @property
@@ -625,12 +616,12 @@ class SampledTail(StopRule):
         return Traits(reads=("truncated_G",), reads_rate=self.solved is not None, reads_rows=True)
 
     def __call__(self, group: GroupView, view: View, rng: np.random.Generator) -> Sequence[int] | SampledStops:
-        # `group.whole` counts only rollouts of this stage. With the pilots, the count would be reached at once.
+        # `group.whole` counts only rollouts of this stage: in a mixture, the pilots alone could reach K.
         tail = longest_rows(self.longest, self.by_size, rows_of(view), group.size)
         if not group.unfinished or group.whole < rows_of(view) - tail:
             return ()
         running = sorted(group.running)
-        # Sample a group only once. A second sample would stop some of the rollouts that were kept.
+        # Sample a group only once: a second sample would stop kept rollouts.
         if not group.kept.keys().isdisjoint(running):
             return ()
         share = 1.0

@@ -39,7 +39,7 @@ def foresight(
     replay: int = 0,
     replay_staleness: int = 12,
 ) -> Recipe:
-    """Foresight: predict each prompt's success rate, draw prompts by it and use it as the baseline. docs/foresight.md.
+    """Foresight: predict success rates, to draw prompts and to compute baselines. docs/foresight.md.
 
         probability to draw a prompt  ∝  (1 - floor) · p̂(1 - p̂)^exponent + floor · uniform
         A = r - b(p̂),  multiplied by neg if it is negative
@@ -54,7 +54,7 @@ def foresight(
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
         exponent: exponent of 1 - p̂ in the probability, 0 or more; larger values draw harder prompts. None: draw
-            uniformly, each prompt once an epoch; the prediction is then only the baseline.
+            uniformly, each prompt once an epoch; only the baseline then uses the prediction.
         neg: weight of negative advantages, 0 or more. None: computed from each batch, see `reinforce`.
         floor: share of the draws that is uniform, in [0, 1].
         once: True: draw no prompt twice in an epoch. False: a prompt may be drawn again as soon as its visit has ended.
@@ -72,7 +72,7 @@ def foresight(
     )
 
 
-_LEAST_RATE = 0.01  # predicted rates are clipped to [0.01, 0.99] before they decide what is drawn
+_LEAST_RATE = 0.01  # for the probabilities of draws, predicted rates are clipped to [0.01, 0.99]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,12 @@ class Foresight(PromptRule):
     into a predicted reward. If rewards equal metrics, b = p̂.
 
     Attributes:
-        exponent: exponent of 1 - p̂ in the probability, 0 or more. With 1, prompts are drawn by the variance of their
-            outcomes; larger values draw harder prompts. None: all prompts are equally likely, and the prediction is
-            only the baseline.
+        exponent: exponent of 1 - p̂ in the probability, 0 or more. 1: prompts are drawn in proportion to the variance of
+            their outcomes. Larger values draw harder prompts. None: all prompts are equally likely, and only the baseline
+            uses the prediction.
         floor: share of the draws that is uniform, in [0, 1].
         pool: number of candidates for each prompt that is drawn, at least 1. Rates are predicted only for candidates.
-        warm: number of scored rollouts before which all prompts are equally likely, 0 or more.
+        warm: all prompts are equally likely until this number of rollouts has been scored; 0 or more.
         predictor: predicts the success rates.
 
     Raises:
@@ -146,7 +146,7 @@ class Foresight(PromptRule):
             return _uniform(belief_K.size)
         rate_K = np.clip(belief_K, _LEAST_RATE, 1 - _LEAST_RATE)
         log_K = np.log(rate_K) + self.exponent * np.log1p(-rate_K)
-        score_K = np.exp(log_K - log_K.max())  # the best candidate has the score 1, also with a large exponent
+        score_K = np.exp(log_K - log_K.max())  # the largest score is 1, so that scores do not all underflow to 0
         share_K = (1 - self.floor) * score_K / score_K.sum() + self.floor / belief_K.size
         return np.maximum(share_K, np.finfo(np.float64).tiny)
 
@@ -155,9 +155,7 @@ class Foresight(PromptRule):
             return
         metrics_G, over_G = group.metrics_G, group.rewards_G - group.metrics_G
         hits = min(max(float(metrics_G.sum()), 0.0), float(group.scored))
-        predicted = (
-            group.predicted
-        )  # may be exactly 0 or 1, if another prompt rule predicted it before a change of recipe
+        predicted = group.predicted  # 0 or 1 if another prompt rule drew the prompt, before a change of recipe
         predicted = None if predicted is None else min(max(predicted, quality.LEAST), 1 - quality.LEAST)
         self.predictor.observe(memory, group.prompt, predicted, hits, group.scored)
         sums = (group.scored, metrics_G.sum(), metrics_G @ metrics_G, over_G.sum(), metrics_G @ over_G)
@@ -180,7 +178,7 @@ class Foresight(PromptRule):
         scale = 1e-6 * (1 + abs(offset) + abs(slope))
         return {
             "as many as asked, or all free prompts": len(picked) == min(k, free),
-            "each has a predicted success rate and the reward that belongs to it": all(
+            "each prompt has a predicted success rate, and the expected reward at this rate": all(
                 each.predicted is not None
                 and abs((each.baseline or 0.0) - (offset + each.predicted + slope * each.predicted)) < scale
                 for each in picked
@@ -200,7 +198,7 @@ def _score(predicted: float, exponent: float) -> float:
 
 
 def _line(sums: Sequence[float]) -> tuple[float, float]:
-    """Return offset and slope of the regression of reward on metric. A penalty draws them towards 0 and 1."""
+    """Return offset and slope of the regression of reward on metric. A penalty draws the line towards reward = metric."""
     count, of_m, of_mm, of_d, of_md = sums
     weight = count + 1.0
     slope = (weight * of_md - of_m * of_d) / (weight * (of_mm + 1.0) - of_m * of_m)

@@ -1,11 +1,11 @@
-"""GRESO, arXiv 2506.02177: before generating, skip (at random) prompts whose last visits gave no learning signal.
+"""GRESO, arXiv 2506.02177: skip prompts at random before generation, if their last visits gave no learning signal.
 
 For runs with several epochs in which many groups are all right or all wrong. DAPO generates such groups and drops them;
 GRESO avoids most of them.
 
-How this differs from the released code: a prompt counts as solved or failed if all its metrics are alike, instead of by
-thresholds on the mean reward. The share of groups without variance is counted since the last update. If a pass over the
-prompts would draw none, one prompt is drawn. See PAPERS.md.
+How this differs from the released code: a prompt counts as solved or failed if all its metrics are equal, while the code
+has thresholds on the mean reward. The share of groups without variance is counted since the last update. If a pass
+would skip all prompts, one prompt is drawn. See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def greso(
     """GRESO: DAPO that skips prompts whose last visits gave no learning signal. arXiv 2506.02177.
 
         drawn at its turn with probability max(p^z, 0.01)
-        z: number of consecutive visits, up to the last, that were all solved or all failed
+        z: number of most recent visits in a row that were all solved, or all failed
 
-    1. Go through the prompts in random order, once an epoch. Draw each one with the probability above. p starts at 0.5
-       and adapts, separately for solved and failed prompts.
-    2. Generate n rollouts of each. Draw so many prompts at a time that the useful groups will fill the batch, with 25% to
-       spare.
+    1. Go through the prompts in random order, once an epoch. Draw each prompt with the probability above. p starts at
+       0.5 and adapts, separately for solved and failed prompts.
+    2. Generate n rollouts of each prompt. The prompts in generation are expected to give 1.25 times as many useful groups
+       as the batch needs.
     3. Keep groups whose metrics differ, until there are `groups` of them, and train as GRPO does.
 
     Args:
@@ -68,7 +68,7 @@ def greso(
 _WITHIN = (0.05, 0.95)  # range of p
 
 
-_LONGEST_RUN = 100  # upper limit of z; p^z is below the minimum of 0.01 there, for any p
+_LONGEST_RUN = 100  # upper limit of z; at this limit, p^z is below the minimum probability 0.01 for every p
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,12 @@ class Selective(PromptRule):
     """Draw each prompt at most once an epoch, and skip prompts whose last visits gave no learning signal.
 
         drawn at its turn with probability max(p^z, least)
-        z: number of consecutive visits, up to the last, with all metrics alike
-        p: one value for prompts that were solved, another one for prompts that failed
+        z: number of most recent visits in a row that were all solved, or all failed
+        p: one value for prompts that were solved, another value for prompts that failed
 
-    z counts visits with the same outcome, so it starts again when the outcome changes. A visit with fewer than two scores
-    changes nothing. A skipped prompt has its next turn in the next epoch. If a whole pass over the prompts would draw
-    none, one is drawn, in proportion to these probabilities.
+    A visit is solved or failed if all its metrics are equal. A visit with fewer than two scores changes nothing. A
+    skipped prompt has its next turn in the next epoch. If a pass would skip all prompts, one prompt is drawn, in
+    proportion to these probabilities.
 
     p adapts after each batch, from the second epoch on. If at least `zero_share` / 3 of the batch's groups were solved,
     p of solved prompts becomes p - step, otherwise p + step. For failed prompts, the threshold is 2/3 · `zero_share`.
@@ -203,7 +203,7 @@ class Selective(PromptRule):
             turns = order[cursor:] if len(picked) < k else order[cursor : order.index(picked[-1]) + 1]
             new &= set(turns)
         return {
-            "after the pass, none is drawn before the next epoch": not over or not picked,
+            "after the pass, no prompt is drawn before the next epoch": not over or not picked,
             "a pass draws at least one prompt if one is free": over or not begins or bool(picked) or not free_N.any(),
             "a prompt whose last visit gave a learning signal is never skipped": (
                 over or (begins and len(picked) == k) or new <= set(picked)
@@ -218,17 +218,16 @@ def without_variance(memory: Memory, version: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Estimated(IntakeRule):
-    """Keep as many groups in the first stage as are expected to fill the batch, at most `groups`. GRESO, arXiv
-    2506.02177.
+    """Keep as many groups in the first stage as are expected to fill the batch. GRESO, arXiv 2506.02177.
 
-        spare · need / (1 - share);  share: groups without variance among those that ended since the last update
+        min(groups, ⌈spare · need / (1 - share)⌉);  share: fraction of groups without variance since the last update
 
-    The number is `groups` if no group had variance yet, or if the prompt rule is not `Selective`. No group is opened while
-    later stages have enough groups.
+    The number is `groups` if no group had variance yet. `share` is 0 if the prompt rule is not `Selective`. No group is
+    opened while enough groups have passed the first stage.
 
     Attributes:
         groups: maximum number of groups in the first stage, at least 1.
-        spare: ratio of the expected number of useful groups to the needed number; above 0 and finite.
+        spare: how many useful groups are expected for each needed group; above 0 and finite.
 
     Raises:
         ValueError: a value is out of its range.
@@ -256,7 +255,7 @@ class Estimated(IntakeRule):
         later = sum(view.running_S[1:]) + sum(view.held_S[:-1])
         expected, wanted = running * (1 - share), self.spare * view.need
         return {
-            "no group is opened while later stages have enough groups": opened == 0 or later < view.need,
+            "no group is opened while enough groups have passed the first stage": opened == 0 or later < view.need,
             "no more than `groups` run in the first stage": opened == 0 or running <= self.groups,
             "the running groups are expected to fill the batch, as far as `groups` allows": (
                 later >= view.need or running >= self.groups or (met > 0 and expected >= wanted - 1e-9)

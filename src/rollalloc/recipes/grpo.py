@@ -15,9 +15,7 @@ from rollalloc.core.recipe import Budget, Recipe, Replay, Stage, at_least
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes
 
-QUARANTINE_AFTER = (
-    3  # one visit without a score may be an outage; after three in a row, the prompt is probably the cause
-)
+QUARANTINE_AFTER = 3  # a visit without a score may be an outage; after three in a row, the prompt is probably the cause
 
 
 @sized
@@ -28,7 +26,7 @@ def grpo(
     replay: int = 0,
     replay_staleness: int = 12,
 ) -> Recipe:
-    """GRPO: n rollouts for each of `groups` prompts, all trained on. It is the baseline. arXiv 2402.03300.
+    """GRPO: generate n rollouts of each of `groups` prompts, and train on all of them. arXiv 2402.03300.
 
         A_i = (r_i - mean of the group) / standard deviation of the group
 
@@ -39,8 +37,8 @@ def grpo(
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
-        deviation: which standard deviation of the group's rewards divides the advantages: "population" or "sample". None:
-            the training framework decides. Rollalloc's own trainer uses "population", TRL and verl use "sample".
+        deviation: kind of standard deviation by which the advantages are divided: "population" or "sample". None: the
+            training framework decides. Rollalloc's own trainer uses "population", TRL and verl use "sample".
         replay: maximum number of rows of earlier batches to train on again in each batch; 0 or more. Only rollouts that
             did better than their group are replayed.
         replay_staleness: maximum age of a replayed rollout, in updates of the weights; at least 1.
@@ -87,12 +85,12 @@ def rloo(groups: int = 16, n: int = 4) -> Recipe:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
     """
-    at_least("n", n, 2, "so that each rollout has others")
+    at_least("n", n, 2, "so that there are other rollouts to compare with")
     return replace(grpo(groups, n), advantage=advantages.OverGroup(advantages.rloo))
 
 
 def batches_ahead(groups: int, gen_groups: int | None) -> int:
-    """Return the number of prompts to generate at a time: `gen_groups`, or three times `groups` if that is None.
+    """Return `gen_groups`, the number of prompts in generation at a time. None: three times `groups`.
 
     Raises:
         ValueError: the number is below 1.

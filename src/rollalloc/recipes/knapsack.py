@@ -2,8 +2,8 @@
 
 For runs in which prompts differ much in difficulty: hard prompts get more rollouts, and solved prompts get few.
 
-How this differs from the released code: rollouts are given one at a time, which has the same optimum as the code's dynamic
-program. Surplus rollouts go only to failed prompts, if there are any. See PAPERS.md.
+How this differs from the released code: rollouts are given one at a time; the code's dynamic program has the same optimum.
+Surplus rollouts go only to failed prompts, if there are any. See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def knapsack(
     most: int = 128,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """Knapsack RL: GRPO with n rollouts per prompt on average, more where they are worth more. arXiv 2509.25849.
+    """Knapsack RL: GRPO with n rollouts per prompt on average, more for prompts of higher value. arXiv 2509.25849.
 
         maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²    N: rollouts of a prompt;  p: its success rate at the last visit
 
     1. Draw `groups` prompts, in random order and each once an epoch.
-    2. Divide n · groups rollouts among them by the formula. Its first factor is the probability of seeing both
-       outcomes; the second is the value of a prompt. New prompts get n rollouts. Solved prompts get `least`. Failed
-       prompts get the rollouts that the others do not need.
-    3. Generate them, and train on all as GRPO does.
+    2. Divide n · groups rollouts among the prompts by the formula. The first factor is the probability of seeing both
+       outcomes; p (1 - p)² is the value of a prompt. New prompts get n rollouts. Solved prompts get `least`. Failed
+       prompts get the rollouts that the other prompts do not need.
+    3. Train on all rollouts as GRPO does.
 
     In a mixture with `foresight` or `spo`, p is the success rate that the other method predicts.
 
@@ -67,17 +67,17 @@ def knapsack(
 
 @dataclass(frozen=True, slots=True)
 class Knapsack(SizeRule):
-    """Divide a fixed total of rollouts among the groups, so that their value is largest.
+    """Divide a fixed total of rollouts among the groups, so that the total value is largest.
 
         maximise Σ (1 - p^N - (1 - p)^N) · p (1 - p)²  over whole N in [least, most], for the prompts with 0 < p < 1
 
     p is the success rate that the prompt rule predicts (`group.predicted`). The first factor is the probability that
-    both outcomes occur. The value is concave in N, so this is optimal: give rollouts one at a time to the group that
+    both outcomes occur. The value is concave in N, so it is optimal to give rollouts one at a time to the group that
     gains most.
 
-    A prompt without a prediction gets `mean_n`, and a prompt with p = 1 gets `least`. If rollouts remain when the prompts
-    with 0 < p < 1 have enough, they are divided evenly among the prompts with p = 0. Enough rollouts show both outcomes
-    with probability `sure`: min(most, log(1 - sure) / log max(p, 1 - p)).
+    A prompt without a prediction gets `mean_n`, and a prompt with p = 1 gets `least`. A prompt with 0 < p < 1 needs
+    min(most, log(1 - sure) / log max(p, 1 - p)) rollouts to show both outcomes with probability `sure`. Rollouts beyond
+    the total need of these prompts are divided evenly among the prompts with p = 0.
 
     Knapsack RL, arXiv 2509.25849; see PAPERS.md.
 
@@ -85,7 +85,7 @@ class Knapsack(SizeRule):
         mean_n: rollouts per group on average, in [least, most].
         least: minimum number of rollouts per group, 1 or more.
         most: maximum number of rollouts per group.
-        sure: probability with which enough rollouts show both outcomes, in (0, 1).
+        sure: a prompt needs no more rollouts if both outcomes have this probability, in (0, 1).
 
     Raises:
         ValueError: a number is out of its range.
@@ -98,8 +98,8 @@ class Knapsack(SizeRule):
 
     def __post_init__(self) -> None:
         at_least("least", self.least, 1)
-        at_least("mean_n", self.mean_n, self.least, "which is the minimum of a group")
-        at_least("most", self.most, self.mean_n, "which is the mean of all groups")
+        at_least("mean_n", self.mean_n, self.least, "the minimum per group")
+        at_least("most", self.most, self.mean_n, "the mean per group")
         if not 0 < self.sure < 1:
             raise ValueError(f"sure must be in (0, 1), got {self.sure!r}")
 
@@ -119,7 +119,7 @@ class Knapsack(SizeRule):
         return sizes
 
     def _wanted(self, predictions: Sequence[float | None]) -> int:
-        """How many rollouts the prompts with 0 < p < 1 need in all, to show both outcomes with probability `sure`."""
+        """Number of rollouts that all prompts with 0 < p < 1 need to show both outcomes with probability `sure`."""
         rates = [
             max(predicted, 1 - predicted) for predicted in predictions if predicted is not None and 0 < predicted < 1
         ]
@@ -128,7 +128,7 @@ class Knapsack(SizeRule):
     def _where_most_is_gained(
         self, sizes: list[int], contested: Sequence[int], predictions: Sequence[float | None], spare: int
     ) -> int:
-        """Give rollouts one at a time to the contested group that gains most. Return how many are left over."""
+        """Give rollouts one at a time to the contested group that gains most. Return the number of rollouts left over."""
         gains = [(-_gain(predictions[g] or 0.0, sizes[g]) if sizes[g] < self.most else inf, g) for g in contested]
         heapify(gains)
         while spare and gains and gains[0][0] < inf:
@@ -139,7 +139,7 @@ class Knapsack(SizeRule):
         return spare
 
     def _evenly(self, sizes: list[int], among: Sequence[int], spare: int) -> int:
-        """Give rollouts one at a time to the smallest of these groups. Return how many are left over."""
+        """Give rollouts one at a time to the smallest of these groups. Return the number of rollouts left over."""
         order = [(sizes[g], g) for g in among if sizes[g] < self.most]
         heapify(order)
         while spare and order and order[0][0] < self.most:
@@ -172,7 +172,7 @@ class Knapsack(SizeRule):
             "a solved prompt gets more than `least` only if no other prompt could take the rollouts": (
                 not (size_G[solved_G] > self.least).any() or (full and bool((size_G[failed_G] == self.most).all()))
             ),
-            "failed prompts get the rollouts that contested ones do not need": (
+            "failed prompts get the rollouts that contested prompts do not need": (
                 not failed_G.any()
                 or full
                 or beyond
@@ -201,8 +201,8 @@ _UNKNOWN = -1.0  # marks a prompt without a success rate
 class LastVisit(Shuffled):
     """Draw every prompt once an epoch, in random order. Predict the mean metric of the prompt's last visit.
 
-    Before its first visit, the prediction is the prompt's prior rate in the table, if known. A visit without a score
-    changes nothing. Used by Knapsack RL, arXiv 2509.25849.
+    At the first visit, the prediction is the prompt's prior rate in the table, if known. A visit without a score changes
+    nothing. Used by Knapsack RL, arXiv 2509.25849.
     """
 
     traits = PromptTraits(reads_rate=True, reads=("metrics_G",))

@@ -31,16 +31,16 @@ SLOTS = (*_PLAIN, "advantage", "size", *_PLAIN_STAGE)
 
 
 def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -> Recipe:
-    """Compose two methods. Each slot comes from the method that does not have the plain value there.
+    """Compose two methods. For each slot, the mixture takes the rule or number that is not the plain value.
 
     | slot | plain value |
     |---|---|
-    | `prompts` | random order, each once an epoch; beside a method that predicts success rates, also Knapsack's record |
+    | `prompts` | random order, each once an epoch; also Knapsack's rule, if the other method predicts success rates |
     | `intake` | as many groups as the batch needs |
     | `rows` | all rollouts of a group |
     | `max_staleness`, `max_candidates`, `budget`, `over_batch`, `replay` | 0, or none |
     | `quarantine_after` | 3 |
-    | `advantage` | GRPO's kernel; a rule over the chosen rows is combined with any other kernel |
+    | `advantage` | GRPO's kernel; the kernel is applied to the chosen rows alone if one of the methods does so |
     | `size` | a fixed number, if the other method computes sizes or has several stages |
     | `judge` | train on every group; its prompt may be drawn again in the next epoch |
     | `stop`, `promote` | no stop; oldest first |
@@ -49,24 +49,23 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
     of PODS. `mix(dapo(...), darts(...))` has the judge and the intake of DAPO and the sizes, stops and rows of
     DARTS.
 
-    If one recipe has several stages, the single stage of the other recipe is merged into its last stage. Its judges then
-    decide when a prompt may be drawn again. So `mix(pilot_commit(...), foresight(...))` draws each prompt once an epoch,
-    by foresight's prediction. An advantage that does not compare rollouts of one prompt, such as foresight's, is kept in a
-    mixture with PODS or DARTS, which then contribute only rows, sizes and stops.
+    If one recipe has several stages, its last stage is merged with the single stage of the other recipe. The judges of
+    the several stages decide when a prompt may be drawn again: `mix(pilot_commit(...), foresight(...))` draws each prompt
+    once an epoch, by foresight's prediction. In a mixture with PODS or DARTS, an advantage that does not compare rollouts
+    of one prompt, such as foresight's, is kept. PODS and DARTS then contribute only rows, sizes and stops.
 
     If neither recipe has the plain value in a slot, `take` must name one recipe: `mix(pilot_commit(...), darts(...),
     take={"size": "first"})` has Pilot-Commit's numbers of rollouts and DARTS's rows.
 
     Args:
-        first: a method. It sets the number of rollouts per prompt if both recipes only fix a number.
+        first: a method. If both methods have a fixed number of rollouts per prompt, this method's number is used.
         second: another method with the same number of groups.
-        take: names for a slot of the table the recipe that fills it: "first" or "second". `over_batch` follows
-            `advantage` unless it is named too. None: choose by the table.
+        take: for a slot of the table, the recipe that fills the slot: "first" or "second". Without an entry,
+            `over_batch` follows `advantage`. None: choose by the table.
 
     Raises:
         ValueError: the batches have different sizes; both methods have several stages; neither has the plain value in a
-            slot; `take` names an unknown slot; or no group of the mixture has enough rollouts to be trained on. The
-            message names the slot and the remedy.
+            slot; `take` names an unknown slot; or the groups of the mixture have too few rollouts.
     """
     take = _checked_take(take)
     if first.groups != second.groups:
@@ -98,7 +97,7 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
 
 
 def _mix_intakes(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
-    # The rules may differ only in `ahead`. It matters only with several stages, which only the first recipe has.
+    # With equal `groups`, the rules differ only in `ahead`. `ahead` matters only for the recipe with several stages: first.
     both = isinstance(first, intake.KeepInFlight) and isinstance(second, intake.KeepInFlight)
     if both and first.groups == second.groups and "intake" not in take:
         return first
@@ -118,15 +117,15 @@ def _mix_stages(first: Stage, second: Stage, take: Mapping[str, Side], *, staged
     made: dict[str, Any] = {
         slot: _either(slot, getattr(first, slot), getattr(second, slot), plain, take)
         for slot, plain in _PLAIN_STAGE.items()
-        # `Complete` contributes only when a prompt may be drawn again, which the judges of several stages decide.
+        # `Complete` only says when a prompt may be drawn again. If there are several stages, their judges decide this.
         if slot in take or not (staged and slot == "judge" and isinstance(second.judge, judges.Complete))
     }
     return replace(first, size=_mix_sizes(first.size, second.size, take, staged), **made)
 
 
 def _mix_sizes(first: SizeRule, second: SizeRule, take: Mapping[str, Side], staged: bool) -> SizeRule:
-    # A rule that computes sizes replaces a fixed number, except in the last of several stages: there, the number was
-    # chosen together with those of the earlier stages.
+    # A rule that computes sizes replaces a fixed number, except in the last of several stages, because that number fits
+    # the numbers of the earlier stages.
     if "size" not in take and isinstance(second, sizes.Fixed):
         return first
     if "size" not in take and isinstance(first, sizes.Fixed) and not staged:
@@ -143,7 +142,7 @@ def _mix_prompts(first: PromptRule, second: PromptRule, take: Mapping[str, Side]
 
 
 def _mix_advantages(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
-    """Choose the kernel that is not the plain one. Apply it to the chosen rows if one of the recipes does so.
+    """Choose the kernel that is not the plain value. Apply it to the chosen rows alone if one of the recipes does so.
 
     A rule that does not compare rollouts of one prompt replaces the default kernels of PODS and DARTS, but not a kernel
     that the user chose.
@@ -161,7 +160,7 @@ def _mix_advantages(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
 
 
 def _either(slot: str, first: Any, second: Any, plain: Any, take: Mapping[str, Side]) -> Any:
-    """The value of the recipe that `take` names for this slot. Without a name, the value that is not plain."""
+    """The value of the recipe that `take` names for this slot or, without an entry, the value that is not plain."""
     if slot in take:
         return first if take[slot] == "first" else second
     if first == second or second == plain:
@@ -183,13 +182,13 @@ def _refuse_too_few_rollouts(recipe: Recipe) -> None:
         total += stage.size.n
         if total < 2 and isinstance(stage.judge, judges.NonzeroVariance):
             raise ValueError(
-                f"{stage.judge!r} waits for results that differ, but a group has only {total} rollout by then; the first "
-                "recipe sets the number: give it n of at least 2"
+                f"{stage.judge!r} waits for results that differ, but a group has only {total} rollout; the first recipe "
+                "sets the number of rollouts: give this recipe n of at least 2"
             )
     if m is not None and m > total:
         raise ValueError(
             f"{recipe.rows!r} trains on {m} rollouts but the stages generate only {total}; the first recipe sets the "
-            f"number: give it n of at least {m}"
+            f"number of rollouts: give this recipe n of at least {m}"
         )
 
 

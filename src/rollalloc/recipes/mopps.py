@@ -1,10 +1,10 @@
 """MoPPS, arXiv 2507.04632: draw prompts whose success rate is near one half, by a posterior of each prompt's rate.
 
-For runs in which many prompts are too easy or too hard. The method avoids them without generating rollouts of them.
+For runs in which many prompts are too easy or too hard. The method avoids such prompts without generating rollouts.
 
 How this differs from the released code: candidates are drawn at random from all free prompts instead of from a data
-loader. The prior comes from the table's prior rates, if it has any. With one rollout per prompt, the posterior follows
-the formula in the paper. See PAPERS.md.
+loader. The prior comes from the table's prior rates, if known. With one rollout per prompt, the code differs from the
+formula in the paper; we follow the paper. See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def mopps(groups: int = 16, n: int = 4, target: float = 0.5, decay: float = 0.5,
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
         target: the success rate to look for, in (0, 1).
-        decay: λ in [0, 1], the factor of earlier counts at every visit; with 1, nothing is forgotten.
+        decay: λ in [0, 1], the factor of earlier counts at every visit; 1: nothing is forgotten.
         pool: random candidates for each prompt that is drawn, at least 1.
     """
     base = grpo(groups, n)
@@ -58,7 +58,7 @@ _SURE, _MOST_SURE = 1e7, 10_000
 
 @dataclass(frozen=True, slots=True)
 class Posterior(PromptRule):
-    """Thompson sampling: sample a rate for each candidate from its Beta posterior and draw those nearest to a target.
+    """Thompson sampling: draw the candidates whose rates, sampled from Beta posteriors, are nearest to a target.
 
     After a visit with s successes in n rollouts, α ← λα + (1 - λ)α₀ + s and β ← λβ + (1 - λ)β₀ + n - s. The prior α₀, β₀
     comes from the table's prior rates and counts for `prior_weight` rollouts. MoPPS, arXiv 2507.04632; see PAPERS.md.
@@ -116,7 +116,7 @@ class Posterior(PromptRule):
         promised = {"as many as asked, or all free prompts": len(picked) == min(k, free.size)}
         if free.size > _MOST_SURE or len(picked) == free.size:
             return promised
-        # With sharp posteriors and all free prompts in the pool, exactly the nearest prompts must be drawn.
+        # With sharp posteriors and all free prompts as candidates, the prompts nearest to the target must be drawn.
         sure = {name: before[name].astype(np.float64) * _SURE for name in ("hits_N", "misses_N")}
         every = replace(self, pool=free.size)
         nearest = every.pick(sure, k, free_N, view, np.random.Generator(np.random.Philox(0)))

@@ -5,11 +5,12 @@ The pilots find such prompts with a fraction of a full group's rollouts.
 
 How this differs from the paper and its released code:
 
-- A prompt is evicted as solved only if all its visits together show this with a given confidence. It is tried again after
-  some epochs. In the paper, one visit decides and the eviction is permanent.
+- A prompt is evicted as solved only if all its visits together show with a given confidence that it is solved. After some
+  epochs it is tried again. In the paper, one visit decides and the eviction is permanent.
 - No new pilots are generated while enough prompts wait for this batch and the next. The published schedule is
   `pilots="every_round"`.
-- Groups that would be too old after the next update go first. If rollouts stream, the oldest groups go first.
+- Groups that would be too old after the next update get commits first. If rollouts stream, all groups get commits in the
+  order of their age.
 - Selection reads the metric and training reads the reward.
 - Committed rollouts update a prompt's record too.
 
@@ -82,7 +83,7 @@ def pilot_commit(
     confidence: float | None = 0.95,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """Pilot-Commit: pilot rollouts find prompts with reward variance, which get the other rollouts. arXiv 2605.26606.
+    """Pilot-Commit: pilot rollouts find prompts with reward variance; these get more rollouts. arXiv 2605.26606.
 
     1. Draw `gen_groups` prompts and generate `n_pilot` rollouts of each.
     2. Judge each prompt by the mean metric of its pilots. A prompt inside the window [p_lower, 1 - p_upper] passes. A
@@ -100,30 +101,30 @@ def pilot_commit(
             window.
         n_commit: further rollouts of each prompt that passes, at least 1.
         gen_groups: number of prompts with running pilots at a time, at least 1. None: three times `groups`.
-        p_lower: a prompt with a pilot mean below this waits for the next epoch.
-        p_upper: a prompt with a pilot mean above 1 - p_upper waits for the next epoch.
+        p_lower: a prompt waits for the next epoch if the mean of its pilots is below p_lower.
+        p_upper: a prompt waits for the next epoch if the mean of its pilots is above 1 - p_upper.
         p_solve: success rate from which a prompt is solved. The mean of its pilots must reach this rate, and all its
-            rollouts so far must show it with `confidence`. Above 1, no prompt is solved. Published: 1.0, with
-            confidence=None and reprobe_every=None.
+            rollouts so far must show this rate with `confidence`. If p_solve is above 1, no prompt is solved. Published:
+            1.0, with confidence=None and reprobe_every=None.
         max_staleness: maximum age of a rollout that is trained on, in updates of the weights; 0 or more.
-        promote: order in which prompts that passed get commits, judged by their pilots: "top_variance", "random",
-            "oldest" or "most_recent". With "most_recent", older prompts may wait until their pilots are too old. None:
-            "top_variance" if rollouts arrive in waves; "oldest" if they stream, because the highest variance is known
-            only when all pilots have ended.
+        promote: order in which prompts that passed get commits: by the variance of their pilots ("top_variance"), by the
+            age of their pilots ("oldest" or "most_recent"), or "random". With "most_recent", older prompts may wait until
+            their pilots are too old. None: "oldest" if rollouts stream, because the highest variance is known only when
+            all pilots have ended; otherwise "top_variance".
         pilots: "as_needed": generate no new pilots while enough prompts have passed for this batch and the next.
-            "every_round": as published, pilot gen_groups new prompts in each round, together with the commits; a round
-            begins when all rollouts of the last round have ended.
+            "every_round": generate pilots of gen_groups new prompts in each round, together with the commits, as
+            published. A round begins when all rollouts of the last round have ended.
         n_effective: number of pilots of each prompt to train on, in [1, n_pilot]. Advantages are then computed only over
             the trained rows. None: all pilots.
-        effective: which pilots n_effective takes: "max_variance", the subset whose metrics have the largest variance; or
-            "first", those ordered first.
+        effective: the n_effective pilots to take. "max_variance": the subset whose metrics have the largest variance.
+            "first": the pilots that were ordered first.
         max_candidates: maximum number of prompts that are piloted for one batch. At this limit, the batch is trained on
             with the groups that are ready. None: no limit.
         reprobe_every: number of epochs after which a solved prompt is piloted again, at least 1. None: never.
         confidence: confidence of the test that a prompt's success rate is p_solve or more (`surely_at_least`), in (0, 1).
-            With p_solve=0.9 and confidence=0.95 this takes 29 rollouts that are all right. The weight of a rollout halves
-            with every 64 later rollouts of the same prompt. None: the pilots of one visit decide. With two pilots, one
-            in four prompts with a success rate of 0.5 then counts as solved.
+            With p_solve=0.9 and confidence=0.95, the test needs 29 right rollouts and no wrong rollout. The weight of a
+            rollout halves with every 64 later rollouts of the same prompt. None: the pilots of one visit decide. With two
+            pilots, a prompt with a success rate of 0.5 then counts as solved in a quarter of its visits.
         deviation: the kind of standard deviation, see `grpo`.
 
     Raises:
@@ -166,9 +167,9 @@ def surely_at_least(rate: float, attempts: float, failures: float, confidence: f
 
         Σ_{k=0}^{f} C(n, k) (1 - rate)^k rate^(n - k) ≤ 1 - confidence      f failures in n attempts
 
-    The sum is the probability of at most f failures if the success rate were exactly `rate`. The condition is equivalent
-    to this one: the exact one-sided lower bound of Clopper and Pearson (1934) is at least `rate`. Without a failure, the
-    condition is rate^n ≤ 1 - confidence, so a rate of 0.9 takes 29 attempts with a confidence of 0.95.
+    The sum is the probability of at most f failures if the success rate were exactly `rate`. The inequality holds if and
+    only if the exact one-sided lower bound of Clopper and Pearson (1934) is at least `rate`. Without a failure, it is
+    rate^n ≤ 1 - confidence: 29 attempts are needed for a rate of 0.9 and a confidence of 0.95.
 
     Fractional counts, from graded metrics or weighted attempts, are rounded: attempts down and failures up.
 
@@ -211,8 +212,8 @@ class Band(JudgeRule):
         confidence: confidence of the test, in (0, 1). None: the mean of this visit alone decides, as published.
 
     Raises:
-        ValueError: a number is out of its range, the window is empty (p_lower > 1 - p_upper), or p_solve is 1 with a
-            confidence: no number of rollouts shows a success rate of 1.
+        ValueError: a number is out of its range, the window is empty (p_lower > 1 - p_upper), or p_solve is 1 and a
+            confidence is given, because no number of rollouts shows a success rate of 1.
     """
 
     p_lower: float
@@ -270,23 +271,25 @@ class Band(JudgeRule):
 
     def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
         if verdict is None or not group.scored:
-            return {"it decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0)}
+            return {
+                "the judge decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0)
+            }
         mean = fmean(group.metrics_G.tolist())
         inside = self.p_lower - TINY <= mean <= 1 - self.p_upper + TINY
         solved = self._solved_promised(group, mean)
-        if solved is None:  # too close to the limit for numerical integration
-            return {"it decides exactly when all rollouts have ended": not group.unfinished}
+        if solved is None:
+            return {"the judge decides exactly when all rollouts have ended": not group.unfinished}
         away = NEXT_EPOCH if not solved else NEVER if self.reprobe_every is None else Epochs(self.reprobe_every)
         return {
-            "it decides exactly when all rollouts have ended": not group.unfinished,
+            "the judge decides exactly when all rollouts have ended": not group.unfinished,
             "exactly the groups inside the window go on": (verdict.act is not Act.DROP) == (inside and not solved),
-            "a solved prompt is evicted for `reprobe_every` epochs, any other comes back in the next epoch": (
+            "a solved prompt is evicted for `reprobe_every` epochs, other dropped prompts come back in the next epoch": (
                 verdict.act is not Act.DROP or verdict.until == away
             ),
         }
 
     def _solved_promised(self, group: GroupView, mean: float) -> bool | None:
-        """Whether the prompt is solved, from the density of Beta(s, n - s + 1); None if rounding could change the answer."""
+        """Whether the prompt is solved, by integrating the density of Beta(s, n - s + 1). None: rounding might matter."""
         if mean < self.p_solve - TINY or self.confidence is None or self.p_solve > 1:
             return mean >= self.p_solve - TINY
         attempts, failures = _recent(group)
@@ -311,8 +314,8 @@ def _recent(group: GroupView) -> tuple[float, float]:
 class EveryRound(IntakeRule):
     """Open `groups` new groups in every round: Pilot-Commit's published schedule, arXiv 2605.26606.
 
-    A round begins when all rollouts of the last round have ended, even if the engine could stream them. The number of
-    waiting groups is not limited, but they are dropped when they are too old.
+    A round begins when all rollouts of the last round have ended, even if the engine could stream rollouts. The number
+    of waiting groups is not limited, but groups are dropped when they are too old.
 
     Attributes:
         groups: new groups in a round, at least 1.
@@ -341,12 +344,12 @@ class EveryRound(IntakeRule):
 class SubsampledPilots(RowRule):
     """Take n of the pilots, and every rollout of later stages, all with weight 1.
 
-    This is Pilot-Commit's `n_effective`, arXiv 2605.26606. Pilots are the rollouts of the first stage. Those that are not
-    taken still count in the estimate of the prompt's success rate.
+    This is Pilot-Commit's `n_effective`, arXiv 2605.26606. Pilots are the rollouts of the first stage. Pilots that are
+    not taken still count in the estimate of the prompt's success rate.
 
     Attributes:
         n: number of pilots to take, at least 1. If at most n have a score, all are taken.
-        first: True: take the pilots that were ordered first. False: take those whose metrics have the largest variance.
+        first: True: take the pilots that were ordered first. False: take the subset with the largest metric variance.
     """
 
     n: int
@@ -378,7 +381,7 @@ class SubsampledPilots(RowRule):
         } | self._right_ones(kept, left, metrics)
 
     def _right_ones(self, kept: list[int], left: list[int], metrics_G: np.ndarray) -> dict[str, bool]:
-        """Check which pilots were kept."""
+        """Check that the right pilots were taken."""
         if not left:
             return {}
         if self.first:

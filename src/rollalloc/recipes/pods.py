@@ -1,9 +1,9 @@
-"""PODS, arXiv 2504.13818: generate many rollouts of each prompt, and train on those with the largest reward variance.
+"""PODS, arXiv 2504.13818: generate many rollouts of each prompt, and train on a subset with the largest reward variance.
 
 For runs in which an update costs more than generation: the update sees m rows of a prompt instead of n.
 
-The best subset consists of some of the highest and some of the lowest rewards. It is found exactly, in O(n log n). The
-runs of the paper are in recipes/verl.
+The best subset consists of some of the highest and some of the lowest rewards. It is found exactly, in O(n log n).
+recipes/verl has configurations for the runs of the paper.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ def pods(
     m: int | None = None,
     rule: Literal["max_variance", "max_reward", "random", "percentile"] = "max_variance",
 ) -> Recipe:
-    """PODS: generate n rollouts, train on the m with the largest reward variance. arXiv 2504.13818.
+    """PODS: generate n rollouts, train on the m rollouts with the largest reward variance. arXiv 2504.13818.
 
     1. Generate n rollouts of each prompt.
-    2. Choose m of them by `rule`. For "max_variance" these are some of the highest and some of the lowest rewards.
+    2. Choose m rollouts by `rule`. "max_variance" chooses some of the highest and some of the lowest rewards.
     3. Compute GRPO's advantages with the mean and the standard deviation of the m chosen rewards.
 
     Args:
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt. None: four times m, or 16 if m is None too.
         m: rollouts of each prompt to train on, in [1, n]. None: a quarter of n.
-        rule: which m rollouts: "max_variance", or one of the paper's comparisons: "max_reward", "random" or "percentile".
-            With "max_reward", a prompt with m or more right answers gives no learning signal.
+        rule: how the m rollouts are chosen: by "max_variance", or as in the paper's comparisons, by "max_reward", "random"
+            or "percentile". With "max_reward", a prompt with m or more right answers gives no learning signal.
 
     Raises:
         ValueError: m is out of its range, or the rule is unknown.
@@ -48,7 +48,7 @@ def pods(
     m = max(1, n // 4) if m is None else m
     one_of("rule", rule, tuple(_row_rules(1)))
     if m > n:
-        raise ValueError(f"m must be at most n={n}, the rollouts there are to choose from, got {m}")
+        raise ValueError(f"m must be at most n={n}, the number of rollouts to choose from, got {m}")
     return replace(grpo(groups, n), rows=_row_rules(m)[rule], advantage=advantages.OverChosen(advantages.pods))
 
 

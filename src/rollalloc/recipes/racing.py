@@ -1,6 +1,6 @@
 """Racing: give a prompt more rollouts, stage by stage, only if its results so far differ.
 
-For runs in which many groups are all right or all wrong. Such prompts cost only the rollouts of the first stage.
+For runs in which many groups are all right or all wrong. Such groups cost only the rollouts of the first stage.
 This method is ours.
 """
 

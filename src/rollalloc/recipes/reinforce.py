@@ -1,11 +1,11 @@
-"""REINFORCE and RAFT: one rollout for each of many prompts, instead of a group for each of a few.
+"""REINFORCE and RAFT: one rollout for each of many prompts, instead of several rollouts for each of a few prompts.
 
-For runs with many prompts: no rollout is spent on a baseline for its own prompt.
+For runs with many prompts: no rollouts are spent on a separate baseline for each prompt.
 
 REINFORCE was published by Williams (1992) with a running mean of rewards as the baseline. Our default is the mean of
 the batch's other rollouts. A weight `neg` below 1 for failures is our addition. RAFT is arXiv 2304.06767, in the form of
-arXiv 2504.11343. The papers sample several rollouts of a prompt and keep the right ones. Here, each rollout is weighted
-by its reward.
+arXiv 2504.11343. The papers sample several rollouts of a prompt and keep the right rollouts. Here, each rollout is
+weighted by its reward.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ def reinforce(
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 1.
         baseline: "batch": the mean reward of the batch's other rollouts. "running": a running mean of all rewards so far,
-            in which new rewards have the largest weight; before the first reward, "batch" is used.
+            with more weight on newer rewards; until the first reward, "batch" is used.
         neg: weight of rollouts that did worse than the baseline, 0 or more. None: the weight that minimises the variance
-            of the update (`advantages.variance_ratio`). With 1, our runs ended at a lower pass rate than they began with.
+            of the update (`advantages.variance_ratio`). With neg=1, the pass rate was lower at the end of our runs than
+            at the start.
         replay: maximum number of rows of earlier batches to train on again in each batch; 0 or more. Only rollouts that
             did better than the baseline are replayed.
         replay_staleness: maximum age of a replayed rollout, in updates of the weights; at least 1.
@@ -113,7 +114,7 @@ class RunningMean(Shuffled):
         memory["reward_count"] = kept * memory["reward_count"] + group.scored
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
-        """Return the memory for another data set: a new order of the prompts, and the same mean."""
+        """Return the memory for another data set: a new order of the prompts, and the saved running mean."""
         return self.init(table) | {name: memory[name] for name in ("reward_sum", "reward_count")}
 
     def promises(
@@ -122,7 +123,7 @@ class RunningMean(Shuffled):
         total, count = before["reward_sum"], before["reward_count"]
         promised = Shuffled.promises(self, picked, before, k, free_N, view)
         return promised | {
-            "the baseline is the mean of the rewards so far, and none before the first": all(
+            "the baseline is the mean of the rewards so far, or None before the first reward": all(
                 each.baseline is None
                 if not count
                 else abs((each.baseline or 0.0) * count - total) <= 1e-9 * (1 + abs(total))

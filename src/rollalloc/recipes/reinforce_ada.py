@@ -2,9 +2,9 @@
 
 For runs in which many groups of a fixed size are all right or all wrong. Hard and easy prompts get more rollouts.
 
-This is the sequential method of the paper's first two versions and of the released code, without the estimation-based
-variant of the third version. The baseline is the mean reward of the prompt. The released code computes it from counts
-of successes; for rewards of 0 and 1, the result is the same.
+This is the sequential method of the released code and of the paper's first two versions. The third version also has a
+variant based on estimation, which is not here. The baseline is the mean reward of the prompt. The released code
+computes the mean from counts of successes; for rewards of 0 and 1, the result is the same.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def reinforce_ada(
     1. Generate `round_n` rollouts of each prompt.
     2. If the prompt has enough successes and failures (`stop`), it is complete. Otherwise repeat step 1, up to
        `rounds` rounds.
-    3. Choose n rollouts and train on them: half successes and half failures if there are enough of both, otherwise more
-       of the other kind.
+    3. Choose n rollouts and train on them: half successes and half failures. If there are too few successes or failures,
+       take more of the other kind.
 
     Args:
         groups: prompts in a batch, at least 1.
@@ -73,11 +73,11 @@ def reinforce_ada(
 
 @dataclass(frozen=True, slots=True)
 class Collected(JudgeRule):
-    """Train on a group as soon as it has enough successes and failures for its rows; otherwise continue with the next stage.
+    """Train on a group that has enough successes and failures; otherwise continue with the next stage.
 
-    For m rows (from the recipe's row rule) it needs m // 2 successes and m - m // 2 failures, or one success if `half`
-    is False. The judge decides when all rollouts of a round have ended. These are the exit conditions "balanced" and
-    "positive-focused" of Reinforce-Ada, arXiv 2510.04996.
+    If `half` is True, m rows (from the recipe's row rule) need m // 2 successes and m - m // 2 failures. If it is False,
+    one success is enough. The judge decides when all rollouts of a round have ended. These are the exit conditions
+    "balanced" and "positive-focused" of Reinforce-Ada, arXiv 2510.04996.
 
     Attributes:
         half: True: half of the rows must be successes. False: one success is enough.
@@ -116,8 +116,8 @@ class Collected(JudgeRule):
         m = rows_of(view) if self.half else 0
         enough = (2 * won >= m - 1 and 2 * (group.scored - won) >= m) if self.half else won > 0
         return {
-            "it decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0),
-            "exactly the groups that have enough are trained on; the others go on": (
+            "the judge decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0),
+            "exactly the groups with enough successes and failures are trained on; the others go on": (
                 verdict is None or verdict.act is (Act.TRAIN if enough else Act.NEXT)
             ),
         }

@@ -1,4 +1,4 @@
-"""Fill in the sizes, such as `n`, that a call of a recipe function left out, from a framework's own settings."""
+"""Set the sizes of a recipe, such as `n`, from a framework's settings, if the user did not give them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ParamSpec
 from rollalloc.core.recipe import Recipe
 
 _P = ParamSpec("_P")
-_CALL = "_call"  # not a dataclass field, so that `dataclasses.replace` drops it: a changed recipe keeps its sizes
+_CALL = "_call"  # not a dataclass field: `dataclasses.replace` drops the call, so that a changed recipe keeps its sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +42,19 @@ def sized(function: Callable[_P, Recipe]) -> Callable[_P, Recipe]:
 
 
 def call_of(recipe: Recipe) -> Call | None:
-    """Return the call that made this recipe, or None if the recipe was not made by one call or was changed afterwards."""
+    """Return the call that made this recipe; None if the recipe was not made by a single call, or changed afterwards."""
     return vars(recipe).get(_CALL)
 
 
 def sizes_for(
     parameters: Collection[str], given: Mapping[str, Any], groups: int, n: int, *, trained: bool = True
 ) -> dict[str, Any]:
-    """Return values for the parameters that set a recipe's sizes and were left out.
+    """Return values for the size parameters of a recipe function that were not given.
 
-    - Pilot-Commit: a quarter of a group's rollouts are pilots, but at least two. One pilot is not enough: with rewards of
-      0 and 1, its mean is never in the window.
-    - DARTS: one of the rows is a longest rollout.
-    - Stages of growing size (`sizes_S`): the last one ends at n. Each is twice as large as the one before.
+    - Pilot-Commit: a quarter of a group's rollouts are pilots, but at least two. With a single pilot and rewards of 0 and
+      1, the mean would never be in the window.
+    - DARTS: `longest` is 1, if neither `longest` nor `shortest` is given.
+    - Stages of growing size: `sizes_S` is (n // 4, n // 2, n), with at least 1 rollout in the first stage.
     - PODS: if n counts the trained rollouts, four times as many are generated.
 
     Args:

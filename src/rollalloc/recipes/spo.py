@@ -2,9 +2,9 @@
 
 For runs with one rollout per prompt. The record of earlier visits takes the place of other rollouts of the prompt.
 
-How this differs from the paper: the initial value is the table's prior rate or 1/2, instead of being measured by
-rollouts. The distance that the weights moved is the sum of the updates' KL divergences. Prompts are drawn from a random
-pool of candidates. The tracker learns from the metric. See PAPERS.md.
+How this differs from the paper: the tracked rate starts at the table's prior rate or 1/2, while the paper first generates
+rollouts of every prompt. The distance that the weights moved is the sum of the updates' KL divergences. Prompts are
+drawn from a random pool of candidates. The tracker learns from the metric. See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def spo(groups: int = 32, n: int = 1, half_way: float = 0.06, spread: float = 0.
         a_i = r_i - v,  A_i = (a_i - mean of a) / std of a over the batch;  v: the prompt's tracked success rate
 
     1. Draw `groups` prompts with probability ∝ √(v(1 - v)) + spread, and generate n rollouts of each.
-    2. Subtract v, as it was before these rollouts, from each reward.
+    2. Subtract the prompt's v from each reward. v does not depend on these rollouts.
     3. Normalise the advantages over the batch, and train on all rollouts.
-    4. Update v of these prompts. Earlier rollouts lose weight, the more the policy has moved since the last visit.
+    4. Update v of these prompts. Earlier rollouts lose more weight if the policy has moved more since the last visit.
 
     Args:
         groups: prompts in a batch, at least 1.
@@ -56,17 +56,16 @@ def spo(groups: int = 32, n: int = 1, half_way: float = 0.06, spread: float = 0.
 
 @dataclass(frozen=True, slots=True)
 class Tracker(PromptRule):
-    """Track a success rate of each prompt, forget it as the weights move, and draw prompts with an uncertain outcome.
+    """Track a success rate of each prompt, forget old rollouts as the weights move, and prefer uncertain prompts.
 
         v = α / (α + β);  after a rollout with metric m:  α ← ρα + m,  β ← ρβ + 1 - m
         ρ = 2^(-D / half_way), clipped to [least, most];  D: KL divergence of the updates since the prompt's last visit
         drawn with probability ∝ √(v(1 - v)) + spread
 
     This is the "KL-adaptive value tracker" with prioritised sampling of SPO, arXiv 2509.13232. Before the first visit,
-    α + β is 1 / (1 - least), and v is the table's prior rate or 1/2. (The paper generates rollouts of every prompt first.)
-    If updates report no KL divergence, ρ is `least`. From the second rollout of a visit on, ρ is `most`, because the
-    weights have not moved. v predicts the metric and is also the baseline of the reward; in the paper they are the same
-    number.
+    α + β is 1 / (1 - least), and v is the table's prior rate or 1/2. If updates report no KL divergence, ρ is `least`. From
+    the second rollout of a visit on, ρ is `most`, because the weights have not moved. v predicts the metric and is the
+    baseline of the reward. In the paper, metric and reward are the same number.
 
     Attributes:
         half_way: KL divergence, in nats per token, at which half of a record is forgotten; above 0.
@@ -116,7 +115,7 @@ class Tracker(PromptRule):
         return (hits_K / (hits_K + misses_K)).astype(np.float64)
 
     def observe(self, memory: Memory, group: GroupView, view: View) -> None:
-        if not group.scored:  # keep `kl_N`, so that the next visit's distance includes this visit's
+        if not group.scored:  # keep `kl_N`: the next visit measures the distance from the last scored visit
             return
         prompt, hits_N, misses_N = group.prompt, memory["hits_N"], memory["misses_N"]
         moved = max(0.0, view.kl_sum - float(memory["kl_N"][prompt]))  # rounding to float32 may have increased `kl_N`

@@ -15,14 +15,14 @@ def streamed(recipe: Recipe, *, staleness: int | None = None, ahead: int | None 
     """Return the recipe adapted to streaming rollouts: it opens groups earlier and does not wait for a whole stage.
 
     Some promote rules wait until all groups of a stage have ended, for example "highest variance first". If staleness is
-    allowed, `Oldest` replaces such a rule, unless the user chose it.
+    allowed, `Oldest` replaces such a rule, unless the user chose the rule.
 
     Args:
-        recipe: any recipe. Without staleness nothing can overlap, and the recipe is returned unchanged.
-        staleness: replaces the recipe's `max_staleness`. None: the recipe's own value, or the value that `ahead` needs if
-            that is larger: 1 if `ahead` is 1, otherwise 2 · ahead. (A batch consists of the groups that ended first. With
-            less staleness, groups with long rollouts would become too old and be dropped.)
-        ahead: number of batches that are generated while one is trained, at least 1; it has no effect without staleness.
+        recipe: any recipe. Without staleness, the recipe is unchanged: generation and training cannot overlap.
+        staleness: replaces the recipe's `max_staleness`. None: the recipe's own value, but at least 1 if `ahead` is 1, and
+            at least 2 · ahead if `ahead` is larger. With less staleness, groups with long rollouts would become too old,
+            because a batch consists of the groups that ended first.
+        ahead: number of batches that are generated while a batch is trained, at least 1; no effect without staleness.
             None: the recipe's own number, which is 1 for most recipes and 2 for Pilot-Commit.
 
     Raises:
@@ -48,10 +48,10 @@ def streamed(recipe: Recipe, *, staleness: int | None = None, ahead: int | None 
 
 
 def streaming_notes(recipe: Recipe, made: Recipe) -> list[str]:
-    """Return notes for the user about the changes that `streamed` made to a recipe. They have no full stop at the end."""
+    """Return notes for the user about the changes that `streamed` made to a recipe. Notes do not end with a full stop."""
     if made.max_staleness == 0:
         return [
-            "all rollouts are of the newest weights, so generation and training do not overlap; staleness 1 allows it"
+            "all rollouts are of the newest weights, so generation and training do not overlap; use staleness 1 for overlap"
         ]
     notes: list[str] = []
     for before, after in zip(recipe.stages, made.stages, strict=True):
@@ -62,7 +62,8 @@ def streaming_notes(recipe: Recipe, made: Recipe) -> list[str]:
             )
     if isinstance(recipe.intake, EveryRound):
         notes.append(
-            "pilots=every_round begins a round when the last one is over, so little overlaps; use pilots=as_needed to stream"
+            "pilots=every_round begins a round only after the last round, so generation and training hardly overlap; use "
+            "pilots=as_needed to stream"
         )
     if made.max_staleness > 1 and made.replay is None and isinstance(made.intake, Fill):
         notes.append(

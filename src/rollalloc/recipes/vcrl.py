@@ -2,10 +2,10 @@
 
 For runs in which many groups are nearly all right or all wrong.
 
-How this differs from the paper (we read only a summary, and there is no released code): the groups of replacement
-prompts must reach kappa too. Replacement continues until the batch is full. If the bank is empty, new prompts replace the
-dropped ones. The bank holds 1,024 prompts. A prompt's priority is a running mean of its relative variance. See
-PAPERS.md.
+We know only a summary of the paper, and there is no released code. Differences from the summary: the groups of
+replacement prompts must reach kappa too. Replacement continues until the batch is full. If the bank is empty, new
+prompts are drawn instead. The bank holds 1,024 prompts. A prompt's priority is a running mean of its relative variance.
+See PAPERS.md.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def vcrl(
     1. Draw `groups` new prompts and generate n rollouts of each.
     2. Keep the groups that satisfy the inequality, and drop the others. The left side is the variance as a share of
        the largest possible variance.
-    3. Replace dropped prompts by prompts from the bank, which holds prompts that were kept before. Take those with the
-       highest variance first, and generate new rollouts of them. Repeat until `groups` groups are kept.
+    3. Replace dropped prompts by prompts that were kept before, from the bank. Prompts with the highest variance come
+       first. Generate new rollouts of these prompts, and go back to step 2 until `groups` groups are kept.
     4. Train as GRPO does.
 
     Args:
@@ -86,7 +86,7 @@ def relative_variance(metrics_G: NDArray[np.float64]) -> float:
 
         G Σ (m_i - mean)² / (⌊G/2⌋ ⌈G/2⌉);  for k ones and G - k zeros this is  k (G - k) / (⌊G/2⌋ ⌈G/2⌉)
 
-    This is VCRL's p, arXiv 2509.19803. It is 0 for fewer than two metrics.
+    This is VCRL's p, arXiv 2509.19803. The result is 0 for fewer than two metrics.
     """
     count = metrics_G.size
     if count < 2:
@@ -101,7 +101,7 @@ class Varied(JudgeRule):
 
         relative_variance ≥ `kappa`, or ≥ `kappa_first` in the first `first` updates of the weights
 
-    The prompt may be drawn again at once, in both cases.
+    In both cases, the prompt may be drawn again at once.
 
     Attributes:
         kappa: smallest relative variance to train on, in (0, 1]. One success in 4 rollouts has a relative variance of
@@ -138,21 +138,21 @@ class Varied(JudgeRule):
         share = pvariance(metrics) / most if count > 1 else 0.0
         least = self.kappa_first if view.version < self.first else self.kappa
         return {
-            "it decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0),
+            "the judge decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0),
             "exactly the groups that vary enough are trained on": (
                 verdict is None or abs(share - least) < 1e-6 or (verdict.act is Act.TRAIN) == (share > least)
             ),
-            "its prompt may be drawn again at once": verdict is None or verdict.until == NOW,
+            "the prompt may be drawn again at once": verdict is None or verdict.until == NOW,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Banked(Shuffled):
-    """Draw new prompts first; if the batch needs more, draw from a bank of prompts whose metrics varied most.
+    """Draw new prompts first. If a batch needs more prompts, draw from a bank of prompts whose metrics varied most.
 
-    1. After each update of the weights, the first draws are new prompts, in random order and each once an epoch. There
-       are as many of these draws as a batch has groups.
-    2. Further draws take the prompts with the highest priority from the bank. If the bank is empty, they take new prompts.
+    1. After each update of the weights, draw one new prompt for each group of a batch, in random order and each prompt
+       once an epoch.
+    2. Then draw the prompts with the highest priority from the bank. If the bank is empty, draw new prompts.
     3. A prompt enters the bank if its group was trained on. Its priority P is the relative variance of its metrics. After
        a later visit, P ← momentum · P + (1 - momentum) · relative variance.
     4. A prompt leaves the bank if its group was dropped, if it was drawn from the bank `replays` times, or if
@@ -182,7 +182,7 @@ class Banked(Shuffled):
     traits = PromptTraits(reads_rate=True, reads=("metrics_G",))
 
     def init(self, table: PromptTable) -> Memory:
-        # `bank`: [prompt, priority, draws left] for each of its prompts. `new`: number of new prompts since `version`.
+        # `bank`: [prompt, priority, draws left] for each prompt in the bank. `new`: number of new prompts since `version`.
         return Shuffled.init(self, table) | {"bank": [], "version": 0, "new": 0}
 
     def pick(
@@ -249,10 +249,9 @@ class Banked(Shuffled):
         turns = [prompt for prompt in turns if free_N[prompt] and prompt not in picked[:again]][: k - again]
         return {
             "as many as asked, or all free prompts": len(picked) == min(k, int(np.count_nonzero(free_N))),
-            "after one batch of new prompts it draws from the bank until the bank is empty": min(drawn, default=0.0)
-            >= 0,
-            "the other prompts are the next new ones": set(turns) <= set(picked),
-            "no prompt left in the bank has a higher priority than one that is drawn": not left
+            "after one batch of new prompts, the bank is used until it is empty": min(drawn, default=0.0) >= 0,
+            "the other prompts are the next new prompts": set(turns) <= set(picked),
+            "no prompt left in the bank has a higher priority than a drawn prompt": not left
             or not drawn
             or left[0] <= min(drawn),
             "a prompt is drawn from the bank at most `replays` times": all(

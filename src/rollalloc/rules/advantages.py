@@ -1,9 +1,8 @@
 """Advantages: how much better or worse each trained rollout did than its baseline.
 
-The kernels are plain functions of rewards. A rule applies a kernel: `OverGroup` to the whole group before rows are
-chosen, `OverChosen` to the chosen rows alone. Kernels first subtract one of the rewards, so that equal rewards give
-advantages of exactly 0. With the kernel `grpo`, the training framework decides between the population's and the
-sample's standard deviation (see `settled`). The kernel `GRPO` fixes it.
+The kernels are plain functions of rewards. A rule applies a kernel: `OverGroup` to all rewards of the group,
+`OverChosen` to the rewards of the chosen rows. With the kernel `grpo`, the training framework decides between the
+population's and the sample's standard deviation (see `settled`). With the kernel `GRPO`, the recipe decides.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def _centred(rewards_G: NDArray[np.float64], advantages_G: NDArray[np.float64]) 
     size = float(np.abs(advantages_G).sum())
     return {
         "the advantages sum to 0": bool(abs(advantages_G.sum()) <= 1e-6 * max(1e-6, size)),
-        "rewards that differ have advantages that differ": len(set(rewards_G.tolist())) < 2 or size > 0,
+        "rewards that differ give advantages that are not all 0": len(set(rewards_G.tolist())) < 2 or size > 0,
     }
 
 
@@ -42,14 +41,14 @@ def _standardised(ddof: int) -> Promises:
         std, spread = float(advantages_G.std(ddof=ddof)), float(rewards_G.std(ddof=ddof))
         least = spread / (spread + _MOST_EPS)
         return _centred(rewards_G, advantages_G) | {
-            "their standard deviation is at most 1, and less only because of `eps`": least - 1e-9 < std < 1 + 1e-9
+            "their standard deviation is 1, or slightly less because of `eps`": least - 1e-9 < std < 1 + 1e-9
         }
 
     return promises
 
 
 def _shifted(rewards_G: ArrayLike) -> NDArray[np.float64]:
-    """Rewards minus the first one. If they are equal, the differences are exactly 0."""
+    """Subtract the first reward from all rewards, so that equal rewards give advantages of exactly 0."""
     reward_G = as_floats(rewards_G, "rewards_G")
     return reward_G - reward_G[0] if reward_G.size else reward_G
 
@@ -80,7 +79,7 @@ def grpo(rewards_G: ArrayLike, *, eps: float = 1e-6, ddof: int = 0) -> NDArray[n
 
 
 def dr_grpo(rewards_G: ArrayLike) -> NDArray[np.float64]:
-    """Dr. GRPO's advantage: A_i = r_i - mean. There is no division by std, which favours groups with little variance.
+    """Dr. GRPO's advantage: A_i = r_i - mean. A division by std, as in GRPO, would favour groups with little variance.
 
     Liu et al., Dr. GRPO, arXiv 2503.20783.
 
@@ -141,8 +140,8 @@ class GRPO:
     """The kernel `grpo` with a fixed kind of standard deviation: A_i = (r_i - mean) / (std + eps).
 
     Attributes:
-        ddof: 0 for the population's std, 1 for the sample's. For the rewards (1, 0, 0, 0), the first advantage is 1.732
-            with 0 and 1.5 with 1.
+        ddof: 0 for the population's std, 1 for the sample's. The first of the rewards (1, 0, 0, 0) has the advantage
+            1.732 if ddof is 0, and 1.5 if ddof is 1.
         eps: avoids a division by a very small std; above 0.
 
     Raises:
@@ -169,13 +168,13 @@ def kernel_of(deviation: Deviation | None) -> Kernel:
         ValueError: the name is unknown.
     """
     kernels: dict[Deviation | None, Kernel] = {None: grpo, "population": GRPO(ddof=0), "sample": GRPO(ddof=1)}
-    if deviation not in [*kernels]:  # a list, because a value that cannot be hashed must be refused too
+    if deviation not in [*kernels]:  # search a list, because the value may be unhashable
         raise ValueError(f"deviation must be population, sample or None (the trainer's own), got {deviation!r}")
     return kernels[deviation]
 
 
 def _promises_of(kernel: Kernel) -> Promises | None:
-    """The promises of a known kernel about a whole group, in addition to those of every kernel; None for other kernels."""
+    """Further promises about a whole group that a known kernel keeps. None for other kernels."""
     if isinstance(kernel, GRPO):
         return _standardised(kernel.ddof)
     known: dict[Kernel, Promises] = {
@@ -199,7 +198,7 @@ class _OfKernel(AdvantageRule):
         """Check the promises of every group-relative kernel, and the promises of this kernel.
 
         Args:
-            rewards_G: the rewards from which the statistics are computed.
+            rewards_G: the rewards to which the kernel was applied.
             made_M: the advantages of the rows.
             of_M: the rewards of the rows.
         """
@@ -217,7 +216,7 @@ class _OfKernel(AdvantageRule):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OverGroup(_OfKernel):
-    """Apply the kernel to the rewards of the whole group. The rows get their share of the result."""
+    """Apply the kernel to the rewards of the whole group, and take the advantages of the chosen rows."""
 
     def __call__(self, group: GroupView, chosen_M: NDArray[np.int64]) -> NDArray[np.float64]:
         return self.kernel(group.rewards_G)[chosen_M]
@@ -279,7 +278,7 @@ class Successes(AdvantageRule):
     ) -> dict[str, bool]:
         rewards = [group.in_order[g].reward for g in chosen_M.tolist()]
         return {
-            "the advantage is the reward if that is positive, otherwise 0": all(
+            "the advantage is the larger of the reward and 0": all(
                 (made == reward) if reward > 0 else made == 0
                 for made, reward in zip(advantages_M.tolist(), rewards, strict=True)
             )
@@ -318,18 +317,17 @@ USUAL_NEG = 0.1  # weight of negative advantages if the uncertainty of rollouts 
 
 
 def variance_ratio(over_R: NDArray[np.float64], uncertainty_R: NDArray[np.float64]) -> float:
-    """The weight of negative advantages that minimises the variance of the update.
+    """The weight of negative advantages that minimises the variance of the update. Our method, see docs/foresight.md.
 
-        neg = min(1, mean of u over rows with A > 0  /  mean of u over rows with A < 0)        u: `Done.uncertainty`
+        neg = min(1, mean of u over rows with A > 0  /  mean of u over rows with A < 0),  u: `Done.uncertainty`
 
-    Successes and failures estimate the same gradient, because p · E[∇ log π | right] = -(1 - p) · E[∇ log π | wrong] =
-    ∇p. The best combination of two such estimates weights each by the inverse of its variance. With a baseline of p, the
-    weight of failures, relative to that of successes, is then E[|∇ log π|² | right] / E[|∇ log π|² | wrong]. The formula
-    uses the uncertainty u, because |∇ log π|² is roughly proportional to it.
+    Successes and failures estimate the same gradient: p · E[∇ log π | right] = -(1 - p) · E[∇ log π | wrong] = ∇p. The
+    sum of two estimates has the smallest variance if each is weighted by the inverse of its variance. If the baseline
+    is p, failures then weigh E[|∇ log π|² | right] / E[|∇ log π|² | wrong] times as much as successes. |∇ log π|² is
+    roughly proportional to u.
 
-    The result is small if right answers are nearly certain and wrong ones are diverse. It is noisy if few rows have
-    A > 0 or few have A < 0. It assumes a loss that sums over a row's tokens (`token_mean`). This method is ours; see
-    docs/foresight.md.
+    The weight is small if right answers are nearly certain and wrong answers are diverse. It is noisy if few rows have
+    A > 0 or few rows have A < 0. The method assumes a loss that sums over a row's tokens (`token_mean`).
 
     Args:
         over_R: advantage of each row over its baseline, shape (R,).
@@ -353,9 +351,9 @@ class BatchMean(BatchRule):
         A_i ← A_i - b                              if the prompt rule expected a reward b when it drew the prompt
         A_i ← A_i - mean of A_j over j ≠ i         otherwise, over all other rows of the batch
 
-    With `Rewards` and no expected rewards, this is REINFORCE with a leave-one-out baseline over the whole batch, which
-    is unbiased. The advantage of a single row is 0. For binary rewards and b = p̂, the expected update for a prompt is
-    ∇p · (1 - p̂ + neg · p̂): neg changes its length and variance, but not its direction.
+    With `Rewards` and no expected rewards, this is REINFORCE with an unbiased leave-one-out baseline over the batch. The
+    advantage of a single row is 0. If rewards are binary and b = p̂, the expected update for a prompt is
+    ∇p · (1 - p̂ + neg · p̂): neg changes the length and the variance of the update, but not its direction.
 
     Attributes:
         neg: weight of negative advantages, 0 or more. None: the result of `variance_ratio` for each batch.
@@ -407,7 +405,7 @@ class BatchMean(BatchRule):
 
     @staticmethod
     def _weight_row_by_row(over: Sequence[float], groups: Sequence[GroupView], chosen: Chosen) -> float:
-        """`variance_ratio` of the trained rows, computed in a second way."""
+        """Compute `variance_ratio` of the trained rows in a second way."""
         rows = [(group, row) for group, chosen_M in zip(groups, chosen, strict=True) for row in chosen_M.tolist()]
         known = [(above, float(group.uncertainties_G[row])) for above, (group, row) in zip(over, rows, strict=True)]
         right = [each for above, each in known if above > _ROUNDING and not isnan(each)]
@@ -423,7 +421,7 @@ def _mean_of_others(values: NDArray[np.float64], i: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class BatchNormalised(BatchRule):
-    """Normalise over the batch: A_i ← (A_i - mean) / (std + eps). SPO, arXiv 2509.13232.
+    """Normalise the advantages over the batch: A_i ← (A_i - mean) / (std + eps). SPO, arXiv 2509.13232.
 
     Attributes:
         eps: avoids a division by a very small std; above 0.
@@ -450,7 +448,7 @@ class BatchNormalised(BatchRule):
         std = float(before.std())
         return {
             "equal advantages become 0": bool(np.ptp(before) > 0 or not after.any()),
-            "each advantage is its difference from the mean, divided by the standard deviation": bool(
+            "each advantage is normalised by the mean and the standard deviation of the batch": bool(
                 np.allclose(after * (std + self.eps), before - before.mean(), atol=1e-9 * (1 + np.abs(before).max()))
             ),
         }
@@ -462,11 +460,10 @@ def _split_as(like: Batchwise, made_R: NDArray[np.float64]) -> Batchwise:
 
 
 def settled(rule: Any, kernel: GRPO) -> Any:
-    """Return the rule with the training framework's kernel, if the rule leaves the standard deviation to the framework.
+    """Replace the kernel `grpo` of an advantage rule by the training framework's kernel.
 
     Args:
-        rule: any advantage rule. If its kernel is `grpo`, it leaves the standard deviation to the framework; all other
-            rules are returned unchanged.
-        kernel: the framework's kernel.
+        rule: any advantage rule. Rules with other kernels are returned unchanged.
+        kernel: the framework's kernel, which fixes the kind of standard deviation.
     """
     return replace(rule, kernel=kernel) if isinstance(rule, _OfKernel) and rule.kernel is grpo else rule

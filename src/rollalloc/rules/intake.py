@@ -17,21 +17,20 @@ class Fill(IntakeRule):
         return view.need - view.on_the_way
 
     def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
-        return {"the unfinished groups and the new ones fill the batch exactly": view.on_the_way + opened == view.need}
+        return {"unfinished and new groups fill the batch exactly": view.on_the_way + opened == view.need}
 
 
 @dataclass(frozen=True, slots=True)
 class KeepInFlight(IntakeRule):
-    """Keep `groups` groups running in the first stage, except while later stages have enough groups for the batch.
+    """Keep `groups` groups running in the first stage. Open no group while enough groups have passed that stage.
 
-    Later stages have enough if `need` + extra groups are running or waiting there. `extra` is one batch if the rule looks
-    ahead, otherwise 0.
+    Enough means `view.need` groups, plus one batch if `ahead` is True and the recipe allows staleness.
 
     Attributes:
         groups: number of groups in the first stage, at least 1.
-        ahead: True: if the recipe allows staleness, also open groups for the batch after the current one. The first
-            stage of the next batch then runs at the same time as the last stage of this batch, and its rollouts are one
-            version older.
+        ahead: True: also open groups for the batch after the current batch, if the recipe allows staleness. The first
+            stage of the next batch then runs at the same time as the last stage of this batch. Its rollouts are one
+            version older than without `ahead`.
     """
 
     groups: int
@@ -57,7 +56,7 @@ class KeepInFlight(IntakeRule):
         return self.groups - view.running_S[0] if further_on < view.need + ahead else 0
 
     def _ahead(self, view: View) -> int:
-        """Number of groups to open for the next batch already."""
+        """Number of groups that are needed for the next batch."""
         return view.groups if self.ahead and view.max_staleness else 0
 
     def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
@@ -65,8 +64,8 @@ class KeepInFlight(IntakeRule):
         later = sum(view.running_S[1:]) + sum(view.held_S[:-1])
         return {
             "no more than `groups` run in the first stage": opened <= 0 or running <= self.groups,
-            "no group is opened while later stages have enough groups": opened <= 0 or later < wanted,
-            "if later stages lack groups and the batch too, the first stage is full": (
+            "no group is opened while enough groups have passed the first stage": opened <= 0 or later < wanted,
+            "if too few groups have passed and the batch is not full, the first stage is full": (
                 later >= wanted or view.need == 0 or running >= self.groups
             ),
         }
@@ -76,8 +75,8 @@ class KeepInFlight(IntakeRule):
 class Ahead(IntakeRule):
     """Open as many groups as another rule, `of`, would open if a batch had `groups` more groups.
 
-    For trainers that take a batch while rollouts are running. With `Fill`, a batch then consists of the groups that end
-    first, and later groups go into the next batch. Without staleness, this rule returns what `of` returns.
+    Use this rule for trainers that take a batch while rollouts are running. With `of=Fill()`, a batch then consists of
+    the groups that end first. Later groups go into the next batch. Without staleness, `groups` has no effect.
 
     Attributes:
         of: the wrapped rule.
@@ -104,7 +103,7 @@ class Ahead(IntakeRule):
         """The view for the wrapped rule: its `need` includes the additional groups."""
         if not view.max_staleness:
             return view
-        # Groups that are ready count, also those beyond this batch: if the trainer is slow, more groups would become stale.
+        # Subtract all ready groups, even if they exceed a batch. Otherwise, more groups become stale if the trainer is slow.
         return view._replace(need=max(0, view.groups + self.groups - view.held_S[-1]))
 
     def promises(self, opened: int, view: View, memory: Memory) -> Mapping[str, bool]:

@@ -32,7 +32,7 @@ class Complete(JudgeRule):
 
     def promises(self, verdict: Verdict | None, group: GroupView, view: View) -> dict[str, bool]:
         return {
-            "it decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0),
+            "the judge decides exactly when all rollouts have ended": (verdict is None) == (group.unfinished > 0),
             "every group is trained on": verdict is None or verdict.act is Act.TRAIN,
         }
 
@@ -66,10 +66,10 @@ class NonzeroVariance(JudgeRule):
         differ, ended = len(set(group.metrics_G.tolist())) > 1, not group.unfinished
         return {
             "a group goes on only if its metrics differ": verdict is None or verdict.act is Act.DROP or differ,
-            "a group is dropped only if it ended and its metrics are equal": (
+            "a group is dropped only if all its rollouts have ended and its metrics are equal": (
                 verdict is None or verdict.act is not Act.DROP or (ended and not differ)
             ),
-            "it decides when all rollouts have ended, or with `early` as soon as metrics differ": (
+            "the judge decides when all rollouts have ended, or with `early` as soon as metrics differ": (
                 (verdict is not None) == (ended or (self.early and differ))
             ),
         }

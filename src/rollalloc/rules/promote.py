@@ -14,7 +14,7 @@ from rollalloc.core.rule import PromoteRule, PromoteTraits, View
 
 
 class _ByAge(PromoteRule):
-    """Sort groups by the age of their rollouts. `sign` is 1 for the oldest first, -1 for the newest first."""
+    """Sort groups by the age of their rollouts. With `sign` 1, the oldest go first; with -1, the newest."""
 
     __slots__ = ()
     sign: ClassVar[int]
@@ -34,14 +34,14 @@ class _ByAge(PromoteRule):
 
 @dataclass(frozen=True, slots=True)
 class Oldest(_ByAge):
-    """Groups with the oldest rollouts go first. Of equally old groups, those drawn first."""
+    """Groups with the oldest rollouts go first. If ages are equal, groups that were drawn first go first."""
 
     sign: ClassVar[int] = 1
 
 
 @dataclass(frozen=True, slots=True)
 class MostRecent(_ByAge):
-    """Groups with the newest rollouts go first. Of equally old groups, those drawn last."""
+    """Groups with the newest rollouts go first. If ages are equal, groups that were drawn last go first."""
 
     sign: ClassVar[int] = -1
 
@@ -61,15 +61,15 @@ class RandomOrder(PromoteRule):
 
 @dataclass(frozen=True, slots=True)
 class TopVariance(PromoteRule):
-    """Groups whose metrics have the highest variance go first. If variances are equal, those drawn last go first.
+    """Groups with the highest variance of metrics go first. If variances are equal, groups that were drawn last go first.
 
-    This differs from Pilot-Commit's published order in two ways. First, groups that would be too old after the next
-    update go before all others, because their rollouts would be lost otherwise. Second, no group goes on while groups are
-    running in the stage, because the highest variance is known only when all have ended.
+    This differs from Pilot-Commit's published order in two ways. Groups that would be too old after the next update go
+    before all others, because their rollouts would otherwise be lost. And no group goes on while a group is running in
+    the stage, because the running group may have the highest variance.
 
     Attributes:
-        always: True: keep this rule if rollouts stream; the run then waits for the whole stage. None: if rollouts stream,
-            `Oldest` replaces this rule.
+        always: True: keep this rule even if rollouts stream, so that the run waits for whole stages. None: `Oldest`
+            replaces this rule if rollouts stream.
     """
 
     always: bool | None = None
@@ -85,7 +85,7 @@ class TopVariance(PromoteRule):
 
     def _rank(self, group: GroupView, view: View) -> tuple[bool, float, int]:
         lasts = view.version - group.first_version < view.max_staleness
-        # With staleness 0, every group would be too old after the next update. Then none has priority.
+        # With staleness 0, every group would be too old after the next update, so no group has priority.
         variance = round(float(np.var(group.metrics_G)), 12)
         return (lasts if view.max_staleness else True, -variance, -group.group)
 
@@ -100,12 +100,10 @@ class TopVariance(PromoteRule):
         ]
         best_left = max((_variance(group) for group in left), default=0.0)
         return {
-            "k groups go on, or all if fewer wait; none while some still run in the stage": len(chosen)
+            "k groups go on, or all if fewer wait; none while a group runs in the stage": len(chosen)
             == (0 if awaited else min(k, len(held))),
             "a group that is about to be too old goes before all others": not last or not variances,
-            "of the others, the groups with the highest variance go on": (
-                not variances or min(variances) >= best_left - 1e-9
-            ),
+            "the others go on in the order of their variance": (not variances or min(variances) >= best_left - 1e-9),
         }
 
 

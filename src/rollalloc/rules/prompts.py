@@ -36,7 +36,7 @@ class Shuffled(PromptRule):
         """
         picked, order, cursor = list(taken), memory["order"], int(memory["cursor"])
         wanted = len(taken) + k
-        while len(picked) < wanted and cursor < order.size:  # in blocks, so that evicted prompts are skipped fast
+        while len(picked) < wanted and cursor < order.size:  # search in blocks, to skip evicted prompts fast
             missing = wanted - len(picked)
             block = order[cursor : cursor + 4 * missing + 64]
             at = np.flatnonzero(_free(block, free_N, picked))[:missing]
@@ -57,13 +57,13 @@ class Shuffled(PromptRule):
 
 
 def _free(block: NDArray[np.int32], free_N: NDArray[np.bool_], picked: list[int]) -> NDArray[np.bool_]:
-    """Which prompts of a block may be drawn: those that are free and not in `picked`."""
+    """For each prompt of a block: whether it is free and not in `picked`."""
     return free_N[block] & ~np.isin(block, picked) if picked else free_N[block]
 
 
 @dataclass(frozen=True, slots=True)
 class InOrder(PromptRule):
-    """Draw each prompt once an epoch, in the order of the data set. Use it for a curriculum of your own."""
+    """Draw each prompt once an epoch, in the order of the data set. Use this rule for your own curriculum."""
 
     def init(self, table: PromptTable) -> Memory:
         return {"next": 0}
@@ -100,7 +100,7 @@ class InOrder(PromptRule):
 
 @dataclass(frozen=True, slots=True)
 class AsOffered(OfferedPromptRule):
-    """Draw the prompts that a framework's own data loader offers, in its order. Skip prompts that are not free."""
+    """Draw the prompts that a framework's own data loader offers, in the loader's order. Skip prompts that are not free."""
 
     def init(self, table: PromptTable) -> Memory:
         return {"queue": [], "ended": False}

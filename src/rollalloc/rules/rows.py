@@ -18,9 +18,9 @@ Chosen = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
 def max_variance_subset(rewards_G: ArrayLike, m: int) -> NDArray[np.int64]:
-    """The m rewards with the largest variance: for some i, the i highest and the m - i lowest rewards.
+    """The m rewards with the largest variance. They are the i highest and the m - i lowest rewards, for some i.
 
-    Prefix sums of r and r² give the variance for every i, so sorting takes most of the time: O(G log G).
+    Prefix sums of r and r² give the variance for every i. Sorting takes most of the time: O(G log G).
     PODS, Xu et al., arXiv 2504.13818.
 
     Args:
@@ -63,7 +63,7 @@ _MOST_SUBSETS = 1000  # `promises` tries all subsets if there are at most this m
 
 
 def _split(chosen: Chosen, group: GroupView) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The rewards that were chosen, and those that were left out."""
+    """The chosen rewards, and the rewards that were left out."""
     return group.rewards_G[chosen[0]], np.delete(group.rewards_G, chosen[0])
 
 
@@ -119,7 +119,7 @@ class _Some(RowRule):
         } | (self.best(kept_M, left_L) if left_L.size else {})
 
     def best(self, kept_M: NDArray[np.float64], left_L: NDArray[np.float64]) -> dict[str, bool]:
-        """Compare the chosen rewards with those that were left out, of which there is at least one."""
+        """Compare the chosen rewards with the rewards that were left out. There is at least one of each."""
         return {}
 
 
@@ -140,7 +140,7 @@ class MaxVariance(_Some):
 
 @dataclass(frozen=True, slots=True)
 class MaxReward(_Some):
-    """Take the m rollouts with the highest reward. Of equal rewards, take those ordered first."""
+    """Take the m rollouts with the highest rewards. If rewards are equal, take the rollouts that were ordered first."""
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         return np.sort(np.argsort(-group.rewards_G, kind="stable")[: self.m])
@@ -183,9 +183,9 @@ class Percentile(_Some):
 
 @dataclass(frozen=True, slots=True)
 class Balanced(_Some):
-    """Take m rollouts, half of them successes and half failures. If one kind has too few, take more of the other.
+    """Take m rollouts, half of them successes. If there are too few successes or failures, take more of the other kind.
 
-    Of each kind, the rollouts ordered first are taken. If m is odd, one more failure than successes is taken.
+    The rollouts of each kind that were ordered first are taken. If m is odd, there is one failure more than successes.
     Reinforce-Ada, arXiv 2510.04996.
 
     Attributes:
@@ -220,10 +220,10 @@ class Balanced(_Some):
             "half successes and half failures if there are enough of both": (
                 group.scored <= self.m or expected is None or won == expected
             ),
-            "all rollouts of the kind of which there are too few": expected is not None
+            "if there are too few successes or failures, all of them": expected is not None
             or won == total
             or len(kept) - won == len(wins) - total,
-            "those ordered first of each kind": all(
+            "the successes and the failures that were ordered first": all(
                 wins[:g].count(wins[g]) == sum(wins[other] == wins[g] for other in kept if other < g) for g in kept
             ),
         }

@@ -6,8 +6,8 @@
 
 A simulated world answers every order (`world`, `feeder`). Its prompts range from easy to hard, and its rewards differ
 from the metrics. Rollouts fail, are cancelled, end in random order, and end after their cancellation. The trainer is
-slow, the data loader has its own epochs, and the capacity may be a single rollout. An auditor, which shares no code with
-the core, records all events and answers and checks them (`audit`). Every decision of every rule is checked against the
+slow, the data loader has its own epochs, and the capacity may be a single rollout. An auditor records and checks all
+events and answers, and shares no code with the core (`audit`). Every decision of every rule is checked against the
 rule's promises (`promises`). The work per decision is measured on data sets of two sizes (`scale`).
 """
 

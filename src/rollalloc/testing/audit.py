@@ -36,7 +36,7 @@ class Auditor:
     live: set[int] = field(default_factory=set[int])
     done: dict[int, Done] = field(default_factory=dict[int, Done])
     failed: set[int] = field(default_factory=set[int])
-    # Rollouts without use: they failed, were cancelled, or ended after the decision to stop them.
+    # Rollouts without a usable result: they failed, were cancelled, or ended after the decision to stop them.
     wasted: set[int] = field(default_factory=set[int])
     cancelled: set[int] = field(default_factory=set[int])
     released: set[int] = field(default_factory=set[int])
@@ -46,7 +46,7 @@ class Auditor:
     trained_groups: set[int] = field(default_factory=set[int])
     in_batch: set[int] = field(default_factory=set[int])
     too_old: set[int] = field(default_factory=set[int])  # groups that became too old with an update
-    due: set[int] = field(default_factory=set[int])  # rows that were trained on; the next answer must release them
+    due: set[int] = field(default_factory=set[int])  # rows that were trained on and are not released yet
     tokens: int = 0
     version: int = 0
     causes: Counter[str] = field(default_factory=Counter[str])
@@ -111,7 +111,7 @@ class Auditor:
             expect(2, not held or actions.batch is not None, f"the run is finished but {len(held)} rollouts are lost")
 
     def _may_return(self, rollout: int) -> bool:
-        """Whether a row that was trained on may be kept for replay."""
+        """Whether a row that was trained on may be replayed."""
         replay, row = self.recipe.replay, self.row_of[rollout]
         if replay is None or self.version - row.version > replay.max_staleness:
             return False
@@ -130,7 +130,7 @@ class Auditor:
         )
         age = version - row.version
         expect(12, age <= replay.max_staleness, f"rollout {row.rollout} is replayed with staleness {age}")
-        expect(12, row.advantage > replay.above, f"{row} is replayed; only advantages above {replay.above} are")
+        expect(12, row.advantage > replay.above, f"{row} is replayed, its advantage is not above {replay.above}")
         expect(12, row.rollout not in self.released, f"rollout {row.rollout} was released before its replay")
 
     def _why_not_trained(self, rollout: int, round_ends: bool) -> str:
@@ -161,7 +161,7 @@ class Auditor:
                 self.groups[order.group].append(rollout)
 
     def _batch(self, batch: Batch) -> None:
-        expect(2, not self.in_batch, "a second batch before the first was trained")
+        expect(2, not self.in_batch, "a second batch is returned before the first was trained")
         expect(2, batch.version == self.version, f"a batch has version {batch.version}, the weights {self.version}")
         by_group: dict[int, list[Row]] = defaultdict(list)
         again = [row for row in batch.rows if row.replays]
@@ -201,8 +201,7 @@ class Auditor:
         """Compare the allocator's accounts with these records."""
         expect(8, sum(accounts.values()) == len(self.order_of), f"{accounts} do not sum to {len(self.order_of)}")
         told, booked = Counter(accounts), self.causes.copy()
-        # If a result makes its own group too old, the core counts the result as cancelled, and this class counts it as
-        # stale.
+        # If a result makes its own group too old, the core counts it as cancelled, but this class as stale.
         for books in (told, booked):
             books["stale or cancelled"] = books.pop("stale", 0) + books.pop("cancelled", 0)
         for cause in told.keys() - {"open"}:

@@ -1,4 +1,4 @@
-"""`check_recipe`, which tests a recipe against every law in simulated runs."""
+"""`check_recipe` tests a recipe against every law in simulated runs."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def check_recipe(
         seeds: seeds of the runs, each 0 or more.
         batches: number of batches to train in each run, at least 2.
         allocator: the allocator class to test, for example a subclass of your own.
-        like: the recipe whose promises the decisions must keep, with the same number of stages. Default: `recipe`.
+        like: the recipe whose promises are checked, with the same number of stages. Default: `recipe`.
         rewards: the lowest and the highest simulated reward. Change them for rules that do not accept every number.
-        table: returns a data set with a given number of prompts, with the keys, priors and features that the rules need.
-            It is called for several sizes. Default: prompts that are known only by their index.
+        table: function that makes a data set of a given number of prompts, with the keys, priors and features that the
+            rules need. Default: prompts without keys, priors and features.
 
     Raises:
         ConformanceError: the recipe breaks a law. The message names the law, the seed and the mode.
@@ -119,7 +119,7 @@ class _Check:
         return max(paid)
 
     def back_pressure(self) -> None:
-        """Check law 3, in a run in which no group is dropped: the number of open groups is limited.
+        """Check law 3: the number of open groups is limited. The simulated metrics vary, so that few groups are dropped.
 
         The limit is three batches plus a few times the number of groups that one `ask` opens.
         """
@@ -153,7 +153,7 @@ class _Check:
             expect(8, open_rollouts == 0, f"{open_rollouts} rollouts are open after the end of the run")
 
     def quarantine(self) -> None:
-        """Check law 10: if a third of the prompts always fail, exactly those with enough failed visits are quarantined."""
+        """Check law 10 with prompts that always fail: exactly the prompts with enough failed visits are quarantined."""
         recipe = self.recipe
         if isinstance(recipe.prompts, OfferedPromptRule):
             return  # with so few prompts, the loader would soon offer only prompts that are in flight
@@ -164,4 +164,6 @@ class _Check:
         found = {prompt for prompt in range(prompts) if run.audit.always_failed(prompt)}
         expect(10, recipe.quarantine_after is None or bool(found), "too few visits")
         given_up = set(run.allocator.quarantined())
-        expect(10, found == given_up, f"prompts {sorted(found ^ given_up)[:5]} are wrongly quarantined, or wrongly not")
+        expect(
+            10, found == given_up, f"prompts {sorted(found ^ given_up)[:5]} are wrongly quarantined, or wrongly drawn"
+        )

@@ -26,10 +26,10 @@ class AuditedRun:
         world: decides the results of rollouts.
         seed: seed of the allocator and of the order in which rollouts end.
         allocator: the class that decides.
-        like: the recipe whose promises the decisions must keep. None: no promises are checked.
-        reload: probability, at each `ask`, that a second allocator is saved, and the loaded copy takes its place. The
-            second allocator gets the same events, but in lists instead of one by one, and must give the same answers.
-            0: no second allocator.
+        like: the recipe whose promises are checked. None: no promises are checked.
+        reload: probability at each `ask` of saving a second allocator and replacing it by a loaded copy. The second
+            allocator gets the same events, but in lists instead of one by one, and must give the same answers. 0: no
+            second allocator.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class AuditedRun:
         self.running: dict[int, tuple[int, int]] = {}  # rollout -> (prompt, version at its first token)
         self.finished: str | None = None
         self.next_offer = 0
-        # The loader's epochs are shorter than the data set, so that a new one begins while groups are waiting.
+        # The loader's epochs are shorter than the data set, so that a new epoch begins while groups are waiting.
         self.offered_epoch = max(recipe.groups, len(self.allocator.table) // 4) + 1
 
     def synchronous(self, batches: int) -> Iterator[Actions]:
@@ -94,14 +94,14 @@ class AuditedRun:
             self._check_outstanding(actions)
         self.audit.answered(actions, capacity)
         self.audit.accounts(self.allocator.accounts())
-        expect(12, self.allocator.replayed == self.audit.replayed, f"{self.allocator.replayed} rows replayed, it says")
+        expect(12, self.allocator.replayed == self.audit.replayed, f"`replayed` is wrong: {self.allocator.replayed}")
         for order in actions.generate:
             self.running |= dict.fromkeys(order.rollouts, (order.prompt, self.allocator.version))
         self.finished = actions.finished if actions.batch is None and not self.audit.in_batch else None
         return actions
 
     def _offer(self) -> None:
-        """Act as a framework's data loader: offer the wanted number of prompts, until its epoch ends."""
+        """Act as a framework's data loader: offer prompts until the allocator wants no more."""
         if not isinstance(self.allocator.recipe.prompts, OfferedPromptRule):
             return
         while wanted := self.allocator.wanted():
@@ -120,7 +120,7 @@ class AuditedRun:
             self.twin.tell(events)
 
     def update(self) -> Updated:
-        """The next `Updated`. Every third one has no KL divergence."""
+        """The next `Updated`. Every third update has no KL divergence."""
         version = self.allocator.version + 1
         return Updated(version, 0.02 * (version % 5) if version % 3 else None)
 
@@ -150,7 +150,7 @@ class AuditedRun:
         return copy
 
     def _check_outstanding(self, actions: Actions) -> None:
-        """Check that after a load, `outstanding` repeats everything that was handed out and is not over."""
+        """Check that a loaded copy's `outstanding` repeats all actions that are not done yet."""
         repeated = self._copy(self.allocator).outstanding()
         ordered = {rollout for order in repeated.generate for rollout in order.rollouts}
         now = {rollout for order in actions.generate for rollout in order.rollouts}

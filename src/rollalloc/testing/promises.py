@@ -1,8 +1,8 @@
 """Check every decision of a recipe's rules against what the rules promise.
 
 A rule states its promises in `promises`, and the columns that it reads in its trait `reads` (`rollalloc.core.rule`). The
-kit wraps each rule of a recipe, and checks each decision against the rule's promises. Then it calls the rule again after
-changing every column that the rule does not read: the decision must be the same.
+kit wraps each rule of a recipe, and checks each decision against the rule's promises. Then the kit calls the rule again
+with other values in the columns that the rule does not read. The decision must be the same.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _Watch:
 
     Attributes:
         rule: the rule that decides.
-        promised: the rule whose promises the decisions must keep, usually the same rule. None: no promises are checked.
+        promised: the rule whose promises are checked, usually the same rule. None: no promises are checked.
     """
 
     rule: Any
@@ -159,7 +159,7 @@ class WatchedJudge(_Called, JudgeRule):
     log: InitVar[dict[int, Verdict]]
 
     def __post_init__(self, log: dict[int, Verdict]) -> None:
-        vars(self)["log"] = log  # not a field: recipes must stay equal while verdicts are recorded
+        vars(self)["log"] = log  # not a field, because the comparison of recipes must not depend on recorded verdicts
 
     def __call__(self, *seen: Any) -> Any:
         made = super().__call__(*seen)
@@ -170,7 +170,7 @@ class WatchedJudge(_Called, JudgeRule):
 
 @dataclass(frozen=True, repr=False)
 class _Shown(_Called):
-    """Wraps a rule that sees which rollouts of a group an earlier random decision kept."""
+    """Wraps a stop rule or row rule, which sees the rollouts that an earlier random decision kept."""
 
     draws: ClassVar = True
     kept: InitVar[dict[int, dict[int, float]]]
@@ -289,7 +289,7 @@ def _plain(made: Any) -> Any:
 
 
 def _about(seen: tuple[Any, ...]) -> str:
-    """Text that names the groups that a decision was about."""
+    """The groups of a decision, as text for a message."""
     groups = [view for value in seen for view in (value if isinstance(value, list) else [value])]
     ids = [str(view.group) for view in groups if isinstance(view, GroupView)]
     return f" of group {', '.join(ids)}" if ids else ""

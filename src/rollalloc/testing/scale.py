@@ -1,4 +1,4 @@
-"""Measures the work of a decision, which must not grow with the number of prompts."""
+"""Check that the work of a decision does not grow with the number of prompts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_work(
 
 
 def _most_work(run: AuditedRun) -> tuple[int, int]:
-    """The largest number of per-prompt entries that one decision read, and the largest number of bytes it allocated."""
+    """For a single decision: the largest number of per-prompt entries read, and the largest number of bytes allocated."""
     most_entries = most_bytes = 0
     steps = run.synchronous(_DECISIONS + 1)
     next(steps)
@@ -58,9 +58,7 @@ def _most_work(run: AuditedRun) -> tuple[int, int]:
 
 
 class Counted(np.ndarray):
-    """An array that counts its entries that are read or written. An index counts the entries that it selects. Most other
-    operations count all entries.
-    """
+    """An array that counts accesses to its entries. An index counts the selected entries; most other operations all."""
 
     entries = 0
 
@@ -69,9 +67,7 @@ class Counted(np.ndarray):
         if out:
             kwargs["out"] = tuple(map(_bare, out))
         made = getattr(ufunc, method)(*map(_bare, inputs), **kwargs)
-        return (
-            made.view(Counted) if isinstance(made, np.ndarray) else made
-        )  # so that arrays computed from counted arrays are counted too
+        return made.view(Counted) if isinstance(made, np.ndarray) else made  # count accesses to computed arrays too
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         Counted.entries += self.size

@@ -1,4 +1,4 @@
-"""The simulated world, which decides the results of rollouts."""
+"""The simulated world: it decides the results of rollouts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class World:
         seed: seed of the world.
         hard: True: every prompt has a success rate of 1/2, so metrics vary as much as possible.
         limit: number of tokens at which a rollout is truncated.
-        failing: k > 0: rollouts of every k-th prompt always fail. 0: of none.
+        failing: k > 0: all rollouts of every k-th prompt fail. 0: no rollout fails.
         rewards: the lowest and the highest reward. Metrics are in [0, 1].
     """
 
