@@ -552,7 +552,7 @@ def test_a_run_that_is_resumed_keeps_its_budget_and_its_grid_where_none_is_given
         ("pilot_commit", ("n_pilot", "pilot rollouts of each prompt", "confidence", "0.95", "--set")),
         ("pilot_commit+pods", ("Train on pilots and commits of a prompt", "rollouts of each prompt to train on")),
         ("reinforce", ("neg", "replay", "rows of earlier batches to train on again")),
-        ("dapo_carry", ("deviation", "which standard deviation of the group's rewards")),  # "see grpo" is looked up
+        ("dapo_carry", ("deviation", "kind of standard deviation by which")),  # "see grpo" is looked up
     ],
 )
 def test_recipes_explains_the_parameters_of_one(rollalloc, name, words):

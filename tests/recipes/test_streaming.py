@@ -92,7 +92,7 @@ def test_an_ahead_that_cannot_be_is_refused(given, says):
         (
             recipes.pilot_commit(**PILOTS, promote="oldest", pilots="every_round"),
             {},
-            ["begins a round when the last one is"],
+            ["begins a round only after the last round"],
         ),
     ],
 )

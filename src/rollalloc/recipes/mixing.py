@@ -97,7 +97,7 @@ def mix(first: Recipe, second: Recipe, take: Mapping[str, Side] | None = None) -
 
 
 def _mix_intakes(first: Any, second: Any, take: Mapping[str, Side]) -> Any:
-    # With equal `groups`, the rules differ only in `ahead`. `ahead` matters only for the recipe with several stages: first.
+    # With equal `groups`, the rules differ only in `ahead`. It matters only with several stages, so `first` decides.
     both = isinstance(first, intake.KeepInFlight) and isinstance(second, intake.KeepInFlight)
     if both and first.groups == second.groups and "intake" not in take:
         return first
