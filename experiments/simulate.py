@@ -299,7 +299,7 @@ def _fixed(recipe: Recipe, n: int) -> Recipe:
 
 
 def published(seeds: str = "5") -> None:
-    """Seconds of the published baseline over each method's, or its step's seconds over the baseline's; nothing is fitted."""
+    """The baseline's seconds divided by each method's, or a step's seconds divided by the baseline's. Nothing is fitted."""
     h200 = Shape(model="14b", gpu="h200", gpus=16, share=1, lengths=Lengths(limit=4096))
     sixteen = Lengths(median=3000.0, limit=16_384)
     rows: list[tuple[str, str, Callable[[Shape, int, int], float], Shape, int]] = [
@@ -313,8 +313,8 @@ def published(seeds: str = "5") -> None:
         ("AReaL 7B", "2.27", _areal, Shape(model="7b", gpus=48, share=1, lengths=LONG), 128),
         ("AReaL 32B", "1.64", _areal, Shape(model="32b", gpus=96, share=4, lengths=LONG), 128),
         ("DUET, half of the budget", "2.51", _duet, Shape(model="1.5b", gpus=2, share=1), 32),
-        ("Pilot-Commit 14B, a step over GRPO's", "1.21", _pilot_commit, h200, 32),
-        ("DAPO 14B, a step over GRPO's", "1.83", _dapo, h200, 32),
+        ("Pilot-Commit 14B, seconds per step divided by GRPO's", "1.21", _pilot_commit, h200, 32),
+        ("DAPO 14B, seconds per step divided by GRPO's", "1.83", _dapo, h200, 32),
     ]
     print("| system | published | simulated | off by |\n|---|---|---|---|")
     for name, figure, measured, shape, groups in rows:

@@ -104,7 +104,7 @@ def described(plan: Plan, cores: int) -> str:
         hours = _hours(plan.seconds_of(task) / 3600)
         known = f", about {hours} of a core" if task.name in RATES else " (speed not measured)"
         seeds = "" if task.seeds is None else f" × {task.seeds} seeds"
-        lines.append(f"{task.name}: to {task.target:g}, {task.budget:,} rollouts a run{seeds}{known}")
+        lines.append(f"{task.name}: to {task.target:g}, {task.budget:,} rollouts per run{seeds}{known}")
     hours, meant = plan.seconds / cores / 3600, TIERS[plan.tier].hours
     lines.append(f"about {_hours(hours)} on {cores} idle cores, with one run each, without the time to create tasks")
     if hours * cores > 2 * meant:

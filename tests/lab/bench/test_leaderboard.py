@@ -237,7 +237,7 @@ def test_a_plan_is_shown_and_nothing_is_written(tmp_path, capsys):
     bench(tier="smoke", out=tmp_path / "out", plan=True)
     said = " ".join(capsys.readouterr().err.split())
     assert "2 methods × 1 tasks, 4 runs, at most 512 rollouts" in said
-    assert "sort: to 0.6, 128 rollouts a run (speed not measured)" in said
+    assert "sort: to 0.6, 128 rollouts per run (speed not measured)" in said
     assert not list(tmp_path.iterdir())
 
 

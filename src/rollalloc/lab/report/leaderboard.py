@@ -138,7 +138,7 @@ def _notes(board: Board) -> list[str]:
 def _facts(board: Board) -> list[tuple[str, str]]:
     plan = board.plan
     tasks = [
-        (task.name, f"target {task.target:g}, {task.budget:,} rollouts a run, seeds {_listed(plan.seeds_of(task))}")
+        (task.name, f"target {task.target:g}, {task.budget:,} rollouts per run, seeds {_listed(plan.seeds_of(task))}")
         for task in plan.tasks
     ]
     return [("plan", f"frozen {board.date}"), *tasks, *plan.made_with.items()]

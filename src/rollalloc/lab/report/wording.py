@@ -25,10 +25,10 @@ def _finding(method: RecipeSummary, baseline: RecipeSummary, target: float | Non
     cost, ratio = method.costs["rollouts"], method.ratios["rollouts"]
     if target is None or cost is None:
         why = "No target was set" if target is None else "It was not evaluated"
-        paid = f"{name} paid {method.rollouts_paid / seeds:,.0f} rollouts a run"
+        paid = f"{name} paid {method.rollouts_paid / seeds:,.0f} rollouts per run"
         return paid, f"; {taught}. {why}, so costs are not compared."
     if method.reached < seeds:
-        paid = f" and paid {method.rollouts_paid / seeds:,.0f} rollouts a run{_bound(ratio, first)}; {taught}."
+        paid = f" and paid {method.rollouts_paid / seeds:,.0f} rollouts per run{_bound(ratio, first)}; {taught}."
         return f"{name} reached {aim} in {method.reached} of {_counted(seeds, 'run')}", paid
     needed = f"{name} needed {cost.point:,.0f} rollouts"
     if method is baseline or ratio is None:
@@ -100,7 +100,7 @@ def story(runs: Sequence[RecordedRun], label: str) -> Sentence:
     paid, name = fmean(run.paid for run in runs), one_line(label)
     if not paid:
         return f"{name} has not paid a rollout yet", "."
-    per_run = f" a run, mean of {len(runs)} seeds" if len(runs) > 1 else ""
+    per_run = f" per run, mean of {len(runs)} seeds" if len(runs) > 1 else ""
     trained = fmean(run.accounts.get("trained", 0) for run in runs)
     described = runs[0].description
     grouped = any(run.grouped for run in runs)
