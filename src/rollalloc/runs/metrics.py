@@ -208,7 +208,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
             FIGURES,
         ),
     ),
-    "A recipe that predicts (foresight, SPO, MoPPS)": (
+    "Recipes that predict (foresight, SPO, MoPPS)": (
         Metric(
             "prediction/rollouts", "rollouts", "rollouts that were predicted between the last two fits", _PREDICTION
         ),
@@ -276,7 +276,7 @@ TABLE: Mapping[str, tuple[Metric, ...]] = {
         Metric("features_tokens", "tokens", "tokens of the forward passes for features", ("features",)),
         Metric("features_seconds", "s", "time of computing features; included in `seconds`", ("features",)),
     ),
-    "At a service (Tinker)": (
+    "Tinker": (
         Metric(
             "cost/KIND",
             "tokens",
