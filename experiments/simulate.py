@@ -84,7 +84,7 @@ def sampler() -> None:
     import torch
 
     sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-    from sampler import EOS, PAD, VOCABULARY, small_model
+    from sampler import EOS, PAD, VOCABULARY, small_model  # pyright: ignore[reportMissingImports]
 
     from rollalloc.generate.sampler import Request, generate
     from rollalloc.generate.sampling import Sampling
@@ -143,7 +143,8 @@ def engine(tasks: str, repeats: str = "3", batches: str = "12") -> None:
                 real, done = task.seconds(line, 5000 + repeat, int(batches), log)
                 rollouts = read_rollouts(log / "rollouts.jsonl")
             steps = [(rows, seconds) for rows, seconds in task.steps if rows]
-            curve = Latency(*zip(*measured_curve(steps), strict=True), "an engine's own trace")
+            rows_P, seconds_P = zip(*measured_curve(steps), strict=True)
+            curve = Latency(rows_P, seconds_P, "an engine's own trace")
             most = max(rows for rows, _ in steps)
             if most > curve.concurrency[-1]:  # a point is the mean of its part
                 at, seconds = (*curve.concurrency, most), (*curve.seconds_per_token, curve.seconds_per_token[-1])
