@@ -89,7 +89,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "recipe": replace(tiny_trl.RECIPES["grpo"], prompts=Posterior()),
         "shuffle_dataset": False,
     },
-    "got question, answer, number; rename the column that holds it, dataset.rename_column('question', 'prompt')": {
+    "got question, answer, number; rename the column with the prompts, dataset.rename_column('question', 'prompt')": {
         "recipe": "grpo",
         "dataset": tiny_trl.prompts().rename_column("prompt", "question"),
     },
@@ -110,7 +110,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "recipe": "foresight",
         "num_generations": 4,
     },
-    "set num_generations=3, the smallest divisor of a batch of 9 rows": {
+    "set num_generations=3, the smallest divisor above 1 of a batch of 9 rows": {
         "recipe": recipes.foresight(9),
         "num_generations": 9,
         "per_device_train_batch_size": 9,

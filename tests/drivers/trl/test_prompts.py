@@ -47,7 +47,7 @@ def test_prompts_beyond_the_context_are_named_before_training(model, held_out, t
     trainer = tiny_trl.trainer(tmp_path, "grpo", model=model and gpt2(size, 32), **data)
     where = "eval_dataset['hard']" if held_out else "train_dataset"
     said = (
-        f"2 of 8 prompts of {where} have more than 28 tokens, which is all that fits the model's context of 32 tokens, of "
+        f"2 of 8 prompts of {where} have more than 28 tokens, the maximum for the model's context of 32 tokens, of "
         "which max_completion_length=4 are for the completion: rows 3 (60 tokens), 7 (60 tokens). Remove them"
     )
     with pytest.raises(ValueError, match=re.escape(said)):

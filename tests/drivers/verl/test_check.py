@@ -22,7 +22,7 @@ def test_a_command_of_verl_is_taken_as_it_would_be_typed(capsys):
     out = capsys.readouterr().out
     assert "mode sync: 64 groups per batch, 8 rows each, 2 optimizer steps per batch" in out
     assert "stock verl, 8 rollouts per prompt" in out
-    assert "rollouts of a step that one round of prompts fills: 512 = 64 × 8 (rollouts)" in out
+    assert "rollouts of a step, if one round of prompts fills the batch: 512 = 64 × 8 (rollouts)" in out
 
 
 def test_one_of_ours_says_its_recipe(capsys):

@@ -189,7 +189,7 @@ def test_the_check_says_from_any_folder_what_a_step_is(
     """Without the data, which are not there."""
     monkeypatch.chdir(tmp_path)
     assert check([f"--config-path={FOLDER}", f"--config-name={row}", choice, "--no-files"]) == 0
-    assert f"rollouts of a step that one round of prompts fills: {says}" in capsys.readouterr().out
+    assert f"rollouts of a step, if one round of prompts fills the batch: {says}" in capsys.readouterr().out
 
 
 def test_six_optimizer_steps_are_one_key() -> None:

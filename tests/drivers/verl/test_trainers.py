@@ -218,12 +218,12 @@ STOPS = {
         (
             "rollalloc",
             STOPS | {"actor_rollout_ref.rollout.name": "trtllm"},
-            r"must be one of vllm, sglang, got trtllm; .* or take one without stops",
+            "must be one of vllm, sglang, got trtllm; .* or choose a recipe that does not stop rollouts",
         ),
         (
             "rollalloc",
             STOPS | {"actor_rollout_ref.rollout.disaggregation.enabled": True},
-            "to another server.*; disable it: .* or take one without stops",
+            "to another server.*; disable it, or choose a recipe that does not stop rollouts",
         ),
     ],
 )

@@ -172,7 +172,7 @@ def test_keys_of_ours_that_nothing_would_read_are_refused(mode):
     module = SimpleNamespace(validate_config=lambda config: None)
     plugin.check_early(module)
     with pytest.raises(
-        ValueError, match=rf"nothing reads it under .*={mode}; set that to one of rollalloc, rollalloc_c"
+        ValueError, match=rf"nothing reads it under .*={mode}; set the mode to one of rollalloc, rollalloc_c"
     ):
         module.validate_config(OmegaConf.create({"trainer": {"v1": v1}}))
 

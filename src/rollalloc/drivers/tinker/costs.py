@@ -13,8 +13,8 @@ class Usage:
 
     Attributes:
         prefill: prompt tokens that the sampler had to read.
-        cached: prompt tokens that the sampler had read before: those of all samples of a request but the first, and those
-            that the service reports as cache hits.
+        cached: prompt tokens that the sampler had already read. These are the service's cache hits, and the prompt tokens
+            of each request's second and later samples.
         sampled: generated tokens, including those of rollouts that were stopped or dropped.
         trained: tokens of the sequences in forward and backward passes, including prompts.
     """
@@ -28,7 +28,7 @@ class Usage:
         return Usage(*(getattr(self, name) + getattr(other, name) for name in asdict(self)))
 
     def at_least(self, other: Usage) -> Usage:
-        """For each kind, the larger number of tokens."""
+        """For each kind of token, the larger of the two numbers."""
         return Usage(*(max(getattr(self, name), getattr(other, name)) for name in asdict(self)))
 
 

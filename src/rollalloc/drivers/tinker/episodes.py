@@ -145,7 +145,7 @@ class Rewarded:
         return ended
 
     def _ended(self, rollout: int, start: Piece, sample: SampledSequence | str) -> EndedRollout:
-        """A rollout whose score is pending; or, if its sample cannot be used, one without a score."""
+        """The rollout of a sample, with a pending score. If the sample cannot be used, the rollout has no score."""
         if isinstance(sample, str):
             return EndedRollout(Trajectory(rollout, (start,), False), Unscored(sample))
         trajectory = Trajectory(rollout, (start.then(sample.tokens, sample.logprobs),), sample.truncated)
@@ -165,7 +165,7 @@ _PENDING = Scored(0.0, 0.0)  # the outcome of a rollout that is not scored yet
 
 @dataclass
 class _Turns:
-    """The turns of a rollout. The names of the attributes are those that `compute_group_rewards` of tinker-cookbook uses."""
+    """The turns of a rollout. tinker-cookbook's `compute_group_rewards` reads these attributes by name."""
 
     transitions: list[Any] = field(default_factory=list[Any])
     final_ob: Any = None
@@ -197,14 +197,14 @@ class Environments:
 
     Args:
         builders: one for each prompt.
-        keys: a unique name for each builder. Prompts are recognised by it, even if the builders are reordered.
-        metric: the entry of the environment's metrics that selection uses, for example "correct"; its value in the last
-            turn counts. None: selection uses the reward.
+        keys: a unique name for each builder. A resumed run finds its prompts by these names.
+        metric: name of the environment's metric that selection uses, for example "correct". If several turns report it, the
+            last value is used. None: selection uses the reward.
         decode: converts token ids to text for the log of rollouts. None: the log has no text.
         max_turns: number of turns after which a rollout is truncated, at least 1.
 
     Raises:
-        ValueError: there are no builders; there is not one unique key per builder; or `max_turns` is below 1.
+        ValueError: there are no builders; a builder has no key, or two have the same key; or `max_turns` is below 1.
     """
 
     builders: Sequence[Any]
@@ -247,7 +247,7 @@ class Environments:
         finally:
             cleanup = getattr(builder, "cleanup", None)
             if cleanup is not None:
-                with suppress(Exception):  # after an error here, the rollouts are still usable, and they are paid for
+                with suppress(Exception):  # the rollouts are paid for, and usable without the clean-up
                     await wave.service.answered(cleanup())
 
     async def _envs(self, builder: Any, count: int, wave: Wave) -> list[Any]:

@@ -152,9 +152,8 @@ class RemoteEngine(RolloutEngine):
     def poll(self, *, wait: bool = True) -> list[RolloutResult]:
         """Wait for rollouts in flight and return them.
 
-        With `Remote.concurrency`, or if a stage in flight has a stop rule, this waits until one order has ended, so that the
-        allocator can react. Otherwise it waits for the whole wave, and returns the orders in the order in which they were
-        submitted.
+        With `Remote.concurrency` or a stop rule, this waits until one order has ended, so that the allocator can react.
+        Otherwise it waits for the whole wave, and returns the rollouts in the order in which they were submitted.
         """
         results, self._ended = self._ended, []
         wanted = [future for future, (order, _) in self._in_flight.items() if self._is_wanted(order)]
@@ -187,7 +186,7 @@ class RemoteEngine(RolloutEngine):
         return not self._stopped.issuperset(order.rollouts)
 
     def _take_in(self) -> list[RolloutResult]:
-        # Look only once: an order that ends in the meantime is returned by the next call.
+        # Check each order only once. An order that ends during this call is returned by the next call.
         ended = [future for future in self._in_flight if future.done()]
         for future in ended:
             self._count_failures(future.result())

@@ -47,13 +47,12 @@ class Remote:
         concurrency: maximum number of rollouts in flight, at least 1. Each rollout is reported to the allocator as soon as
             it ends, and keeps the weights that it started with. None: rollouts are sampled in waves, as by a synchronous
             trainer.
-        ahead: number of batches that are sampled while one is trained, at least 1 (`rollalloc.recipes.streamed`); needs
-            `concurrency`. None: the recipe's own number.
+        ahead: number of batches that are sampled while another batch is trained, at least 1; needs `concurrency`. See
+            `rollalloc.recipes.streamed`. None: the recipe's own number.
         request_seconds: time limit of a request and of an environment step, above 0.
-        keep_days: number of days for which the service keeps the weights of a checkpoint, at least 1. None: forever, which
-            the service may bill. The weights at the end of a run are kept forever.
+        keep_days: number of days for which the service keeps the weights of a checkpoint, at least 1. None: forever. The
+            service may bill storage. The weights at the end of a run are always kept forever.
         give_up_after: number of failed requests in a row after which the run stops, at least 1. Without this limit, an
-            outage would look like prompts that cannot be scored.
             outage would look like prompts that cannot be scored.
 
     Raises:
@@ -73,7 +72,9 @@ class Remote:
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
         if self.ahead is not None and self.concurrency is None:
-            raise ValueError(f"ahead={self.ahead} needs a concurrency: without one, sampling waits for each update")
+            raise ValueError(
+                f"ahead={self.ahead} needs concurrency to be set: without it, sampling waits for each update"
+            )
         if self.loss not in get_args(LossName):
             raise ValueError(f"loss must be one of {', '.join(get_args(LossName))}, got {self.loss!r}")
         if not 0 < self.request_seconds < inf:
@@ -154,7 +155,7 @@ class Service:
     async def sample(
         self, sampler: Any, prompt: Sequence[int], samples: int, *, max_tokens: int, stop: Any = None
     ) -> list[SampledSequence | str]:
-        """Sample from a prompt, at temperature 1, because the service's losses assume this temperature.
+        """Sample completions of a prompt. The temperature is 1, because the service's losses assume this temperature.
 
         Args:
             sampler: the result of `sampler()`.
@@ -164,8 +165,8 @@ class Service:
             stop: token ids or texts that end a sample; None: the model's end of sequence.
 
         Returns:
-            At most `samples` samples; fewer if the service returned fewer. In place of a sample that cannot be used, there
-            is the reason as a string. If the service returns more samples, they are billed but not used.
+            The samples. The list is shorter than `samples` if the service returned fewer; surplus samples are left out. An
+            unusable sample is replaced by the reason, a string.
 
         Raises:
             RequestFailed: the request failed, timed out, or returned no sequences.
@@ -231,14 +232,14 @@ class Service:
         """Take one optimizer step.
 
         Args:
-            data: for each sequence its input token ids; and `target_tokens`, `logprobs` and `advantages`, all of the same
-                length.
+            data: for each sequence, its input token ids, and a dictionary with `target_tokens`, `logprobs` and
+                `advantages`. All four have the same length.
             adam: parameters of the optimizer.
             clip: clipping thresholds of the ratio. None: no clipping.
 
         Returns:
-            The log-probabilities of each sequence's targets before the step, or None if the service returned none; and the
-            service's own metrics of the step.
+            For each sequence, the log-probabilities of its targets before the step, or None if the service returned none.
+            Then the service's own metrics of the step.
 
         Raises:
             ServiceFailed: a request failed. It is unknown whether the service took the step.
@@ -303,7 +304,7 @@ class Service:
         return self._guarded("saving the weights", lambda: _path(saved))
 
     def _of_model(self, action: str, call: Callable[[Any], Any]) -> Any:
-        """The result of a call on the training client. Creating the client, if needed, has its own time limit."""
+        """The result of a call on the training client. If the client must be created first, this has its own time limit."""
         model = self._training
         return self._wait(action, lambda: call(model))
 
@@ -373,7 +374,7 @@ def _usable(sequence: Any, tokens: tuple[Any, ...], max_tokens: int) -> SampledS
 
 
 def _measured(pass_result: Any, step_result: Any) -> tuple[list[Any], dict[str, float]]:
-    """The log-probabilities of each sequence, or None if there are none; and all metrics of a step that are numbers."""
+    """The log-probabilities of each sequence (None if the service returned none), and the numeric metrics of the step."""
     metrics = {**(pass_result.metrics or {}), **(step_result.metrics or {})}
     logprobs = [_array(output.get("logprobs")) for output in pass_result.loss_fn_outputs]
     return logprobs, {str(name): float(value) for name, value in metrics.items() if isinstance(value, Real)}

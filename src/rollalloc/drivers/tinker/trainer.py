@@ -45,7 +45,7 @@ class TinkerTrainer(Loop):
         config: all other settings of the run.
         heldout: the evaluation set. An evaluation samples `config.eval_samples` rollouts of each prompt, which are billed.
             None: no evaluation.
-        prices: prices, so that the metrics show the cost in money. None: they show only tokens.
+        prices: prices of tokens. None: the metrics show the cost in tokens, but not in money.
         features: features of the prompts, for a recipe that predicts success rates. None: the recipe predicts only from the
             rollouts of this run.
         folder: folder of the run, in the native trainer's format. Its file `model/tinker.json` has the service's paths of
@@ -94,7 +94,8 @@ class TinkerTrainer(Loop):
         )
 
     def resume(self, *, accept_recipe: bool = False, accept_data: bool = False) -> int:
-        """Resume as `Loop.resume` does. Tokens that were paid after the checkpoint, according to the metrics, still count.
+        """Resume as `Loop.resume` does. The cost includes the tokens that were billed after the checkpoint, as far as the
+        metrics show them.
 
         Raises:
             ServiceFailed: the service has deleted the checkpoint's weights.
@@ -134,7 +135,7 @@ class TinkerTrainer(Loop):
         ]
         futures = [self.thread.start(self.heldout, order, wave) for order in orders]
         played = wait_unless_stopped(in_thread(lambda: self.thread.all_of(futures)), self.stop)
-        if self.stop.by is not None:  # stopped rollouts were not scored
+        if self.stop.by is not None:  # stopped rollouts have no scores, so there is no evaluation
             raise Interrupted
         generations = [rollout.trajectory.generation() for rollout in played]
         return judged(generations, [rollout.outcome for rollout in played], samples)

@@ -17,7 +17,7 @@ class Piece:
     """A sequence for one forward pass.
 
     Attributes:
-        tokens: ids of the tokens in order. Some were read and some were sampled; the first was read.
+        tokens: token ids. Each token was either read or sampled. The first token was read.
         logprobs: float32: the log-probability of each sampled token, and NaN for tokens that were read.
     """
 
@@ -30,7 +30,7 @@ class Piece:
         return ~np.isnan(self.logprobs)
 
     def then(self, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> Piece:
-        """This piece with more tokens at its end. With `logprobs` they were sampled, without they were read."""
+        """This piece with more tokens at its end: sampled tokens if `logprobs` is given, otherwise tokens that were read."""
         added_T = np.full(len(tokens), np.nan) if logprobs is None else np.asarray(logprobs)
         return Piece((*self.tokens, *tokens), np.concatenate([self.logprobs, added_T]).astype(np.float32))
 
@@ -65,7 +65,7 @@ class Trajectory:
 
 
 def pack(trajectories: Sequence[Trajectory]) -> tuple[list[list[int]], dict[str, Tensor]]:
-    """Pack each piece like a rollout, see `pack_generations`."""
+    """Pack all pieces with `pack_generations`, as if each piece were a rollout."""
     return pack_generations(
         [
             Generation(trajectory.rollout, piece.tokens, piece.logprobs, trajectory.truncated)
@@ -76,7 +76,7 @@ def pack(trajectories: Sequence[Trajectory]) -> tuple[list[list[int]], dict[str,
 
 
 def unpack(described: Sequence[Sequence[int]], tensors: Mapping[str, Tensor]) -> list[Trajectory]:
-    """The inverse of `pack`, for trajectories with at least one piece. (Scored trajectories have one.)"""
+    """The inverse of `pack`. Trajectories without pieces are lost, but no scored trajectory is without pieces."""
     pieces: dict[int, list[Piece]] = {}
     truncated: dict[int, bool] = {}
     for packed in unpack_generations(described, tensors):

@@ -1,4 +1,4 @@
-"""Trains on a batch at a service. The advantages that the service gets include each row's share of the loss."""
+"""Trains on a batch at a service."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Sequence = tuple[tuple[int, ...], dict[str, list[Any]]]  # input token ids; targ
 class RemoteUpdater:
     """Trains on batches at a service.
 
-    The service's losses are sums over tokens. With "importance_sampling", each token adds −ρ·A, where ρ is its probability
-    under the trained weights, divided by that under the weights that sampled it. To get a mean over the batch, the advantage
-    is multiplied by the row's weight and by its share of the loss:
+    The service's losses are sums over tokens. With "importance_sampling", the loss of a token is −ρ·A, where ρ = exp(trained
+    − behaviour) is the ratio of its probabilities under the trained and the sampling weights. To get a mean over the batch,
+    the advantage is multiplied by the row's weight and by the row's share of the loss:
 
         A_t = advantage · weight · share,    share: see `rollalloc.train.loss.shares`
 
-    A row with advantage 0 has no gradient. It counts in the mean, but is not sent, and so not billed.
+    The mean includes rows with advantage 0. Such rows have no gradient, so they are not sent to the service and not billed.
 
     Args:
         service: the service that trains.
@@ -70,11 +70,11 @@ class RemoteUpdater:
         measure_kl: bool = False,
         between_passes: Callable[[], None] | None = None,
     ) -> dict[str, Any]:
-        """Take the configured number of optimizer steps. A mini-batch without a gradient takes none.
+        """Take the configured number of optimizer steps. A mini-batch without a gradient is skipped.
 
         Returns:
-            Metrics, averaged over the steps: `loss_sum`, if the service reports it; `sampler_kl`, the KL divergence from the
-            weights that sampled to the trained weights, in nats per token; the service's other metrics under `tinker/`;
+            Means over the steps of the service's metrics: `loss_sum`, `grad_norm`, and all others under `tinker/`. The mean
+            of `sampler_kl`, the KL divergence from the sampling weights to the trained weights, in nats per token. And
             `steps_in_batch` and `learning_rate`.
 
         Raises:
@@ -146,9 +146,9 @@ def sequence(piece: Piece, advantage: float) -> Sequence:
 
 
 def _distance(data: list[Sequence], logprobs: list[Any]) -> dict[str, float]:
-    """The KL divergence from the sampling weights to the trained ones: the mean of exp(d) − d − 1 over sampled tokens.
+    """Estimate the KL divergence from the sampling weights to the trained weights, over sampled tokens.
 
-    d is a token's log-probability under the trained weights, minus that under the weights that sampled it.
+    mean of exp(d) − d − 1,    d = trained log-probability − sampling log-probability
     """
     total = tokens = 0.0
     if len(logprobs) != len(data):
@@ -164,7 +164,7 @@ def _distance(data: list[Sequence], logprobs: list[Any]) -> dict[str, float]:
 
 
 def _renamed(name: str) -> str:
-    """The name of a metric of the service in our metrics: a name of ours, or the service's name under `tinker/`."""
+    """The name under which our metrics show a metric of the service."""
     last = name.rsplit("/", 1)[-1]
     known = {"grad_norm": "grad_norm", "grad_norm:mean": "grad_norm", "loss:sum": "loss_sum"}
     return known.get(last, f"tinker/{last}")

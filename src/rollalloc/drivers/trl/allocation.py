@@ -42,19 +42,18 @@ class Allocation:
     """The state of a recipe in a TRL trainer: the core, and the data of the rollouts that it still needs.
 
     Args:
-        recipe: the recipe. If its advantage rule leaves the standard deviation to the framework, it is `TRLS_GRPO`'s.
+        recipe: the recipe. `TRLS_GRPO` supplies the standard deviation if the recipe's advantage rule leaves it open.
         dataset: TRL's training data, one row per prompt.
         rewards: scores completions.
         seed: seed for drawing prompts and for sampling.
         key: name of a column of unique keys, by which a resumed run finds its prompts in a changed data set. None: prompts
             are matched by their content.
-        features: the prompts' features by block; or a function that computes them, which is called before the first batch.
+        features: the prompts' features by block, or a function that computes the features before the first batch.
 
     Attributes:
-        made: the features that this function returned, which are saved with the run. None if it was not called.
+        made: the features that the argument `features` computed. They are saved with the run. None: nothing was computed.
         movement: measures how far each batch moves the weights. None if the recipe does not need this.
         rollouts: the rollouts that the core has not released, by id.
-        finished: why the run is over; None while it goes on.
         finished: why the recipe ended; None while it runs.
         generated: number of rollouts generated since the last batch, including those that are not trained on.
         logged: metrics that reward functions logged since the last batch.
@@ -89,14 +88,14 @@ class Allocation:
         self.failed = 0
 
     def next_batch(self, trainer: Any, generate: Generator) -> Batch | None:
-        """Generate until the core returns a batch. Return None if the run is over; `finished` then says why.
+        """Generate until the core returns a batch. If the run is over, return None; `finished` says why.
 
         Raises:
             NoScores: the run is over because no rollout could be scored.
         """
         self.generated, self.logged, self.failed, self.finished = [], {}, 0, None
         self.prepare()
-        actions = self.allocator.outstanding()  # these may have been interrupted by an error or by Ctrl-C
+        actions = self.allocator.outstanding()  # a previous call may have been interrupted before it carried these out
         while True:
             if actions.generate or actions.cancel:
                 self._roll_out(trainer, generate, actions)
@@ -114,9 +113,9 @@ class Allocation:
             actions = self._ask()
 
     def prepare(self, saved: Blocks | None = None) -> None:
-        """Before the first prompt is drawn, compute the features or take the saved ones.
+        """Before the first prompt is drawn, compute the features or take the saved features.
 
-        Does nothing if the trainer was not given a function for features, or if they exist and `saved` is None.
+        Does nothing if the argument `features` is not a function, or if the features exist and `saved` is None.
         """
         if self._make_features is None or (self.made is not None and saved is None):
             return
@@ -127,7 +126,7 @@ class Allocation:
 
     @cached_property
     def keys(self) -> dict[str, Any]:
-        """The keys by which a resumed run finds its prompts. They take time to compute, so this happens at the first use."""
+        """The keys by which a resumed run finds its prompts. They are computed at the first use, because this takes time."""
         return keyed(self.dataset, self.key).state_dict()
 
     def trained(self) -> None:
@@ -146,7 +145,7 @@ class Allocation:
         with uninterrupted():
             actions = self.allocator.ask(capacity)
             for rollout in actions.release:
-                self.rollouts.pop(rollout, None)  # a rollout without a score is not in it
+                self.rollouts.pop(rollout, None)  # rollouts without a score are not stored
         return actions
 
     def _tell(self, events: Sequence[Cancelled | Updated]) -> None:
@@ -189,7 +188,7 @@ class Allocation:
             while running := running - len(ended):
                 self._take([scored(ended)])
                 ended = stream.send(self._ask(capacity=0).cancel)
-            self._take([scored(ended)])  # without `_ask`, because `next_batch` asks
+            self._take([scored(ended)])  # `next_batch` calls `_ask` after this
         else:
             self._take(by_all(lambda: scored(generate(requests))))
 

@@ -67,7 +67,8 @@ class AllocationCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Load the checkpoint that the trainer resumes from.
 
-        Without a checkpoint, a batch counts as trained if the last call of `train` ended between its optimizer steps.
+        If there is none, and the last call of `train` ended between two optimizer steps of a batch, the batch counts as
+        trained.
         """
         check_saving(args, state)
         if state.global_step:
@@ -89,8 +90,8 @@ class AllocationCallback(TrainerCallback):
         """Find the checkpoint to resume from, and keep it for `on_train_begin`.
 
         Args:
-            given: the argument `resume_from_checkpoint` of `train`. True: the newest complete checkpoint; or none, if the
-                run was killed while it saved its first one.
+            given: the argument `resume_from_checkpoint` of `train`. True: the newest complete checkpoint. If the run was
+                killed while it saved its first checkpoint, it starts from the beginning.
             output_dir: the trainer's output folder.
 
         Returns:
@@ -117,7 +118,7 @@ class AllocationCallback(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         self._began = True
         if self.allocation.finished:
-            # There is no batch. Without gradients, the optimizer changes neither the weights nor its moments.
+            # The recipe has finished, so all rows are padding. Without gradients, the optimizer changes nothing.
             model.zero_grad(set_to_none=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -134,8 +135,8 @@ class AllocationCallback(TrainerCallback):
     def before_saving(self, args: Any, state: Any) -> None:
         """Write the recipe's state, before the trainer writes its part of the checkpoint.
 
-        The trainer writes `trainer_state.json` last, and only then removes older checkpoints. So a checkpoint with both
-        files is complete. If the run is killed while it saves, it still has the previous checkpoint.
+        The trainer writes `trainer_state.json` last, so a checkpoint with this file and the recipe's state is complete. Only
+        then the trainer removes older checkpoints. A run that is killed while it saves still has the previous checkpoint.
         """
         place = checkpoint_of(args, state)
         if args.should_save:  # remove files of an earlier run, which would look like part of this checkpoint
@@ -175,7 +176,8 @@ def newest_whole(places: Sequence[Path]) -> Path | None:
 def killed_within(place: Path) -> bool:
     """Whether the run was killed while it saved this checkpoint.
 
-    Then our folder exists, but `trainer_state.json`, which is written last, is missing or incomplete.
+    The trainer writes `trainer_state.json` last. If our folder exists and this file is missing or incomplete, the run was
+    killed.
     """
     if not (place / _FOLDER).is_dir():
         return False
@@ -217,7 +219,7 @@ def save(
     Args:
         allocation: the state to save.
         place: folder of the checkpoint.
-        trained: the trained weights, if weights are averaged. (The checkpoint's model has the average.) Otherwise None.
+        trained: the trained weights, if the checkpoint's model has averaged weights; otherwise None.
 
     Raises:
         OSError: a file could not be written.
@@ -342,11 +344,11 @@ def _prepare(allocation: Allocation, saved: Mapping[str, torch.Tensor] | None, *
 
 
 def _plain(logged: Any) -> Any:
-    """Convert a value that a reward function logged or received to JSON: NumPy numbers to numbers, other objects to text."""
+    """Convert a value to plain data for JSON. NumPy numbers become Python numbers, all other objects become text."""
     return json.loads(json.dumps(logged, default=lambda value: value.item() if hasattr(value, "item") else str(value)))
 
 
 def _step(place: Path) -> int:
-    """The number at the end of a checkpoint's name; -1 without a number, for example in a user's copy."""
+    """The number at the end of a checkpoint's name; -1 if there is no number, for example in a user's copy."""
     number = place.name.rpartition("-")[2]
     return int(number) if number.isdecimal() else -1

@@ -20,10 +20,10 @@ _PARSERS = ("response_template", "response_schema") if _SEES_PROMPTS else ("resp
 
 
 def encode(trainer: Any, prompts: Sequence[Any], names: Sequence[str] | None = None) -> list[Tokens]:
-    """Encode prompts with `rollalloc.data.encoding.encode_prompt`, TRL's chat template and its arguments.
+    """Encode prompts with `rollalloc.data.encoding.encode_prompt`, using the trainer's chat template.
 
     Three things differ from TRL's own encoding. Text that begins with BOS gets no second BOS. Text gets no EOS at its end.
-    If the last message is the assistant's, the model continues it.
+    If the last message is the assistant's, the model continues this message.
 
     Args:
         trainer: TRL's trainer.
@@ -46,9 +46,7 @@ def encode(trainer: Any, prompts: Sequence[Any], names: Sequence[str] | None = N
 
 
 def eos_ids(trainer: Any) -> tuple[int, ...]:
-    """Ids of the tokens that end a completion: all end tokens that the model names or, with older versions of TRL, only
-    the tokenizer's EOS.
-    """
+    """Ids of the tokens that end a completion: all end tokens of the model. With older TRL, only the tokenizer's EOS."""
     return tuple(getattr(trainer, "eos_token_ids", None) or [trainer.processing_class.eos_token_id])
 
 
@@ -58,10 +56,11 @@ def decode(
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
     tools: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Decode completions for reward functions: text or, if prompts are conversations, a list of one assistant message.
+    """Decode completions for reward functions.
 
-    Padding and tokens that end a completion are removed. Other special tokens, such as `<answer>`, are kept, except with
-    `skip_special_tokens=True`. If the tokenizer has a response template or schema, the message is split: reasoning and
+    If the prompts are text, a completion is text. If they are conversations, it is a list of one assistant message. Padding
+    and tokens that end a completion are removed. Other special tokens, such as `<answer>`, are kept unless
+    `skip_special_tokens` is True. If the tokenizer has a response template or schema, the message is split: reasoning and
     tool calls get their own keys, and `content` is only the answer.
 
     Args:

@@ -79,11 +79,11 @@ def rows_per_group(recipe: Recipe) -> int | None:
 
 
 def in_shape_of(args: Any, recipe: Recipe | str) -> Recipe:
-    """Give a recipe without sizes the sizes of TRL's generation batch. A recipe with sizes is returned unchanged.
+    """If a recipe has no sizes, set them to fit TRL's generation batch. A recipe with sizes is returned unchanged.
 
         groups × rows per group = per_device_train_batch_size × processes × steps_per_generation
 
-    The number of rows per group is `num_generations`, unless the recipe itself determines it.
+    Rows per group is `num_generations`, unless the recipe itself determines this number.
     """
     rows, n = args.generation_batch_size, args.num_generations
     made = in_shape(recipe, {}, max(1, rows // n), n)
@@ -141,7 +141,7 @@ def check_sizes(args: Any, recipe: Recipe) -> None:
 def _check_counted(args: Any, recipe: Recipe) -> None:
     """Check `num_generations` for a recipe that trains on one row per prompt.
 
-    The right value would be 1, but TRL accepts only 2 or more. So the smallest divisor of the batch size is required.
+    The right value would be 1, but TRL accepts only 2 or more. So the batch size's smallest divisor above 1 is required.
     Other values raise an error, because users could take them for the number of rollouts per prompt.
     """
     if recipe.groups < 2:
@@ -150,9 +150,9 @@ def _check_counted(args: Any, recipe: Recipe) -> None:
     if args.num_generations != least:
         raise ValueError(
             f"num_generations={args.num_generations}, but the recipe trains on one row per prompt. TRL does not accept "
-            f"1: set num_generations={least}, the smallest divisor of a batch of {recipe.groups} rows. Under this recipe it "
-            "only decides how TRL counts epochs, and how many completions of a prompt an evaluation generates "
-            "(num_generations_eval)"
+            f"1: set num_generations={least}, the smallest divisor above 1 of a batch of {recipe.groups} rows. Under this "
+            "recipe, num_generations only decides how TRL counts epochs, and how many completions of a prompt an "
+            "evaluation generates (num_generations_eval)"
         )
 
 
@@ -189,8 +189,8 @@ def check_settings(args: Any, recipe: Recipe) -> None:
         )
     if args.max_completion_length == 1:
         log.warning(
-            "max_completion_length=1: a completion is a single token: the end of sequence, which is an empty answer, or "
-            "another token, after which it is cut off. If answers are longer than one token, set a larger value"
+            "max_completion_length=1: each completion is a single token. If this is the end of sequence, the answer is "
+            "empty; otherwise the answer is cut off. If answers are longer than one token, set a larger value"
         )
     if args.use_vllm:
         _check_vllm(args)
@@ -200,8 +200,8 @@ def check_settings(args: Any, recipe: Recipe) -> None:
         value = getattr(args, name, None)
         if value if name != "loss_type" else value in ("vespo", "luspo"):
             raise ValueError(
-                f"{name}={value!r} does not support an importance weight for each token, which rows sampled from older "
-                f"weights need; give the recipe max_staleness=0 and no replay, or use another {name}"
+                f"{name}={value!r} does not support an importance weight for each token, but rows that were sampled from "
+                f"older weights need it; give the recipe max_staleness=0 and no replay, or use another {name}"
             )
 
 
@@ -281,7 +281,9 @@ def check_indexed(dataset: Any) -> None:
 
 
 def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> None:
-    """Raise an error for training data that the driver does not support. Of the rows, only the first is checked.
+    """Raise an error for training data that the driver does not support.
+
+    The form of the prompts is checked in all rows, everything else only in the first row.
 
     Args:
         dataset: one prompt per row. The column `prompt` may be missing if environments supply the prompts.
@@ -302,15 +304,15 @@ def check_data(dataset: Any, tokenizer: Any, turns: Collection[str] = ()) -> Non
         if "environment_factory" in turns:
             return
         raise ValueError(
-            f"a row of the training data needs a column `prompt`, got {', '.join(first)}; rename the column that holds it, "
-            f"dataset.rename_column({next(iter(first), '...')!r}, 'prompt')"
+            f"a row of the training data needs a column `prompt`, got {', '.join(first)}; rename the column with the "
+            f"prompts, dataset.rename_column({next(iter(first), '...')!r}, 'prompt')"
         )
     if "environment_factory" not in turns:  # an environment may create the prompt
         check_prompt_forms(dataset, "train_dataset")
     talk = is_conversational({"prompt": first["prompt"]})
     if turns and not talk:
         raise ValueError(
-            f"{' and '.join(sorted(turns))} need conversations, but the prompts are text; give each as a list of messages"
+            f"{' and '.join(sorted(turns))} need conversations, but the prompts are text; make each a list of messages"
         )
     if talk and getattr(tokenizer, "chat_template", None) is None:
         raise ValueError(
@@ -327,7 +329,7 @@ def check_prompt_forms(dataset: Any, where: str) -> None:
         where: name of the data set, for the error.
 
     Raises:
-        ValueError: names the first row with such a prompt.
+        ValueError: there is such a prompt. The message names its row.
     """
     if "prompt" not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "__len__"):
         return
@@ -373,8 +375,8 @@ def check_turns(trainer: Any) -> None:
     shared = trainer.use_vllm and (trainer.vllm_mode == "server" or trainer.vllm_tensor_parallel_size > 1)
     if processes > 1 and shared and trainer.args.eval_strategy != "no":
         raise ValueError(
-            f"eval_strategy={str(trainer.args.eval_strategy)!r}: with tools or environments and a vLLM that {processes} "
-            "processes share, TRL's evaluation would wait forever, since rollouts take unequal numbers of turns; set "
+            f"eval_strategy={str(trainer.args.eval_strategy)!r}: TRL's evaluation would wait forever, because {processes} "
+            "processes share vLLM, and rollouts with tools or environments take unequal numbers of turns; set "
             "eval_strategy='no', use one process, or vllm_mode='colocate' with vllm_tensor_parallel_size=1"
         )
 
@@ -384,8 +386,8 @@ def check_processes(args: Any) -> None:
     launched = "ACCELERATE_USE_CPU" in os.environ  # set by `accelerate launch` when it starts a single process
     if launched and args.world_size == 1 and args.device.type == "cpu":
         log.warning(
-            "this is the only process: without GPUs `accelerate launch` starts only one, whatever --num_processes is; for "
-            "N processes use `torchrun --nproc_per_node N`"
+            "this is the only process: without GPUs `accelerate launch` starts a single process, whatever --num_processes "
+            "is; for N processes use `torchrun --nproc_per_node N`"
         )
 
 
@@ -393,8 +395,8 @@ def check_stops(recipe: Recipe, can_stop: bool) -> None:
     """Warn if the recipe stops rollouts, but the generator cannot stop them."""
     if not can_stop and recipe.stopping:
         log.warning(
-            "the recipe stops rollouts, but here each one is generated to its end: only rollalloc's sampler in a single "
-            "process can stop them"
+            "the recipe stops rollouts, but here every rollout is generated to its end: only rollalloc's sampler in a "
+            "single process can stop rollouts"
         )
 
 

@@ -18,7 +18,7 @@ _NAMED = 5  # an error names at most this many rows
 def check_prompts(trainer: Any) -> None:
     """Raise an error if a prompt has unknown tokens, or is too long for the model's context.
 
-    Every prompt of the training data is encoded once, and of held-out data if they can be indexed.
+    Every prompt of the training data and of held-out data is encoded once. Held-out data without an index are skipped.
 
     Raises:
         ValueError: a prompt cannot be encoded, has tokens outside the model's vocabulary, or is longer than the model's
@@ -78,7 +78,7 @@ def _check_lengths(where: str, lengths_N: list[int], name: str, limit: int, most
     rows = ", ".join(f"{row} ({lengths_N[row]:,} tokens)" for row in too_long[:_NAMED])
     more = f" and {len(too_long) - _NAMED:,} more" if len(too_long) > _NAMED else ""
     raise ValueError(
-        f"{len(too_long):,} of {len(lengths_N):,} prompts of {where} have more than {room:,} tokens, which is all that fits "
+        f"{len(too_long):,} of {len(lengths_N):,} prompts of {where} have more than {room:,} tokens, the maximum for "
         f"{shared}: rows {rows}{more}. Remove them ({where}.filter), set a smaller max_completion_length, or take a model "
         "with a longer context"
     )

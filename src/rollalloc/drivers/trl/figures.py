@@ -65,8 +65,8 @@ def evaluated_figures(
     Args:
         rewards: the reward functions.
         scores_BF: one score per completion and function. The completions of a prompt follow one another.
-        completions: token ids of the completions. If there are not B of them, because several processes share the
-            evaluation, the metrics of differing answers are left out.
+        completions: token ids of this process's completions. If several processes share the evaluation, these are fewer
+            than B, and the metrics of differing answers are left out.
         each: number of completions per prompt.
     """
     if rewards.is_weighted_sum:
@@ -87,7 +87,7 @@ def evaluated_figures(
 
 
 def running_totals(allocation: Allocation) -> Figures:
-    """The rollouts and tokens of the run so far, by cause."""
+    """Totals of the run so far: rollouts and tokens, the state of the prompts, and the quality of predictions."""
     core = allocation.allocator
     return scalars(totals(core) | prediction(core) | {"held": {"rollouts": len(allocation.rollouts)}})
 

@@ -42,7 +42,7 @@ class Generator:
     Attributes:
         turns: generates rollouts of several turns. None: there are neither tools nor environments.
         samples: whether rollalloc's sampler generates.
-        knows_logprobs: whether generations have log-probabilities. If not, these are NaN.
+        knows_logprobs: whether the log-probabilities of generations are known; otherwise they are NaN.
         gives_the_policys: whether the log-probabilities equal those of a forward pass with the same weights. In half
             precision they do not.
 
@@ -79,11 +79,9 @@ class Generator:
         self._model: Any = None
 
     def begin(self) -> None:
-        """Prepare for a call of `train`, which may follow an interrupted call: begin with a new batch, and send the weights
-        to vLLM.
+        """Prepare for a call of `train`, even after an interrupted call: ask for a new batch, and send the weights to vLLM.
 
-        TRL itself resets its count of optimizer steps, but not `_step`. By this count of micro-batches it decides when to
-        ask for a new batch.
+        TRL asks for a new batch depending on `_step`, its count of micro-batches, and does not reset this count itself.
         """
         self._synced_at = self._model = None
         self.trainer._step = 0
@@ -124,8 +122,8 @@ class Generator:
     def filled(
         self, pairs: Sequence[tuple[Tokens, Tokens]], logprobs: list[NDArray[np.float32]] | None
     ) -> list[NDArray[np.float32]]:
-        """The back-end's log-probabilities. If it returned none, those of a forward pass, or NaN if the recipe does not
-        need them.
+        """The back-end's log-probabilities. If there are none, compute them by a forward pass, or return NaN if the recipe
+        does not need them.
         """
         if logprobs is not None:
             return logprobs
@@ -186,7 +184,7 @@ class Generator:
         }
 
     def keep_up(self) -> None:
-        """Take part in generation until no process has a prompt left, because vLLM generates for all at once."""
+        """Join the other processes' calls of vLLM until no process has a prompt left. vLLM waits for all processes."""
         if self.trainer.use_vllm:
             self._sync()
             while most := max(gather_object([0])):
@@ -205,7 +203,7 @@ class Generator:
             prompts=[list(tokens) for tokens in filled], images=None, num_generations=1
         )
         completions, logprobs = completions[: len(prompts)], logprobs[: len(prompts)]
-        # vLLM lists several log-probabilities per token. The first is that of the sampled token, or None if unknown.
+        # vLLM lists several log-probabilities per token. The first belongs to the sampled token; it is None if unknown.
         first = [[np.nan if at[0] is None else at[0] for at in logprob] for logprob in logprobs]
         return [tuple(tokens) for tokens in completions], [np.array(logprob, np.float32) for logprob in first]
 
@@ -262,7 +260,7 @@ def _obstacle_to_sampler(trainer: Any) -> str | None:
     obstacles = {
         "use_vllm": trainer.use_vllm,
         "continuous batching": _continuous(trainer),
-        # With these, the log-probabilities of sampled tokens would not be those of the policy.
+        # Under these settings, the log-probabilities of sampled tokens would differ from the policy's.
         "top_p": args.top_p < 1,
         "top_k": (args.top_k or 0) > 0,
         "min_p": args.min_p,

@@ -1,6 +1,6 @@
 """Reads rows of a data set, and makes the keys of its prompts.
 
-A key is the prompt's content, or the value of a column. By its keys, a resumed run finds its prompts in a changed data set.
+A key is the prompt's content, or the value of a column. A resumed run finds its prompts by key, even in a changed data set.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def keyed(dataset: Any, column: str | None) -> PromptTable:
     """The table of the data set's prompts, with their keys.
 
     Without a column, the key is the prompt's content, or the row number if environments supply the prompts. If several rows
-    have the same prompt, their keys also have a count, and a warning is logged: if the data set is reordered, such rows may
-    be taken for each other.
+    have the same prompt, a count is added to their keys. Such rows may be confused if the data set is reordered, so this is
+    logged.
 
     Args:
         dataset: one row per prompt.

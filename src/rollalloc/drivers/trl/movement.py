@@ -1,4 +1,4 @@
-"""Measures how far training on a batch moves the policy, for recipes in which old records lose weight by this distance."""
+"""Measures how far training on a batch moves the policy. Some recipes discount old records by this distance."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Movement:
 
         mean over tokens of k3 = exp(after - before) - (after - before) - 1
 
-    `before` and `after` are log-probabilities of sampled tokens. rollalloc's own trainer measures the same. The measurement
-    takes one forward pass over these rows; or two, if the generator's log-probabilities differ from a forward pass's.
+    `before` and `after` are log-probabilities of sampled tokens. rollalloc's own trainer uses the same estimate. The
+    measurement takes one forward pass over these rows, and a second if the generator's log-probabilities are not exact.
 
     Args:
-        generate: the generator, with which the model is reached.
+        generate: the generator. It computes log-probabilities under the model.
     """
 
     def __init__(self, generate: Generator) -> None:

@@ -43,7 +43,7 @@ _METRICS = ("reward", "reward_std", "frac_reward_zero_std", "num_tokens")  # met
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What F reward functions returned and logged for B completions.
+    """The scores and logged values of F reward functions for B completions.
 
     Attributes:
         scores_BF: one score per completion and function.
@@ -85,8 +85,8 @@ class RewardFunctions:
     def __post_init__(self) -> None:
         if self.metric is not None and self.metric not in self.names:
             raise ValueError(
-                f"metric must name one of the reward functions {', '.join(self.names)}, got {self.metric!r}; a function "
-                "that should only select, and not train, gets the reward weight 0"
+                f"metric must name one of the reward functions {', '.join(self.names)}, got {self.metric!r}; give "
+                "the weight 0 to a function that should affect selection only, and not the advantages"
             )
 
     def __call__(
@@ -173,7 +173,7 @@ class RewardFunctions:
         if self.metric is None:
             return f"The metric is the whole reward; {how_to_name_a_metric(self.names)}"
         return (
-            f"The metric is what {self.metric} returned: let it return 1 for right and 0 for wrong, or a share between"
+            f"The metric is what {self.metric} returned: let it return 1 for right and 0 for wrong, or a number between"
         )
 
     def selected_by(self, scores_F: Sequence[Score]) -> Score:
@@ -242,7 +242,7 @@ async def _awaited(name: str, scores: Awaitable[Any], given: Mapping[str, Any]) 
 
 @contextmanager
 def _noted(name: str, given: Mapping[str, Any]) -> Iterator[None]:
-    """Add a note to an error of a reward function: its name, and what it was called with."""
+    """Add a note to an error of a reward function, with the function's name and arguments."""
     try:
         yield
     except Exception as error:
@@ -251,14 +251,14 @@ def _noted(name: str, given: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _what_it_got(name: str, given: Mapping[str, Any]) -> str:
-    """For the author of a reward function that raised an error: what the function was called with."""
+    """Describe the arguments of a reward function, for the author of a function that raised an error."""
     columns = [key for key in given if key not in RESERVED]
     texts = all(isinstance(completion, str) for completion in given["completions"])
     form = "text" if texts else "a list of messages, whose text is completion[0]['content']"
     return (
         f"raised by the reward function {name}. It gets {', '.join(columns) or 'no columns'} of the data set and "
-        f"{', '.join(key for key in given if key in RESERVED)}, all by name; take what it does not use as **kwargs. Each "
-        f"completion is {form}. For a completion that it cannot score it should return None"
+        f"{', '.join(key for key in given if key in RESERVED)}, all by name; let **kwargs take unused arguments. Each "
+        f"completion is {form}. For a completion that it cannot score, the function should return None"
     )
 
 
@@ -266,14 +266,14 @@ def how_to_name_a_metric(names: Sequence[str]) -> str:
     """Advice for an error: how to name a metric that is a success rate."""
     return (
         f"set metric to the name of the reward function ({', '.join(names)}) that returns 1 for right and 0 for wrong. If "
-        "there is none, add one with the reward weight 0, so that it selects without training"
+        "there is no such function, add one with the reward weight 0, so that it affects selection only"
     )
 
 
 def _without_any_score(
     examples: Sequence[dict[str, Any]], completions: Sequence[Any], scores_BF: Sequence[Sequence[Score]]
 ) -> str | None:
-    """A warning, in TRL's words, about the first completion without a score from any function; None if there is none."""
+    """A warning about the first completion that no function scored, in TRL's words. None if all completions have scores."""
     for example, completion, scores_F in zip(examples, completions, scores_BF, strict=True):
         if all(score is None for score in scores_F):
             return (
@@ -341,7 +341,7 @@ def _number(score: Any, wrong: str) -> Score:
 
 
 def _remedy(score: Any) -> str:
-    """Advice for an error about a dictionary, which is what verl's reward functions return; empty for other types."""
+    """Advice for a reward function that returns a dictionary, as verl's do. "" for values of other types."""
     if not isinstance(score, Mapping):
         return ""
     return (

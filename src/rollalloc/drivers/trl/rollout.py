@@ -24,7 +24,7 @@ class Rollout:
         own: for each token of the completion, True if the model generated it, False if it is part of a tool's answer. None:
             the model generated all tokens.
         environment: the environment instance, until the rollout is scored; None without environments.
-        scores_F: score of each reward function, or None where it gave none. Empty before scoring.
+        scores_F: score of each reward function; None if the function gave no score. Empty before scoring.
         logged: values that reward functions logged for the table of completions, by column.
     """
 

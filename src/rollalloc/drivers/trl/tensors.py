@@ -30,10 +30,10 @@ def training_inputs(
 ) -> dict[str, Tensor]:
     """The tensors of this process's share of a batch.
 
-    All processes get the same number of rows, a multiple of the number of micro-batches. Padding rows, without any token
-    that counts, fill up this number. Rows with advantage 0 are left out, unless a term of the loss other than the policy
-    loss needs them. Losses that average over rows are corrected: their mean is over all rows of the batch, including those
-    left out, but not over padding rows.
+    Rows with advantage 0 are left out, unless a term of the loss other than the policy loss needs them. Padding rows, in
+    which all tokens are masked, are added: all processes get the same number of rows, a multiple of the number of
+    micro-batches. If the loss averages over rows, advantages are scaled, so that the mean includes the rows that were left
+    out, and excludes padding rows.
 
     A row's advantage is multiplied by its weight. If the batch has rows that were sampled from older weights, each token's
     advantage is also multiplied by a truncated importance weight, as in rollalloc's own trainer:
@@ -113,9 +113,9 @@ def _corrections(
     advantages_B: Tensor,
     mask_BT: Tensor,
 ) -> dict[str, Tensor]:
-    """Tensors that correct for rollouts that other weights than the trained ones sampled, or another engine.
+    """Tensors that correct for rollouts that were sampled by another engine, or from other weights than the trained weights.
 
-    Every process gets the same keys, even if it has no such rows.
+    The keys are the same in every process, even if its rows need no correction.
     """
     engine = trainer.use_vllm and trainer.vllm_importance_sampling_correction
     age = any(row.version < batch.version for row in batch.rows)
@@ -153,7 +153,7 @@ def _corrections(
 def _by_place(
     generate: Generator, filled: Sequence[Rollout], places: Collection[int]
 ) -> dict[int, NDArray[np.float32]]:
-    """For each of these indices of `filled`: the rollout's log-probabilities under the model's current weights."""
+    """Log-probabilities of the rollouts at these indices of `filled`, by index, under the model's current weights."""
     return dict(zip(sorted(places), generate.logprobs(_pairs(filled[at] for at in sorted(places))), strict=True))
 
 

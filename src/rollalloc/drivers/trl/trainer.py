@@ -59,15 +59,15 @@ class AllocatedGRPOTrainer(GRPOTrainer):
             remove only padding and the tokens that end a completion.
         key: name of a column of unique keys, by which a resumed run finds its prompts in a changed data set. None: prompts
             are matched by their content.
-        features: what the recipe may know about a prompt before its first rollout. A path: a file made by `rollalloc
-            features`, where prompts are found by `key`. "model": computed with the model when training begins. None:
-            nothing. "auto": "model" if the recipe predicts success rates (foresight), otherwise None.
+        features: the features from which a recipe predicts a prompt's success rate before its first rollout (foresight). A
+            path: a file that `rollalloc features` wrote; prompts are found in it by `key`. "model": they are computed with
+            the model when training begins. None: no features. "auto": "model" if the recipe predicts, otherwise None.
         accept_recipe: True: resume even if the checkpoint was saved with another recipe.
         accept_data: True: resume even if prompts of the checkpoint are missing in the data set.
         notices: True: warn when most of the recent rollouts had no effect on training.
-        averaging: generate, evaluate and save with an average of the weights over at most this number of recent rows. 0:
-            no averaging. The average begins after twice as many rows. rollalloc's own trainer uses 640. Every process needs
-            the whole model in float32, and memory for a second copy of the trained weights.
+        averaging: generate, evaluate and save with an average of the weights over at most this number of recent rows. The
+            average begins after 2 · `averaging` rows. rollalloc's own trainer uses 640. Every process needs the whole model
+            in float32, and memory for a second copy of the trained weights. 0: no averaging.
 
     Raises:
         FileNotFoundError: the file of features does not exist.

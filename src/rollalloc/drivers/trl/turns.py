@@ -100,7 +100,7 @@ class _Environments:
         self._trainer = trainer
         self._named = isinstance(factory, Mapping)
         self._factories: Mapping[Any, Any] = factory if isinstance(factory, Mapping) else {None: factory}
-        # Use the instances first that TRL created to read their tools.
+        # TRL has created instances to read their tools. Use these first.
         made = getattr(trainer, "_environment_pool", None)
         self._pool: dict[Any, list[Any]] = {None: list(trainer.environments)} if made is None else made
 
@@ -123,7 +123,9 @@ class _Environments:
                 pool.append(self._factories[name]())
             taken[name] = at + 1
             found.append(pool[at])
-        self._trainer._batch_environments = self._names(rows)  # with it, TRL renders prompts and parses answers
+        self._trainer._batch_environments = self._names(
+            rows
+        )  # TRL reads this when it renders prompts and parses answers
         return found
 
     def begin(self, instances: Sequence[Any], prompts: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
@@ -179,7 +181,7 @@ def _methods(instance: Any) -> list[Any]:
 
 @contextmanager
 def _given(trainer: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
-    """A context in which the trainer has these attributes. With older TRL, the previous ones are restored at the end."""
+    """A context in which the trainer has these attributes. If TRL has no environment pool, the old values are restored."""
     before = {name: getattr(trainer, name, None) for name in attributes}
     for name, value in attributes.items():
         setattr(trainer, name, value)

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
+# (verl and its dependencies are installed in a separate environment: constraints/verl-cpu.txt)
 """Checks a verl command without a GPU, a model or Ray.
 
     python -m rollalloc.drivers.verl.check python -m verl.trainer.main_ppo ... trainer.v1.trainer_mode=rollalloc
@@ -53,12 +53,12 @@ class CheckedStep:
     Attributes:
         recipe: the rules of the recipe.
         prompts: number of groups in a batch.
-        stages: for each stage of the recipe, its name; the number of groups that enter it if one round of prompts fills the
-            batch; and the mean number of rollouts of a group, or None if the recipe decides it later.
+        stages: for each stage of the recipe: its name, the number of groups that enter it if one round of prompts fills the
+            batch, and the mean number of rollouts of a group. None: this number depends on the rollouts.
         rows: number of rows per group in a batch. None: it varies.
         optimizer_steps: optimizer steps per batch. With a recipe, at most `train_batch_size // ppo_mini_batch_size`.
         mode: verl's name of the trainer mode.
-        unchecked: what verl could not validate here, and why. "": nothing.
+        unchecked: a part that verl could not validate here, and the reason. "": everything was validated.
     """
 
     recipe: str
@@ -74,7 +74,7 @@ def composed(arguments: Sequence[str]) -> Any:
     """The configuration that verl composes from a command line.
 
     Args:
-        arguments: the arguments of `python -m verl.trainer.main_ppo`. They may begin with these three words.
+        arguments: the arguments of `python -m verl.trainer.main_ppo`, with or without this command itself.
 
     Raises:
         ValueError: a key is unknown or a file is missing; the message is Hydra's.
@@ -96,13 +96,13 @@ def composed(arguments: Sequence[str]) -> Any:
 
 
 def _hint(message: str) -> str:
-    """Advice for the case that a file of the configuration reads a key that no other file sets."""
+    """Advice for an error about a key that the configuration reads and does not set; otherwise ""."""
     missing = re.match(r"Interpolation key '([^']+)' not found", message)
     return f"\nset it with +{missing[1]}=VALUE, or choose a method that does not read it" if missing else ""
 
 
 def _without_program(arguments: Sequence[str]) -> list[str]:
-    """The arguments without `python -m verl.trainer.main_ppo` at their beginning, if it is there."""
+    """The arguments that follow `python -m verl.trainer.main_ppo`; all arguments if they do not begin with this command."""
     return list(arguments[arguments.index(_PROGRAM) + 1 :] if _PROGRAM in arguments else arguments)
 
 
@@ -110,8 +110,9 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="python -m rollalloc.drivers.verl.check",
         usage="%(prog)s [options] [key=value ...]",
-        description="Check a configuration of verl with rollalloc before a cluster runs it: whether both accept it, which "
-        "files are missing, and how large a step is. Give the arguments that verl.trainer.main_ppo would get.",
+        description="Check verl's configuration for a run with rollalloc, before a cluster runs it: whether verl and "
+        "rollalloc accept it, which files are missing, and how large a step is. Give the arguments of "
+        "verl.trainer.main_ppo.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -152,7 +153,7 @@ def checked(config: Any) -> CheckedStep:
 
 
 def _for_validation(config: Any) -> tuple[Any, str]:
-    """The configuration for verl's validation, and a sentence that says what cannot be validated here.
+    """The configuration for verl's validation, and the part that cannot be validated here, as text.
 
     verl asks vLLM which ranks of LoRA adapters it supports. Without vLLM, its validation would refuse every rank.
     """
@@ -214,13 +215,13 @@ def described(step: CheckedStep) -> str:
     return (
         f"accepted by verl and by rollalloc, mode {step.mode}: {step.prompts} groups per batch, {rows}, "
         f"{step.optimizer_steps:g} optimizer steps per batch\n"
-        f"rollouts of a step that one round of prompts fills: {rollouts} = {' + '.join(stages)}\n{step.recipe}"
+        f"rollouts of a step, if one round of prompts fills the batch: {rollouts} = {' + '.join(stages)}\n{step.recipe}"
         + (f"\nnot checked: {step.unchecked}" if step.unchecked else "")
     )
 
 
 def lacking_attention(config: Any) -> str:
-    """A line that says that flash_attn, which verl uses to load the model, is not installed here; "" if it is not needed."""
+    """A note that flash_attn is not installed here. "" if it is installed, or if verl does not need it for this model."""
     chosen = config.actor_rollout_ref.model.get("override_config") or {}
     if (
         chosen.get("attn_implementation", _ATTENTION) != _ATTENTION
@@ -229,7 +230,7 @@ def lacking_attention(config: Any) -> str:
     ):
         return ""
     return (
-        f"note: verl loads the model with {_ATTENTION}, and flash_attn is not installed here; where you train, install it, "
+        f"note: verl loads the model with {_ATTENTION}, and flash_attn is not installed here; install it where you train, "
         "or add +actor_rollout_ref.model.override_config.attn_implementation=sdpa "
         "actor_rollout_ref.model.use_remove_padding=False\n"
     )

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
+# (verl and its dependencies are installed in a separate environment: constraints/verl-cpu.txt)
 """A client of verl's generation servers that can stop single requests."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Live:
         first_version: version of the weights at the first token; None if unknown.
         last_version: version of the weights at the last token of a finished request; None if unknown.
         stopped: whether the session was told to stop.
-        truncated: whether it ended because a tool's answer did not fit.
+        truncated: whether the session ended because a tool's answer did not fit.
         requests: for each running request, its id in the engine and its server.
         clock: ends the session when its patience is over. None: no limit.
     """
@@ -165,7 +165,11 @@ class ResumingClient(FullyAsyncLLMServerClient, Client):
 
 
 def _abort(server: Any, request: str) -> bool:
-    """Abort a request, which then returns its tokens so far. False if the engine does not know it. Runs in the server."""
+    """Abort a request, so that it returns the tokens generated so far. Runs in the server.
+
+    Returns:
+        False if the engine does not know the request.
+    """
     if (sglang := getattr(server, "tokenizer_manager", None)) is not None:
         if known := request in sglang.rid_to_state:
             sglang.abort_request(request)

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
+# (verl and its dependencies are installed in a separate environment: constraints/verl-cpu.txt)
 """Checks verl's configuration for a run with a recipe, and sets the keys that the recipe needs."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rollalloc.drivers.verl.paths import make_absolute
 from rollalloc.drivers.verl.settings import SECTION, VerlSettings, read_settings
 
 MANAGER = "rollalloc.drivers.verl.workers.Manager"
-_OR_NO_STOPS = "the recipe stops rollouts; or take one without stops"
+_OR_NO_STOPS = "or choose a recipe that does not stop rollouts"
 ENGINES_THAT_STOP = ("vllm", "sglang")  # the engines in which `client` can abort single requests
 
 
@@ -65,7 +65,7 @@ def refuse_limits_of_vllm(rollout: Any) -> None:
     """Raise an error for limits that vLLM would refuse when it starts, after Ray and the model have been loaded.
 
     Args:
-        rollout: verl's `actor_rollout_ref.rollout`. As in verl, values in its `engine_kwargs.vllm` override its own.
+        rollout: verl's `actor_rollout_ref.rollout`. As in verl, values in `engine_kwargs.vllm` have precedence.
 
     Raises:
         ValueError: max_num_batched_tokens is below max_num_seqs; or, without chunked prefill, below max_model_len.
@@ -75,7 +75,7 @@ def refuse_limits_of_vllm(rollout: Any) -> None:
     given = (rollout.get("engine_kwargs") or {}).get("vllm") or {}
     keys = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "enable_chunked_prefill")
     tokens, sequences, longest, chunked = (given.get(key, rollout.get(key)) for key in keys)
-    if tokens is None or sequences is None:  # then vLLM chooses
+    if tokens is None or sequences is None:  # vLLM chooses a value that is not set
         return
     # Without chunked prefill, verl raises the tokens to the longest sequence, unless they are set in `engine_kwargs`.
     if not rollout.enable_chunked_prefill and not given.get(keys[0]):
@@ -97,7 +97,7 @@ def refuse_limits_of_vllm(rollout: Any) -> None:
 
 
 def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]:
-    """Conditions that must not hold, each with the error message for the case that it does."""
+    """Pairs of a condition that must not hold and the message of the error."""
     rollout, reward, algorithm = config.actor_rollout_ref.rollout, config.reward.reward_model, config.algorithm
     manager = rollout.agent.get("agent_loop_manager_class")
     sampler = config.trainer.v1.sampler.get("custom_sampler") or {}
@@ -111,7 +111,7 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]
     )
     yield (
         sampler.get("path"),
-        f"trainer.v1.sampler.custom_sampler and {SECTION} both choose what is trained on; unset one",
+        f"trainer.v1.sampler.custom_sampler and {SECTION} both choose the rows of a batch; unset one of them",
     )
     yield (
         manager not in (None, "", MANAGER),
@@ -126,11 +126,17 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]
     )
     yield (
         settings.stops and rollout.name not in ENGINES_THAT_STOP,
-        f"rollout.name must be one of {', '.join(ENGINES_THAT_STOP)}, got {rollout.name}; {_OR_NO_STOPS}",
+        (
+            f"the recipe stops rollouts, so rollout.name must be one of {', '.join(ENGINES_THAT_STOP)}, got "
+            f"{rollout.name}; change it, {_OR_NO_STOPS}"
+        ),
     )
     yield (
         settings.stops and rollout.disaggregation.enabled,
-        f"rollout.disaggregation moves a request to another server, where it cannot be stopped; disable it: {_OR_NO_STOPS}",
+        (
+            "rollout.disaggregation moves requests to another server, where the recipe cannot stop them; disable it, "
+            f"{_OR_NO_STOPS}"
+        ),
     )
     yield (
         not settings.loader_draws and not config.data.get("shuffle", True),
@@ -139,8 +145,8 @@ def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]
     yield (
         settings.own_advantages and algorithm.use_kl_in_reward,
         (
-            "the recipe computes its own advantages, without the KL term of algorithm.use_kl_in_reward; disable that and "
-            "use actor_rollout_ref.actor.use_kl_loss"
+            "the recipe computes its own advantages, without the KL term of algorithm.use_kl_in_reward; set it to False, "
+            "and use actor_rollout_ref.actor.use_kl_loss"
         ),
     )
     yield (
@@ -168,7 +174,7 @@ def overlap_of(config: Any) -> Overlap | None:
 
 
 def _conflicts_of_separate(config: Any) -> Iterator[tuple[Any, str]]:
-    """Further conditions that must not hold if generation has its own devices, with their error messages."""
+    """As `_conflicts`, for modes in which generation has its own devices."""
     rollout, separate = config.actor_rollout_ref.rollout, config.trainer.v1.separate_async
     prompts, mini_batch = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     steps = prompts / mini_batch

@@ -18,7 +18,7 @@ _Stages = defaultdict[int, dict[int, int]]  # for each stage: the prompt of each
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """A scored rollout, with what the table of groups shows of it."""
+    """The values of a scored rollout that enter the table of groups."""
 
     metric: float
     tokens: int
@@ -26,7 +26,7 @@ class StageResult:
 
 
 COLUMNS = ("stage", "prompt", "rollouts", "mean", "deviation", "tokens", "truncated", "became")
-"""Columns of the table of groups. It has a row for each stage that a group left, about its rollouts in that stage."""
+"""Columns of the table of groups. When a group leaves a stage, the table gets a row about its rollouts in this stage."""
 
 
 _TRAINED, _NEXT, _HELD, _SURPLUS = "trained", "next stage", "held", "surplus"
@@ -58,7 +58,7 @@ class Step:
             self._rollouts[order.stage] += len(order.rollouts)
 
     def see(self, at: int, group: int, rollout: StageResult) -> None:
-        """Record a scored rollout of this group, which this stage ordered."""
+        """Record a scored rollout of a group in stage `at`."""
         self._scored[at, group].append(rollout)
 
     def following(self, held: AbstractSet[int], running: AbstractSet[int]) -> Step:
@@ -96,8 +96,8 @@ class Step:
 
         Args:
             stages: the recipe's stages.
-            statistics: the allocator's statistics. For each prompt of this step, the last visit must be that of its group
-                in this step.
+            statistics: the allocator's statistics, from which the fate of groups is read. Call this before a prompt of this
+                step is visited again.
             trained: groups in the batch.
             held: groups that wait for a later batch.
             running: groups with rollouts that continue during the update. They are counted in the step in which they end.
@@ -144,7 +144,7 @@ class Step:
         return (stage, prompt, len(scored), *figures, became)
 
     def _of_stage(self, index: int, became: Mapping[int, str], rows: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-        """A stage's metrics. `became` says what happened to each group that left it; `rows` are these groups' rows."""
+        """A stage's metrics, from the results of `_became` and `_row` for the groups that left the stage."""
         passed = sum(each in _PASSED for each in became.values())
         figures: dict[str, Any] = {
             "groups": len(self._entered[index]),

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
+# (verl and its dependencies are installed in a separate environment: constraints/verl-cpu.txt)
 """verl's data set and loader. The core knows a prompt only by its index in the data set."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rollalloc.drivers.verl.rounds import Submission
 
 
 class Prompts:
-    """The prompts of a run: in the order of verl's loader, and as rows for verl's workers.
+    """The prompts of a run. Draws them in the order of verl's loader, and makes rows for verl's workers.
 
     Args:
         config: verl's `data` section.

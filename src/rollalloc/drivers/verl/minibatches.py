@@ -12,7 +12,7 @@ def optimizer_steps(configured: int, rows: int) -> int:
 
 
 def rows_multiple(ranks: int, steps: Sequence[int], train_micro: int | None, infer_micro: int | None) -> int:
-    """The smallest number of rows such that each multiple can be split into ranks, mini-batches and micro-batches.
+    """The smallest m such that any multiple of m rows can be split evenly into ranks, mini-batches and micro-batches.
 
     Args:
         ranks: number of data-parallel ranks.
@@ -36,7 +36,7 @@ def spread(padding_B: Sequence[bool], ranks: int, steps: int) -> list[int]:
     """
     share = len(padding_B) // ranks
     order: list[int] = []
-    # Continue over all ranks. If each rank began anew, the first mini-batches would get more padding rows than the others.
+    # `turn` is not reset for each rank. Otherwise the first mini-batches would get more padding rows than the others.
     turn = 0
     for rank in range(ranks):
         rows = range(rank * share, (rank + 1) * share)

@@ -36,8 +36,8 @@ class Overlap:
 
     Attributes:
         mode: verl's name of the mode.
-        max_versions: maximum number of versions of the weights from a trajectory's first token to its batch, both included
-            (`trainer.v1.sampler.max_off_policy_threshold`).
+        max_versions: maximum number of versions of the weights between a trajectory's first token and its batch, counting
+            both ends (`trainer.v1.sampler.max_off_policy_threshold`).
         batches: number of batches that are generated ahead, in addition to the next one (`num_warmup_batches` of the mode).
         strategy: what happens to groups that get too old (`trainer.v1.sampler.max_off_policy_strategy`): "drop" drops them,
             "wait" delays the update until they have ended.
@@ -68,7 +68,7 @@ class Overlap:
             patience = max_staleness - ceil(batches ahead)
 
         While an update waits for a group of this age, only groups of the batches ahead can be equally old. The oldest groups
-        are trained on first, so that each is trained on before it is older than `max_staleness`.
+        are trained on first, so no group gets older than `max_staleness`.
 
         Args:
             recipe: the recipe that `of` returned.

@@ -39,7 +39,7 @@ READ_IN_VALIDATION = frozenset(["__rollout_n__"])  # a column that verl reads in
 
 
 def refuse_columns(row: Iterable[str], extra_info: Any, files: str, allowed: frozenset[str] = frozenset()) -> None:
-    """Raise an error for a data set with reserved column names. Such columns would be overwritten, or overwrite others.
+    """Raise an error for a data set with reserved column names. Their values would be lost, or replace values of verl.
 
     Args:
         row: names of the columns.

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
+# (verl and its dependencies are installed in a separate environment: constraints/verl-cpu.txt)
 """The files in verl's configuration: relative paths are made absolute, and the files are checked before training starts."""
 
 from __future__ import annotations

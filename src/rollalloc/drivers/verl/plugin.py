@@ -25,7 +25,7 @@ def _register_trainer(_: ModuleType) -> None:
 
 def check_early(module: ModuleType) -> None:
     """Add our checks to verl's validation of its configuration, which runs before Ray starts."""
-    from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]  # verl brings it
+    from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]  # a dependency of verl
 
     check = module.validate_config
 
@@ -37,8 +37,8 @@ def check_early(module: ModuleType) -> None:
         elif OmegaConf.select(config, "trainer.v1.rollalloc") is not None:
             modes = import_module("rollalloc.drivers.verl.modes").MODES
             raise ValueError(
-                f"trainer.v1.rollalloc is set, but nothing reads it under trainer.v1.trainer_mode={mode}; set that to "
-                f"one of {', '.join(modes)}, or leave the section out"
+                f"trainer.v1.rollalloc is set, but nothing reads it under trainer.v1.trainer_mode={mode}; set the mode "
+                f"to one of {', '.join(modes)}, or leave the section out"
             )
         return check(config, *args, **kwargs)
 

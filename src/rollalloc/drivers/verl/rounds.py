@@ -48,10 +48,10 @@ class SessionOutcome:
         metric: metric for selection.
         version: version of the weights at the first token. None: unknown; the latest version is assumed.
         last_version: version of the weights at the last token; None if unknown.
-        truncated: whether it reached the length limit.
-        rows: number of rows that it stored. Their keys are `uid_session_0`, `uid_session_1`, ...
+        truncated: whether the session reached the length limit.
+        rows: number of rows that the session stored. Their keys are `uid_session_0`, `uid_session_1`, ...
         reason: why there is no score.
-        cancelled: whether it was stopped because the core asked for it.
+        cancelled: whether the session was stopped because the core asked for it.
         uncertainty: see `rollalloc.core.events.Done`; None if verl does not compute log-probabilities.
     """
 
@@ -70,7 +70,7 @@ class SessionOutcome:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys in verl of the rows that it stored."""
+        """The keys in verl of the rows that the session stored."""
         return tuple(f"{self.uid}_{self.session}_{row}" for row in range(self.rows))
 
 
@@ -89,7 +89,7 @@ class Crew(Protocol):
         ...
 
     def outcomes(self, wait: bool = True) -> Sequence[SessionOutcome]:
-        """The outcomes since the last call. Every submitted session gets exactly one, even if its worker dies.
+        """The outcomes since the last call. Every submitted session gets exactly one outcome, even if its worker dies.
 
         Args:
             wait: True: wait until there is at least one outcome. False: the result may be empty.
@@ -113,7 +113,7 @@ class Loader(Protocol):
     """Gives the prompts in the order of the framework's own data loader."""
 
     def next_prompts(self) -> tuple[Sequence[int], int]:
-        """The indices of the next prompts, and the epoch that they belong to. At its end a new one begins."""
+        """The indices of the next prompts, and their epoch. Epochs follow one another without end."""
         ...
 
     def __len__(self) -> int:
@@ -159,10 +159,10 @@ class TrainingRows:
 
 
 class Rounds:
-    """Asks the core, generates, and tells the core, until there is a batch.
+    """Generates the rollouts that the core orders, and reports their outcomes to the core, until there is a batch.
 
     If rollouts cannot overlap an update, a batch is returned only when no rollout is running, because the update needs the
-    same devices. Rollouts that are not in the batch are kept for the next one, if the recipe allows it. If rollouts can
+    same devices. Rollouts that are not in the batch are kept for the next batch, if the recipe allows it. If rollouts can
     overlap an update, the batch is returned at once, and rollouts for the next batch are started.
 
     Args:
@@ -201,8 +201,8 @@ class Rounds:
         self._keys: dict[int, tuple[str, ...]] = {}  # keys of the stored rows of each rollout
         self._kept: dict[int, tuple[str, ...]] = {}  # for each rollout to replay: keys of the copies of its rows
         self._unneeded: list[str] = []  # keys of rows to release at the end of the round
-        self._reading_since: int | None = None  # the loader's epoch at the first read since the last order
-        self._gave_up = False  # whether the core was told that the loader has ended, so that it makes a batch now
+        self._reading_since: int | None = None  # epoch of the first prompts read after the last order
+        self._gave_up = False  # whether the core was told to make the batch without further prompts
         self._at_work = False  # whether a batch was returned and is not trained yet
 
     def next_batch(self, last: bool = False) -> TrainingRows:
@@ -215,7 +215,7 @@ class Rounds:
             Finished: the run is over, and there is no batch.
             NoScores: the run is over because no rollout could be scored; the reward or the engine fails.
             NoProgress: nothing is running and nothing can start, although the run is not over. The message says what helps.
-            MetricError: the recipe reads the metric as a success rate, but it is outside [0, 1]. The message names its key.
+            MetricError: the recipe reads the metric as a success rate, but a metric is outside [0, 1].
             RuntimeError: `trained` was not called for the last batch.
         """
         if self._at_work:
@@ -272,7 +272,7 @@ class Rounds:
     def _order_beside(self, last: bool) -> None:
         """While the batch is trained, start and stop rollouts as the core asks."""
         if self.overlaps:
-            only_stops = last or self._gave_up  # after `_gave_up`, the loader is read again only after the update
+            only_stops = last or self._gave_up  # if `_gave_up`, the loader is read again only after the update
             self._carry_out(self.allocator.ask(capacity=0) if only_stops else self._ask())
             self._release()
 
@@ -327,9 +327,10 @@ class Rounds:
             self._reading_since = epoch
 
     def _passed_over(self) -> bool:
-        """Whether the loader was read for a whole epoch and offered no prompt that may be drawn, although one was due.
+        """Whether the loader was read for a whole epoch without offering a prompt that may be drawn.
 
-        Part of an epoch is not enough, because a loader may offer the prompts of an epoch in any order.
+        Part of an epoch is not enough, because a loader may offer the prompts of an epoch in any order. If a prompt may be
+        drawn from a later epoch on, only epochs after that epoch count.
         """
         since, now = self._reading_since, self.allocator.epoch
         if since is None or now < since + 2:
@@ -356,7 +357,7 @@ class Rounds:
             self.crew.submit(submissions)
 
     def _stop(self, rollouts: set[int]) -> None:
-        """Stop rollouts. If one is not running, because its process ended, report it as cancelled at once."""
+        """Stop rollouts. Rollouts that are no longer running, because their process ended, are reported as cancelled."""
         sessions = [session for session, rollout in self._running.items() if rollout in rollouts]
         gone = rollouts.difference(self._running.values())
         self.allocator.tell([Cancelled(rollout, 0) for rollout in sorted(gone)])
@@ -372,7 +373,7 @@ class Rounds:
     def _tell(self, outcomes: Sequence[SessionOutcome]) -> None:
         for outcome in outcomes:
             rollout = self._running.pop((outcome.uid, outcome.session), None)
-            if rollout is None:  # the outcome is too late: its worker was declared dead, and the rollout has an outcome
+            if rollout is None:  # too late: the worker was declared dead, and the rollout was reported as failed
                 self._unneeded += outcome.keys
                 continue
             self._stopped.discard(rollout)
@@ -397,9 +398,9 @@ class Rounds:
         )
 
     def _hand_over(self, batch: Batch) -> TrainingRows:
-        """Pass the batch's rows to verl, which frees them after the update.
+        """Pass the batch's rows to verl.
 
-        Rows that may be replayed are copied before, because verl writes advantages and other fields into them.
+        Rows that may be replayed are copied first, because verl writes into the rows, and frees them after the update.
         """
         replay, copies = self.allocator.recipe.replay, dict[str, str]()
         held: list[tuple[str, Row]] = []
@@ -436,7 +437,10 @@ class Rounds:
         return list(self._figures.get("groups_table", ()))
 
     def state_dict(self) -> dict[str, Any]:
-        """The core's state, and the keys of stored rows. Call this after `trained`. Loading it restarts running rollouts."""
+        """The core's state, and the keys of stored rows. Call this after `trained`.
+
+        After loading, rollouts that were running are generated from the beginning.
+        """
         return {
             "allocator": self.allocator.state_dict(),
             "keys": [[rollout, list(keys)] for rollout, keys in self._keys.items() if keys],

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollalloc.rewards.function import Scored, Unscored, to_outcome
 
-ACC = "acc"  # in verl's convention, the field of the metric; a reward function may leave it out
+ACC = "acc"  # verl's name for the field of the metric; a reward function may leave this field out
 
 
 def read_score(score: Any, extra: Mapping[str, Any], metric: str = ACC) -> Scored | Unscored:
@@ -15,10 +15,10 @@ def read_score(score: Any, extra: Mapping[str, Any], metric: str = ACC) -> Score
 
     Args:
         score: the reward for training; a number, or a tensor with one number.
-        extra: the other values that the reward function returned: the metric for selection; and, without a score,
-            `unscored` and its `reason`, as `rewards.frameworks.Reward` returns them to verl.
-        metric: name of the metric. If it is `acc` and missing, the score is the metric. Any other metric must not be
-            missing.
+        extra: the other values that the reward function returned, with the metric for selection. If `unscored` is True,
+            there is no score, and `reason` says why (see `rewards.frameworks.Reward`).
+        metric: name of the metric. If this is `acc` and `extra` lacks it, the metric is the score. If another metric is
+            missing, the rollout has no score.
     """
     if extra.get("unscored"):
         return Unscored(str(extra.get("reason") or "reward function gave no reason"))

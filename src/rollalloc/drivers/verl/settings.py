@@ -34,12 +34,12 @@ class VerlSettings:
         tool_timeout: seconds that an agent loop may spend before each turn of the model, for example in a tool, above 0. A
             rollout that takes longer has failed.
         poll_interval: seconds for which results are collected before the core is asked again, in [0, 1].
-        rollout_correction: True: if rows may be older than the weights, turn on verl's truncated importance weights, unless
-            verl's own configuration sets its correction.
+        rollout_correction: True: turn on verl's truncated importance weights for recipes that train on older rows. A
+            correction that verl's own configuration sets is kept.
         features: file of the prompts' features (`rollalloc features`), for a recipe that predicts success. None: no
             features.
-        metric: name of the field in the reward function's result that is the metric. "acc": this field, or the score if it
-            is missing.
+        metric: name of the metric in the result of the reward function. "acc": if the result has no such field, the metric
+            is the score.
         notices: True: warn when most of the recent rollouts had no effect on training.
 
     Raises:
@@ -85,9 +85,9 @@ class VerlSettings:
 
     @property
     def own_advantages(self) -> bool:
-        """Whether the core computes the advantages. If not, verl's estimator does, for plain GRPO without replay.
+        """Whether the core computes the advantages. For plain GRPO without replay, verl's estimator computes them.
 
-        With replay verl's estimator cannot do it: a replayed row keeps the advantage of its first batch, but the other rows
+        With replay, verl's estimator lacks rows: a replayed row keeps the advantage of its first batch, and the other rows
         of its group are not in the later batch.
         """
         recipe = self.recipe
@@ -109,18 +109,18 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Over
 
     A recipe's parameters `groups` and `n` are verl's `data.train_batch_size` and `actor_rollout_ref.rollout.n`. Stage sizes
     that the section does not set follow from `n` (`recipes.shapes.sizes_for`). If the recipe's prompt rule only shuffles,
-    verl's loader decides the order instead. If its advantage rule leaves the standard deviation to the framework, it is
-    that of `VERLS_GRPO`.
+    verl's loader decides the order instead. `VERLS_GRPO` supplies the standard deviation if the recipe's advantage rule
+    leaves it open.
 
     Args:
         section: `trainer.v1.rollalloc` as a dictionary: `recipe`, its parameters, and the fields of `VerlSettings`. `recipe`
-            is a name; or `module:object`, whose module is imported, so its code runs; or several of these joined by "+".
+            is a name, or `module:object`, or several of these joined by "+". The module is imported, so its code runs.
         groups: verl's number of prompts per batch.
         n: verl's number of rollouts per prompt.
         overlap: how an asynchronous mode overlaps rollouts with updates. None: no rollout runs during an update.
 
     Raises:
-        ValueError: a key is unknown or a value is wrong. The message names the right one.
+        ValueError: a key is unknown or a value is wrong. The message says what is allowed.
     """
     values = dict(section)
     name = values.pop("recipe", None)

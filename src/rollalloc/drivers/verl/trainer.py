@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
+# (verl and its dependencies are installed in a separate environment: constraints/verl-cpu.txt)
 """verl's three V1 trainers with a recipe: the core draws the prompts, and chooses the rows of each batch."""
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class RecipeTrainer(PPOTrainer):
         self._shutdown_dump_executor()
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> KVBatchMeta:
-        """Run one training step, then tell the core that the weights changed. Only then a checkpoint may be written."""
+        """Run one training step, then tell the core that the weights changed. verl writes checkpoints only after this."""
         batch = super().step(metrics, timing_raw)
         self.rounds.trained(self.global_steps)
         return batch
@@ -278,7 +278,7 @@ class RecipeTrainer(PPOTrainer):
     def _save_checkpoint(self) -> None:
         """Write our state, then verl's part of the checkpoint.
 
-        verl marks a checkpoint as the latest when verl's part is complete, so our part must be there before. If writing
+        verl marks a checkpoint as the latest when verl's part is complete, so our part must be written first. If writing
         verl's part fails, our part is removed.
         """
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
@@ -304,7 +304,9 @@ class RecipeTrainer(PPOTrainer):
             )
         state = _read_state(path)
         if state["step"] != self.global_steps:
-            raise ValueError(f"{path} is of step {state['step']}, verl resumes at {self.global_steps}; it is corrupt")
+            raise ValueError(
+                f"{path} is corrupt: it is of step {state['step']}, but verl resumes at {self.global_steps}"
+            )
         present = set(tq.kv_list(_PARTITION).get(_PARTITION, {}))
         unneeded = self.rounds.load_state_dict(state["rounds"], present)
         self.prompts.epoch = state["epoch"]

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-# (verl and what it needs live in an environment of their own: constraints/verl-cpu.txt)
+# (verl and its dependencies are installed in a separate environment: constraints/verl-cpu.txt)
 """verl's agent loop workers, changed so that every session reports how it ended, even if its worker dies."""
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class Manager(AgentLoopManagerTQ):
             for worker in self.agent_loop_workers:
                 if worker not in self._listening.values():
                     self._listening[worker.outcomes.remote()] = worker
-            # Outcomes come first, so that those of a worker that has died since then are not lost.
+            # Outcomes are read first. If a worker died after it reported outcomes, these are not lost.
             calls = [*self._listening, *self._starting]
             if not ray.wait(calls, timeout=_PATIENCE if wait else 0)[0]:
                 if not wait:
@@ -290,7 +290,7 @@ class Manager(AgentLoopManagerTQ):
 
     def _result(self, call: Any) -> list[SessionOutcome]:
         worker = self._starting.pop(call, None) or self._listening.pop(call, None)
-        if worker is None:  # the worker died, and this was noticed at another of its calls
+        if worker is None:  # the worker died, and another of its calls has already reported this
             return []
         try:
             ended = ray.get(call) or []
