@@ -1,4 +1,4 @@
-"""Which prompts get how many rollouts, which rollouts are stopped early, and which are trained on.
+"""Decides which prompts get how many rollouts, which rollouts are stopped early, and which are trained on.
 
 from rollalloc import Allocator, recipes
 

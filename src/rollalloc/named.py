@@ -1,4 +1,4 @@
-"""Make recipes from names, which configurations and command lines use."""
+"""Makes recipes from their names in configurations and command lines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def dapo_carry(
 
 
 def pilot_commit_pods(**parameters: Any) -> Recipe:
-    """Pilot-Commit, trained on the m rollouts of each group with the largest reward variance, as in PODS.
+    """Pilot-Commit with PODS: of each group, the m rollouts whose rewards have the largest variance are trained on.
 
     Args:
         parameters: parameters of `recipes.pilot_commit` and `recipes.pods`. PODS's n must equal n_pilot + n_commit.
@@ -77,19 +77,18 @@ _SAY_N = {"n_pilot", "n_commit", "sizes_S"}  # parameters that set the number of
 
 
 def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
-    """Return the recipe with that name and those parameters.
+    """Return the recipe with this name and these parameters.
 
     Args:
-        name: one of three things. A key of `RECIPES`. `module:object`, where the object is a recipe or a function that
-            returns one; the module is imported, so its code runs. Or several such names joined by "+", which
-            `recipes.mix` composes.
-        parameters: arguments of the recipe function. In a mixture, each function gets the parameters that it knows. If
-            one part of a mixture needs n, and the stages of another part already set the number of rollouts of a group
-            (as in Pilot-Commit and racing), n is this number.
+        name: a key of `RECIPES`; or `module:object`, where the object is a recipe or a function that returns a recipe; or
+            several such names joined by "+", which `recipes.mix` composes. The module is imported, so its code runs.
+        parameters: arguments of the recipe function. In a mixture, each function gets the parameters that it knows. The
+            stages of Pilot-Commit and racing set the number of rollouts of a group. If another part of the mixture needs
+            n, it gets this number.
 
     Raises:
         ValueError: the name or a parameter is unknown, a parameter is missing, or n contradicts the stages. For an
-            unknown name, the message suggests the most similar one.
+            unknown name, the message suggests the most similar name.
     """
     refuse_unknown(name, parameters, parameters_of(name))
     parts = _parts(name)
@@ -100,7 +99,7 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
     n = group_size(name, parameters)
     if n is not None and parameters.get("n", n) != n:
         raise ValueError(
-            f"{name}: its stages give a group {n} rollouts, and n says {parameters['n']!r}; leave n out, or make them equal"
+            f"{name}: its stages give a group {n} rollouts, but n is {parameters['n']!r}; leave n out, or make them equal"
         )
     # Make the parts that do not take n first, because an error in their stages may cause errors in the other parts.
     made: dict[str, Recipe] = {}
@@ -141,7 +140,8 @@ def in_shape(
 
 
 def signature_of(name: str) -> Mapping[str, inspect.Parameter]:
-    """The parameters of the recipe function with this name, with their defaults; empty if the name is of a recipe.
+    """The parameters of the recipe function with this name, with their defaults. Empty if the name stands for
+    a finished recipe.
 
     Raises:
         ValueError: the name is unknown; the message suggests the most similar name.
@@ -156,7 +156,7 @@ def signature_of(name: str) -> Mapping[str, inspect.Parameter]:
 
 
 def functions_of(name: str) -> Mapping[str, Recipe | Callable[..., Any]]:
-    """For each part of a name (parts are joined by "+"): the recipe with this name, or the function that makes it.
+    """The recipe or recipe function of each part of a name. Parts are joined by "+".
 
     Raises:
         ValueError: the name is unknown.
@@ -174,9 +174,9 @@ def parameters_of(name: str) -> tuple[str, ...]:
 
 
 def group_size(name: str, parameters: Mapping[str, Any]) -> int | None:
-    """The number of rollouts of a group if the stages of one part of a mixture set it and another part needs n.
+    """The number of rollouts of a group that the stages of a mixture set, if another part of the mixture needs n.
 
-    None if the name is not such a mixture.
+    None for other names.
 
     Raises:
         ValueError: the name is unknown.
@@ -191,7 +191,7 @@ def group_size(name: str, parameters: Mapping[str, Any]) -> int | None:
 
 
 def standard(name: str) -> str:
-    """Return the key of `RECIPES` that joins the same parts in any order; without such a key, the name itself."""
+    """Return the key of `RECIPES` with the same parts in any order. If there is none, return the name itself."""
     parts = sorted(part.strip() for part in name.split("+"))
     return next((each for each in RECIPES if sorted(each.split("+")) == parts), name)
 
@@ -200,7 +200,7 @@ def refuse_unknown(name: str, parameters: Iterable[str], known: Iterable[str]) -
     """Raise an error if a parameter is not known.
 
     Raises:
-        ValueError: names the parameter and suggests the most similar known one.
+        ValueError: a parameter is not known. The message suggests the most similar known parameter.
     """
     known = list(known)
     for parameter in parameters:
@@ -267,7 +267,7 @@ def _find(name: str) -> Recipe | Callable[..., Any]:
         return RECIPES[name]
     module, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
-        raise ValueError(f"recipe {name!r}: expected package.module:object, names of Python joined by dots")
+        raise ValueError(f"recipe {name!r}: expected package.module:object with Python names")
     try:
         made = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:

@@ -65,7 +65,9 @@ def test_held_out_prompts_that_are_trained_on_are_said_and_many_are_refused(call
     code, output = call(*command, "--heldout", "many.jsonl", "--out", tmp_path / "refused")
     assert code == 2
     assert "1 of 13 held-out prompts (8%) are in the training set too, the first 'mine/#" in said(output)
-    assert "accept it with --accept-overlap (more than 5% are refused)" in said(output)
+    assert "More than 5% are refused; remove them from one of the files, or accept them with --accept-overlap" in said(
+        output
+    )
     for name, accepted, says in (("many", ["--accept-overlap"], "1 of 13"), ("few", [], "1 of 37")):
         assert call(*command, "--heldout", f"{name}.jsonl", *accepted, "--out", tmp_path / name)[0] == 0
         assert f"{says} held-out prompts" in caplog.text
@@ -81,7 +83,7 @@ def test_training_prompts_that_repeat_another_are_said(call, own, tmp_path, capl
     code, output = call("train", *options, *SHORT, *GRPO, "--reward-workers", 0, "--out", tmp_path / "run")
     assert code == 0, output
     assert "1 of 25 training prompts repeat the text of another prompt" in caplog.text
-    assert "1 of these have a different ground truth" in caplog.text
+    assert "1 of the repeated prompts have a different ground truth" in caplog.text
 
 
 def test_adapters_are_trained_resumed_and_saved_from_the_command_line(call, own, tmp_path):

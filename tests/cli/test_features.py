@@ -116,7 +116,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(call, tmp_path, monkeypatch, a
         ("features.npz", "ends in .safetensors"),
         (
             "model/model.safetensors",
-            "rollalloc, and rollalloc does not write among files of others: move it away",
+            "rollalloc; rollalloc does not mix its files with others: move it away",
         ),
         ("my_reward.py/f.safetensors", "my_reward.py is not a folder"),
     ],

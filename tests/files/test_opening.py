@@ -32,7 +32,7 @@ def test_another_kind_is_named(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)  # a socket's name is short
     KINDS[kind](tmp_path / "it")
     for flags in (os.O_RDONLY, os.O_RDWR | os.O_CREAT):
-        with pytest.raises(OSError, match=f"expected a regular file, it is {kind}: .*it'"):
+        with pytest.raises(OSError, match=f"expected a regular file, but it is {kind}: .*it'"):
             opened(tmp_path / "it", flags)
 
 
@@ -57,7 +57,7 @@ READERS = {
 def test_a_fifo_in_a_folder_of_ours_is_not_waited_for(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     os.mkfifo(tmp_path / name)
-    with pytest.raises(OSError, match="expected a regular file, it is a FIFO"):
+    with pytest.raises(OSError, match="expected a regular file, but it is a FIFO"):
         READERS[name](tmp_path)
 
 

@@ -36,7 +36,7 @@ def test_where_stages_say_how_many_rollouts_there_are_n_may_be_left_out(name):
     assert make_recipe(name, given) == make_recipe(name, given | {"n": 4}) == mixed
     assert RECIPES["pilot_commit+pods"](**given) == mixed
     assert standard(name) == "pilot_commit+pods"
-    with pytest.raises(ValueError, match="its stages give a group 4 rollouts, and n says 5; leave n out"):
+    with pytest.raises(ValueError, match="its stages give a group 4 rollouts, but n is 5; leave n out"):
         make_recipe(name, given | {"n": 5})
     with pytest.raises(ValueError, match="n_pilot must be a whole number"):
         make_recipe(name, given | {"n_pilot": "2"})

@@ -20,7 +20,7 @@ _PARTIAL = re.compile(re.escape(_PREFIX) + r"[0-9a-f]{16}(\.\w+)?")
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """A context that yields the path of a temporary file. At the end, this file replaces `path`; after an error it does not.
+    """A context that yields the path of a temporary file. At the end, this file replaces `path`, except after an error.
 
     Temporary files in the same folder are removed if the processes that wrote them were killed.
 

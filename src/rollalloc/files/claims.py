@@ -107,7 +107,7 @@ class Claims:
         return frozenset(names)
 
     def foreign(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that exist in the folder and are not claimed."""
+        """The subset of these names that exist in the folder and are not claimed."""
         ours = self.names()
         return [name for name in names if name not in ours and os.path.lexists(self.folder / name)]
 
@@ -129,7 +129,7 @@ class Claims:
         write_text(self._manifest, text)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove claimed files, and then those claimed folders that are empty."""
+        """Remove claimed files, and then claimed folders that are empty."""
         ours = self.names()
         for name in sorted(names, reverse=True):  # a folder comes after its contents
             path = self.folder / name
@@ -158,7 +158,7 @@ def claim_files(paths: Iterable[Path]) -> None:
     """Claim single files, each in the manifest of its folder, before they are written.
 
     Raises:
-        FileExistsError: a file with one of the names exists, and rollalloc did not write it. Nothing was claimed.
+        FileExistsError: one of the files exists, and rollalloc did not write it. Nothing was claimed.
     """
     paths = list(paths)
     refuse_foreign_files(paths)
@@ -194,8 +194,8 @@ def refuse(folder: Path, foreign: Iterable[str], remedy: str) -> None:
     if names:
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         raise FileExistsError(
-            f"{folder} holds {shown}, which was not written by rollalloc, and rollalloc does not write among files of "
-            f"others: {remedy}"
+            f"{folder} holds {shown}, which was not written by rollalloc; rollalloc does not mix its "
+            f"files with others: {remedy}"
         )
 
 
@@ -307,7 +307,7 @@ class Lock:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            log.warning("%s has no locks (%s): see that no other process writes there", self.folder, error)
+            log.warning("%s has no locks (%s): make sure that no other process writes there", self.folder, error)
         else:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)  # for messages only
@@ -322,7 +322,7 @@ _LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """Close the locks in a forked process, which would otherwise keep them after its parent has ended."""
+    """Close the locks in a forked process. Otherwise it would hold them even after its parent has ended."""
     for lock in list(_LOCKS):
         lock.release()
 

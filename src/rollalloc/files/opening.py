@@ -56,4 +56,4 @@ def read_text(path: Path) -> str:
 def _refuse_other_kinds(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = next((words for is_one, words in _OTHER_KINDS if is_one(mode)), "of another kind")
-        raise OSError(errno.EINVAL, f"expected a regular file, it is {kind}", str(path))
+        raise OSError(errno.EINVAL, f"expected a regular file, but it is {kind}", str(path))

@@ -43,7 +43,7 @@ def why_changed(path: Path, expected: Stamp) -> str | None:
     """Check that a file begins with the bytes of a stamp. Later bytes are ignored.
 
     Returns:
-        What changed, as text; None if nothing changed.
+        The change, as text; None if nothing changed.
 
     Raises:
         OSError: the file is not a regular file, or cannot be read.
@@ -52,7 +52,7 @@ def why_changed(path: Path, expected: Stamp) -> str | None:
 
 
 class GrowingStamp:
-    """The stamp of a file that only grows. Each call of `renewed` reads only what was appended since the last call.
+    """The stamp of a file that only grows. Each call of `renewed` reads only the bytes appended since the last call.
 
     Args:
         path: path of the file.

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from rollalloc.models.weights import trained
 
 WINDOWS_BEFORE = 2.0  # the mean begins after this many windows of rows
-_BEGINS = 9.0  # the mean covers about a ninth of the steps since it began, until that is as much as `window` rows
+_BEGINS = 9.0  # at first, the mean covers about a ninth of the steps since it began, and later `window` rows
 
 
 class WeightAverage:
@@ -18,9 +18,9 @@ class WeightAverage:
 
         mean ← d · mean + (1 - d) · weights,  d = min(1 - rows / window, t / (t + 9)),  t = step - 2 window / rows
 
-    Averaging removes the noise of a constant learning rate. It begins after two windows of rows (before, t ≤ 0 and d = 0),
-    because a model learns fast in the first steps, and a mean would lag behind. The window is a number of rows, so the lag
-    and the noise of the mean do not depend on the batch size (Hilton et al., arXiv 2110.00641).
+    Averaging removes the noise of a constant learning rate. It begins after two windows of rows; until then, t ≤ 0 and
+    d = 0. A model learns fast in the first steps, so an earlier mean would lag behind. The window is a number of rows, so
+    the lag and the noise of the mean do not depend on the batch size (Hilton et al., arXiv 2110.00641).
 
     Args:
         mean: the model that samples. Its parameters become the mean; it gets no gradients.

@@ -107,9 +107,11 @@ def save(
         for file in partial.iterdir():
             sync(file)
         sync(partial)
-        if final.exists():  # this one is corrupt; otherwise the run would have resumed from it
+        if final.exists():  # it is corrupt; otherwise the run would have resumed from it
             if foreign := _foreign(final):
-                raise FileExistsError(f"{', '.join(foreign)} in it does not belong to a checkpoint; move it away")
+                raise FileExistsError(
+                    f"{', '.join(foreign)} in the folder does not belong to a checkpoint; move it away"
+                )
             _remove(final)
         partial.rename(final)
         sync(parent)
@@ -184,10 +186,10 @@ def _checked_files(place: Path) -> list[str]:
     try:
         files = {name: (stamp["bytes"], stamp["sha256"]) for name, stamp in manifest["files"].items()}
     except (KeyError, TypeError, AttributeError) as error:
-        raise CorruptCheckpoint(place, f"{_MANIFEST} is not one of rollalloc ({error!r})") from None
+        raise CorruptCheckpoint(place, f"{_MANIFEST} is not a manifest of rollalloc ({error!r})") from None
     for name in (_STATE, *files):
         if name not in files or Path(name).name != name or not name:
-            raise CorruptCheckpoint(place, f"{_MANIFEST} does not name {_STATE}, or a file elsewhere, {name!r}")
+            raise CorruptCheckpoint(place, f"{_MANIFEST} lacks {_STATE}, or lists a path outside the folder: {name!r}")
     for name, (size, digest) in files.items():
         file = place / name
         if not file.is_file():
@@ -210,7 +212,7 @@ def _numbers(parent: Path) -> list[int]:
 
 
 def _ours(place: Path) -> set[str]:
-    """The files that rollalloc writes into a checkpoint: the usual ones, and those in the manifest if it can be read."""
+    """Names of the files that rollalloc wrote into a checkpoint, even if the manifest cannot be read."""
     try:
         named = set(json.loads(read_text(place / _MANIFEST))["files"])
     except (OSError, ValueError, TypeError, KeyError):

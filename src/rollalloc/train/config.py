@@ -54,19 +54,19 @@ class Config:
         reward_workers: number of processes that score. 0: score in this process, which is safe only for trusted rewards.
         reward_limit_s: time limit for scoring one rollout in a worker process, in seconds.
         overlong_buffer: DAPO's overlong penalty grows over this many tokens before the length limit. None: no penalty.
-        device: for example "cpu". None: a GPU if there is one.
+        device: for example "cpu". None: a GPU, or the CPU if there is no GPU.
         features: file with features of the prompts, for a recipe that predicts. "none": predict without features. None:
             compute them with the initial model, if the recipe uses features.
         lora: adapters to train instead of the model's own weights. None: train the model's own weights.
         chat_template_args: further arguments of the chat template as a JSON object, for example
             '{"enable_thinking": false}'. None: no further arguments.
-        accept_overlap: True: train even if many held-out prompts are in the training set: a larger share than
+        accept_overlap: True: train even if the share of held-out prompts that are in the training set is larger than
             `rollalloc.data.overlap.MOST_SHARED`.
-        recipe: name of a recipe, as `rollalloc.named.make_recipe` takes it.
+        recipe: name of a recipe, see `rollalloc.named.make_recipe`.
         parameters: arguments of the recipe, by name.
         max_rollouts: rollout budget. None: no limit.
         staleness: replaces the recipe's maximum staleness. None: the recipe's value, or the value that `ahead` needs.
-        ahead: number of batches that the asynchronous engine generates while one is trained; see
+        ahead: number of batches that the asynchronous engine generates while another batch is trained; see
             `rollalloc.recipes.streamed`.
         label: name of the run in tables and figures. "": the recipe's name.
         task: the built-in task to train on. "": the user's own model and prompts.
@@ -87,16 +87,15 @@ class Config:
             longer row gets a pass of its own. This limits memory and changes nothing else.
         precision: number format of the update and of an exact evaluation: "fp32", "bf16" or "auto" (bf16 on a GPU that
             supports it, otherwise fp32). Weights, gradients, optimizer and log-probabilities are always in fp32.
-        sampling_dtype: number format of weights and key-value cache while sampling. Unless it is float32, a copy of the
-            model samples, and importance ratios are relative to that copy. Without `averaging`, all rows then get
-            truncated importance weights, as stale rows do.
+        sampling_dtype: number format of weights and key-value cache while sampling. If it is not float32, rollouts are
+            sampled from a copy of the model, and importance ratios are relative to this copy. All rows get truncated
+            importance weights, as stale rows do, unless weights are averaged.
         gradient_checkpointing: True: keep only the inputs of the model's layers, and compute the rest again in the
             backward pass. This saves memory; the gradient is the same up to rounding.
         eval_every: number of rollouts between two evaluations.
         eval_samples: number of samples per held-out prompt; not used if accuracy is exact.
         max_batches: number of batches after which the run ends. None: no limit.
-        stop_when_barren: True: end the run when many groups in a row had equal rewards: as many as there are prompts, and
-            at least 256.
+        stop_when_barren: True: end the run when the last max(256, number of prompts) groups all had equal rewards.
         target: held-out accuracy at which the run ends, once two evaluations in a row reach it. None: no target.
         checkpoint_every: number of batches between two checkpoints. None: no checkpoints by batches.
         checkpoint_minutes: minutes between two checkpoints. None: no checkpoints by time. In addition, a checkpoint is

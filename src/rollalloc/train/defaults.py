@@ -41,7 +41,7 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
     n stands for: the n of GRPO and DAPO; the pilots plus commits of Pilot-Commit; the last size of racing and C-GRPO; the
     rollouts of PODS, which keeps half of them; the rows of DARTS, which generates up to twice as many rollouts; the mean
     of Knapsack; both the rows and the rollouts per round of Reinforce-Ada. Recipes that search for prompts generate three
-    batches at a time. Recipes without groups get as many rollouts per batch as the others, each of a different prompt.
+    batches at a time. Recipes without groups get groups · n prompts per batch, with one rollout of each prompt.
 
     Args:
         recipe: a key of `rollalloc.named.RECIPES`.
@@ -52,7 +52,7 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
         ValueError: the recipe is unknown, or n cannot be halved.
     """
     if n < 4 or n % 2:
-        raise ValueError(f"n must be even and at least 4, so that every method can have its shape, got {n}")
+        raise ValueError(f"n must be even and at least 4, so that half of them still form a group, got {n}")
     half, ahead = n // 2, {"gen_groups": 3 * groups}
     alone = {"groups": groups * n, "n": 1}
     shapes: dict[str, dict[str, Any]] = {
@@ -75,5 +75,5 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
         "pilot_commit+pods": {"n_pilot": half, "n_commit": half, "m": half, **ahead},
     }
     if recipe not in shapes:
-        raise ValueError(f"{recipe} has no matched shape; there is one for {', '.join(shapes)}")
+        raise ValueError(f"{recipe} has no matched shape; the recipes with a matched shape are {', '.join(shapes)}")
     return {"groups": groups, **shapes[recipe]}

@@ -49,7 +49,7 @@ def wait_unless_stopped(future: Future[_T], stop: StopRequest) -> _T:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Prompts for evaluation. With `answers`, accuracy is computed exactly; without, answers are sampled and scored.
+    """Prompts for evaluation. With `answers`, accuracy is computed exactly; otherwise answers are sampled and scored.
 
     Attributes:
         prompts: the held-out prompts.
@@ -170,7 +170,7 @@ def judged(generations: Sequence[Generation], outcomes: Sequence[Outcome], sampl
     """The evaluation from samples and their scores: the mean metric per prompt, averaged over prompts, and the diversity.
 
     Args:
-        generations: the samples of the first prompt, then those of the second, and so on.
+        generations: the samples, grouped by prompt.
         outcomes: the outcome of each generation.
         samples: number of samples per prompt.
     """

@@ -19,7 +19,7 @@ from rollalloc.runs.reader import newest_line
 from rollalloc.train import checkpoint
 
 _PARTIAL = ".unfinished-model"
-# Everything that a run writes, except for trackers. The metrics are written first: with them, a folder is that of a run.
+# Everything that a run writes, except for trackers. The metrics are written first. They mark the folder as a run's folder.
 _NAMES = (METRICS, DESCRIPTION, ROLLOUTS, REWARDS, ALLOCATOR, FEATURES, MODEL, _PARTIAL, CHECKPOINTS)
 _PRODUCTS = (MODEL, ALLOCATOR, ROLLOUTS)
 _NEW_FOLDER = "give a new or empty folder (--out)"
@@ -113,7 +113,7 @@ class RunFolder:
         refuse(self.path, self._claims.foreign(_NAMES) or inside, _REMEDY)
 
     def begin(self, *, overwrite: bool = False) -> None:
-        """Begin a new run in the folder. A second call does nothing. Arguments and errors are those of `check`."""
+        """Begin a new run in the folder. A second call does nothing. For arguments and errors see `check`."""
         if self._begun:
             return
         self.check(overwrite=overwrite)
@@ -136,7 +136,7 @@ class RunFolder:
         self._begun = True
 
     def save_features(self, keys: Sequence[str], features: Features) -> None:
-        """Save the features of the run for a resume, because another machine may compute slightly different ones."""
+        """Save the features of the run for a resume. Another machine could compute slightly different features."""
         self._claims.add({FEATURES})
         save_features(self.path / FEATURES, keys, features)
 

@@ -19,7 +19,7 @@ _ROUNDING = 1e-6  # tolerance: a mean of float32 scores may be slightly above 1
 
 
 class Grid:
-    """Says when an evaluation is due, and stores the newest one.
+    """Says when an evaluation is due, and stores the newest evaluation.
 
     Attributes:
         prompts: number of held-out prompts. 0: no evaluation.
@@ -50,7 +50,7 @@ class Grid:
         """Record the newest evaluation for a grid point. Return it as fields for a line of the metrics.
 
         Args:
-            at: the grid point. None: the end of the run, which cannot reach the target.
+            at: the grid point. None: the end of the run. This evaluation does not count for the target.
         """
         version, evaluation, accuracies = self.latest, self._evaluation, self._counters.accuracies
         assert version is not None, "record follows add"
@@ -77,7 +77,7 @@ class Grid:
                 log.warning("no held-out sample has a score: %s", counted(evaluation.unscored))
         elif not isfinite(accuracy):
             raise FloatingPointError(
-                f"the held-out accuracy is {accuracy}, the weights diverged; try a smaller learning rate"
+                f"the held-out accuracy is {accuracy}: the weights diverged; try a smaller learning rate"
             )
         elif target is not None and not -_ROUNDING <= accuracy <= 1 + _ROUNDING:
             raise MetricError(

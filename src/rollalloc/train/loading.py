@@ -91,7 +91,7 @@ def try_reward(config: Config) -> None:
     """Check that the reward can be imported and that rollouts fit into the model's context. No model is loaded.
 
     Raises:
-        ValueError, TypeError, OSError, ImportError, AttributeError: one of these is not so; the message says which.
+        ValueError, TypeError, OSError, ImportError, AttributeError: the reward cannot be imported, or rollouts do not fit.
     """
     loaded_reward(config.reward)
     context = context_of(config.model)
@@ -108,25 +108,28 @@ def _check_repeated(train: PromptSet) -> None:
     differ = sum(truths[at] != truths[first] for at, first in again.items())
     at, first = next(iter(again.items()))
     log.warning(
-        "%d of %d training prompts repeat the text of another prompt, apart from case, layout and system messages (such as "
-        "%r and %r); %d of these have a different ground truth", len(again), len(train), keys[at], keys[first], differ,
+        "%d of %d training prompts repeat the text of another prompt, such as %r and %r (case, layout and system messages "
+        "are ignored); %d of the repeated prompts have a different ground truth",
+        len(again), len(train), keys[at], keys[first], differ,
     )  # fmt: skip
 
 
 def _check_overlap(train: PromptSet, held: PromptSet, *, accepted: bool) -> None:
-    """Warn about held-out prompts in the training set. Refuse more than `MOST_SHARED` of them, unless `accepted`."""
+    """Warn about held-out prompts in the training set. If their share exceeds `MOST_SHARED`, raise a ValueError, unless
+    `accepted`.
+    """
     shared = same_text(map(normalised, held.prompts), map(normalised, train.prompts))
     if not shared:
         return
     at, seen = next(iter(shared.items()))
     problem = (
         f"{len(shared)} of {len(held)} held-out prompts ({len(shared) / len(held):.0%}) are in the training set too, the "
-        f"first {held.keys[at]!r} as {train.keys[seen]!r}, so the accuracy is partly that of trained prompts"
+        f"first {held.keys[at]!r} as {train.keys[seen]!r}. The accuracy partly measures trained prompts"
     )
     if len(shared) > MOST_SHARED * len(held) and not accepted:
         raise ValueError(
-            f"{problem}; remove them from one of the files, or accept it with --accept-overlap (more than {MOST_SHARED:.0%} "
-            "are refused)"
+            f"{problem}. More than {MOST_SHARED:.0%} are refused; remove them from one of the files, or accept them with "
+            "--accept-overlap"
         )
     log.warning("%s", problem)
 
@@ -148,7 +151,7 @@ def _check_features(config: Config, recipe: Recipe) -> None:
 def features_for(
     config: Config, recipe: Recipe, policy: Policy, train: EncodedPrompts, resumed: Path | None
 ) -> Features | None:
-    """Features for a recipe that predicts: those with which a resumed run began, those of a file, or newly computed ones."""
+    """Features for a recipe that predicts: of the resumed run, from a file, or newly computed. Otherwise None."""
     if not recipe.reads_features:
         return None
     keys = train.prompt_set.keys

@@ -24,7 +24,7 @@ def token_losses(
         surrogate = max(surrogate, dual · A) where A < 0
         losses = weight · iw · (kl · rho · k3 - surrogate)
 
-    The proximal policy is the policy before this batch's first step. The behaviour policy is the one that sampled. For
+    The proximal policy is the policy before this batch's first step. The behaviour policy is the policy that sampled. For
     fresh rows they are the same, so iw is 1. The dual clip bounds the loss of a bad token that has become much more
     likely. rho · k3 instead of k3 (see `divergences`) makes the gradient of the KL term unbiased, as with TRL's
     `use_bias_correction_kl`. PPO, arXiv 1707.06347; dual clip, arXiv 1912.09729; decoupled, arXiv 2110.00641; truncated

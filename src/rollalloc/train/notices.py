@@ -60,7 +60,7 @@ class Notices:
         self._look_at_time()
 
     def rolled_out(self, allocator: Allocator, outcomes: Outcomes) -> None:
-        """Check the rollouts scored so far. Call this even before the first batch, which may take long."""
+        """Check the rollouts scored so far. Call this even before the first batch, because that may take long."""
         self._look_at_time()
         unscored, paid = sum(outcomes.unscored.values()), allocator.paid
         if unscored >= max(FIRST * _MANY, paid * _MANY) and paid >= FIRST:
@@ -131,7 +131,7 @@ def of_first_evaluation(evaluation: Evaluation) -> Iterator[str]:
     elif unscored >= max(1, _MANY * evaluation.sampled):
         yield (
             f"check the reward function: {unscored:,} {of_all} have no score: {counted(evaluation.unscored)}. The "
-            "accuracy is that of the others"
+            "accuracy is the mean over the others"
         )
     if accuracy is not None and evaluation.constant is not None:
         yield _of_constant(evaluation.constant, evaluation.sampled - unscored)
@@ -166,8 +166,8 @@ def _of_cut_off(which: str, most: int) -> str:
 
 def _of_one_token() -> str:
     return (
-        "--max-new-tokens 1: a rollout is a single token, either its end of sequence, which is an empty answer, or one that "
-        "is cut off before it. If answers are longer than a token, give more"
+        "--max-new-tokens 1: each rollout is a single token. If this is the end of sequence, the answer is empty; otherwise "
+        "the answer is cut off. If answers are longer than one token, set a larger value"
     )
 
 

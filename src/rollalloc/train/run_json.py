@@ -50,7 +50,7 @@ def read_config(folder: Path) -> Config:
 
 
 def is_run_in(config: Config, folder: Path) -> bool:
-    """Whether a folder's `run.json` describes this run with the same contents of the input files."""
+    """Whether a folder's `run.json` describes this run, and the input files still have the same contents."""
     saved, digests = _saved_in(folder)
     if saved != config.description():
         return False

@@ -29,7 +29,7 @@ class Checkpoints:
 
     Args:
         place: the run's folder; None: nothing is written.
-        state: what a checkpoint contains.
+        state: the contents of a checkpoint.
         config: says when checkpoints are due.
 
     Attributes:
@@ -65,8 +65,8 @@ class Checkpoints:
     def where(self) -> str:
         """Say where the newest checkpoint is, for a message about a run that ended early."""
         if self._place is None or self.newest is None:
-            return "nothing was generated before, so that there is no checkpoint"
-        return f"a checkpoint after batch {self.newest} is in {self._place.path}, --resume continues from it"
+            return "there is no checkpoint, because nothing was generated"
+        return f"a checkpoint after batch {self.newest} is in {self._place.path}; --resume continues from it"
 
     def load(self, *, accept_recipe: bool, accept_data: bool) -> ChangedData | None:
         """Load the newest undamaged checkpoint. See `Loop.resume` for the arguments and errors.
@@ -106,7 +106,7 @@ class Checkpoints:
             counters.barren_groups = 0
 
     def _warn_of_another_budget(self, saved: Mapping[str, Any]) -> None:
-        """Warn if the learning rate falls over the budget, and the budget is another one than in the checkpoint."""
+        """Warn if the learning rate falls over the budget, and the budget has changed since the checkpoint."""
         config, counters, budget = self._config, self._state.counters, self._state.allocator.recipe.budget
         if not config.schedule.over_budget:
             return
@@ -131,7 +131,7 @@ def synced_sizes(folder: Path) -> dict[str, int]:
 
 
 def cut(folder: Path, written: Mapping[str, int]) -> None:
-    """Remove from these files what was written after a checkpoint. `written` has their sizes at the checkpoint."""
+    """Cut the metrics and the rollout log back to their sizes at a checkpoint, `written`."""
     for name in _GROWING:
         if (folder / name).exists():
             os.truncate(folder / name, written.get(name, 0))

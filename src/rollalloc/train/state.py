@@ -1,4 +1,4 @@
-"""The state of a run: what a checkpoint contains, and whether a checkpoint belongs to this run."""
+"""The state of a run in a checkpoint, and a check that a checkpoint belongs to this run."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ class RunState:
         allocator: the core of the run.
         engine: supplies the state of the rollouts.
         updater: saves and loads the weights.
-        identity: returns the values, other than the recipe, that a checkpoint of this run must have; "prompts" is a
-            digest. It is called at the first checkpoint.
+        identity: returns the values that a checkpoint of this run must have, apart from the recipe. "prompts" is a digest
+            of the prompts. The function is called at the first checkpoint.
 
     Attributes:
         counters: counts that the trainer itself keeps.

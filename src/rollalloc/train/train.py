@@ -79,8 +79,8 @@ def train(
         folder: folder of the run.
         listener: called with each line of the metrics.
         resume: continue from the newest checkpoint in the folder. If there is no checkpoint, the run starts again.
-        accept_recipe: resume with this recipe, even if the checkpoint was saved with another one.
-        accept_data: resume with these prompts, even if the checkpoint was saved with others; see `Loop.resume`.
+        accept_recipe: resume with this recipe, even if the checkpoint was saved with another recipe.
+        accept_data: resume with these prompts, even if the checkpoint was saved with other prompts; see `Loop.resume`.
         overwrite: remove the files that another run wrote in the folder. Only files in its manifest are removed.
 
     Raises:
@@ -175,7 +175,7 @@ class Loop(ABC):
         """
 
     def bill(self) -> dict[str, Any]:
-        """What a service has charged so far, as fields for every line of the metrics."""
+        """The cost at a service so far, as fields for every line of the metrics."""
         return {}
 
     def description(self) -> dict[str, Any] | None:
@@ -369,8 +369,8 @@ class Loop(ABC):
             return f"max_batches: {counters.batches} batches are trained"
         if config.stop_when_barren and counters.barren_groups >= max(_PATIENCE, len(self.keys)):
             return (
-                f"barren: no learning signal in the last {counters.barren_groups} groups, whose rewards were equal; prompts "
-                f"by the end of their last visit: {self.allocator.statistics.counts()}"
+                f"barren: no learning signal in the last {counters.barren_groups} groups, because all rewards in each group "
+                f"were equal; numbers of prompts, by how the last visit ended: {self.allocator.statistics.counts()}"
             )
         return None
 
@@ -398,7 +398,7 @@ class Loop(ABC):
     # ------------------------------------------------------------------------------------- what ends a run before its end
 
     def _train_and_save(self) -> str:
-        """Run the loop. After an error, save what can be saved before raising it."""
+        """Run the loop. After an error, save the run if possible, then raise the error."""
         try:
             return self._train()
         except Interrupted:
@@ -417,7 +417,7 @@ class Loop(ABC):
             raise
 
     def _give_up(self, why: str) -> NoReturn:
-        """End a run without scores. No checkpoint is written, so the run can resume from the last one after a repair."""
+        """End a run without scores, without writing a checkpoint. After a repair, it can resume from the last checkpoint."""
         if self.folder is not None:
             self._report()
         self._write_last("failed", why)
@@ -427,11 +427,13 @@ class Loop(ABC):
         by = self.stop.by
         assert by is not None
         where = f"{when} batch {self.counters.batches}"
-        return Stopped(f"stopped by {by.name} {where}; a checkpoint is in {self.folder}, resuming goes on from it", by)
+        return Stopped(
+            f"stopped by {by.name} {where}; a checkpoint is in {self.folder}, resume to continue from it", by
+        )
 
     def _write_failure(self, error: Exception) -> None:
         """Add a line to the metrics that says that the run failed. Resuming removes this line."""
-        with suppress(Exception):  # the first error must be raised, not an error of writing this line
+        with suppress(Exception):  # an error of writing this line must not hide the first error
             self._write_last("failed", error_text(error))
 
     # ----------------------------------------------------------------------------------------------------- resuming
@@ -442,7 +444,7 @@ class Loop(ABC):
         Lines of the metrics after the checkpoint are removed, because the run writes them again.
 
         Args:
-            accept_recipe: continue with this recipe, even if the checkpoint was saved with another one.
+            accept_recipe: continue with this recipe, even if the checkpoint was saved with another recipe.
             accept_data: continue with these prompts, held-out prompts and chat template, even if the checkpoint was saved
                 with others. Prompts are matched by key. Records of prompts that left are dropped. A line of kind "resume"
                 in the metrics counts the changes.
@@ -469,7 +471,7 @@ class Loop(ABC):
             self._report()
 
     def _spent(self) -> dict[str, Any]:
-        """What the run has paid so far, as fields for a line of the metrics."""
+        """The cost of the run so far, as fields for a line of the metrics."""
         return {
             **totals(self.allocator),
             "optimizer_steps": self.updater.steps,
@@ -480,9 +482,7 @@ class Loop(ABC):
         }
 
     def _give_notices(self, figures: dict[str, Any]) -> None:
-        """Log warnings about this batch. Without notices, `figures` loses its shares, so that the page does not warn
-        either.
-        """
+        """Log warnings about this batch. If notices are off, clear `figures["teaching"]`, so that the page does not warn."""
         if not self.config.notices:
             figures["teaching"] = {}
             return

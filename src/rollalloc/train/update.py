@@ -70,7 +70,7 @@ class Updater:
         ValueError: gradient checkpointing is on, but the model's layers cannot be recomputed.
 
     Attributes:
-        model: the model that is trained. It is the policy's own model; or, if weights are averaged, a second one, while
+        model: the model that is trained. It is the policy's own model. If weights are averaged, it is a second model, and
             the policy's model has the mean.
         optimizer: AdamW.
         steps: number of steps taken so far.
@@ -144,7 +144,7 @@ class Updater:
             between_passes: called after each forward and backward pass, so that generation can continue.
 
         Returns:
-            Means over the steps, the number of steps, and the learning rate of the last one; with `measure_kl` also
+            Means over the steps, the number of steps, and the learning rate of the last step. With `measure_kl` also
             "approx_kl", in nats per token.
 
         Raises:
@@ -172,16 +172,16 @@ class Updater:
         return {example.row.rollout: now_T for example, now_T in self._judged(self.policy.model, _measured(examples))}
 
     def _moved(self, examples: Sequence[Example], before: Mapping[int, Tensor]) -> float:
-        """Estimate the KL divergence of the policy before the batch's steps from the policy after them, on a few rows.
+        """Estimate on a few rows how far the batch's steps moved the policy, as the KL divergence KL(before ‖ after).
 
             mean over tokens of k3 = exp(after - before) - (after - before) - 1
 
-        If weights are not averaged, "before" are the rows' proximal log-probabilities.
+        If weights are not averaged, the rows' proximal log-probabilities are used as `before`.
         """
         sums, tokens = list[Tensor](), 0
         for example, after_T in self._judged(self.policy.model, _measured(examples)):
             before_T = before.get(example.row.rollout, example.proximal_T)
-            assert before_T is not None, "the row's step was taken, so it has them"
+            assert before_T is not None, "every trained row has proximal log-probabilities"
             sums.append(divergences(before_T, after_T).sum())
             tokens += len(after_T)
         return sum(torch.stack(sums).tolist()) / tokens
@@ -193,13 +193,13 @@ class Updater:
     def _examples(
         self, batch: Batch, generations: Mapping[int, Generation], *, measure_kl: bool = False
     ) -> list[Example]:
-        """The batch's rows with their log-probabilities, including those under the reference if there is one.
+        """The batch's rows with their log-probabilities. With a KL term, also log-probabilities under the reference.
 
-        The proximal log-probabilities of a fresh row are those of the sampler. If weights are averaged, the mean has
-        sampled, so the clip bounds the distance between the trained weights and the mean. If weights are not averaged and
-        something is in half precision, the sampler's and the update's log-probabilities differ slightly. Then every row is
-        treated as stale, and the truncated importance weight corrects the difference. For stale rows, `_judge` computes
-        the proximal log-probabilities.
+        For fresh rows, the sampler's log-probabilities are the proximal log-probabilities. If weights are averaged, the
+        sampler uses the mean, so the clip bounds the distance between the trained weights and the mean. For stale rows,
+        `_judge` computes the proximal log-probabilities. If weights are not averaged, and the sampler or the update uses
+        half precision, their log-probabilities differ slightly. In this case all rows are treated as stale, so that the
+        truncated importance weight corrects the difference.
         """
         of_rows = [generations[row.rollout] for row in batch.rows]
         sampled = sent(np.concatenate([generation.logprobs for generation in of_rows]), self.policy.model.device)
@@ -210,7 +210,7 @@ class Updater:
             stale = row.advantage and (row.version < batch.version or rounded)
             proximal_T = None if stale else sampled_T
             examples.append(Example(row, self.prompts[row.prompt], generation.tokens, sampled_T, proximal_T))
-        if rounded and measure_kl:  # so that rounding is not measured as a change of the policy
+        if rounded and measure_kl:  # recompute, so that rounding is not measured as movement
             for example in _measured(examples):
                 example.proximal_T = None
         if self.reference is not None:
@@ -287,7 +287,7 @@ class Updater:
             example.share = share
 
     def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The part of their mini-batch's loss that some rows contribute, and figures summed over their tokens."""
+        """The summed share of these rows in the loss of their mini-batch, and figures summed over their tokens."""
         loss = self.config.loss
         with self._recomputing():
             logprobs_BT, mask_BT = self._logprobs(self.model, examples)
@@ -359,7 +359,7 @@ def mini_batches(rows: Sequence[Row], parts: int, seed: int, version: int) -> It
         by_group.setdefault(row.group, []).append(index)
     units = list(by_group.values()) if len(by_group) >= parts else [[index] for index in range(len(rows))]
     if len(units) < parts:
-        log.warning("%d rows cannot be split into %d optimizer steps; each row gets one", len(units), parts)
+        log.warning("%d rows cannot be split into %d optimizer steps; each row gets one step", len(units), parts)
     order = rng(seed, "mini-batches", version).permutation(len(units))
     for part in np.array_split(order, min(parts, len(units))):
         yield [index for unit in part.tolist() for index in units[unit]]

@@ -1,4 +1,4 @@
-"""What a run at a service costs: tokens by kind, and money if the user gives prices."""
+"""The cost of a run at a service: tokens by kind, and money if the user gives prices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Usage:
         prefill: prompt tokens that the sampler had to read.
         cached: prompt tokens that the sampler had already read. These are the service's cache hits, and the prompt tokens
             of each request's second and later samples.
-        sampled: generated tokens, including those of rollouts that were stopped or dropped.
+        sampled: generated tokens, including tokens of rollouts that were stopped or dropped.
         trained: tokens of the sequences in forward and backward passes, including prompts.
     """
 

@@ -47,7 +47,7 @@ class Wave:
 
     Attributes:
         service: the service that samples.
-        sampler: a sampling client, which always samples from the same weights.
+        sampler: a sampling client. It always samples from the same weights.
         sampling: the sampling settings.
         stopped: tells whether a rollout must stop. The service cannot abort a request, so a stopped rollout first finishes
             its current request.

@@ -24,7 +24,7 @@ from rollalloc.files.text import error_text
 
 log = logging.getLogger(__name__)
 
-LossName = Literal["importance_sampling", "ppo", "cispo"]  # those losses of the service that use per-token advantages
+LossName = Literal["importance_sampling", "ppo", "cispo"]  # losses of the service that use per-token advantages
 MODEL_FILE = "tinker.json"
 _FATAL = ("AuthenticationError", "BillingError", "PermissionDeniedError")  # a retry cannot succeed
 _DAY_S = 86_400
@@ -42,7 +42,7 @@ class Remote:
 
     Attributes:
         rank: rank of the LoRA adapter, at least 1.
-        loss: the service's loss: "importance_sampling"; or "ppo" or "cispo", which clip at the thresholds of
+        loss: the service's loss: "importance_sampling"; or "ppo" or "cispo" with the clipping thresholds of
             `Config.loss.clip`.
         concurrency: maximum number of rollouts in flight, at least 1. Each rollout is reported to the allocator as soon as
             it ends, and keeps the weights that it started with. None: rollouts are sampled in waves, as by a synchronous
@@ -139,7 +139,7 @@ class Service:
         return self._training_client
 
     def tokenizer(self) -> Any:
-        """The model's tokenizer, which the SDK downloads."""
+        """The model's tokenizer. The SDK downloads it."""
         return self._of_model("fetching the tokenizer", lambda model: model.get_tokenizer())
 
     # -------------------------------------------------------------------------------------------------------- sampling

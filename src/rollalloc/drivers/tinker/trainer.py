@@ -34,8 +34,8 @@ class TinkerTrainer(Loop):
 
     If the service fails, `run` raises `ServiceFailed`. Resume from the newest checkpoint when the service answers again.
 
-    The configuration is that of the native trainer, with these exceptions. A KL term, a dual clip and temperatures other
-    than 1 raise an error, because the service does not support them. `precision`, `tokens_per_forward`, `averaging`,
+    The configuration is the native trainer's, with these exceptions. A KL term, a dual clip and temperatures other than 1
+    raise an error, because the service does not support them. `precision`, `tokens_per_forward`, `averaging`,
     `sampling.max_rows` and `sampling.kv_tokens` are ignored.
 
     Args:
@@ -43,8 +43,8 @@ class TinkerTrainer(Loop):
         recipe: decides which prompts get how many rollouts. Its budget ends the run.
         train: the training set.
         config: all other settings of the run.
-        heldout: the evaluation set. An evaluation samples `config.eval_samples` rollouts of each prompt, which are billed.
-            None: no evaluation.
+        heldout: the evaluation set. An evaluation samples `config.eval_samples` rollouts of each prompt. The service
+            bills these rollouts. None: no evaluation.
         prices: prices of tokens. None: the metrics show the cost in tokens, but not in money.
         features: features of the prompts, for a recipe that predicts success rates. None: the recipe predicts only from the
             rollouts of this run.

@@ -30,7 +30,7 @@ from rollalloc.train import checkpoint
 log = logging.getLogger(__name__)
 
 _FOLDER = "rollalloc"  # the folder inside each of the trainer's checkpoints
-# What is saved of each rollout in addition to its generation.
+# Fields of a rollout that are saved in addition to its generation.
 _SAVED = ("prompt", "prompt_tokens", "texts", "own", "scores_F", "logged")
 # Features that the model computed are saved, because later weights would give other values.
 _FEATURES = "features"
@@ -166,7 +166,8 @@ def newest_whole(places: Sequence[Path]) -> Path | None:
     whole = next((place for place in places if _has_state(place) and not killed_within(place)), None)
     for place in places[: places.index(whole)] if whole else ():
         log.warning(
-            "%s is incomplete (%s), probably because the run was killed while saving it; resuming from an earlier one",
+            "%s is incomplete (%s), probably because the run was killed while saving it; resuming from an earlier "
+            "checkpoint",
             place,
             f"no {TRAINER_STATE_NAME}" if _has_state(place) else "no state of rollalloc",
         )
@@ -240,7 +241,7 @@ def save(
 
 
 def read(place: Path) -> checkpoint.Checkpoint:
-    """Read from a checkpoint what `save` wrote.
+    """Read the state that `save` wrote into a checkpoint.
 
     Raises:
         FileNotFoundError: the checkpoint has no state of rollalloc.
@@ -263,7 +264,7 @@ def load(
 
     Args:
         allocation: the object that gets the state.
-        saved: what `read` returned.
+        saved: the result of `read`.
         place: folder of the checkpoint.
         accept_recipe: True: load even if the state was saved with another recipe.
         accept_data: True: load even if prompts are missing in the data set. Their records and rollouts are dropped.

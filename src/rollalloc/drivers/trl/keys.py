@@ -57,7 +57,7 @@ def keyed(dataset: Any, column: str | None) -> PromptTable:
     if again:
         log.info(
             "%d of %d rows have the same prompt as an earlier row; such rows are distinguished by their order. Before you "
-            "reorder the data set, name a column of unique keys (key=...), if there is one",
+            "reorder the data set, name a column of unique keys (key=...), if there is such a column",
             again,
             len(texts),
         )

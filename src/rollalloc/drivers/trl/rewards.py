@@ -107,8 +107,8 @@ class RewardFunctions:
             environments: the environment of each completion; None without environments.
 
         Raises:
-            ValueError: a column has the name of an argument that TRL passes to the functions; a function did not return one
-                finite number or None per completion; or a function logged a column of another length.
+            ValueError: a column has the name of an argument that TRL passes to the functions; a function did not return a
+                finite number or None for each completion; or a function logged a column of another length.
         """
         check_columns(examples[0], "the data set")
         columns: dict[str, list[Any]] = {}
@@ -304,7 +304,7 @@ def check_columns(columns: Iterable[str], where: str) -> None:
 
 
 def _checked(name: str, scores: Any, expected: int) -> list[Score]:
-    """Check what a reward function returned: one number or None per completion. NaN is converted to None."""
+    """Check that a reward function returned one number or None per completion. NaN is converted to None."""
     wrong = (
         f"the reward function {name} must return a list of {expected} numbers or None, one for each completion, got "
     )

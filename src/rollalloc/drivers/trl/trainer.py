@@ -136,7 +136,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         self._allocation_callback = AllocationCallback(
             self.allocation, self.averaged, accept_recipe=accept_recipe, accept_data=accept_data, notices=notices
         )
-        # The averaging callback must come first, because it reads the batch before the other one reports it as trained.
+        # The averaging callback must come first. It reads the batch, before the other callback reports it as trained.
         self.add_callback(self.averaged)
         self.add_callback(self._allocation_callback)
 

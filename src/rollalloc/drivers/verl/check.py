@@ -7,8 +7,8 @@
 This composes the configuration as verl does, runs verl's validation and ours, describes a training step, and checks the
 files of the data and the reward. With `--no-files` the files are not checked, for a machine that does not have them.
 
-Exit codes: 0: accepted. 1: verl or this driver refuses the command, or a file is missing or wrong. 2: the arguments are
-not those of a verl command. 3: verl is not installed.
+Exit codes: 0: accepted. 1: verl or this driver refuses the command, or a file is missing or wrong. 2: the arguments do
+not form a verl command. 3: verl is not installed.
 """
 
 from __future__ import annotations

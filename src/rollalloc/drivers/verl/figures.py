@@ -126,7 +126,7 @@ class Step:
         return {"rounds": self.rounds, "held": held_counts, "stage": by_stage, "groups_table": groups}
 
     def _became(self, index: int, group: int, fate: str, trained: AbstractSet[int], held: AbstractSet[int]) -> str:
-        """What happened to a group that left a stage: "trained", "held", "next stage", or the reason why it was dropped."""
+        """The result of a group that left a stage: "trained", "held", "next stage", or the reason why it was dropped."""
         if group in self._entered[index + 1]:
             return _NEXT
         if group in trained:

@@ -33,7 +33,7 @@ _MODULE, _FILE = "pkg://", "file://"  # prefixes that verl uses
 def make_absolute(config: Any) -> None:
     """Replace relative paths in the configuration by absolute ones, resolved from the current working directory.
 
-    verl reads its files in Ray processes, whose working directory may be another one. The path of an input is replaced only
+    verl reads its files in Ray processes, which may have another working directory. The path of an input is replaced only
     if the file exists, so that URLs and names on a model hub are not changed.
     """
     with open_dict(config):

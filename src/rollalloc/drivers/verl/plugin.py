@@ -1,4 +1,4 @@
-"""The entry point `verl.plugins`, which verl loads in each of its processes.
+"""The entry point `verl.plugins`. verl loads it in each of its processes.
 
 Our trainers are registered only in processes in which verl imports its own trainers, so that loading stays fast.
 """

@@ -85,7 +85,7 @@ class Crew(Protocol):
         ...
 
     def cancel(self, sessions: Sequence[Session]) -> None:
-        """Stop those of the sessions that are still running. Each of them still gets an outcome."""
+        """Stop these sessions, if they are still running. Each session still gets an outcome."""
         ...
 
     def outcomes(self, wait: bool = True) -> Sequence[SessionOutcome]:

@@ -107,7 +107,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         return limit
 
     async def outcomes(self) -> list[SessionOutcome]:
-        """The sessions that ended since the last call. Waits until there is at least one."""
+        """The sessions that ended since the last call. Waits until at least one session has ended."""
         await self._any_ended.wait()
         await asyncio.sleep(self._poll_interval)  # to collect sessions that end at about the same time
         self._any_ended.clear()
@@ -119,7 +119,7 @@ class Worker(AgentLoopWorkerTQ.__ray_actor_class__):  # pyright: ignore
         return True
 
     async def cancel(self, sessions: Sequence[Session]) -> None:
-        """Stop these sessions, except those that are being scored."""
+        """Stop these sessions, except sessions that are being scored."""
         stops = [self._live[session].stop() for session in sessions if session in self._live]
         for error in await asyncio.gather(*stops, return_exceptions=True):
             if error is not None:
@@ -270,7 +270,7 @@ class Manager(AgentLoopManagerTQ):
             worker.cancel.remote(its_sessions)
 
     def outcomes(self, wait: bool = True) -> list[SessionOutcome]:
-        """The sessions that ended since the last call. With `wait`, there is at least one."""
+        """The sessions that ended since the last call. With `wait`, waits until at least one session has ended."""
         while not self._lost:
             for worker in self.agent_loop_workers:
                 if worker not in self._listening.values():
