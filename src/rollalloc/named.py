@@ -40,7 +40,7 @@ def dapo_carry(
 
 
 def pilot_commit_pods(**parameters: Any) -> Recipe:
-    """Pilot-Commit with PODS: of each group, the m rollouts whose rewards have the largest variance are trained on.
+    """Pilot-Commit with PODS: trains on m rollouts of each group, the subset with the largest variance of rewards.
 
     Args:
         parameters: parameters of `recipes.pilot_commit` and `recipes.pods`. PODS's n must equal n_pilot + n_commit.

@@ -46,13 +46,13 @@ def matched(recipe: str, groups: int, n: int) -> dict[str, Any]:
     Args:
         recipe: a key of `rollalloc.named.RECIPES`.
         groups: prompts in a batch, at least 1.
-        n: rollouts per group, even and at least 4, so that half of them still form a group.
+        n: rollouts per group, even and at least 4, so that n/2 rollouts still form a group.
 
     Raises:
         ValueError: the recipe is unknown, or n cannot be halved.
     """
     if n < 4 or n % 2:
-        raise ValueError(f"n must be even and at least 4, so that half of them still form a group, got {n}")
+        raise ValueError(f"n must be even and at least 4, so that n/2 rollouts still form a group, got {n}")
     half, ahead = n // 2, {"gen_groups": 3 * groups}
     alone = {"groups": groups * n, "n": 1}
     shapes: dict[str, dict[str, Any]] = {

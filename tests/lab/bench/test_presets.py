@@ -85,7 +85,9 @@ def test_matched_shapes_have_the_same_groups_and_rollouts_a_group(recipe):
 def test_a_matched_shape_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match=r"even and at least 4, .* got 7"):
         matched("grpo", 6, 7)
-    with pytest.raises(ValueError, match=r"my:recipe has no matched shape; there is one for grpo, .*foresight"):
+    with pytest.raises(
+        ValueError, match=r"my:recipe has no matched shape; the recipes with a matched shape are grpo, .*foresight"
+    ):
         matched("my:recipe", 6, 8)
 
 

@@ -117,7 +117,7 @@ class AveragedWeights(TrainerCallback):
         return [parameter.detach().clone() for parameter in self._parameters]
 
     def _give(self, *, mean: bool) -> None:
-        """Make sure that the model has the averaged or the trained weights, by a swap. An error undoes the swap."""
+        """Swap weights if needed, so that the model has the averaged or the trained weights. An error undoes the swap."""
         if not self._other or mean == self._has_mean:
             return
         before = [parameter.data for parameter in self._parameters]

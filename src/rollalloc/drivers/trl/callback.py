@@ -67,8 +67,8 @@ class AllocationCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Load the checkpoint that the trainer resumes from.
 
-        If there is none, and the last call of `train` ended between two optimizer steps of a batch, the batch counts as
-        trained.
+        If there is no checkpoint, and the last call of `train` ended between two optimizer steps of a batch, the batch
+        counts as trained.
         """
         check_saving(args, state)
         if state.global_step:
@@ -135,8 +135,8 @@ class AllocationCallback(TrainerCallback):
     def before_saving(self, args: Any, state: Any) -> None:
         """Write the recipe's state, before the trainer writes its part of the checkpoint.
 
-        The trainer writes `trainer_state.json` last, so a checkpoint with this file and the recipe's state is complete. Only
-        then the trainer removes older checkpoints. A run that is killed while it saves still has the previous checkpoint.
+        The trainer writes `trainer_state.json` last, so a checkpoint with this file and the recipe's state is complete.
+        After that it removes older checkpoints. A run that is killed while it saves still has the previous checkpoint.
         """
         place = checkpoint_of(args, state)
         if args.should_save:  # remove files of an earlier run, which would look like part of this checkpoint
@@ -345,7 +345,7 @@ def _prepare(allocation: Allocation, saved: Mapping[str, torch.Tensor] | None, *
 
 
 def _plain(logged: Any) -> Any:
-    """Convert a value to plain data for JSON. NumPy numbers become Python numbers, all other objects become text."""
+    """Convert a value to plain data for JSON. NumPy numbers become Python numbers, unknown objects become text."""
     return json.loads(json.dumps(logged, default=lambda value: value.item() if hasattr(value, "item") else str(value)))
 
 

@@ -83,7 +83,7 @@ def in_shape_of(args: Any, recipe: Recipe | str) -> Recipe:
 
         groups × rows per group = per_device_train_batch_size × processes × steps_per_generation
 
-    Rows per group is `num_generations`, unless the recipe itself determines this number.
+    The number of rows per group is `num_generations`, unless the recipe itself determines it.
     """
     rows, n = args.generation_batch_size, args.num_generations
     made = in_shape(recipe, {}, max(1, rows // n), n)

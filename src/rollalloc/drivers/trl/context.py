@@ -18,7 +18,7 @@ _NAMED = 5  # an error names at most this many rows
 def check_prompts(trainer: Any) -> None:
     """Raise an error if a prompt has unknown tokens, or is too long for the model's context.
 
-    Every prompt of the training data and of held-out data is encoded once. Held-out data without an index are skipped.
+    Every prompt of the training data and of held-out data is encoded once. Held-out data that cannot be indexed are skipped.
 
     Raises:
         ValueError: a prompt cannot be encoded, has tokens outside the model's vocabulary, or is longer than the model's

@@ -20,7 +20,8 @@ class Movement:
         mean over tokens of k3 = exp(after - before) - (after - before) - 1
 
     `before` and `after` are log-probabilities of sampled tokens. rollalloc's own trainer uses the same estimate. The
-    measurement takes one forward pass over these rows, and a second if the generator's log-probabilities are not exact.
+    measurement takes one forward pass after training. If the sampled log-probabilities cannot be used as `before`, it takes
+    a second pass before training.
 
     Args:
         generate: the generator. It computes log-probabilities under the model.

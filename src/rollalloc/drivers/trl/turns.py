@@ -123,9 +123,8 @@ class _Environments:
                 pool.append(self._factories[name]())
             taken[name] = at + 1
             found.append(pool[at])
-        self._trainer._batch_environments = self._names(
-            rows
-        )  # TRL reads this when it renders prompts and parses answers
+        # TRL reads these names when it renders prompts and parses answers.
+        self._trainer._batch_environments = self._names(rows)
         return found
 
     def begin(self, instances: Sequence[Any], prompts: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> list[Any]:
