@@ -72,7 +72,7 @@ def _tensorboard(folder: Path, described: Mapping[str, Any]) -> Iterator[Listene
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ImportError(f"--track tensorboard needs its library, pip install tensorboard ({error})") from error
+        raise ImportError(f"--track tensorboard needs its library: pip install tensorboard ({error})") from error
     writer = None
 
     def listen(line: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ def _wandb(folder: Path, described: Mapping[str, Any]) -> Iterator[Listener]:
     try:
         import wandb  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ImportError(f"--track wandb needs its library, pip install wandb ({error})") from error
+        raise ImportError(f"--track wandb needs its library: pip install wandb ({error})") from error
     folder.mkdir(parents=True, exist_ok=True)
     run = wandb.init(project="rollalloc", name=folder.name, group=folder.name, dir=str(folder), config=dict(described))
     run.define_metric("*", step_metric=_PAID)

@@ -1,4 +1,4 @@
-"""The engine of a run at a service: starts orders, waits for them, and reports how their rollouts ended."""
+"""The engine of a run at a service. Starts orders, waits for them, and reports how their rollouts ended."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ class AveragedWeights(TrainerCallback):
         at_least("averaging", window, 0)
         if window and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
             raise ValueError(
-                f"averaging={window} needs the whole model on every process, but FSDP or DeepSpeed shard it; leave it out, "
-                'and let the learning rate fall (lr_scheduler_type="linear")'
+                f"averaging={window} needs the whole model on every process, but FSDP or DeepSpeed shard it; set "
+                'averaging=0, and let the learning rate fall (lr_scheduler_type="linear")'
             )
         rounded = (
             {str(each.dtype) for _, each in trained(trainer.model) if each.dtype != torch.float32} if window else ()

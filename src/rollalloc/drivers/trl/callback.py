@@ -105,8 +105,8 @@ class AllocationCallback(TrainerCallback):
             given = str(whole or places[0])
             if whole is None and all(killed_within(place) for place in places):
                 log.warning(
-                    "%s: the run was killed while it saved its first checkpoint, so there is nothing to resume from; it "
-                    "starts afresh",
+                    "%s: the run was killed while it saved its first checkpoint, so there is nothing to resume from; "
+                    "the run starts afresh",
                     places[0],
                 )
                 given = None
@@ -201,8 +201,8 @@ def refuse_without_state(place: Path) -> None:
         )
     if not _has_state(place):
         raise FileNotFoundError(
-            f"{place} has no state of rollalloc, so the recipe cannot continue from it: it was saved without a recipe, or "
-            "between the optimizer steps of one batch; resume from another checkpoint, or start afresh"
+            f"{place} has no state of rollalloc, so the recipe cannot continue: the checkpoint was saved without a recipe, "
+            "or between the optimizer steps of one batch; resume from another checkpoint, or start afresh"
         )
 
 

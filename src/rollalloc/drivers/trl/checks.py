@@ -39,8 +39,9 @@ def warn_if_newer(installed: str | None = None) -> None:
     installed = installed or version("trl")
     if Version(installed).release[:2] > TESTED.release[:2]:
         log.warning(
-            "TRL %s is newer than %s, the newest release that rollalloc's trainer was tested with; it overrides private "
-            "methods of TRL, and may ignore new settings. If training fails or behaves differently, pip install 'trl==%s.*'",
+            "TRL %s is newer than %s, the newest release that rollalloc's trainer was tested with. The trainer overrides "
+            "private methods of TRL, and may ignore new settings. If training fails or behaves differently, pip install "
+            "'trl==%s.*'",
             installed,
             TESTED,
             TESTED,
@@ -60,7 +61,7 @@ def steps_per_batch(args: Any) -> int:
         raise ValueError(
             "a batch of the recipe must be trained in whole optimizer steps, but steps_per_generation × num_iterations = "
             f"{args.steps_per_generation} × {args.num_iterations} micro-batches are not a multiple of "
-            f"gradient_accumulation_steps={accumulated}; leave steps_per_generation unset, or make it a multiple"
+            f"gradient_accumulation_steps={accumulated}; leave steps_per_generation unset, or change it"
         )
     return passes // accumulated
 
@@ -168,8 +169,8 @@ def warn_of_passes(args: Any, recipe: Recipe, prompts: int) -> None:
     steps = max(1, round(epochs * prompts / recipe.groups)) * steps_per_batch(args)
     log.warning(
         "num_train_epochs=%g: TRL's epoch ends after num_generations=%d completions of each prompt, but the recipe trains "
-        "on only one. So it passes over the data %d times in each epoch, %g times in all; for %g passes set max_steps=%d. "
-        "rollalloc/epoch counts the passes",
+        "on one completion of each. So it passes over the data %d times in each epoch, %g times in all; for %g passes set "
+        "max_steps=%d. rollalloc/epoch counts the passes",
         epochs,
         times,
         times,
@@ -248,7 +249,8 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     """Raise an error for arguments of TRL's trainer that the driver does not support."""
     if given.get("rollout_func") is not None:
         raise ValueError(
-            "rollout_func is not supported under a recipe: the driver generates what the recipe orders; leave it out"
+            "rollout_func is not supported under a recipe: the driver generates the rollouts that the recipe orders; "
+            "leave rollout_func out"
         )
 
 

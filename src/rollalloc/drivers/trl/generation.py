@@ -273,7 +273,7 @@ def _obstacle_to_sampler(trainer: Any) -> str | None:
 
 
 def _continuous(trainer: Any) -> bool:
-    """Whether TRL uses continuous batching. Both names of the setting are checked, because it was renamed."""
+    """Whether TRL uses continuous batching. Both names of the setting are checked, because TRL has renamed it."""
     names = ("use_transformers_continuous_batching", "use_transformers_paged")
     return any(getattr(trainer, name, False) for name in names)
 

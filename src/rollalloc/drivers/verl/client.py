@@ -74,8 +74,8 @@ class Live:
                 self.between_turns()
 
     def over(self) -> None:
-        """Record that the trajectory is complete. From now on the session cannot be stopped: it is scored, with its own
-        time limit.
+        """Record that the trajectory is complete. From now on the session is scored, with another time limit, and cannot be
+        stopped.
         """
         self._over = True
         self._set(None)

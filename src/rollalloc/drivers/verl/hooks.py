@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 def after_import(name: str, run: Callable[[ModuleType], None]) -> None:
-    """Call `run` with the module of this name: at once if it is imported already, otherwise right after its import.
+    """Call `run` with the module of this name: now if the module is already imported, otherwise right after its import.
 
     verl loads plug-ins in each of its processes. Most processes never need the trainer, and importing it takes seconds.
     """

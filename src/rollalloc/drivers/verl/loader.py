@@ -105,8 +105,7 @@ def refuse_columns_of(dataset: Any, files: str, allowed: frozenset[str] = frozen
 def fill_samples(dataset: Any, n: int) -> None:
     """Give every validation prompt a number of answers to sample, if only some of the files contain this number.
 
-    verl concatenates its files. If only some of them have the column, its value is null in the rows of the others, and
-    verl fails.
+    verl concatenates its files. In rows of files without this column, the value becomes null, and verl fails.
 
     Args:
         dataset: verl's validation set. A data set without a `dataframe`, such as one of a custom class, is not changed.

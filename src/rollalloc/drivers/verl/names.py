@@ -1,4 +1,4 @@
-"""Names that verl and this driver reserve. No column of a data set and no argument of a reward function may have them.
+"""Names that verl and this driver reserve: no column of a data set and no argument of a reward function may use them.
 
 verl passes every column of a prompt on as a keyword argument, and stores it together with the generated data. A column
 with a reserved name would make every rollout fail, or silently replace a value of verl or of the driver.

@@ -298,7 +298,7 @@ class Rounds:
     # ------------------------------------------------------------------------------------------------------- the round
 
     def _ask(self) -> Actions:
-        """Ask the core for actions, and offer it prompts while it wants them."""
+        """Ask the core for actions. Before that, offer prompts to the core while it wants prompts."""
         if self._gave_up:  # the update may have made prompts available, so read the loader for another whole epoch
             self._reading_since = None
             self._offer()
@@ -310,7 +310,7 @@ class Rounds:
             except NoProgress:
                 if self.loader is None or not self.allocator.wanted():
                     raise
-                if self._passed_over():  # the loader has no prompt for this batch, so report its end
+                if self._passed_over():  # the loader has no prompt for this batch: report that it has ended
                     self.allocator.tell([Offered((), self.allocator.epoch)])
                     self._gave_up = True
                 continue
