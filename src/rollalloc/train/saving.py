@@ -65,7 +65,7 @@ class Checkpoints:
     def where(self) -> str:
         """Say where the newest checkpoint is, for a message about a run that ended early."""
         if self._place is None or self.newest is None:
-            return "there is no checkpoint, because nothing had been generated"
+            return "there is no checkpoint, because nothing was generated"
         return f"a checkpoint after batch {self.newest} is in {self._place.path}; --resume continues from it"
 
     def load(self, *, accept_recipe: bool, accept_data: bool) -> ChangedData | None:

@@ -30,8 +30,8 @@ def test_a_reward_that_is_no_success_rate_ends_the_run_at_its_first_batch_with_t
         with pytest.raises(
             MetricError,
             match=r"event \d+, rollout \d+: Band\(.*got -1.0;.*The metric is the whole reward; set metric to the name "
-            r"of the reward function \(plus_or_minus\) that returns 1 for right and 0 for wrong. If there is none, add one "
-            "with the reward weight 0",
+            r"of the reward function \(plus_or_minus\) that returns 1 for right and 0 for wrong. If there is no such "
+            "function, add one with the reward weight 0",
         ):
             trainer.train()
         assert trainer.state.global_step == 0

@@ -289,7 +289,7 @@ def test_what_a_recipe_stops_is_not_generated_nor_scored(recipe, tmp_path, caplo
     assert 0 < tokens_of_stopped < 12 * causes["rollalloc/accounts/cancelled"]
 
     to_the_end = run("to the end", False)
-    assert "each one is generated to its end" in caplog.text
+    assert "every rollout is generated to its end" in caplog.text
     assert to_the_end["rollalloc/accounts/cancelled"] == 0 == to_the_end["stopped"]
     assert stopping["rollalloc/tokens_paid"] < to_the_end["rollalloc/tokens_paid"] == sum(scored)
 
