@@ -194,6 +194,6 @@ def test_a_back_end_that_never_generated_anything_leaves_no_checkpoint(trainer_o
         raise BackendDied("not there")
 
     trainer.engine._begin = begin
-    with pytest.raises(BackendDied, match="not there; nothing was generated"):
+    with pytest.raises(BackendDied, match="not there; there is no checkpoint"):
         trainer.run()
     assert newest(tmp_path / "run") is None
