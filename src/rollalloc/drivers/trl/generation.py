@@ -101,7 +101,7 @@ class Generator:
 
     @property
     def can_stop(self) -> bool:
-        """Whether rollouts can be stopped. Only our sampler can stop them, and only in a run with a single process."""
+        """Whether rollouts can be stopped: only by rollalloc's sampler, and only in a run with a single process."""
         return self.samples and self.trainer.accelerator.num_processes == 1
 
     def stream(self, requests: Sequence[Request]) -> abc.Generator[list[Generation], Iterable[int] | None]:

@@ -182,7 +182,7 @@ class RewardFunctions:
 
     @property
     def is_weighted_sum(self) -> bool:
-        """Whether the metric combines several functions. Then a metric of 1 does not mean a right answer."""
+        """Whether the metric combines several functions. If so, a metric of 1 does not mean a right answer."""
         return self.metric is None and sorted(weight for weight in self.weights if weight) != [1.0]
 
     def _logged(self, column: str, values: list[Any], expected: int) -> list[Any]:

@@ -159,7 +159,7 @@ def overlap_of(config: Any) -> Overlap | None:
     """The settings with which the configured mode overlaps rollouts and updates. None: they do not overlap.
 
     Raises:
-        ValueError: the mode is not one of ours.
+        ValueError: the mode is not a mode of rollalloc.
     """
     v1, mode = config.trainer.v1, verls_mode(config.trainer.v1.trainer_mode)
     if mode == "sync":

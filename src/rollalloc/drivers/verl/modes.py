@@ -23,7 +23,7 @@ def verls_mode(name: str) -> str:
     """verl's name for one of our modes.
 
     Raises:
-        ValueError: the name is not one of ours.
+        ValueError: the name is not the name of a mode of rollalloc.
     """
     if name not in MODES:
         raise ValueError(f"trainer.v1.trainer_mode must be one of {', '.join(MODES)}, got {name!r}")

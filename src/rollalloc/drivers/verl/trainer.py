@@ -299,7 +299,7 @@ class RecipeTrainer(PPOTrainer):
         path = Path(named or Path(trainer.default_local_dir) / f"global_step_{self.global_steps}") / _STATE
         if not path.exists():
             raise ValueError(
-                f"{path} is missing: the checkpoint was not written under a trainer_mode of ours, or is corrupt; resume "
+                f"{path} is missing: the checkpoint was not written with a trainer mode of rollalloc, or is corrupt; resume "
                 "from another one, or start afresh with trainer.resume_mode=disable"
             )
         state = _read_state(path)
