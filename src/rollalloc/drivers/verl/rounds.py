@@ -214,7 +214,7 @@ class Rounds:
         Raises:
             Finished: the run is over, and there is no batch.
             NoScores: the run is over because no rollout could be scored; the reward or the engine fails.
-            NoProgress: nothing is running and nothing can start, although the run is not over. The message says what to change.
+            NoProgress: nothing runs or can start, although the run is not over. The message says what to change.
             MetricError: the recipe reads the metric as a success rate, but a metric is outside [0, 1].
             RuntimeError: `trained` was not called for the last batch.
         """
