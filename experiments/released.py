@@ -23,35 +23,19 @@ Arms, all without averaged weights, clipped at a gradient norm of 1:
     evidence, none   as pc6, but evicts by evidence or not at all
     n16, pc16   32 x 16, and 32 x (4 + 12) with 96 pilots every round, 4 steps
 
-Learning rates: for GRPO and for pc6, the best of 1.5e-4, 3e-4 and 6e-4 by the mean of the last five evaluations after 78,848
-rollouts (154 and 102 batches) of seed 9800 on the first pool; while the best is at an end, one more beyond it, half or twice
-as high, is run. GRPO's also serves DAPO and n16; pc6's, all arms of Pilot-Commit. (The first plan had four rates for each;
-when this was changed one run had ended, GRPO's at 7.5e-5.)
+Learning rates: for GRPO and for pc6, the best of `RATES` by the mean of the last five evaluations after 78,848 rollouts
+(154 and about 60 batches) of seed 9800 on the first pool; while the best is at an end, one more beyond it, half or twice
+as high, is run. GRPO's also serves DAPO and n16; pc6's, all arms of Pilot-Commit. At 1M, n16 and pc16 each have the best
+of the same rates after 24,576 rollouts of seed 9800.
 
-Runs: 98,304 rollouts (192 batches of GRPO, as many as to its peak in the published run of 8B, and about 128 of Pilot-Commit)
-on seeds 9801, 9802, 9803; 131,072 on the pool of 2,048, two epochs of pilots. (131,072 and 262,144 were planned at first;
-the machine is shared by ten, so that this was cut while tuning, before any of these runs.) The time is short, so that `PLAN`
-is ordered by what decides most: GRPO and pc6 on both pools, then every other arm on one seed, then further seeds. (The order
-of the rest was changed to this one after GRPO and pc6 had two seeds on both pools, before any other run; until then pc4 had
-three seeds ahead of the other arms. And once more when `pc6 raw` had ended far above pc6 on seed 9801: it and pc4 then came
-before the control, and n16 and pc16 after it.) What is not reached is said. An arm with fewer seeds than planned is reported
-with those it has.
+Runs: `PLAN` has the pools, arms, seeds and rollouts, in the order in which they are made. 98,304 rollouts are 192 batches
+of GRPO, as many as to its peak in the published run of 8B; 131,072 on the pool of 2,048 are two epochs of pilots. At 1M,
+the pool has 35/35/20/10 by that model's own rates, 4,096 prompts, and 49,152 rollouts are made. An arm with fewer seeds
+than planned is reported with those it has.
 
-Added on 2026-11-26 before any run of it, when the runs up to pc16's three seeds had ended: the arms of eviction on two more
-seeds, ahead of DAPO and of the control; and n16 and pc16 with a model of 1 million parameters, on a pool 35/35/20/10 of
-4,096 prompts by this model's own rates, 49,152 rollouts, seeds 9801 and 9802. There both arms choose between 3e-4 and 6e-4
-by the mean of the last five evaluations after 24,576 rollouts of seed 9800. The second seed comes last. (While the model
-of 1 million parameters was being made, which took more than seven minutes on the shared machine, its runs were put behind
-all others but those of the second pool. Seed 9803 was planned on the same
-day, when those two had ended and were read; it was begun, and stopped for want of time.)
-
-Added on 2026-11-26 at 16:20, before any of these runs: a second round, since the first one had three seeds and three rates,
-and did not run Pilot-Commit at GRPO's rate, at which its tuning run was still rising when it ended. The files of the first
-round are gone, so today's code makes these runs anew: GRPO and pc6 are tuned at four rates on seed 9800; then GRPO, pc6 and
-pc6 low on seeds 9801 to 9805, seeds outside, pools inside. Then pool B's other arms, and 1M at four rates on three seeds.
-`PLAN` has the rest behind these; it is made again only if time is left. A seed that an arm lacks is left out and named.
-(When GRPO and pc6 had their runs: both had been tuned to 3e-4, so that pc6 low had the same runs as pc6, and was taken
-out. 1M had been run on another machine, and was put behind pool A's other arms, which the first round had run at 6e-4.)
+This is the second round, planned in d5ae4d43 on 2026-11-26 before any of its runs. The first one (2026-11-25 and 26;
+651a789a, shortened in 7d80c3ae and dbb80d17) had three rates and three seeds. Every change of either plan is in the
+history of this file, and its reason in dev/LOG.md.
 
 Reported against GRPO on the same seed: rollouts, batches and optimizer steps until the smoothed accuracy (mean of five
 evaluations, one every 2,048 rollouts, exact) comes to the peak of GRPO's smoothed curve, and to .99 of it; the ratio at
