@@ -75,7 +75,7 @@ def test_a_curriculum_is_exported_and_is_a_file_of_prompts(call, own, tmp_path):
     words = (*ADVISE[:5], "--reward", "my_reward.py:score", *ADVISE[7:], "--out", tmp_path / "profile")
     code, output = call(*words, "--export", file, "--mix", "gaussian:0.5,0.2")
     assert code == 0, output
-    assert "16 prompts, with weights to draw them by, are in" in output
+    assert "16 prompts with their sampling weights are in" in output
     rows = pyarrow.parquet.read_table(file).to_pylist()
     assert sum(row["weight"] for row in rows) == pytest.approx(1)
     assert {row["rollouts"] for row in rows} == {4}

@@ -73,7 +73,7 @@ def test_a_stopped_run_is_resumed(call, stopped, tmp_path):
     assert call(*TRAIN, "--out", tmp_path / "unbroken")[0] == 0
     code, output = call(*TRAIN, "--out", stopped, "--resume")
     assert code == 0, output
-    assert "resuming; the newest checkpoint is that after batch 1" in output
+    assert "resuming from the checkpoint after batch 1" in output
     assert untimed(stopped) == untimed(tmp_path / "unbroken")
 
 

@@ -89,7 +89,7 @@ def test_some_tasks_and_settings(make):
         ("verifier", "VerifierTask needs a sandbox, for stage_verifier"),
         ("container", "ContainerTask needs a sandbox, for its container"),
         ("no reward", "NoRewardTask has no reward"),
-        ("other", "OtherTask, but its taskset declares SumTask, whose rubric would score it"),
+        ("other", "OtherTask is not the class that the taskset declares, SumTask: the rubric of that class"),
         ("image", "has a prompt that is empty or not text"),
         ("no messages", "has a prompt that is empty or not text"),
         ("broken", "fails while it generates tasks (OSError: no network)"),

@@ -42,7 +42,7 @@ def nested(depth):
         (json.dumps(row() | {"data_source": "\ud800"}), "data_source must be text"),
         (
             json.dumps(row(ground_truth=float("nan"))),
-            "ground_truth must not be or hold NaN, which equals nothing, got nan",
+            "ground_truth must not contain NaN, because no answer equals NaN, got nan",
         ),
         (json.dumps(row(ground_truth=[1.0, float("nan")])), "ground_truth must not be or hold NaN"),
         (json.dumps(row()).replace('"4"', nested(200)), "must not be nested more than 100 levels deep"),
@@ -82,7 +82,7 @@ def test_repeated_rows_and_shared_indices_are_said(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert load_prompts(tmp_path / "a.jsonl").dropped == {"duplicate": 1}
     assert "1 of 4 rows repeat a prompt that came before" in caplog.text
-    assert "2 of 3 rows have an index that another row of their source has too, the first 'sums/1'" in caplog.text
+    assert "2 of 3 rows share an index with another row of the same source, for example 'sums/1'" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])

@@ -30,7 +30,7 @@ def test_a_held_out_data_set_that_is_trained_on_is_said(caplog):
     chats = datasets.Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in ("x", "B")]})
     warn_of_shared(train, chats, "eval_dataset")
     assert (
-        "1 of 2 prompts of eval_dataset (50%) are in the training set too, the first its row 1 as row 1" in caplog.text
+        "1 of 2 prompts of eval_dataset (50%) are in the training set too, for example row 1 as row 1 of" in caplog.text
     )
 
 

@@ -138,7 +138,7 @@ def test_a_filter_leaves_out_training_questions_and_says_how_many(tmp_path: Path
 
 def test_a_filter_that_leaves_no_row_is_refused_by_name(tmp_path: Path) -> None:
     write_rows(tmp_path / "deepmath.jsonl", [{"question": "Is it?", "final_answer": "Yes"}])
-    with pytest.raises(ValueError, match=r"--filter guessable leaves no row of deepmath, of which it leaves out 1;"):
+    with pytest.raises(ValueError, match=r"no row of deepmath is left, because --filter guessable leaves out 1 rows;"):
         prepare(["deepmath"], tmp_path / "out", local=tmp_path, leave_out="guessable")
     assert not (tmp_path / "out" / "deepmath.parquet").exists()
 
@@ -147,7 +147,7 @@ def test_a_filter_that_leaves_no_row_is_refused_by_name(tmp_path: Path) -> None:
     ("sets", "name", "says"),
     [
         (["deepmath"], "gessable", "--filter must be one of guessable, got 'gessable'"),
-        (["math500"], "guessable", "--filter guessable is for training sets, and none is named here"),
+        (["math500"], "guessable", "--filter guessable is for training sets, and no training set is given"),
     ],
 )
 def test_a_filter_that_would_do_nothing_is_refused(

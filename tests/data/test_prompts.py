@@ -179,8 +179,8 @@ def test_a_table_of_text_is_read_under_its_column_names(tmp_path, name):
             "a.csv:2: expected 2 values, one for each column .q, a., got 3; put values that hold ','",
         ),
         ("a.csv", b"q,q\n1,2\n", "the column 'q' occurs twice"),
-        ("a.csv", b"q;a\n1;2\n", "expected columns separated by ',', got the line of names 'q;a', separated by ';'"),
-        ("a.tsv", b"q,a\n1,2\n", r"separated by '\\t', got the line of names 'q,a', separated by ','"),
+        ("a.csv", b"q;a\n1;2\n", "expected columns separated by ',', got the header 'q;a', separated by ';'"),
+        ("a.tsv", b"q,a\n1,2\n", r"separated by '\\t', got the header 'q,a', separated by ','"),
         ("a.csv", b'q,a\n"1,2\n', "not a readable row"),
         ("a.csv", b"q,a\n", "expected at least one row"),
         ("a.csv", "q,a\né,2\n".encode("latin1"), "expected text in UTF-8.*iconv -f latin1 -t utf-8"),
@@ -337,7 +337,7 @@ def test_what_a_tokenizer_cannot_take_names_the_prompt(make_tokenizer):
             "has words that the tokenizer does",
         ),
     ):
-        with pytest.raises(ValueError, match=f"prompt 'sums/1' {why}.*take it out of the data, or"):
+        with pytest.raises(ValueError, match=f"prompt 'sums/1' {why}.*remove this text from the data, or"):
             encode_prompts(prompt_set(*prompts), tokenizer, context=32)
 
 
@@ -356,7 +356,7 @@ def test_overlong_prompts_may_be_dropped(make_tokenizer):
 
 
 def test_dropping_every_prompt_is_refused(make_tokenizer):
-    with pytest.raises(ValueError, match="none is left"):
+    with pytest.raises(ValueError, match="no prompt is left"):
         encode_prompts(prompt_set("12345"), make_tokenizer(), context=12, max_new_tokens=8, overlong="drop")
 
 

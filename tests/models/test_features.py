@@ -128,9 +128,9 @@ def test_no_forward_pass_is_larger_than_asked(monkeypatch):
     [
         ([], {}, "at least one token each, got no prompts"),
         ([(1,), ()], {}, "got none in prompt 1"),
-        ([(1, VOCABULARY)], {}, r"expected tokens in \[0, 40\), got 1 to 40; take the tokenizer"),
+        ([(1, VOCABULARY)], {}, r"expected tokens in \[0, 40\), got 1 to 40; use the tokenizer"),
         ([(-1, 3)], {}, "got -1 to 3"),
-        ([(1,), (1,) * 65], {}, "prompt 1 has 65 tokens, the model attends to 64"),
+        ([(1,), (1,) * 65], {}, "prompt 1 has 65 tokens, but the model's context is 64"),
         ([(1,)], {"width": 0}, "width must be a whole number of at least 1, got 0"),
         ([(1,)], {"width": 5000}, "width must be at most 4096, got 5000"),
         ([(1,)], {"seed": -1}, "seed must be a whole number of at least 0, got -1"),

@@ -67,7 +67,7 @@ def test_rollalloc_unwraps_the_function():
 
 
 def test_rollalloc_refuses_to_lose_the_shaping():
-    with pytest.raises(TypeError, match="a Reward of a OverlongScorer is not a plain reward function"):
+    with pytest.raises(TypeError, match="a Reward with the scorer OverlongScorer does more than call a function"):
         load_reward(f"{WRAPPED}:shaped")
 
 

@@ -40,7 +40,7 @@ def advise(
     present: Annotated[
         str | None,
         typer.Option(
-            help="Your present settings, e.g. grpo:n=8,groups=16 (default: those of the log, or TRL's default grpo:n=8)."
+            help="Your present settings, e.g. grpo:n=8,groups=16 (default: the log's; without a log, TRL's grpo:n=8)."
         ),
     ] = None,
     framework: Annotated[
@@ -51,7 +51,7 @@ def advise(
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Recommend a recipe and the number of rollouts per prompt, from a log of rollouts or from a new sample of a model."""
+    """Recommend a recipe and the number of rollouts per prompt, from logged rollouts or from new rollouts of a model."""
     from rollalloc.lab.advise.curriculum import curriculum_of, write_curriculum
     from rollalloc.lab.advise.pasting import FRAMEWORKS, check_framework
     from rollalloc.lab.advise.profile import profile_of
@@ -84,7 +84,7 @@ def advise(
         judged, prompts = groups.judged(profile.reward.threshold), prompts_beside(Path(at))
         rows = curriculum_of(judged, profile.rates, asked.mix, features_PD=features_PD, prompts=prompts, seed=seed)
         write_curriculum(asked.export, rows)
-        say(Console(stderr=True), f"{len(rows):,} prompts, with weights to draw them by, are in {asked.export}")
+        say(Console(stderr=True), f"{len(rows):,} prompts with their sampling weights are in {asked.export}")
     if json_:
         said = {"verdict": asdict(verdict), "assumed": assumed, "paste": pastes, "profile": profile.described()}
         typer.echo(json.dumps(plain(said), indent=2, allow_nan=False))
@@ -98,7 +98,7 @@ def advise(
 
 
 def _check_export(asked: Asked, log: Path | None) -> None:
-    """Raise an error for an impossible export, before anything is read or sampled."""
+    """Check --export and --mix before anything is read or sampled."""
     from rollalloc.lab.advise.curriculum import check_export
 
     if asked.export is not None:
@@ -114,7 +114,7 @@ def _choice(text: str) -> Choice:
     """Parse --present, the user's present settings.
 
     Raises:
-        ValueError: the text has another form, or names an unknown recipe.
+        ValueError: the text is not of the form RECIPE:n=N,groups=G, a number is out of range, or the recipe is unknown.
     """
     from rollalloc.lab.advise.verdict import BATCH, Choice
     from rollalloc.named import RECIPES
@@ -139,7 +139,7 @@ def _choice(text: str) -> Choice:
 
 
 def _pastes(verdict: Advice, framework: str, sampled: Mapping[str, Any]) -> list[str]:
-    """The settings to paste, and what each of them changes; empty if the advice equals the present settings.
+    """The settings to paste, and sentences on the changes; empty if the advice equals the present settings.
 
     For a sampled profile, the settings name its task, or its model, prompts and reward.
     """
@@ -157,8 +157,8 @@ def _pastes(verdict: Advice, framework: str, sampled: Mapping[str, Any]) -> list
 
 
 def _features(at: str, log: Log) -> NDArray[np.float32] | None:
-    """Features that are stored beside the log. Without them, features of the prompts' texts. Shape (P, D), or None if there
-    are neither.
+    """Features of the prompts, shape (P, D), from the file or else the texts beside the log; None if there is neither.
+
     Raises:
         ValueError: the file is corrupt, or lacks some of the log's prompts.
     """

@@ -58,7 +58,7 @@ def options(
 
 for command in (train, compare, bench, features, model, report, advise, waste, recipes):
     app.command()(with_numbers_checked(command))
-app.command()(simulate)  # checks its numbers itself
+app.command()(simulate)  # the classes of its options check the numbers
 app.add_typer(data, name="data")
 
 
@@ -78,11 +78,10 @@ class _Stderr(io.TextIOBase):
 
 
 def log_handler() -> RichHandler:
-    """Prints warnings to standard error, above a live table if one is shown."""
+    """Return a handler that prints warnings to standard error, above the live table if there is a live table."""
     handler = RichHandler(console=Console(file=cast("IO[str]", _Stderr())), show_path=False)
-    handler.addFilter(
-        lambda record: not record.name.startswith("huggingface_hub")
-    )  # this package prints its own messages
+    # rollalloc reports the errors of the hub itself.
+    handler.addFilter(lambda record: not record.name.startswith("huggingface_hub"))
     return handler
 
 
@@ -92,9 +91,8 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[log_handler()], format="%(message)s")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    sys.path.append(
-        os.getcwd()
-    )  # for a user's module:function, because console scripts do not search the working folder
+    # So that a user's module:function is found: console scripts do not search the working folder.
+    sys.path.append(os.getcwd())
     if os.environ.get("ROLLALLOC_DEBUG"):
         app()
     try:

@@ -1,4 +1,4 @@
-"""`rollalloc bench`: run the leaderboard, which compares methods on tasks."""
+"""`rollalloc bench`: compare methods on tasks, and write a leaderboard."""
 
 from __future__ import annotations
 
@@ -41,11 +41,9 @@ def bench(
         typer.Option(help="Only write the tables of an existing leaderboard again.", parser=place),
     ] = None,
 ) -> None:
-    """Run every method on every task with its defaults, and write tables of the costs."""
-    from rollalloc.lab.bench.plan import (
-        make_plan,
-        refuse_another,
-    )  # imported here, so that `--help` does not import torch
+    """Run every method with its defaults on every task, and write tables of the costs."""
+    # Imported here, so that `--help` does not import torch.
+    from rollalloc.lab.bench.plan import make_plan, refuse_another
 
     console = Console(stderr=True)
     if table is not None:
@@ -91,7 +89,7 @@ def _written(console: Console, out: Path) -> int:
 
 
 def described(plan: Plan, cores: int) -> str:
-    """Lines that say what a plan would run, and about how long that takes."""
+    """Describe the runs of a plan and the time that they would take."""
     from rollalloc.lab.bench.tiers import RATES, TIERS
 
     what = f"{len(plan.contestants)} methods × {len(plan.tasks)} tasks"
@@ -106,9 +104,9 @@ def described(plan: Plan, cores: int) -> str:
         seeds = "" if task.seeds is None else f" × {task.seeds} seeds"
         lines.append(f"{task.name}: to {task.target:g}, {task.budget:,} rollouts per run{seeds}{known}")
     hours, meant = plan.seconds / cores / 3600, TIERS[plan.tier].hours
-    lines.append(f"about {_hours(hours)} on {cores} idle cores, with one run each, without the time to create tasks")
+    lines.append(f"about {_hours(hours)} on {cores} idle cores, one run per core; creating the tasks takes extra time")
     if hours * cores > 2 * meant:
-        lines.append(f"the tier is meant for {_hours(meant)} on two cores; use fewer --tasks or --recipes")
+        lines.append(f"the tier should take {_hours(meant)} on two cores; choose fewer --tasks or --recipes")
     return "\n".join(lines)
 
 
@@ -140,7 +138,7 @@ def progress_line(progress: Progress, left: str) -> str:
     figures = (
         f"{progress.over:,} of {progress.runs:,} runs",
         f"{progress.rollouts:,} rollouts",
-        f"{_hours(progress.seconds / 3600)} of processes",
+        f"{_hours(progress.seconds / 3600)} of process time",
         left and f"{left} left",
         ", ".join(f"{run.task} {run.name} {run.seed}" for run, _ in progress.at_work),
     )

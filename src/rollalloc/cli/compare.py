@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _WIDE = 110  # terminal columns that the whole table needs
 _MEANS = {  # explanations of the headings in the table of last evaluations
-    "right_pairs_differ": "differ: the chance that two right answers to a prompt do.",
-    "distinct_right": "distinct: different right answers of those attempts.",
+    "right_pairs_differ": "differ: probability that two right answers to a prompt differ.",
+    "distinct_right": "distinct: different right answers among the attempts of pass@k.",
     "entropy": "entropy: of the next token, in nats.",
 }
 _ENDS = {"rollouts": 15, "ratio": 11}  # width of an interval, e.g. [12,130–13,684]
@@ -69,7 +69,7 @@ def compare(
     checkpoint_every: Annotated[int, output("Batches between two checkpoints.")] = 100,
     checkpoint_minutes: CheckpointMinutes = 10.0,
 ) -> None:
-    """Train under several recipes, and show what each needed for the same accuracy: rollouts, tokens, seconds."""
+    """Train under several recipes, and compare their costs until the same accuracy: rollouts, tokens, seconds."""
     # Imported here, so that `--help` does not import torch.
     from rollalloc.cli.sources import budget_said, run_of
     from rollalloc.lab.bench.compare import check_places, check_runs
@@ -95,7 +95,7 @@ def compare(
                 "recipe with rollalloc train"
             )
         runs = [replace(run, **saving) for run in runs]
-        check_places(runs, out)  # before tasks are created, which may take minutes
+        check_places(runs, out)  # now, because creating the tasks may take minutes
         with staged() as shown:
             runs = [with_task_files(run, options.tasks, shown) for run in runs]
         check_runs(runs, out)
@@ -136,7 +136,7 @@ def _show(console: Console, out: Path) -> None:
 
 
 def cost_table(summary: Summary, *, wide: bool = True) -> Table:
-    """Table of what each recipe paid until it reached the target, compared with the baseline.
+    """Table of each recipe's cost until the target, compared with the baseline's.
 
     Args:
         wide: also show the ratios of tokens, seconds and steps; needs 110 columns.
@@ -149,12 +149,12 @@ def cost_table(summary: Summary, *, wide: bool = True) -> Table:
     until = "" if target is None else f" until held-out {summary.measure} {target:g}"
     reached = "" if target is None else f"reached: two evaluations in a row are at or above {target:g}. "
     table = bare_table(
-        (f"{escape(summary.task)}: " if summary.task else "") + f"what was paid{until}",
-        f"{reached}interquartile means over seeds, with bootstrapped 95% intervals from five seeds on, else the values; "
-        "> and <: a bound, since some did not reach the target. "
-        f"ratio: {escape(summary.baseline)}'s cost over this one's, paired by seed: above 1 is cheaper. "
+        (f"{escape(summary.task)}: " if summary.task else "") + f"costs{until}",
+        f"{reached}Costs are interquartile means over seeds, with bootstrapped 95% intervals from five seeds on, otherwise "
+        "with the value of each seed. > and < mark bounds: a run did not reach the target. "
+        f"ratio: {escape(summary.baseline)}'s cost divided by the recipe's, paired by seed; above 1, the recipe is cheaper. "
         f"{summary.measure} is {'exact' if exact else 'sampled, see standard_error in results.json'}. "
-        "taught: share of all rollouts that were trained on, in groups whose rewards differ; n/a without groups.",
+        "taught: share of rollouts that were trained on in a group whose rewards differ; n/a without groups.",
     )
     headings = ("recipe", "reached", "rollouts", "ratio", *(f"of {name}" for name in others), "taught", "wasted on")
     for heading in headings:

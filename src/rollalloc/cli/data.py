@@ -27,7 +27,7 @@ def prepare(
         list[str],
         typer.Argument(
             help="deepmath, deepscaler, polaris, dapo17k, gsm8k, math, math500, aime24, aime25, amc23, minerva, "
-            "olympiadbench; aime24x32, aime25x32, amc23x32: verl then samples each question 32 times."
+            "olympiadbench; aime24x32, aime25x32, amc23x32, with which verl samples each question 32 times."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write to.", parser=folder)] = Path("data"),
@@ -159,7 +159,7 @@ def environment(
         list[str] | None, typer.Option("--set", help="A setting of the environment's taskset, key=value; repeatable.")
     ] = None,
 ) -> None:
-    """Write the prompts of a single-turn environment of verifiers, to be scored by its own rubric."""
+    """Write the prompts of a single-turn environment of verifiers. The environment's own rubric scores their rollouts."""
     from rollalloc.data.environment import write_environment
     from rollalloc.rewards.environment import REWARD
 

@@ -1,4 +1,4 @@
-"""`rollalloc features`: compute the prompt features from which some recipes predict success."""
+"""`rollalloc features`: compute features of prompts, from which some recipes predict success rates."""
 
 from __future__ import annotations
 

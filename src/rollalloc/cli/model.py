@@ -23,11 +23,11 @@ def model(
     ] = None,
     hub: Annotated[
         bool,
-        typer.Option("--hub", help="Download from the Hugging Face hub instead, in full precision, not four bits."),
+        typer.Option("--hub", help="Download from the Hugging Face hub, in full precision instead of four bits."),
     ] = False,
     untie: Annotated[
         bool,
-        typer.Option("--untie", help="Give the output head its own copy of the embedding; verl on CPUs needs that."),
+        typer.Option("--untie", help="Give the output head its own copy of the embedding, as verl on CPUs needs."),
     ] = False,
 ) -> None:
     """Write a small pretrained model to a folder: weights as safetensors, tokenizer and chat template."""

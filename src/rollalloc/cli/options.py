@@ -30,10 +30,10 @@ def output(help: str, *names: str, **others: Any) -> Any:
 
 
 def fields_in(panel: str | None) -> Callable[..., Any]:
-    """Return a function that makes fields for a dataclass of options (see `with_fields`), in this panel of the help.
+    """Return a function that makes a field of a dataclass of options (see `with_fields`).
 
-    The returned function takes the field's default, its help, the option's names (only if they differ from the field's
-    name), and further arguments of `typer.Option`.
+    The help shows the option in this panel. The returned function takes the field's default, the help text, the option's
+    names (only if they differ from the field's name), and further arguments of `typer.Option`.
     """
 
     def made(default: Any, help: str, *names: str, **others: Any) -> Any:
@@ -60,7 +60,7 @@ def folder_of_runs(text: str | Path) -> Path:
     """The path of a folder to read. The folder may not exist yet.
 
     Raises:
-        typer.BadParameter: the name is empty, or is that of something other than a folder.
+        typer.BadParameter: the name is empty, or the path is not a folder.
     """
     at = _no_broken_link(text)
     if at.exists() and not at.is_dir():
@@ -73,7 +73,7 @@ def folder(text: str | Path) -> Path:
     """A folder to write into.
 
     Raises:
-        typer.BadParameter: the name is empty, or is that of a file or of a link that leads nowhere.
+        typer.BadParameter: the name is empty, or the path is a file or a broken link.
     """
     at = _no_broken_link(text)
     there = next(above for above in (at, *at.parents) if above.exists())
@@ -85,7 +85,7 @@ def folder(text: str | Path) -> Path:
 def _no_broken_link(text: str | Path) -> Path:
     at = place(text)
     if at.is_symlink() and not at.exists():
-        raise typer.BadParameter(f"{at} is a link to something that does not exist; give a folder, or remove it")
+        raise typer.BadParameter(f"{at} is a link to something that does not exist; give a folder, or remove the link")
     return at
 
 
@@ -93,7 +93,7 @@ def source(text: str | Path) -> Path:
     """The path of a file to read. It may be missing; the function that reads it reports this.
 
     Raises:
-        typer.BadParameter: the name is empty, or is that of a folder, a pipe or a device.
+        typer.BadParameter: the name is empty, or the path is a folder, a pipe or a device.
     """
     if not str(text).strip():
         raise typer.BadParameter("expected the name of a file, got an empty one")
@@ -106,7 +106,7 @@ def source(text: str | Path) -> Path:
 CheckpointMinutes = Annotated[
     float,
     output(
-        "Minutes between two checkpoints of a run (0: not by time). One is always written at the end and on a stop."
+        "Minutes between two checkpoints of a run (0: not by time). A run that ends or is stopped always writes one."
     ),
 ]
 Parameters = Annotated[
@@ -142,7 +142,7 @@ class SamplingOptions:
     reward_limit: float = on_training(10.0, "Time limit for scoring one rollout, in seconds.")
     overlong_buffer: int | None = on_training(
         None,
-        "DAPO's overlong penalty grows from 0 to -1 over this many last tokens of a rollout (default: no penalty).",
+        "DAPO's overlong penalty grows from 0 to -1 over this many tokens before the limit (default: no penalty).",
     )
     max_rows: int | None = on_streaming(None, "Maximum rollouts decoded at once (default: 1024).")
     device: str | None = on_training(None, "Device: cpu, cuda, ... (default: a GPU if there is one).")
@@ -174,23 +174,23 @@ class RunOptions(SamplingOptions):
     max_grad_norm: float | None = on_training(None, "Maximum gradient norm (default: 1).")
     averaging: int | None = on_training(
         None,
-        "Sample, evaluate and save the weights averaged over about this many last rollouts (default: 640; 0: off).",
+        "Sample, evaluate and save weights averaged over about this many trained rollouts (default: 640; 0: off).",
     )
     optimizer_steps: int = on_training(1, "Optimizer steps per batch, the same for every recipe.")
     warmup_steps: int = on_training(0, "Optimizer steps of learning-rate warm-up.")
     schedule: str = on_training("constant", "Learning-rate schedule after warm-up: constant, linear or cosine.")
     schedule_steps: int | None = on_training(
         None,
-        "Optimizer steps until a linear or cosine rate has fallen to a tenth (default: it falls over --max-rollouts).",
+        "Optimizer steps until a linear or cosine rate is a tenth of its maximum (default: it falls over --max-rollouts).",
     )
     aggregation: str = on_training("token_mean", "Loss aggregation over tokens: token_mean, sequence_mean or dr_grpo.")
     dual_clip: float | None = on_training(
         None,
-        "Maximum loss of a token with a negative advantage, as a multiple of it (dual clip), e.g. 10 (default: off).",
+        "Dual clip: the loss of a token with advantage A < 0 is at most this number times |A|, e.g. 10 (default: off).",
     )
     kl: float = on_training(0.0, "Coefficient of the KL divergence to the initial model.")
     tokens_per_forward: int = on_training(8192, "Tokens per forward and backward pass; fewer need less memory.")
-    precision: str = on_training("auto", "Precision of the update: fp32, bf16, or auto, which is bf16 on a GPU.")
+    precision: str = on_training("auto", "Precision of the update: fp32, bf16, or auto (bf16 on GPUs that support it).")
     lora: int | None = on_training(
         None, "LoRA rank: train adapters of this rank (default: train the model's own weights)."
     )
@@ -222,14 +222,15 @@ class RunOptions(SamplingOptions):
     )
     ahead: int | None = on_streaming(
         None,
-        "async: generate at least this many batches while one trains (default: the recipe's, mostly 1).",
+        "async: generate at least this many batches while a batch is trained (default: the recipe's, mostly 1).",
     )
-    overlap: bool = on_streaming(True, "async: generate in a separate process; without it, runs are repeatable.")
+    overlap: bool = on_streaming(True, "async: generate in a separate process. With --no-overlap, runs are repeatable.")
     generator_limit: float = on_streaming(
         600.0, "async: save and end the run after this many seconds without a sign of life from the generator."
     )
     features: str | None = on_training(
-        None, "For a recipe that predicts: a file from `rollalloc features`, or none (default: computed at the start)."
+        None,
+        "File from `rollalloc features`, for recipes that predict success, or none (default: computed at the start).",
     )
     track: list[str] | None = on_output(None, "Tracker: tensorboard or wandb; repeatable.")
 
@@ -247,7 +248,7 @@ def changed_options(options: Any, names: Sequence[str]) -> str:
 
 
 def with_fields(kind: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command so that it has an option for each field of the dataclass that is its first parameter."""
+    """Decorate a command whose first parameter is a dataclass. Each field of the dataclass becomes an option."""
     hints = get_type_hints(kind)
     shared = [
         option(each.name, each.default, Annotated[hints[each.name], each.metadata["option"]]) for each in fields(kind)
@@ -290,7 +291,7 @@ def with_options(
 
 
 def with_numbers_checked(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command so that numbers that PyTorch and NumPy cannot represent raise an error, in any option.
+    """Decorate a command so that its options refuse numbers that PyTorch and NumPy cannot represent.
 
     NaN and infinity are left to the range check of the option.
     """
@@ -339,7 +340,7 @@ def listed(option: str, text: str, kind: type = int, example: str = "0,1,2") -> 
     """Read numbers between commas.
 
     Raises:
-        ValueError: the text is something else.
+        ValueError: an entry is not a number of this kind.
     """
     try:
         return [kind(number) for number in text.split(",")]
@@ -377,10 +378,11 @@ def named_recipes(recipes: Sequence[str]) -> dict[str, str]:
 def parameters_by_label(
     pairs: list[str] | None, matched: str | None, named: Mapping[str, str], *, lenient: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """The parameters of each recipe, by label: those of `matched` for recipes that have them, then `label.key=value`.
+    """The parameters of each recipe, by label: the shape that `matched` describes, changed by the pairs `label.key=value`.
 
     Raises:
-        ValueError: an entry has a wrong form; a label is unknown; or a recipe has no such shape, unless `lenient`.
+        ValueError: an entry is malformed; a label is unknown; or a recipe has no matched shape. If `lenient`, a user's own
+            recipe needs none.
     """
     from rollalloc.named import RECIPES
 

@@ -36,7 +36,7 @@ def _rates(profile: Profile) -> Table:
         "prompts hardly ever solved (rate at most .02)": profile.hopeless,
         "prompts nearly always solved (at least .98)": profile.solved,
         **{f"groups of {n} without variance": share for n, share in profile.zero_variance.items()},
-        "right answers of a prompt that differ": profile.right_pairs_differ,
+        "pairs of right answers that differ": profile.right_pairs_differ,
         "rollouts without a score": profile.reward.unscored,
     }
     return _estimates(of, [(name, share, ".1%") for name, share in shares.items()])

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 _FILE_WIDTH = 120  # columns when output goes to a file
 _WIDE = 110  # columns that bar and figures need
-_EVERY_S = 1.0  # between two lines when there is no terminal
-_STAGE_S, _PATIENCE_S = 15.0, 3.0  # time between two lines of a stage, and before its first line
-_STANDINGS_S = 60.0  # between two lines on all runs of a comparison
+_EVERY_S = 1.0  # seconds between two lines when there is no terminal
+_STAGE_S, _PATIENCE_S = 15.0, 3.0  # seconds between two lines of a stage; seconds before the first line
+_STANDINGS_S = 60.0  # seconds between two lines on all runs of a comparison
 _CURVE = 12  # columns of a run's accuracies
 _PROSE = ("task", "recipe", "curve", "wasted on")
 _OPTIONAL = ("wasted on", "taught", "left, at most", "curve")  # columns that a narrow terminal leaves out
@@ -52,7 +52,7 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 
 def result_console() -> Console:
-    """Standard output for a command's result; without a terminal, lines are as long as a wide terminal's."""
+    """Standard output for a command's result. If it is not a terminal, it has 120 columns unless COLUMNS is set."""
     console = Console()
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_FILE_WIDTH)
 
@@ -188,8 +188,8 @@ def paid_for(run: RecordedRun) -> Table:
 def staged() -> Iterator[Callable[..., None]]:
     """Show a bar on stderr for each stage of a command; yields a callback as `rollalloc.lab.bench.tasks.files.Shown`.
 
-    A stage that trains a model gets a curve of its expected share of right tokens. The bars disappear at the end. Without
-    a terminal, a line with the time left is printed from time to time.
+    If a stage trains a model, the bar has a curve of the model's accuracy. The bars disappear at the end. Without a
+    terminal, a line with the time left is printed from time to time.
     """
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""`rollalloc recipes`: list the recipes, and explain the parameters of one."""
+"""`rollalloc recipes`: list the recipes, or explain a recipe and its parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def recipes(
         typer.Argument(help="Recipe to explain, or NAME+NAME for a mixture of two.", metavar="NAME"),
     ] = None,
 ) -> None:
-    """List the recipes and what each does, or explain the parameters of one and their defaults."""
+    """List all recipes, or explain one recipe with its parameters and their defaults."""
     if name is None:
         _list_all()
     else:
@@ -36,7 +36,7 @@ def _list_all() -> None:
         table.add_row(name, _summary(function), ", ".join(parameters))
     console = Console()
     console.print(table)
-    console.print("rollalloc recipes NAME explains the parameters of one.", markup=False)
+    console.print("rollalloc recipes NAME explains a recipe's parameters.", markup=False)
 
 
 def _explain(name: str) -> None:
@@ -56,7 +56,7 @@ def _explain(name: str) -> None:
         default = "(required)" if parameter.default is parameter.empty else str(parameter.default)
         table.add_row(key, default, explained.get(key, ""))
     console.print(table, markup=False)
-    console.print("On the command line: --set PARAMETER=VALUE, once for each.", markup=False, highlight=False)
+    console.print("On the command line: --set PARAMETER=VALUE; repeatable.", markup=False, highlight=False)
 
 
 def explained_parameters(function: Any) -> Mapping[str, str]:

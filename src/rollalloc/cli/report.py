@@ -35,7 +35,7 @@ def page(text: str | Path) -> Path:
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="Folder of a run, a comparison, or several; finished or not.", parser=folder_of_runs)
+        Path, typer.Argument(help="Folder of one or more runs or comparisons, finished or not.", parser=folder_of_runs)
     ],
     out: Annotated[
         Path | None, typer.Option(help="File of the page (default: FOLDER/report.html).", parser=page)
@@ -48,20 +48,20 @@ def report(
     peak: Annotated[
         float | None,
         typer.Option(
-            help="Instead of --target: share, e.g. 0.99, of the best accuracy of the first run with grpo in its name."
+            help="Instead of --target: share, e.g. 0.99, of the best accuracy that the first run with grpo in its name has."
         ),
     ] = None,
 ) -> None:
     """Write one self-contained HTML page, and its figures as PNG.
 
     Only pages and figures of earlier reports are overwritten. If part of a run cannot be read, the page says so and the
-    exit code is 1. With --verl: print what each run of verl needed to reach a target: rollouts, tokens, seconds.
+    exit code is 1. With --verl: print the rollouts, tokens and seconds of each verl run until a target accuracy.
     """
     if verl is not None or target is not None or peak is not None:
         _costs_of_verl(folder, verl, target, peak)
         return
     from rollalloc.lab.report.page import sections, write_sections
-    from rollalloc.runs.discovery import comparisons  # matplotlib takes a second to import, `--help` should not
+    from rollalloc.runs.discovery import comparisons  # imported here, because importing matplotlib takes a second
 
     if not folder.exists():
         raise FileNotFoundError(ENOENT, "there is no such folder; check the name", str(folder))
@@ -78,7 +78,7 @@ def report(
 
 
 def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: float | None) -> None:
-    """A table of what each of verl's runs in a folder paid.
+    """Print a table of the costs of the verl runs in a folder.
 
     Raises:
         ValueError: options contradict each other or are out of range, or the folder has no verl log with the named
@@ -109,7 +109,7 @@ def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: f
         raise ValueError(
             f"--peak: the best accuracy of {visible(runs[baseline].label)} is not above 0; give --target instead"
         )
-    costs = [cost for curve in curves if (cost := cost_to_target(curve, aim)) is not None]  # each has a point
+    costs = [cost for curve in curves if (cost := cost_to_target(curve, aim)) is not None]  # no curve is empty
     names = [visible(run.label) for run in runs]
     _show_costs(names, costs, baseline, aim)
     for name, run in zip(names, runs, strict=True):
@@ -123,7 +123,7 @@ def _costs_of_verl(folder: Path, verl: str | None, target: float | None, peak: f
 def _show_costs(runs: Sequence[str], costs: Sequence[Cost], baseline: int, target: float) -> None:
     names = ("rollouts", "tokens", "seconds")
     shown = table((f"to {target:.4g}", *(cell for name in names for cell in (name, "× less"))))
-    shown.columns[0].no_wrap, shown.columns[0].overflow = False, "fold"  # names may be as long as a file's
+    shown.columns[0].no_wrap, shown.columns[0].overflow = False, "fold"  # file names may be long
     base = costs[baseline]
     for run, cost in zip(runs, costs, strict=True):
         cells = [Text(run)]
@@ -138,8 +138,8 @@ def _show_costs(runs: Sequence[str], costs: Sequence[Cost], baseline: int, targe
     console.print(shown)
     console.print(
         Text(
-            f"× less: what {runs[baseline]} paid over it. A target is reached from the first of two validations in a row "
-            "at or above it; seconds are those of steps, without validation and checkpoints."
+            f"× less: the cost of {runs[baseline]} divided by the run's. The target is reached at the first of two "
+            "successive validations at or above the target. Seconds are without validation and checkpoints."
         )
     )
 

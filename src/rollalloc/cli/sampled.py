@@ -34,7 +34,7 @@ _OF_LOGS = ("format", "weights", "group_size", "rows")  # options for reading ot
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Reading, SamplingOptions):
-    """Options that say how a log is read or which model is sampled on which prompts, and what is exported."""
+    """Options for reading a log, for sampling a model, and for the export."""
 
     reward: str | None = in_no_panel(
         None,
@@ -51,7 +51,7 @@ class Asked(Reading, SamplingOptions):
     request_limit: float = on_server(300.0, "Time limit of a request, in seconds.")
     retries: int = on_server(5, "Retries of a failed request.")
     price: str | None = on_server(
-        None, "Two prices per million tokens, for prompts and for answers, e.g. 0.15,0.60; shows the cost."
+        None, "Two prices per million tokens, for prompts and for answers, e.g. 0.15,0.60, to show the cost."
     )
     out: Path | None = on_output(
         None, "Folder of the profile; an unfinished one continues (default: a new folder in runs/).", parser=folder
@@ -67,8 +67,8 @@ class Asked(Reading, SamplingOptions):
         """The log to judge, and how to read it. Without a path, a profile is sampled and used as the log.
 
         Raises:
-            ValueError: neither a log nor a model is given, or both are; an option does not apply; or `sample_profile`
-                raises it.
+            ValueError: there is neither a log nor a model, or there are both; an option does not apply; or
+                `sample_profile` raises an error.
         """
         if path is not None:
             if options := changed_options(self, _OF_SAMPLING):

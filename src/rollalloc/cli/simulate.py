@@ -83,7 +83,7 @@ Given = Mapping[type, Mapping[str, Any]]
 
 
 def _with_values(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose first parameter is a `Given`, with an option for each documented field of the `_PANELS` classes."""
+    """Decorate a command whose first parameter is a `Given`. Each documented field of the `_PANELS` classes is an option."""
     names: dict[type, list[str]] = {}
     shared: list[Parameter] = []
     for kind, panel in _PANELS.items():
@@ -140,7 +140,7 @@ def simulate(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Estimate by simulation, with the real allocator, what recipes cost on a cluster; docs/simulate.md lists its limits."""
+    """Simulate recipes on a cluster with the real allocator, and estimate their costs; docs/simulate.md lists its limits."""
     named = named_recipes(recipes.split(","))
     workload = _workload(given, log, prompts)
     scenarios = _scenarios(given, _different("--gpus", gpus, 1), latency, workload)
@@ -180,7 +180,7 @@ def _workload(given: Given, log: Path | None, prompts: int | None) -> Workload:
     beside = [f"--{name}" for name, value in said.items() if value != plain[name]]
     beside += [] if prompts is None else ["--prompts"]
     if beside:
-        raise ValueError(f"{', '.join(beside)}: --log already sets these; leave one of the two out")
+        raise ValueError(f"{', '.join(beside)}: --log already sets these; leave out either these options or --log")
     return read_rollouts(log)
 
 
@@ -244,8 +244,8 @@ def _table(priced: Sequence[PricedRecipe], left_out: Collection[str]) -> Table:
     shown = {name: column for name, column in _COLUMNS.items() if name not in left_out}
     meanings = " ".join(meaning for name, meaning in _MEANINGS.items() if name in shown)
     table = bare_table(
-        caption="per trained batch, interquartile means over seeds, with bootstrapped 95% intervals from five seeds on. "
-        f"faster: seconds of {escape(priced[0].label)} over this one's, paired by seed. {meanings}",
+        caption="Per trained batch: interquartile means over seeds, with bootstrapped 95% intervals from five seeds on. "
+        f"faster: seconds of {escape(priced[0].label)} divided by the recipe's, paired by seed. {meanings}",
     )
     for heading in ("GPUs", "recipe", "faster", *(heading for heading, _ in shown.values())):
         table.add_column(heading, justify="left" if heading == "recipe" else "right", no_wrap=True)
@@ -272,12 +272,12 @@ def _notes(scenario: Scenario, priced: Sequence[PricedRecipe]) -> list[str]:
     """Notes about the assumptions, and about problems."""
     workload = scenario.workload.describe()
     holds = (
-        f"{scenario.room:,.0f} tokens of context fit"
+        f"{scenario.room:,.0f} tokens fit into"
         if isfinite(scenario.room)
-        else "without --kv-tokens any context fits"
+        else "without --kv-tokens, there is no limit on"
     )
     notes = [
-        f"Latency: {scenario.curve.source}; {holds} on a replica.",
+        f"Latency: {scenario.curve.source}; {holds} the key-value cache of a replica.",
         f"Rollouts: {workload['source']}, {workload['prompts']:,} prompts.",
     ]
     if workload.get("left_out"):
@@ -295,5 +295,5 @@ def _notes(scenario: Scenario, priced: Sequence[PricedRecipe]) -> list[str]:
         short = [result for result in each.results if result.why is not None]
         if short:
             batches = min(result.batches for result in short)
-            notes.append(f"{each.label}, {each.gpus} GPUs: ended after {batches} counted batches: {short[0].why}.")
+            notes.append(f"{each.label}, {each.gpus} GPUs: ended after {batches} measured batches: {short[0].why}.")
     return notes

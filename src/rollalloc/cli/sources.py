@@ -29,7 +29,7 @@ from rollalloc.train.schedule import Schedule, Shape, check_budget
 
 SETTINGS = ("defaults", "tuned")
 _ASYNC_ONLY = ("ahead", "overlap", "generator_limit")  # options of the asynchronous engine
-# Options named like a field of `Config`; below, options whose field has another name.
+# Options that are fields of `Config` under the same name. `_OTHER_NAME` has those whose field has another name.
 _SAME_NAME = {field.name for field in fields(RunOptions)} & {field.name for field in fields(Config)} - {"task"}
 _OTHER_NAME = {
     "reward_limit": "reward_limit_s",
@@ -45,8 +45,8 @@ def run_of(options: RunOptions, recipe: str, parameters: Mapping[str, Any], seed
     The files of a built-in task are not made yet: `rollalloc.cli.tasks.with_task_files` makes them.
 
     Raises:
-        ValueError: there is neither a task nor a model with prompts and a reward, or both; an option has no effect; or
-            the recipe cannot be made.
+        ValueError: there is neither a task nor a model, or there are both; a model lacks prompts or a reward; an option has
+            no effect; or the recipe cannot be made.
     """
     if options.settings not in SETTINGS:
         raise ValueError(f"--settings must be one of {', '.join(SETTINGS)}, got {options.settings!r}")
@@ -183,7 +183,7 @@ def model_name(text: str) -> str:
 
 @contextmanager
 def _named(options: str) -> Iterator[None]:
-    """A context that replaces the names in an error by the names of options."""
+    """A context that puts the names of options before the message of a ValueError."""
     try:
         yield
     except ValueError as error:

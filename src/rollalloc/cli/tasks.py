@@ -1,6 +1,6 @@
 """Turn the options of a command into a run on a built-in task.
 
-Of the modules of `rollalloc train`, only this one imports the benchmark.
+It imports the benchmark, so `rollalloc train` imports this module only for a built-in task.
 """
 
 from __future__ import annotations

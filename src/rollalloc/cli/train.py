@@ -24,7 +24,7 @@ def train(
     recipe: Annotated[
         str,
         typer.Option(
-            help="Recipe: one that `rollalloc recipes` lists, a mixture NAME+NAME, or module:object for one of your own."
+            help="Recipe: a name from `rollalloc recipes`, a mixture NAME+NAME, or module:object for your own recipe."
         ),
     ] = "reinforce",
     set_: Parameters = None,
@@ -32,7 +32,7 @@ def train(
     out: Annotated[
         Path | None,
         output(
-            "Folder of the run: a new one, or one to resume or overwrite (default: a folder in runs/).", parser=folder
+            "Folder of the run: new, or with a run to resume or overwrite (default: a folder in runs/).", parser=folder
         ),
     ] = None,
     checkpoint_every: Annotated[int | None, output("Batches between two checkpoints (default: only by time).")] = None,
@@ -95,7 +95,7 @@ def train(
     if at is not None:
         run = _as_begun(run, options, read_config(out))
     if at is None:
-        with RunFolder(out) as place:  # errors come now, before the task is created, which may take minutes
+        with RunFolder(out) as place:  # checked now, because creating the task may take minutes
             place.check(overwrite=overwrite or resume)
     if options.task:
         from rollalloc.cli.tasks import with_task_files
@@ -110,7 +110,7 @@ def train(
     if resume and at is None:
         say(console, f"no checkpoint in {out}: the run starts afresh", "yellow")
     elif resume:
-        say(console, f"resuming; the newest checkpoint is that after batch {at}")
+        say(console, f"resuming from the checkpoint after batch {at}")
     if options.engine == "async":
         for note in streaming_notes(make_recipe(run.recipe, run.parameters), run.make_recipe()):
             say(console, note, "yellow")
@@ -136,7 +136,7 @@ def train(
     except NoScores:
         results.print(paid_for(read_run(out)))
         raise
-    run_made = read_run(out)  # read all of it, because a resumed run has an earlier part
+    run_made = read_run(out)  # from the files, because a resumed run also has metrics from before the stop
     say(console, f"finished: {why}")
     results.print(paid_for(run_made))
     if learned := held_out(run_made):

@@ -1,4 +1,4 @@
-"""Reads and writes rows as plain Python data: parquet, JSON, CSV and TSV files. `prompts` interprets the rows."""
+"""Reads and writes rows as plain Python data: parquet, JSON, CSV and TSV files. The module `prompts` checks the rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from rollalloc.data.jsonl import LONGEST, Unreadable, decode_once, read_lines
 from rollalloc.files.atomic import written
 
-_ROWS = 1024  # rows of a parquet file to read at a time
+_ROWS = 1024  # number of rows of a parquet file to read at a time
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -55,7 +55,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
             write(temporary, rows)
         except _NOT_PLAIN as error:
             raise ValueError(f"{path}: {path.suffix} cannot hold these rows ({error}); give plain data") from error
-        except ValueError as error:  # the writer's message names its temporary file instead of this one
+        except ValueError as error:  # the writer's message names the temporary file instead of `path`
             raise ValueError(f"{path}: {error}") from error
 
 
@@ -73,8 +73,8 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 _NOT_UTF8 = (
-    "if the file is in Latin-1, `iconv -f latin1 -t utf-8 FILE > NEW` writes it in UTF-8; if a shell of Windows wrote it, "
-    "in UTF-16, so does `iconv -f utf-16 -t utf-8`"
+    "`iconv -f latin1 -t utf-8 FILE > NEW` converts a file in Latin-1, and `iconv -f utf-16 -t utf-8 FILE > NEW` a file in "
+    "UTF-16, which shells of Windows write"
 )
 
 
@@ -108,8 +108,8 @@ def _read_separated(path: Path, separator: str) -> Iterator[tuple[int, Any]]:
                 raise ValueError(f"{path}: the column {twice[0]!r} occurs twice; rename one")
             if len(names) == 1 and (other := next((mark for mark in _SEPARATORS if mark in names[0]), None)):
                 raise ValueError(
-                    f"{path}: expected columns separated by {separator!r}, got the line of names {names[0]!r}, separated "
-                    f"by {other!r}; write the file again with {separator!r}"
+                    f"{path}: expected columns separated by {separator!r}, got the header {names[0]!r}, separated by "
+                    f"{other!r}; write the file again with {separator!r}"
                 )
             for values in filter(None, reader):
                 if len(values) != len(names):
@@ -132,7 +132,7 @@ def _write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def _read_parquet(path: Path) -> Iterator[tuple[int, Any]]:
     arrow, parquet = _pyarrow()
-    broken = (arrow.ArrowException, OSError, ValueError, OverflowError, MemoryError)  # ValueError also for invalid text
+    broken = (arrow.ArrowException, OSError, ValueError, OverflowError, MemoryError)  # invalid text raises a ValueError
     row = 0
     try:
         # `read_table` would add a column if a parent folder had a name such as `split=train`.
@@ -163,7 +163,7 @@ def _shortest(value: float | None, kind: Any) -> float | None:
 
 
 def _first_broken(batch: Any, broken: tuple[type[Exception], ...]) -> int:
-    """The number of rows of a batch before the first that cannot be converted to plain data."""
+    """Index of the batch's first row that cannot be converted to plain data; 0 if every row alone can be converted."""
     for row in range(batch.num_rows):
         try:
             batch.slice(row, 1).to_pylist()

@@ -66,8 +66,8 @@ def convert(
     Raises:
         FileExistsError: `out` exists.
         FileNotFoundError: `file` does not exist.
-        ValueError: a suffix is unknown; question and answer are the same column; a row does not have these columns, or has
-            another kind of value in them; or no row is left.
+        ValueError: a suffix is unknown; question and answer are the same column; a row lacks one of these columns; a value
+            in them has a wrong type; or no row is left.
     """
     if os.path.lexists(out):
         raise FileExistsError(f"{out} exists already; move it away, or give another --out")

@@ -34,7 +34,7 @@ def check_template_arguments(arguments: Any) -> None:
     """Raise an error for arguments that `encode_prompt` cannot pass to a chat template.
 
     Raises:
-        ValueError: the arguments are not a dictionary with text as keys, or one has a name that `encode_prompt` itself sets.
+        ValueError: the arguments are not a dictionary with text as keys, or `encode_prompt` itself sets one of them.
     """
     if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
         raise ValueError(
@@ -52,7 +52,7 @@ def template_arguments(text: str | None) -> dict[str, Any]:
     """Parse arguments of a chat template from a JSON object such as '{"enable_thinking": false}'. None: no arguments.
 
     Raises:
-        ValueError: the text is not a JSON object, or has a name that `encode_prompt` itself sets.
+        ValueError: the text is not a JSON object, or `encode_prompt` itself sets one of the arguments.
     """
     if text is None:
         return {}
@@ -79,9 +79,8 @@ def encode_prompt(
 
     - Messages are rendered by the chat template, with its generation prompt at the end. If the last message is the
       assistant's, the model continues this message: the template does not close it or begin a new turn.
-    - Text gets the tokens that the tokenizer puts before a text, such as BOS, unless it already begins with them (for
-      example because a chat template rendered it). It does not get the tokens that the tokenizer puts after a text, such
-      as EOS.
+    - Text gets the tokenizer's leading special tokens, such as BOS, exactly once. (A text that a chat template rendered may
+      begin with them.) It does not get the trailing special tokens, such as EOS.
     - Without a chat template, a single user message is encoded as text.
 
     Args:
@@ -159,28 +158,25 @@ def known_tokens(name: str, content: Any, tokenize: Callable[[], Sequence[int | 
         ids = tokenize()
     except Exception as error:  # a template or a tokenizer may raise anything
         raise ValueError(
-            f"{name} cannot be tokenized ({error_text(error)}), its content is {short(content)}; take it "
-            "out of the data, or take a tokenizer that knows all of it"
+            f"{name} cannot be tokenized ({error_text(error)}), its content is {short(content)}; remove this text from "
+            "the data, or use a tokenizer that knows all its words"
         ) from error
     known = tuple(token for token in ids if token is not None)
     if len(known) < len(ids):  # for unknown text, a tokenizer without an unknown token returns None
         raise ValueError(
-            f"{name} has words that the tokenizer does not know, its content is {short(content)}; take it out of "
-            "the data, or give the tokenizer an unk_token"
+            f"{name} has words that the tokenizer does not know, its content is {short(content)}; remove this "
+            "text from the data, or give the tokenizer an unk_token"
         )
     return known
 
 
 def _text_ids(tokenizer: Any, text: str) -> list[int | None]:
-    """Token ids of a text, with the tokenizer's prefix exactly once, and without its suffix."""
+    """Token ids of a text, with the leading special tokens exactly once, and without the trailing special tokens."""
     return _prefixed(list(tokenizer(text, add_special_tokens=False)["input_ids"]), list(tokenizer(text)["input_ids"]))
 
 
 def _all_texts_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[tuple[int, ...]] | None:
-    """`_text_ids` of several texts.
-
-    None if a prompt is not text, or if encoding them together fails. Each must then be encoded alone.
-    """
+    """`_text_ids` of several texts; None if a prompt is not text or cannot be encoded together with the others."""
     if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
         return None
     try:
@@ -211,7 +207,7 @@ def _only_user_message(name: str, messages: Sequence[Mapping[str, Any]]) -> str:
         return messages[0]["content"]
     roles = ", ".join(message["role"] for message in messages)
     raise ValueError(
-        f"{name} has messages ({roles}) and the tokenizer has no chat template; without one a prompt "
+        f"{name} has messages ({roles}) and the tokenizer has no chat template; without a template, a prompt "
         "must be text or a single user message: set tokenizer.chat_template"
     )
 
@@ -245,7 +241,7 @@ def _chat_ids(
             raise ValueError(
                 f"{name} begins with a system message, {short(messages[0]['content'])}, which the model's chat template "
                 f"refuses ({error.__cause__}); write the data without system messages (`rollalloc data prepare "
-                "--no-system`), or take a chat template that accepts them"
+                "--no-system`), or use a chat template that accepts them"
             ) from error
         raise
 

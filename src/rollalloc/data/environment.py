@@ -40,8 +40,8 @@ def write_environment(
 
     Raises:
         FileExistsError: the file exists.
-        ValueError: the environment cannot be used (see `load_taskset`, `check_task`) or fails; it has no end and `tasks` is
-            None; or it has fewer tasks than `tasks`.
+        ValueError: the environment cannot be used (see `load_taskset`, `check_task`) or fails; it generates tasks without
+            end, and `tasks` is None; or fewer than `tasks` tasks follow the skipped tasks.
         ImportError: the environment's package or the library verifiers is not installed.
     """
     if (tasks is not None and tasks < 1) or not 0 <= skip < _MOST_TASKS:
@@ -68,7 +68,7 @@ def write_environment(
 
 
 def _drawn(name: str, taskset: Any, start: int, stop: int | None) -> Iterator[Any]:
-    """Some tasks of a taskset. If its code raises, for example without a network, the error names the environment."""
+    """Tasks `start` to `stop` of a taskset. If the taskset raises an error, the ValueError names the environment."""
     try:
         yield from islice(iter(taskset), start, stop)
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""A file of features in safetensors format. Each row has a digest of its prompt's key. The header says which model made it.
+"""A file of features in safetensors format, with a digest of each prompt's key. The header names the model that was used.
 
 The file is written completely or not at all. It replaces only files that this module wrote.
 """
@@ -62,7 +62,7 @@ def refuse_place(path: Path, *, overwrite: bool = False) -> None:
 
     Raises:
         ValueError: the name does not end in .safetensors.
-        FileExistsError: the file exists, and may not be overwritten or was not written by rollalloc.
+        FileExistsError: the file exists, and `overwrite` is False or rollalloc did not write the file.
         NotADirectoryError, PermissionError: the folder cannot be written to.
     """
     if path.suffix != SUFFIX or path.name == SUFFIX:
@@ -107,7 +107,7 @@ def write_features(
     Raises:
         ValueError: the number of keys is not the number of rows, a key occurs twice, or the path does not end in
             .safetensors.
-        FileExistsError: the file exists, and may not be overwritten or was not written by rollalloc.
+        FileExistsError: the file exists, and `overwrite` is False or rollalloc did not write the file.
         OSError: the file could not be written.
     """
     path = Path(path)
@@ -147,12 +147,12 @@ def read_features(path: Path, keys: Sequence[str], *, weights: str | None = None
     """Read the features of the prompts with these keys, in the order of the keys.
 
     The file may have more prompts, in any order. If the features are of another model than the run's, for example of a
-    small one for a large one, a warning is logged: predictions may be worse, but training stays correct.
+    smaller model, a warning is logged: predictions may be worse, but training stays correct.
 
     Args:
         path: a file that `write_features` wrote.
         keys: keys of the prompts.
-        weights: digest of the run's initial weights, to compare with those of the features' model. None: do not compare.
+        weights: digest of the run's initial weights, to compare with the digest in the file. None: do not compare.
 
     Raises:
         FileNotFoundError: the file does not exist.

@@ -21,7 +21,7 @@ WIDEST = 4096
 _SCALE = 4.0  # root mean square length of a row
 _NOISE = 1e-6  # relative standard deviation that rounding to float32 may give to a column of equal values
 _FAINT = 1e-30  # smaller standard deviations have too few digits in float32
-_ROWS = 1 << 16  # number of rows to process at a time, which limits the size of temporary arrays
+_ROWS = 1 << 16  # number of rows to process at a time, to limit the size of temporary arrays
 
 Tokens = Sequence[int]
 
@@ -50,7 +50,7 @@ class Features:
         cost: the cost of computing them.
 
     Raises:
-        ValueError: there are no blocks; or a block is not a finite float32 array of shape (N, D) with the common N.
+        ValueError: there are no blocks; blocks differ in N; or a block is not a finite float32 array of shape (N, D).
     """
 
     blocks: Mapping[str, NDArray[np.float32]]
@@ -98,7 +98,7 @@ def standardised(block_ND: ArrayLike) -> NDArray[np.float32]:
     """
     x_ND = np.array(block_ND, np.float32)
     size_D = _root_mean_square(x_ND)
-    # Subtract it twice: if the mean is far larger than the deviation, rounding it to float32 leaves a remainder.
+    # Subtract the mean twice: if it is far larger than the deviation, rounding it to float32 leaves a remainder.
     for _ in range(2):
         x_ND -= x_ND.mean(axis=0, dtype=np.float64).astype(np.float32)
     deviation_D = _root_mean_square(x_ND)
@@ -168,8 +168,8 @@ def own_features(blocks: Mapping[str, ArrayLike], *, width: int = WIDTH, seed: i
         seed: seed of the projection.
 
     Raises:
-        ValueError: there are no blocks; or a block does not have shape (N, D) with the common N, or has numbers that do not
-            fit into float32.
+        ValueError: there are no blocks; blocks differ in N; or a block does not have shape (N, D), or has numbers that do
+            not fit into float32.
     """
     check_width(width)
     reduced = {name: _reduced(name, block, width, seed) for name, block in blocks.items()}

@@ -1,4 +1,4 @@
-"""Reads JSON lines: the value of each line, or what is wrong with it. The content of a file never raises an error."""
+"""Reads JSON lines. An invalid line becomes an `Unreadable` and does not raise an error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_lines(path: Path, *, unique: bool = False) -> Iterator[tuple[int, Any]]
 
     Args:
         path: path of the file, which may be packed.
-        unique: objects with a repeated key are `Unreadable`. False: the last value counts, as in Python's `json`.
+        unique: True: a line in which an object repeats a key is `Unreadable`. False: the last value counts, as in `json`.
 
     Yields:
         The number of the line, from 1, and its JSON value or an `Unreadable`.
@@ -70,8 +70,7 @@ def _opened(path: Path) -> Any:
 
 
 def decoded(line: bytes) -> Any:
-    """Parse a line of JSON with the same result as Python's `json`. It uses orjson, which is faster, where the results
-    are equal.
+    """Parse a line of JSON with the same result as Python's `json`, but with the faster orjson if the results are equal.
 
     Raises:
         ValueError: not UTF-8, or not JSON.

@@ -31,7 +31,7 @@ def same_text(prompts: Iterable[str], among: Iterable[str]) -> dict[int, int]:
         among: normalised texts, for example of training prompts.
 
     Returns:
-        The first index in `among` of each such prompt's text, by the prompt's index.
+        For the index of each such prompt, the first index of its text in `among`.
     """
     first: dict[str, int] = {}
     for at, text in enumerate(among):
@@ -40,12 +40,12 @@ def same_text(prompts: Iterable[str], among: Iterable[str]) -> dict[int, int]:
 
 
 def repeated(texts: Sequence[str]) -> dict[int, int]:
-    """Find normalised texts that occurred before. Maps the index of each such text to that of its first occurrence."""
+    """Find normalised texts that occurred before. Return the index of the first occurrence, by the index of the text."""
     return {at: first for at, first in same_text(texts, texts).items() if at != first}
 
 
 def warn_of_shared(train: Any, held: Any, name: str, column: str = "prompt") -> None:
-    """Warn if prompts of a held-out data set are also in the training set. The drivers for TRL and verl use this.
+    """Warn if prompts of a held-out data set are also in the training set.
 
     Args:
         train: the training data. Nothing is checked unless both data sets have a length and the column.
@@ -62,7 +62,7 @@ def warn_of_shared(train: Any, held: Any, name: str, column: str = "prompt") -> 
     if shared:
         at, seen = next(iter(shared.items()))
         log.warning(
-            "%d of %d prompts of %s (%.0f%%) are in the training set too, the first its row %d as row %d: so its accuracy "
-            "is partly that of trained prompts", len(shared), len(held), name,
+            "%d of %d prompts of %s (%.0f%%) are in the training set too, for example row %d as row %d of the training set. "
+            "The accuracy is then partly measured on trained prompts", len(shared), len(held), name,
             100 * len(shared) / len(held), at, seen,
         )  # fmt: skip

@@ -59,9 +59,9 @@ def prepare(
     Args:
         names: names of sets, keys of `SETS`.
         out: folder of the files.
-        local: folder with the original data, in the set's own columns. It contains a file named after each split, or a
-            folder in which `datasets` can find the splits. The folder has the name of the set, or its name on the hub.
-            None: read from the Hugging Face hub.
+        local: folder with the original data, in the columns of the hub. For each split, it contains a file with the split's
+            name, or a subfolder in which `datasets` finds the split. The subfolder has the name of the split, of the set,
+            or of the data set on the hub. None: read from the Hugging Face hub.
         overwrite: True: replace files that an earlier call wrote. Other files are never replaced.
         system: True: write a system message for each prompt, empty unless the set has its own. False: write none, for
             models whose chat template refuses system messages.
@@ -107,7 +107,7 @@ def _check_filter(name: str | None, parts: Sequence[PublicSplit]) -> None:
         raise ValueError(f"--filter must be one of {', '.join(FILTERS)}, got {name!r}")
     if name is not None and not any(part.use == "train" for part in parts):
         raise ValueError(
-            f"--filter {name} is for training sets, and none is named here; name one, or leave --filter out"
+            f"--filter {name} is for training sets, and no training set is given; add one, or leave --filter out"
         )
 
 
@@ -160,8 +160,8 @@ def _verl_rows(
     rows = [row for question, row in kept.items() if question not in contradicted]
     if leave_out is not None and not rows:
         raise ValueError(
-            f"--filter {leave_out} leaves no row of {part.name}, of which it leaves out {dropped[leave_out]:,}; "
-            "remove the filter, or this set"
+            f"no row of {part.name} is left, because --filter {leave_out} leaves out {dropped[leave_out]:,} rows; remove "
+            "the filter, or this set"
         )
     _make_unique(rows)
     return rows, dict(+dropped)
@@ -224,8 +224,8 @@ def _files_of_split(folder: Path, part: PublicSplit) -> list[Path]:
     """The files of a split in a folder, by the `configs:` of its README.md or by the names of files, as on the hub.
 
     Raises:
-        ValueError: there is no such split or configuration. All files are never used instead, because held-out questions
-            would then be trained on.
+        ValueError: there is no such split or configuration. Other files are not used instead, because they may contain
+            held-out questions.
         ImportError: `datasets` is missing.
     """
     try:

@@ -1,8 +1,8 @@
 """Reads, checks, writes and encodes prompts in verl's schema. Each prompt gets a key that does not depend on its position.
 
 A row has `data_source`, `prompt` (text or messages `[{role, content}]`), `reward_model: {style, ground_truth}` and,
-optionally, `ability` and `extra_info: {index, prior, ...}`. A field that is null counts as missing, because parquet does
-not distinguish the two; the same rule holds for JSONL.
+optionally, `ability` and `extra_info: {index, prior, ...}`. A field that is null counts as missing, in parquet as in JSONL,
+because parquet does not distinguish null from missing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PromptSet:
         keys: unique keys, `source/index` or `source/#hash`. The hash is of the prompt and the ground truth.
         sources: verl's `data_source`.
         prompts: text, or messages with `role` and `content`.
-        ground_truths: what the reward function compares the answer with; never None.
+        ground_truths: right answers, for the reward function; never None.
         extra_infos: passed to the reward function. rollalloc itself reads two fields: `index`, and `prior`, an estimate of
             the success rate in [0, 1].
         dropped: number of rows that were left out, by reason.
@@ -65,7 +65,7 @@ class PromptSet:
         return len(self.keys)
 
     def table(self, features: Mapping[str, NDArray[np.float32]] | None = None) -> PromptTable:
-        """The core's table of these prompts: keys, priors and features. It has no priors if no prompt has one.
+        """The core's table of these prompts: keys, priors and features. If no prompt has a prior, `prior_N` is None.
 
         Args:
             features: feature blocks by name, each of shape (N, D).
@@ -139,8 +139,8 @@ def refuse_longer(max_new_tokens: int, context: int) -> None:
     """
     if max_new_tokens >= context:
         raise ValueError(
-            f"max_new_tokens must be less than the model's context of {context} tokens, which prompts share, got "
-            f"{max_new_tokens}"
+            f"max_new_tokens must be less than the model's context of {context} tokens, because the prompt also needs "
+            f"context, got {max_new_tokens}"
         )
 
 
@@ -149,16 +149,16 @@ def load_prompts(*paths: str | PathLike[str]) -> PromptSet:
 
     A prompt's key is `data_source/index`, if no other row of its source has the same `extra_info.index`. Otherwise, for
     example if the index starts again in a second file, the key is `data_source/#hash`, with a hash of prompt and ground
-    truth. If an earlier row has the same source, prompt and ground truth, a row is left out and counted in
-    `dropped["duplicate"]`. Warnings give the number of such rows, and of rows that share an index.
+    truth. A row is left out, and counted in `dropped["duplicate"]`, if an earlier row has the same source, prompt and
+    ground truth. Warnings give the number of rows left out, and of rows that share an index.
 
     Args:
         paths: `.parquet` files, and `.jsonl` or `.json` files with one JSON object per line.
 
     Raises:
         FileNotFoundError: a file does not exist.
-        ValueError: there are no paths; a file is empty or has another format; a row is not in verl's schema; or a prompt
-            of a source has two ground truths.
+        ValueError: there are no paths; a file is empty or has another format; a row is not in verl's schema; or two rows
+            of a source have the same prompt and different ground truths.
     """
     if not paths:
         raise ValueError("load_prompts needs at least one file, got none; give .parquet or .jsonl paths")
@@ -185,7 +185,7 @@ def write_prompts(path: str | PathLike[str], rows: Sequence[dict[str, Any]]) -> 
         rows: at least one row in verl's schema. Other columns are kept.
 
     Raises:
-        ValueError: there are no rows; a row is not in verl's schema; the suffix is unknown; or parquet cannot hold them.
+        ValueError: there are no rows; a row is not in verl's schema; the suffix is unknown; or parquet cannot hold the rows.
     """
     if not rows:
         raise ValueError(
@@ -246,15 +246,15 @@ def encode_prompts(
     if too_long:
         of = f"context {context}" + (f" - max_new_tokens {max_new_tokens}" if max_new_tokens else "")
         problem = (
-            f"{len(too_long)} of {len(tokens)} prompts have more than {room} tokens ({of}), the longest "
-            f"{max(map(len, tokens))}, the first of them {prompt_set.keys[too_long[0]]!r}"
+            f"{len(too_long)} of {len(tokens)} prompts have more than {room} tokens ({of}), for example "
+            f"{prompt_set.keys[too_long[0]]!r}; the longest has {max(map(len, tokens))}"
         )
         smaller = ["a smaller max_new_tokens"] if max_new_tokens else []
         if overlong == "error":
-            remedy = "".join(smaller) or "take a model with a longer context"
+            remedy = "".join(smaller) or "use a model with a longer context"
             raise ValueError(f"{problem}; pass overlong='drop' (--drop-overlong) to leave them out, or {remedy}")
         if len(too_long) == len(tokens):
-            raise ValueError(f"{problem}; none is left: {' or '.join([*smaller, 'a longer context'])} is needed")
+            raise ValueError(f"{problem}; no prompt is left: {' or '.join([*smaller, 'a longer context'])} is needed")
         prompt_set = prompt_set.without(set(too_long), "overlong")
     return EncodedPrompts(prompt_set, tuple(ids for ids in tokens if len(ids) <= room), template_args)
 
@@ -279,8 +279,8 @@ def _parse(place: str, raw: Any) -> _Row:
     _whole_text(place, "reward_model.ground_truth", reward_model["ground_truth"])
     if _has_nan(reward_model["ground_truth"]):
         raise ValueError(
-            f"{place}: reward_model.ground_truth must not be or hold NaN, which equals nothing, got "
-            f"{short(reward_model['ground_truth'])}; put the answer there, or leave the row out"
+            f"{place}: reward_model.ground_truth must not contain NaN, because no answer equals NaN, got "
+            f"{short(reward_model['ground_truth'])}; put the right answer there, or leave the row out"
         )
     return _Row(
         place=place,
@@ -292,7 +292,7 @@ def _parse(place: str, raw: Any) -> _Row:
 
 
 def _remedy(place: str, row: Mapping[str, Any]) -> str:
-    """Advice for an error: a command that converts the file, if it has columns of questions and answers; else empty."""
+    """Advice for an error: the command that converts the file. Empty if the row has no columns of question and answer."""
     file, question, answer = (
         place.rpartition(":")[0],
         next((name for name in ("question", "problem", "prompt", "input") if name in row), None),
@@ -393,14 +393,14 @@ def prompt_keys(rows: Sequence[tuple[str, Any, Any]]) -> tuple[str, ...]:
     """Keys of prompts. They do not depend on the files, or on the order of the prompts.
 
     Args:
-        rows: for each prompt its data source; its index there, or None; and its content as plain data.
+        rows: for each prompt: its data source; its index in the data source, or None; and its content as plain data.
     """
     by_index = [None if index is None else f"{source}/{index}" for source, index, _ in rows]
     times = Counter(by_index)
     shared = [key for key in by_index if key is not None and times[key] > 1]
     if shared:
         log.warning(
-            "%d of %d rows have an index that another row of their source has too, the first %r: their keys are made from "
+            "%d of %d rows share an index with another row of the same source, for example %r: their keys are made from "
             "their content instead", len(shared), len(rows), shared[0],
         )  # fmt: skip
     return tuple(

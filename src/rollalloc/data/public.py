@@ -44,7 +44,7 @@ class PublicProblem:
 
 @dataclass(frozen=True, slots=True)
 class PublicSplit:
-    """One split of a public set, which becomes one file.
+    """One split of a public set. It becomes one file.
 
     Attributes:
         name: name of the file.
@@ -53,9 +53,8 @@ class PublicSplit:
         use: "train" or "evaluation". Filters are applied only to "train".
         read: converts a row to a problem.
         config: configuration of the data set on the hub.
-        samples: number of answers to each question over which an evaluation averages. A number above 1 is written to the
-            column `SAMPLES`, because verl's `val_kwargs.n` is the same for all sets. The name of such a split ends in "x"
-            and this number.
+        samples: number of answers per question in an evaluation. A number above 1 is written to the column `SAMPLES`,
+            because verl's `val_kwargs.n` is the same for all sets. The name of such a split ends in "x" and this number.
     """
 
     name: str
@@ -112,7 +111,7 @@ def _polaris(row: Row) -> PublicProblem:
 
 
 def _dapo(row: Row) -> PublicProblem:
-    """DAPO's rows are in verl's schema already. Their prompts have their own instruction, which is kept."""
+    """DAPO's rows are in verl's schema already. The instruction in their prompts is kept."""
     prompt = tuple(row["prompt"])
     answer = _answer(row["reward_model"], "ground_truth")
     return PublicProblem(row["extra_info"]["index"], prompt[-1]["content"], answer, {}, prompt)
@@ -134,7 +133,7 @@ def _math(row: Row) -> PublicProblem:
 
 
 def _columns(question: str, *answers: str, index: str | None = None) -> Callable[[Row], PublicProblem]:
-    """Reads rows by the names of their columns. The first of the answer columns that has a value counts."""
+    """Return a function that converts a row. The answer is in the first column of `answers` that has a value."""
 
     def read(row: Row) -> PublicProblem:
         answer = next((name for name in answers if row.get(name) is not None), answers[0])
@@ -151,7 +150,7 @@ def _text(row: Row, column: str) -> str:
 
 
 def _answer(row: Row, column: str) -> str:
-    """The column as text. From a list of answers, the first one."""
+    """The column as text. If it has a list of answers, the first answer."""
     value = row[column]
     if isinstance(value, (list, tuple)):
         value = value[0] if value else None
@@ -167,7 +166,7 @@ def _answer(row: Row, column: str) -> str:
 
 
 def _pass_rate(text: str) -> dict[str, Any]:
-    """The prior from a share of solved attempts such as "3/8". A rating such as "7/9.0" is not a pass rate; empty then."""
+    """The fields `pass_rate` and `prior`, from a share of solved attempts such as "3/8"."""
     right, _, attempts = text.partition("/")
     rate = float(right) / float(attempts or 1)
     if not 0 <= rate <= 1:
@@ -248,4 +247,4 @@ def can_be_guessed(answer: str) -> bool:
 
 
 FILTERS: Mapping[str, Callable[[str], bool]] = {"guessable": can_be_guessed}
-"""By its name in `rollalloc data prepare --filter`: whether a question with this answer is left out."""
+"""Filters by the name in `rollalloc data prepare --filter`. A question is left out if the filter is True for its answer."""

@@ -37,9 +37,9 @@ class RolloutEngine(Protocol):
     thread. `SyncEngine` and `AsyncEngine` generate on this machine; the engine in `drivers.tinker` uses a remote service.
 
     Attributes:
-        generations: data that an update needs, by rollout id, of the rollouts that are scored and not yet released.
+        generations: the rollouts that are scored and not yet released, by id, with the data that an update needs.
         outcomes: counts and metrics of all rollouts.
-        remedy: advice to the user, which is added to the error about a metric outside [0, 1].
+        remedy: advice to the user at the end of the error about a metric outside [0, 1].
         streams: True: rollouts continue while a batch is trained, so the training loop must submit and poll during
             training.
     """
@@ -104,7 +104,7 @@ class RolloutEngine(Protocol):
     def close(self) -> None:
         """Free the generator. Running rollouts are lost. After a resume, the allocator's `outstanding` lists them."""
 
-    # They pack and unpack `generations` for the saved state.
+    # These functions pack and unpack `generations` for the saved state.
     pack: Callable[..., Any] = staticmethod(pack_generations)
     unpack: Callable[..., Any] = staticmethod(unpack_generations)
 

@@ -19,8 +19,8 @@ from rollalloc.files.atomic import append_text
 from rollalloc.rewards.function import Outcome, Scored, Unscored
 
 SCORE_AND_ACC = (
-    'Let the reward function return {"score": reward, "acc": 1.0 if right else 0.0}: the metric is `acc`, or `score` where '
-    "there is no `acc`, and the score may be any finite number. Then resume"
+    'Let the reward function return {"score": reward, "acc": 1.0 if right else 0.0}, then resume. `acc` is the metric, and '
+    "`score` may be any finite number. Without `acc`, the metric is `score`"
 )
 _ROUNDING = 1e-3  # tolerance for log-probabilities above 0 and for metrics outside [0, 1]
 _REASONS = 20  # number of reasons counted separately, because exceptions may quote the completion and so all differ
@@ -191,7 +191,7 @@ def tell(
 
 
 def mostly_unscored(why: str, reason: str | None) -> str:
-    """Add to the reason why a run ended the most frequent reason for a missing score."""
+    """Append the most frequent reason for a missing score to the reason why a run ended."""
     return f"{why}. Most rollouts have no score, mostly because: {reason}"
 
 

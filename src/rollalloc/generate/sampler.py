@@ -48,7 +48,7 @@ _GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # SplitMix64's increment
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Sample these rollouts of one prompt.
+    """The rollouts to sample for one prompt.
 
     Attributes:
         prompt: index of the prompt. The index and the rollout's id are the key of the random draws.
@@ -138,7 +138,7 @@ def stream(
     `cancelled`. Then `send` may be called again.
 
     The model runs in eval mode without gradients; its previous mode is restored afterwards. If CUDA runs out of memory,
-    the unfinished rollouts start again in waves of half the size, and get the same tokens.
+    the unfinished rollouts start again in waves of half the size, with the same random draws.
 
     The same requests in the same waves give exactly the same tokens. In a different batch, the random draws of a rollout
     stay the same, but matrix products may round differently; in rare cases this changes a token.
@@ -213,7 +213,7 @@ def _rows_that_fit(tokens_B: NDArray[np.int64], sampling: Sampling) -> int:
     if sampling.kv_tokens is None:
         return len(tokens_B)
     sampling.refuse_small_cache(int(tokens_B[0]))
-    held_B = np.arange(1, len(tokens_B) + 1) * tokens_B  # each row takes as much room as the last, which is the longest
+    held_B = np.arange(1, len(tokens_B) + 1) * tokens_B  # each row takes as much room as the longest row, the last
     return int(np.searchsorted(held_B, sampling.kv_tokens, side="right"))
 
 
@@ -245,9 +245,9 @@ def _mix(x_B: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def next_tokens(
     logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling
 ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float64]]:
-    """Return each row's next token, on the logits' device and on the host, and its log-probability in float64, on the host.
+    """Return each row's next token twice, on the logits' device and on the host; and its log-probability, on the host.
 
-    Only one tensor is copied from the device to the host, which is the only synchronisation of a decoding step.
+    Copying one tensor to the host is the only synchronisation of a decoding step.
 
     Args:
         logits_BV: logits of the model, in float32.
@@ -388,7 +388,7 @@ class _Wave:
 
 
 class Rows:
-    """The inputs of the model other than the next token, for one row per rollout: cache, mask and positions."""
+    """The key-value cache, mask and positions of a batch with one row per rollout, and the logits for the next token."""
 
     def __init__(
         self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], prompt_B: NDArray[np.int64], pad_id: int

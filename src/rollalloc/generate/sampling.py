@@ -40,10 +40,10 @@ class Sampling:
                 raise ValueError(f"{name} must be {expected}, got {getattr(self, name)}")
 
     def refuse_small_cache(self, tokens: int) -> None:
-        """Raise a ValueError if `kv_tokens` is below this number of tokens, which one rollout and its prompt need."""
+        """Raise a ValueError if `kv_tokens` is below `tokens`, the number that one prompt with its rollout needs."""
         if self.kv_tokens is not None and self.kv_tokens < tokens:
             raise ValueError(
-                f"kv_tokens must hold at least one rollout, {tokens} tokens with its prompt, got {self.kv_tokens}"
+                f"kv_tokens must hold at least one rollout with its prompt ({tokens} tokens), got {self.kv_tokens}"
             )
 
 

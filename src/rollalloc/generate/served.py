@@ -39,11 +39,11 @@ KEY = "OPENAI_API_KEY"
 _CONNECT_S = 10.0  # time limit for connecting to a server
 _LISTING_S = 20.0  # time limit for listing a server's models
 _MALFORMED = 3  # number of attempts if an answer cannot be parsed
-_VERSION = re.compile(r"(:latest|[-@]\d{4}-?\d\d-?\d\d)?")  # what servers append to the name of a model
+_VERSION = re.compile(r"(:latest|[-@]\d{4}-?\d\d-?\d\d)?")  # suffixes that servers append to a model's name
 _SHOWN = 300  # maximum number of characters shown of a server's message
 _MOST_AT_ONCE = 1000  # maximum number of connections that the client opens
-# If a request omits these, servers use their own defaults or those of generation_config.json: top_k is 40 in llama.cpp,
-# for example, and 20 for Qwen.
+# Each request sets these parameters, because servers have other defaults: top_k is 40 in llama.cpp, for example, and 20 in
+# Qwen's generation_config.json.
 _TOP_P = 1.0  # training samples from the whole distribution
 _NEUTRAL = {"top_p": _TOP_P, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _COMPLETE = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")  # reasons of complete answers, in lower case
@@ -58,7 +58,7 @@ _NO_PROTOCOL = (
     "does not speak the OpenAI protocol: expected its JSON; give the base address of an OpenAI-compatible API, which "
     "usually ends in /v1"
 )
-# The library of openai's HTTP client: httpx, or httpx2 of openai 3.
+# The HTTP library that openai uses: httpx, or httpx2 from openai 3 on.
 _HTTP = import_module(openai.DefaultAsyncHttpxClient.__base__.__module__.partition(".")[0])
 _BROKEN_OFF = (_HTTP.RemoteProtocolError, _HTTP.ReadError, _HTTP.DecodingError)
 
@@ -79,8 +79,8 @@ class Endpoint:
         url: the API's base address, e.g. http://localhost:8000/v1.
         concurrency: maximum number of open requests, at least 1.
         limit_s: time limit of a request in seconds, above 0.
-        retries: number of times that a failed request is repeated, with growing pauses. This holds for lost connections,
-            time-outs and the status codes 408, 409, 429 and 5xx.
+        retries: maximum number of times that a request is repeated, with growing pauses, after a lost connection, a
+            time-out or one of the status codes 408, 409, 429 and 5xx.
 
     Raises:
         ValueError: a value is out of its range, or the address is not valid.
@@ -118,8 +118,8 @@ class Answer:
         tokens: number of tokens of the completion, as the server counts them; None if the server does not report it.
         prompt_tokens: number of tokens of the prompt, as the server counts them; None if the server does not report it.
         truncated: whether the length limit cut the completion off.
-        failure: why the answer cannot be used as a rollout; empty if it can. The server refused the prompt, or cut the
-            answer off for another reason than its length.
+        failure: why the answer cannot be used as a rollout, for example because the server refused the prompt, or stopped
+            the answer for another reason than its length. Empty if it can be used.
     """
 
     text: str
@@ -284,7 +284,7 @@ class ServedModel:
             except openai.OpenAIError as error:
                 raise ServerFailed(self._why(error)) from None
             except (AttributeError, TypeError, ValueError, LookupError) as error:  # incomplete or unexpected JSON
-                problem = error_text(error).removeprefix("ValueError: ")  # shortened later, after the key is removed
+                problem = error_text(error).removeprefix("ValueError: ")  # `_hidden` will shorten it
         what = "does not answer" if _ERROR_SENT in problem else _NO_PROTOCOL
         raise ServerFailed(f"{self.endpoint.url} {what} ({self._hidden(problem)}, {_MALFORMED} times)")
 
@@ -360,7 +360,7 @@ class ServedModel:
             log.warning("%s %s, but %s", self.endpoint.url, what, why)
 
     def _by_proxy(self) -> str:
-        """A hint for error messages, if the environment names a proxy for this address; else empty."""
+        """A hint for error messages that requests go through the environment's proxy; empty if they do not."""
         parts, proxies = urlsplit(self.endpoint.url), getproxies()
         if proxy_bypass(parts.netloc) or not (parts.scheme in proxies or "all" in proxies):
             return ""
@@ -386,7 +386,7 @@ class ServedModel:
                 is_set = "is set but not accepted" if self._key else "is not set"
                 return f"{url} asks for a key: {KEY} {is_set} ({message}); export it before the command"
             case openai.RateLimitError():
-                return f"{url} refuses too many requests, {tries} times ({message}); lower --concurrency, or wait"
+                return f"{url} refused a request {tries} times: too many requests ({message}); lower --concurrency, or wait"
             case openai.NotFoundError():
                 return (
                     f"{url} knows neither this request nor the model {self.ask.model!r} ({message}); --endpoint usually "
@@ -415,7 +415,7 @@ class ServedModel:
 
 
 def _same_model(asked: str, served: str) -> bool:
-    """Whether the names are of the same model. The served name may lack the organisation or have a version."""
+    """Whether both names are of the same model. The served name may lack the organisation or have a version."""
     return asked.endswith(f"/{served}") or (served.startswith(asked) and bool(_VERSION.fullmatch(served, len(asked))))
 
 

@@ -17,9 +17,9 @@ class SyncEngine(LocalEngine):
     """Generates and scores in waves. A wave contains all rollouts that were submitted before a `poll`.
 
     Rollouts are scored while others are still generated. `poll` returns a wave in the order in which it was submitted, so
-    that the allocator's events do not depend on the time that scoring takes. If a wave has rollouts of a stage in
-    `stopping`, `poll` returns parts of the wave instead: after each decoding step, the rollouts that ended in it. Other
-    rollouts can then be cancelled.
+    that the allocator's events do not depend on the time that scoring takes. But if a wave has rollouts of a stage in
+    `stopping`, `poll` returns after each decoding step in which rollouts ended, with these rollouts. Then running rollouts
+    can be cancelled.
 
     Args:
         shared: the arguments of `LocalEngine`.

@@ -54,7 +54,7 @@ class Adapter:
         self._peft.eval()
 
     def save(self, folder: Path, name: str) -> None:
-        """Write the adapters in PEFT's format, with the digest of the base model and `name`, its name or folder."""
+        """Write the adapters in PEFT's format, with the digest and the name or folder (`name`) of the base model."""
         config = self._peft.peft_config[_NAME]
         config.base_model_name_or_path = str(Path(name).resolve()) if name and Path(name).is_dir() else name
         self._peft.save_pretrained(str(folder))
@@ -95,7 +95,7 @@ def _targets(model: PreTrainedModel, lora: Lora) -> list[str]:
     rest = {name: layer for name, layer in layers.items() if layer is not head}
     known = sorted({name.rpartition(".")[2] for name in rest})
     if not known:
-        raise ValueError(f"{type(model).__name__} has no linear layers for LoRA; train it without (no --lora)")
+        raise ValueError(f"{type(model).__name__} has no linear layers for LoRA; train without --lora")
     chosen: dict[str, nn.Module] = {}
     for target in lora.targets or known:
         matching = {name: layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")}
@@ -104,8 +104,8 @@ def _targets(model: PreTrainedModel, lora: Lora) -> list[str]:
             raise ValueError(f"LoRA: the model has no linear layer {target!r}; it has {shown}")
         if any(layer is head for layer in matching.values()) and model.config.get_text_config().tie_word_embeddings:
             raise ValueError(
-                f"LoRA: {target} is the head, whose weights are tied to the embeddings; leave it out of "
-                "the targets, or untie it"
+                f"LoRA: {target} is the head, and its weights are tied to the embeddings; leave the head "
+                "out of the targets, or untie its weights"
             )
         chosen |= {name: layer for name, layer in matching.items() if lora.targets or layer is not head}
     sides = {name: min(cast("Tensor", layer.weight).shape) for name, layer in chosen.items()}
@@ -117,7 +117,7 @@ def _targets(model: PreTrainedModel, lora: Lora) -> list[str]:
 
 
 def peft_module() -> Any:
-    """The module `peft`. Raise an ImportError that says what to install if it is missing."""
+    """The module `peft`. If it is missing, raise an ImportError that names the package to install."""
     try:
         return importlib.import_module("peft")
     except ImportError as error:

@@ -1,7 +1,7 @@
 """Attention on CPUs by matrix products, for two cases in which PyTorch's fused attention is slower.
 
-These are decoding of one token at a time on several threads, and bfloat16, in which fused attention's backward pass takes
-half of the time of an update.
+The cases are decoding of one token at a time on several threads, and updates in bfloat16. In bfloat16, the backward pass of
+fused attention takes half of the time of an update.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from rollalloc.models.policy import Policy
 class Behaviour:
     """The policy that samples, for rollouts and evaluations.
 
-    In float32 this is the trained policy itself. In half precision it is a rounded copy with merged adapters, into which
-    each call of `policy` copies the current trained weights. `rollalloc.train.update` corrects for the rounding.
+    In float32 this is the trained policy itself. In half precision it is a rounded copy with merged adapters. Each call of
+    `policy` copies the current trained weights into it. `rollalloc.train.update` corrects for the rounding.
 
     Args:
         policy: the trained policy.

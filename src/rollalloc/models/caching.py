@@ -1,4 +1,4 @@
-"""Checks whether the sampler can generate with a model. For this, rows of its cache must be selectable and repeatable."""
+"""Checks whether the sampler can generate with a model: whether rows of the model's cache can be selected and repeated."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 
 def _states(layer: object) -> Iterator[Tensor]:
-    """All tensors in a layer of a cache, directly or in dictionaries, except those without axes."""
+    """All tensors with at least one axis in a layer of a cache, directly or in dictionaries."""
     for value in vars(layer).values():
         for held in value.values() if isinstance(value, dict) else [value]:
             if isinstance(held, Tensor) and held.ndim:

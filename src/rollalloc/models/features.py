@@ -141,7 +141,7 @@ class _Passes:
         states = getattr(output, "hidden_states", None)
         if not states or any(state.shape != (*ids_BT.shape, states[0].shape[-1]) for state in states):
             do = "give features of your own (rollalloc.data.features.own_features)"
-            raise ValueError(f"{type(model).__name__} gives no hidden states of one width a layer; {do}")
+            raise ValueError(f"{type(model).__name__} gives no hidden states of equal width in all layers; {do}")
         padding_BT1 = ~mask_BT[..., None]
         sums = [state.masked_fill(padding_BT1, 0).sum(dim=1, dtype=torch.float32).to(device) for state in states]
         return torch.stack(sums)
@@ -187,11 +187,11 @@ def _lengths(model: PreTrainedModel, tokens: Sequence[Tokens]) -> NDArray[np.int
     lengths_N = np.array([len(prompt) for prompt in tokens], np.int64)
     if not lengths_N.size or lengths_N.min() == 0:
         problem = f"none in prompt {lengths_N.argmin()}" if lengths_N.size else "no prompts"
-        raise ValueError(f"expected prompts of at least one token each, got {problem}; leave it out")
+        raise ValueError(f"expected prompts of at least one token each, got {problem}; leave out empty prompts")
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is not None and lengths_N.max() > context:
         longest = f"prompt {lengths_N.argmax()} has {lengths_N.max()} tokens"
-        raise ValueError(f"{longest}, the model attends to {context}; leave it out")
+        raise ValueError(f"{longest}, but the model's context is {context} tokens; leave the prompt out")
     return lengths_N
 
 
@@ -201,5 +201,5 @@ def _vocabulary(model: PreTrainedModel, tokens: Sequence[Tokens]) -> int:
     known = cast("torch.nn.Embedding", model.get_input_embeddings()).num_embeddings
     if lowest < 0 or highest >= known:
         got = f"got {lowest} to {highest}"
-        raise ValueError(f"expected tokens in [0, {known}), {got}; take the tokenizer that belongs to the model")
+        raise ValueError(f"expected tokens in [0, {known}), {got}; use the tokenizer that belongs to the model")
     return known

@@ -51,7 +51,7 @@ def completion_logprobs(
         logprobs_BT in float32, 0 after a completion's end; and mask_BT, True on completion tokens. T is the largest length.
 
     Raises:
-        ValueError: there are no prompts, there is not one completion per prompt, or a prompt or completion is empty.
+        ValueError: there are no prompts, the numbers of prompts and completions differ, or a prompt or completion is empty.
     """
     if not prompts or len(prompts) != len(completions):
         got = f"{len(prompts)} prompts and {len(completions)} completions"
@@ -103,7 +103,7 @@ def _takes_cache(kind: type[PreTrainedModel]) -> bool:
 
 
 def _read_once(model: PreTrainedModel, tokens: Tokens, rows: int) -> DynamicCache:
-    """Compute the keys and values of a common prefix in one row, and expand them to all rows. Gradients of rows add up."""
+    """Compute the keys and values of a common prefix in one row, and expand them to all rows. Gradients are then summed."""
     cache = DynamicCache(config=model.config)
     ids_1P = sent(np.array([tokens], np.int64), model.device)
     model(input_ids=ids_1P, **cache_argument(model, cache), use_cache=True, logits_to_keep=1)
@@ -176,7 +176,7 @@ def exact_answers(
         p_N in [0, 1], and entropy_N in nats per token.
 
     Raises:
-        ValueError: a prompt or answer is empty, or there is not one answer per prompt.
+        ValueError: a prompt or answer is empty, or the numbers of prompts and answers differ.
     """
     p_N, entropy_N = np.empty(len(prompts)), np.empty(len(prompts))
     # Rows of similar length share a forward pass, so that there is little padding.
@@ -246,7 +246,7 @@ def ready_mask(model: PreTrainedModel, mask_BS: Tensor, queries: int, appends: b
     Args:
         model: the model.
         mask_BS: shape (B, S), False on padding.
-        queries: number of tokens at the end of each row for which the mask is made.
+        queries: number of queries. They are the last tokens of each row.
         appends: the value of `appends_only(model.config)`, to save time; None: compute it.
     """
     config = model.config

@@ -74,7 +74,7 @@ class Policy:
         if obstacle := why_not(model):
             problem = f"{name} is {type(model).__name__}, and rollalloc's sampler cannot generate with {obstacle}"
             raise ValueError(
-                f"{problem}; take a model with attention only, or train it through TRL (rollalloc.drivers.trl)"
+                f"{problem}; use a model with attention only, or train it through TRL (rollalloc.drivers.trl)"
             )
         eos_ids = _eos_ids(model, tokenizer)
         if not eos_ids:
@@ -85,7 +85,7 @@ class Policy:
             pad_id = eos_ids[0]
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context is None:
-            raise ValueError(f"{name} does not say its context; set max_position_embeddings in its config.json")
+            raise ValueError(f"{name} has no context length; set max_position_embeddings in its config.json")
         return Policy(model, tokenizer, eos_ids, pad_id, int(context), embeddings.num_embeddings)
 
     def with_lora(self, lora: Lora, *, seed: int) -> Policy:
@@ -154,7 +154,7 @@ class Policy:
             raise ValueError(
                 f"{name} has token {highest} ({self.tokenizer.convert_ids_to_tokens(highest)!r}), but the model has "
                 f"embeddings for {self.vocabulary} tokens only (0 to {self.vocabulary - 1}) and the tokenizer has "
-                f"{len(self.tokenizer)}; take the model's own tokenizer, or call model.resize_token_embeddings and save both"
+                f"{len(self.tokenizer)}; use the model's own tokenizer, or call model.resize_token_embeddings and save both"
             )
 
 
@@ -207,7 +207,7 @@ def in_bf16(device: torch.device, precision: Precision) -> bool:
 
 
 def _is_adapter(name: str | Path) -> str:
-    do = "give the model that they are merged into (of a run of rollalloc, the folder above), or merge them"
+    do = "give the folder of the merged model (in a run of rollalloc, the parent folder), or merge the adapters"
     return f"{name} holds adapters of PEFT, not a model; {do}: AutoPeftModelForCausalLM ... merge_and_unload()"
 
 

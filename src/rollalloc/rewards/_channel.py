@@ -130,7 +130,7 @@ class ParentEnd:
                 return None
 
     def _read(self) -> bool:
-        """Read data that has arrived, and check its sender. Return False if there is none. (A read has one sender only.)"""
+        """Read data that has arrived, and check its sender. Return False if there is no data. A read has only one sender."""
         room = socket.CMSG_LEN(_CREDENTIALS.size) if self._knows_senders else 0
         try:
             received, ancillary, _, _ = self._connection.recvmsg(_LONGEST_ANSWER, room)

@@ -62,7 +62,7 @@ class Task:
 class _TrustedErrors:
     """Counts the errors that fresh workers raise.
 
-    If an error is frequent there, its cause is the samples themselves, and not what a worker scored before.
+    If fresh workers raise an error often, the samples themselves cause it, and not samples scored before.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class _TrustedErrors:
             self._counts[_type(outcome)] += 1
             if len(self._counts) < _MAX_MESSAGES:  # limited, because each sample may raise a different message
                 self._counts[outcome.reason] += 1
-        elif isinstance(before, Unscored):  # the error came from the used worker, so it is not trusted any more
+        elif isinstance(before, Unscored):  # the used worker caused the error: its count starts again at 0
             self._counts[_type(before)] = self._counts[before.reason] = 0
 
 
@@ -95,7 +95,7 @@ def _type(outcome: Unscored) -> str:
 
 
 class Crew:
-    """Worker processes, and a thread that sends them samples and replaces dead ones. The first error ends the thread.
+    """Worker processes, and a thread that sends them samples and replaces dead workers.
 
     If a sample raises an error or kills its worker, an earlier sample in the same worker may be the cause. The sample is
     then tried again in a fresh worker, and the second outcome counts. Starting a process is expensive, so an error that
@@ -123,7 +123,7 @@ class Crew:
         self._thread.start()
 
     def take(self, job: Job) -> bool:
-        """Queue a job. Return False if this crew has ended, or if this process was forked from the one that has the crew."""
+        """Queue a job. Return False if this crew has ended, or if this process is a fork of the crew's process."""
         with self._lock:
             if self._ended or os.getpid() != self._process_id:
                 return False
@@ -144,7 +144,7 @@ class Crew:
             self._thread.join()
 
     def _forget(self, job: Job) -> None:
-        """Drop a job whose future is done. If it was cancelled, wake the thread, which then stops the job's samples."""
+        """Drop a job whose future is done. If it was cancelled, wake the thread to stop the job's samples."""
         self._jobs.discard(job)
         if job.future.cancelled() and os.getpid() == self._process_id:
             self._wake()
@@ -173,7 +173,7 @@ class Crew:
                 self._end(worker)
 
     def _start_workers(self) -> None:
-        """Start as many workers as there is work for. For retries, replace idle workers that were used by fresh ones."""
+        """Start as many workers as there is work for. For retries, replace used idle workers with fresh workers."""
         fresh_needed = len(self._retries) - sum(worker.fresh and not worker.pending for worker in self._workers)
         used = [worker for worker in self._workers if worker.idle and not worker.fresh]
         room = self._limits.workers - len(self._workers)
@@ -271,8 +271,8 @@ class Crew:
         task.job.note_answer()
 
     def _shut_down(self, error: BaseException | None) -> None:
-        """Stop the workers, and complete all open futures, even if stopping fails. With an error, the futures raise it;
-        without one, they are cancelled.
+        """Stop the workers, and complete all open futures, even if stopping fails. The futures raise the error; if there is
+        no error, they are cancelled.
         """
         with self._lock:
             self._ended = True

@@ -99,7 +99,7 @@ class WorkerHandle:
         Raises:
             Lost: the worker died, exceeded its time limit, or sent something other than its own answer to the first
                 request in `pending`.
-            RuntimeError: the worker did so before it was ready, or it could not load the function.
+            RuntimeError: one of these happened before the worker was ready, or the worker could not load the function.
         """
         try:
             while (message := self.channel.receive()) is not None:

@@ -100,7 +100,8 @@ def check_task(name: str, task: Any) -> None:
         raise ValueError(f"{of_task} has no reward; expected a method with @vf.reward")
     if (declared := loaders.task_type(name)) is not type(task):
         raise ValueError(
-            f"{of_task}, but its taskset declares {declared.__name__}, whose rubric would score it; {_ELSEWHERE}"
+            f"{of_task} is not the class that the taskset declares, {declared.__name__}: the rubric of that class would "
+            f"score the task; {_ELSEWHERE}"
         )
 
 

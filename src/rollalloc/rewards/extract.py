@@ -14,7 +14,7 @@ _NEXT_SENTENCE = re.compile(r"(?<=[\w)}%$])[.!?]\s+(?=[A-Z])")
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}`; None without a box, or if the last one is not closed (in a cut-off text)."""
+    r"""The content of the last `\boxed{...}`; None if there is no box or if the last box is not closed."""
     start = _end_of_last_box_command(text)
     if start is None:
         return None

@@ -13,8 +13,8 @@ from rollalloc.rewards.scorers import InlineScorer, Scorer, WorkerScorer
 class Reward:
     """Wraps a scorer as a reward function for verl's `custom_reward_function` and TRL's `reward_funcs`.
 
-    rollalloc's own commands accept it too; they run the wrapped function in their own workers. It may be called from
-    several threads. It may be pickled; a copy starts its own worker processes.
+    rollalloc's own commands accept a `Reward` too, and run the wrapped function in their own workers. Several threads may
+    call a `Reward`. It can be pickled, and a copy starts its own worker processes.
 
     Args:
         scorer: scores the samples. Its worker processes end with the interpreter, or when you call its `close`.
@@ -61,8 +61,8 @@ class Reward:
         """
         if not isinstance(self.scorer, (InlineScorer, WorkerScorer)):
             raise TypeError(
-                f"a Reward of a {type(self.scorer).__name__} is not a plain reward function; name a Reward whose scorer is "
-                "an InlineScorer or a WorkerScorer"
+                f"a Reward with the scorer {type(self.scorer).__name__} does more than call a function; name a Reward whose "
+                "scorer is an InlineScorer or a WorkerScorer"
             )
         return self.scorer.function
 
@@ -107,7 +107,7 @@ def _reward(outcome: Outcome) -> float | None:
 
 
 def _text(completion: str | list[dict[str, Any]]) -> str:
-    """The text of a completion. For a list of messages: the content of the last one, which may be a list of parts."""
+    """The text of a completion. If it is a list of messages: the text of the last message."""
     if isinstance(completion, str):
         return completion
     content = completion[-1].get("content") if completion else None

@@ -88,7 +88,7 @@ def load_reward(path: str) -> RewardFunction:
             object is a `frameworks.Reward`, the function inside it is returned.
 
     Raises:
-        ValueError: the path has another form.
+        ValueError: the path does not have one of these two forms.
         FileNotFoundError: the file does not exist.
         ImportError: the module, or a module that it imports, was not found.
         AttributeError: the module has no such name.
@@ -137,7 +137,7 @@ def score_sample(function: RewardFunction, sample: Sample) -> Outcome:
 
 
 def end_if_forked(process_id: int, ended: BaseException | None) -> None:
-    """If this process was forked from another one, exit with the exit code of a script that ended in the same way.
+    """If this is a forked process, exit with the exit code of a script that ended in the same way.
 
     Args:
         process_id: id of the process that must not exit.

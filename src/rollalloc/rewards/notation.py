@@ -1,7 +1,7 @@
 r"""Reads numbers in the notations that public data sets and models use.
 
-`in_latex` rewrites numbers into one LaTeX notation, which the rest of the code reads. The thousands separators `{,}`, `\,`,
-`\!` and `\ ` are removed, and currency and degree signs too. `\frac12` becomes `\frac{1}{2}`, `3 1/2` becomes
+`in_latex` rewrites numbers into one LaTeX notation, which the other functions read. It removes the thousands separators
+`{,}`, `\,`, `\!` and `\ `, and currency and degree signs. `\frac12` becomes `\frac{1}{2}`, `3 1/2` becomes
 `3\frac{1}{2}`, and 1.5e3 becomes `1.5 \times 10^{3}`.
 """
 
@@ -107,7 +107,7 @@ def as_number(text: str) -> Number | None:
 
 
 def last_number(text: str) -> Number | None:
-    """The last number in a text; None if there is none, or if the last one is too long."""
+    """The last number in a text; None if the text has no number, or if its last number is too long."""
     last = None
     for match in _NUMBER.finditer(in_latex(text)):
         last = match

@@ -36,7 +36,7 @@ class OverlongScorer(Scorer):
     """Adds `overlong_penalty` to the rewards of another scorer. Metrics and unscored samples do not change.
 
     Args:
-        scorer: scores the samples. Closing this object closes it too. Each sample must have its `tokens`.
+        scorer: scores the samples, which must have `tokens`. `close` closes this scorer too.
         max_tokens: length from which the penalty is −1, above 0.
         buffer: number of tokens over which the penalty grows from 0 to −1, in [1, max_tokens].
 

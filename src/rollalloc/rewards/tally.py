@@ -14,7 +14,7 @@ _REASONS = 50  # number of reasons counted separately, because an exception's te
 
 
 class Tally:
-    """Counts outcomes. It also keeps the slowest samples, and those whose worker died or was killed (20 of each)."""
+    """Counts outcomes. Keeps the 20 slowest samples, and the 20 slowest samples whose worker died or was killed."""
 
     def __init__(self) -> None:
         self._lock = Lock()

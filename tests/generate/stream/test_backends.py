@@ -191,6 +191,6 @@ def test_a_process_that_dies_before_it_has_read_anything_is_not_waited_for(polic
         soon(lambda version=version: backend.load_weights(weights, version))
         assert not backend._heard.copied, "the next one would not wait for it"
     backend.submit([RunningRow(1, 0, (4, 5))])
-    with pytest.raises(BackendDied, match=r"exit code 1, and so did the one before it.*--max-rows"):
+    with pytest.raises(BackendDied, match=r"exit code 1, as the process before it did.*--max-rows"):
         drained_rest(backend, 1)
     backend.close()

@@ -85,7 +85,7 @@ def test_a_model_that_its_configuration_does_not_make_is_refused_before_the_run(
         begin(Behaviour(policy, "float32", plain=True), tokens, Sampling(4), streaming, seed=0, limit_s=600.0)
 
     for spoil, words in (
-        (lambda: policy.model.register_buffer("large", torch.zeros(3)), r"large is \(3,\), and would be None"),
+        (lambda: policy.model.register_buffer("large", torch.zeros(3)), r"large has shape \(3,\), not None"),
         (lambda: setattr(policy.model, "__class__", Local), "Local cannot be built from its"),
     ):
         spoil()

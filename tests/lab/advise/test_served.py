@@ -98,7 +98,10 @@ def test_a_request_that_fails_now_and_then_is_sent_again(advise, server, failure
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        ((429, {"error": "slow down"}), "refuses too many requests, 2 times (429: slow down); lower --concurrency"),
+        (
+            (429, {"error": "slow down"}),
+            "refused a request 2 times: too many requests (429: slow down); lower --concurrency",
+        ),
         ((503, {"error": "loading"}), "failed 2 times (503: loading); see the server's log"),
         ((404, {"error": "no such thing"}), "--endpoint usually ends in /v1"),
         ((400, {"error": "maximum context length is 4"}), "refuses a prompt: 400: maximum context length is 4"),

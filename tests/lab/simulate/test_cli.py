@@ -26,7 +26,9 @@ def test_a_table_compares_recipes_on_each_cluster(call):
     assert [words[:2] for words in named[::3]] == [["2", "grpo"], ["4", "grpo"]]
     assert [words[0] for words in named if words[0].isalpha() or "_" in words[0]] == ["darts", "pilot_commit"] * 2
     assert "[" in out  # an interval over five seeds
-    assert "arithmetic for qwen2.5-7b on h100; 990,164 tokens of context fit on a replica" in " ".join(out.split())
+    assert "arithmetic for qwen2.5-7b on h100; 990,164 tokens fit into the key-value cache of a replica" in " ".join(
+        out.split()
+    )
 
 
 @pytest.mark.parametrize(("columns", "there"), [(80, False), (120, True)])
@@ -79,7 +81,7 @@ def test_a_log_and_a_curve_of_ones_own(call, tmp_path):
     code, out, _ = call("--log", log, "--latency", curve, "--slots", 8, *ONE_RECIPE, "--batches", 1)
     assert code == 0
     said = " ".join(out.split())
-    assert "curve.csv; without --kv-tokens any context fits on a replica. Rollouts: " in said
+    assert "curve.csv; without --kv-tokens, there is no limit on the key-value cache of a replica. Rollouts: " in said
     assert "8 prompts" in said
 
 

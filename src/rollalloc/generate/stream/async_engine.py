@@ -66,7 +66,7 @@ class AsyncEngine(LocalEngine):
         rows: list[RunningRow] = []
         for order in orders:
             for rollout in order.rollouts:
-                if rollout not in self._order_of:  # a rollout from a checkpoint is in it already, and continues
+                if rollout not in self._order_of:  # not a rollout from a checkpoint: the back-end has it already
                     self._order_of[rollout] = order
                     self._running.add(rollout)
                     rows.append(RunningRow(rollout, order.prompt, self.prompts.tokens[order.prompt]))
@@ -172,7 +172,7 @@ class AsyncEngine(LocalEngine):
         self._straddled, self._paces = stream["straddled"], np.array(stream["paces"], np.float64)
 
     def _in_flight(self) -> _InFlight:
-        """Pause the back-end and return its rollouts. Empty if it cannot pause, or with overlap."""
+        """Pause the back-end and return its rollouts. With overlap, or if the back-end cannot pause, return none."""
         if self._backend is None:
             return self._loaded
         if self._streaming.overlap or not isinstance(self._backend, Pausable):

@@ -95,7 +95,7 @@ class Decoding:
 
 
 class BackendDied(RuntimeError):
-    """The back-end died, and a new process does not help. Its rollouts are lost."""
+    """The back-end died, and starting a new process would not help. Its rollouts are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Backend(Protocol):
             wait_s: maximum number of seconds to wait if nothing has ended and a rollout is running, 0 or more.
 
         Raises:
-            BackendDied: the back-end died, and a new process does not help.
+            BackendDied: the back-end died, and starting a new process would not help.
             FloatingPointError: the model's logits contain NaN or +inf.
         """
         ...

@@ -1,4 +1,4 @@
-"""A description of a model as plain data, and its weights in shared memory. From both, another process builds the model.
+"""A model's description as plain data, and its weights in shared memory. Another process builds the model from both.
 
 The model itself cannot always be sent to a process. It may have objects that cannot be pickled, such as the hooks that
 transformers adds when hidden states are requested.
@@ -60,7 +60,7 @@ class Blueprint:
             ) from error
         if others := [name for name in here.keys() | there.keys() if _shape(here, name) != _shape(there, name)]:
             first = min(others)
-            what = f"{first} is {_shape(here, first)}, and would be {_shape(there, first)}"
+            what = f"{first} has shape {_shape(here, first)}, not {_shape(there, first)}"
             raise ValueError(
                 f"{type(model).__name__} has other weights than a model built from its configuration ({what}), {_ELSE}"
             )
@@ -71,7 +71,7 @@ class Blueprint:
         return {name: tensor for name, tensor in _tensors(model).items() if self.same[name] == name}
 
     def built(self, tensors: Mapping[str, Tensor], device: torch.device) -> PreTrainedModel:
-        """Build the model, in eval mode, from copies of parameters and buffers, which are given by their first names."""
+        """Build the model, in eval mode, with copies of `tensors`: parameters and buffers by their first names."""
         model = self._empty()
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         made: dict[str, Tensor] = {}

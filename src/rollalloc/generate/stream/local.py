@@ -37,7 +37,7 @@ class LocalBackend:
         version: version of the model's weights.
         repeatable: True: after each `load_weights`, the keys and values of running rows are computed again. A run that is
             paused, saved and resumed right after a `load_weights` then samples the same tokens as an uninterrupted run.
-            False: keys and values are kept, which saves this computation.
+            False: keys and values are kept, to save this computation.
 
     Raises:
         ValueError: the model's cache has more than keys and values, `kv_tokens` is too small for one rollout, or
@@ -159,7 +159,7 @@ class LocalBackend:
         return output.logits[:, -1].float()
 
     def _join(self) -> Tensor:
-        """Prefill waiting rows, as many as there are free slots and as fit in one pass. Return their next tokens' logits."""
+        """Prefill the next waiting rows (`_next_to_join`). Return the logits for their next tokens."""
         joining = self._next_to_join()
         texts = [row.tokens + row.sampled.tokens for row in joining]
         place_of = {text: place for place, text in enumerate(dict.fromkeys(texts))}
@@ -173,7 +173,7 @@ class LocalBackend:
         return rows.logits_BV
 
     def _next_to_join(self) -> list[RunningRow]:
-        """Take the next waiting rows. Paused rows may be long, so the size of one pass is limited."""
+        """Take waiting rows for the free slots. Paused rows may be long, so the size of one pass is limited."""
         joining: list[RunningRow] = []
         longest = 0
         while self._waiting and len(self._running) + len(joining) < self.slots:

@@ -44,12 +44,12 @@ _GONE = None  # marks the end of the pipe
 class ProcessBackend:
     """`LocalBackend` in another process.
 
-    If the process dies, a new one replaces it, and its rollouts start again with the newest weights. With the same
-    weights, they get the same tokens. If the new process also dies before any rollout has ended, it is not replaced. A
-    process without signs of life is killed.
+    If the process dies, a new process replaces it, and its rollouts start again with the newest weights and the same random
+    draws. If the new process also dies before any rollout has ended, it is not replaced. A process without signs of life
+    is killed.
 
     Args:
-        model: the process builds the same model, with the same weights, on the same device.
+        model: the model that the process builds again, with the same weights and on the same device.
         decoding: settings of decoding.
         version: version of the model's weights.
         limit_s: number of seconds without a sign of life after which the process is killed; while it starts, the limit is
@@ -137,7 +137,7 @@ class ProcessBackend:
         self._rows.clear()
 
     def _look(self, what: str) -> None:
-        """Check that the process has not been silent for too long. `what` names what waits, for the message."""
+        """Check that the process has not been silent for too long. `what` is the subject of "... wait for it"."""
         try:
             self._silence.look(self._heard.signs, what)
         except BackendDied:
@@ -184,10 +184,10 @@ class ProcessBackend:
         if not self._ended_since:
             why = 'it may lack memory (lower --max-rows or --kv-tokens), or your program lacks `if __name__ == "__main__":`'
             what = (
-                f"the process that generates ended {how}, and so did the one before it, and no rollout ended in between"
+                f"the process that generates ended {how}, as the process before it did, and no rollout ended in between"
             )
             raise BackendDied(f"{what}; {why}")
-        log.warning("the process that generates ended %s; %d rollouts start again in a new one", how, len(self._rows))
+        log.warning("the process that generates ended %s; a new process starts %d rollouts again", how, len(self._rows))
         self._restarts += 1
         self._ended_since = False
         self._begin()

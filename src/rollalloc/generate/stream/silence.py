@@ -41,7 +41,7 @@ class Silence:
 
         Args:
             signs: number of signs of life so far.
-            what: what waits for the process, in words for the message.
+            what: the subject of "... wait for it" in the message, for example "3 rollouts".
 
         Raises:
             BackendDied: the process was silent for too long.
