@@ -150,7 +150,7 @@ def test_drop_overlong_leaves_out_what_does_not_fit(call, own, tmp_path):
     arguments = ("train", "--model", "model", "--prompts", tmp_path / "long.jsonl", "--reward", "my_reward.py:score")
     code, output = call(*arguments, *SHORT, *GRPO, "--out", tmp_path / "out")
     assert code == 2
-    assert "1 of 6 prompts have more than 60 tokens (context 64 - max_new_tokens 4), for example 'mine/" in said(output)
+    assert "1 of 6 prompts have more than 60 tokens (context 64 - max_new_tokens 4), for example 'm/" in said(output)
     assert "; the longest has 71" in said(output)
     code, output = call(*arguments, *SHORT, *GRPO, "--drop-overlong", "--reward-workers", 0, "--out", tmp_path / "out")
     assert code == 0, output

@@ -64,7 +64,7 @@ def test_prompts_that_do_not_fit_are_refused_or_left_out_and_counted(call, tmp_p
     arguments = ("features", "--model", "model", "--prompts", tmp_path / "long.jsonl", "--out", out)
     code, output = call(*arguments)
     assert code == 2
-    assert "1 of 6 prompts have more than 64 tokens (context 64), for example 'mine/" in said(output)
+    assert "1 of 6 prompts have more than 64 tokens (context 64), for example 'm/" in said(output)
     assert "; the longest has 71" in said(output)
     assert "or use a model with a longer context" in said(output)
     assert not out.exists()

@@ -52,7 +52,7 @@ def compare(
     recipes: Annotated[
         str, typer.Option(help="Comma-separated recipes, each NAME or LABEL=NAME.")
     ] = "grpo,reinforce,foresight",
-    seeds: Annotated[str, typer.Option(help="Comma-separated seeds; every recipe runs with each.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds; every recipe runs with every seed.")] = "0,1,2",
     set_: LabelledParameters = None,
     matched: Annotated[
         str | None,

@@ -211,14 +211,14 @@ class RunOptions(SamplingOptions):
         None, "Stop at this held-out accuracy, in (0, 1] (default: use the whole budget)."
     )
     eval_every: int | None = on_training(
-        None, "Rollouts between two evaluations (default: a tenth of the budget, or the task's if that is less)."
+        None, "Rollouts between two evaluations (default: a tenth of the budget, but at most the task's value)."
     )
     engine: str = on_streaming(
         "sync", "sync: generate a batch, then train on it; async: start and score each rollout as a slot becomes free."
     )
     staleness: int | None = on_streaming(
         None,
-        "Maximum staleness in updates, instead of the recipe's own; async needs at least 1 to train while it generates.",
+        "Maximum staleness in updates (default: the recipe's, or more if --ahead needs it; with async, 0 means no overlap).",
     )
     ahead: int | None = on_streaming(
         None,

@@ -26,7 +26,7 @@ def page(text: str | Path) -> Path:
     """The page to write, from an option.
 
     Raises:
-        typer.BadParameter: it is empty, or a folder.
+        typer.BadParameter: the name is empty, or the path is a folder.
     """
     if not str(text).strip() or Path(text).is_dir():
         raise typer.BadParameter(f"expected the name of a page, e.g. report.html, got {text!r}")

@@ -165,7 +165,7 @@ def simulate(
 def _different(option: str, text: str, least: int) -> list[int]:
     numbers = listed(option, text)
     if min(numbers) < least or len(set(numbers)) < len(numbers):
-        raise ValueError(f"{option}: expected different numbers of at least {least}, got {text!r}")
+        raise ValueError(f"{option}: expected distinct numbers, each at least {least}, got {text!r}")
     return numbers
 
 

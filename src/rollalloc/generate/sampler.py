@@ -71,7 +71,7 @@ class Generation:
         logprobs: float32 log-probability of each token under the distribution from which it was drawn, that is, after
             the temperature was applied.
         truncated: True if the rollout reached the length limit before a token that ends a rollout.
-        cancelled: True if it was stopped before it ended. `tokens` are those sampled so far; empty if it had not begun.
+        cancelled: True if it was stopped before it ended. `tokens` has the tokens until then, and may be empty.
         spans: pairs (version, number of tokens), in order: the versions of the weights that sampled its tokens. Empty if
             the newest version sampled all of them. Not saved in checkpoints.
     """

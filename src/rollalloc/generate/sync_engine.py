@@ -18,8 +18,7 @@ class SyncEngine(LocalEngine):
 
     Rollouts are scored while others are still generated. `poll` returns a wave in the order in which it was submitted, so
     that the allocator's events do not depend on the time that scoring takes. But if a wave has rollouts of a stage in
-    `stopping`, `poll` returns after each decoding step in which rollouts ended, with these rollouts. Then running rollouts
-    can be cancelled.
+    `stopping`, `poll` returns rollouts after the decoding step in which they end, so that others can be cancelled.
 
     Args:
         shared: the arguments of `LocalEngine`.

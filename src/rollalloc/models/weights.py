@@ -26,7 +26,7 @@ def load_weights(model: torch.nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Copy weights into a model of the same kind.
 
     Raises:
-        ValueError: names or shapes are not those of the model.
+        ValueError: names or shapes differ from the model's.
     """
     check_weights(model, saved)
     with torch.no_grad():
@@ -43,7 +43,7 @@ def check_weights(model: torch.nn.Module, saved: Mapping[str, Tensor], what: str
         what: name of the weights, for the error message.
 
     Raises:
-        ValueError: names or shapes are not those of the model.
+        ValueError: names or shapes differ from the model's.
     """
     expected = weights_of(model)
     exact_keys(saved, expected, what)

@@ -193,7 +193,7 @@ run_path({_keeper.__file__!r})["keep"]({os.getpid()}, {descriptor}, serve)
     return subprocess.Popen(
         [sys.executable, "-c", program],
         pass_fds=(descriptor,),
-        start_new_session=True,  # Ctrl-C in the terminal does not reach the keeper then
+        start_new_session=True,  # so that Ctrl-C in the terminal does not reach the keeper
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -27,8 +27,8 @@ def keep(parent_id: int, descriptor: int, serve: Callable[[int], None]) -> None:
     worker's process group.
 
     Args:
-        parent_id: the parent's process id. It is needed to notice that the parent has ended: the channel may stay open
-            then, because other processes that the parent forked hold it too.
+        parent_id: the parent's process id, to notice that the parent has ended. The channel may then stay open, because
+            other processes that the parent forked have it too.
         descriptor: the file descriptor of the worker's end of the channel.
         serve: called in the worker with `descriptor`.
     """

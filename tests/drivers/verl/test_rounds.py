@@ -154,7 +154,7 @@ def test_a_metric_that_is_no_success_rate_is_one_error_that_names_the_key(make_r
         return SessionOutcome(submission.uid, session, tokens=5, reward=metric, metric=metric, rows=1)
 
     with pytest.raises(
-        MetricError, match=rf"Band\(.*in \[0, 1\], got {metric}.*\"acc\": 1.0 if right.*the metric is `acc`"
+        MetricError, match=rf"Band\(.*in \[0, 1\], got {metric}.*\"acc\": 1.0 if right.*`acc` is the metric"
     ):
         make_rounds(RECIPES["pilot_commit"] | ONE_VISIT, outcome).next_batch()
     assert make_rounds(RECIPES["grpo"], outcome).next_batch()  # whose rules read no success rate

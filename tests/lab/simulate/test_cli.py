@@ -101,7 +101,7 @@ def test_stopped_rollouts_of_a_log_are_named(call, tmp_path):
         (("--set", "dart.groups=4"), "expected LABEL.key with one of grpo"),
         (("--matched", "groups=4"), "--matched expects groups=G,n=N"),
         (("--gpus", "two"), "--gpus: expected whole numbers separated by commas, got 'two'"),
-        (("--seeds", "-1"), "--seeds: expected different numbers of at least 0"),
+        (("--seeds", "-1"), "--seeds: expected distinct numbers, each at least 0"),
         (("--schedule", "later"), "--schedule must be one of sync, async, got 'later'"),
         (("--batches", "0"), "batches must be a whole number of at least 1"),
         (("--train", "nan"), "train must be a finite number of at least 0"),
