@@ -44,7 +44,7 @@ def nested(depth):
             json.dumps(row(ground_truth=float("nan"))),
             "ground_truth must not contain NaN, because no answer equals NaN, got nan",
         ),
-        (json.dumps(row(ground_truth=[1.0, float("nan")])), "ground_truth must not be or hold NaN"),
+        (json.dumps(row(ground_truth=[1.0, float("nan")])), "ground_truth must not contain NaN"),
         (json.dumps(row()).replace('"4"', nested(200)), "must not be nested more than 100 levels deep"),
         (nested(100_000), r"expected one JSON object on each line, got b'\[.*nested too deep"),
         ('{"prompt": "a", "prompt": "b"}', "the key 'prompt' occurs twice in one object"),

@@ -258,7 +258,7 @@ def test_what_all_prompts_begin_with_is_prefilled_once_and_changes_nothing(model
 
 
 def test_a_cache_that_holds_not_one_rollout_is_refused(model):
-    with pytest.raises(ValueError, match=r"at least one rollout, 26 tokens with its prompt, got 25"):
+    with pytest.raises(ValueError, match=r"at least one rollout with its prompt \(26 tokens\), got 25"):
         run(model, kv_tokens=25)
 
 

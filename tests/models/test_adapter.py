@@ -78,7 +78,7 @@ def test_the_head_gets_adapters_only_where_it_is_named_and_not_the_embeddings(po
     tied = policy_of()
     tied.model.config.tie_word_embeddings = True
     tied.model.tie_weights()
-    with pytest.raises(ValueError, match="lm_head is the head, whose weights are tied to the embeddings"):
+    with pytest.raises(ValueError, match="lm_head is the head, and its weights are tied to the embeddings"):
         tied.with_lora(Lora(2, targets=("lm_head",)), seed=0)
 
 
@@ -165,7 +165,9 @@ def test_a_folder_of_adapters_is_no_model(policy_of, tmp_path):
     policy_of().save(tmp_path / "base")
     Policy.load(tmp_path / "base", device="cpu").with_lora(SMALL, seed=0).save(tmp_path / "made")
     shutil.rmtree(tmp_path / "base")  # it is not looked for
-    with pytest.raises(ValueError, match=r"adapter holds adapters of PEFT, not a model; give the model that they are"):
+    with pytest.raises(
+        ValueError, match=r"adapter holds adapters of PEFT, not a model; give the folder of the merged model"
+    ):
         Policy.load(tmp_path / "made" / "adapter", device="cpu")
 
 

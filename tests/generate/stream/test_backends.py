@@ -156,7 +156,7 @@ def test_rows_are_refused_that_cannot_run(policy):
 def test_memory_bounds_the_rows(policy):
     assert decoding(policy, Sampling(10, max_rows=8), 6).slots == 8
     assert decoding(policy, Sampling(10, max_rows=8, kv_tokens=47), 6).slots == 2
-    with pytest.raises(ValueError, match=r"16 tokens with its prompt, got 15"):
+    with pytest.raises(ValueError, match=r"with its prompt \(16 tokens\), got 15"):
         _ = decoding(policy, Sampling(10, kv_tokens=15), 6).slots
 
 
