@@ -91,7 +91,7 @@ PRESETS = {
         for rung in RUNGS.values()
     },
 }
-_SWEPT_FOR_ALL = "skills/late"  # the only task on which every recipe was tuned
+_SWEPT_FOR_ALL = "skills/late"  # every recipe was tuned on this task, so all other tasks fall back to its settings
 
 
 def preset_of(task: str) -> tuple[str, Preset]:

@@ -47,8 +47,8 @@ def share_of(part_V: NDArray[Any], whole_V: NDArray[Any], prompt_V: NDArray[Any]
 
         r ± 1.96 √(P / (P − 1) Σ_p (part_p − r whole_p)²) / Σ whole
 
-    If the share is 0 or 1, the other end of the interval is the exact one-sided 97.5% limit over prompts: 1 − .025^(1/P),
-    or .025^(1/P).
+    If the share is 0, the upper end is the exact one-sided 97.5% limit over prompts, 1 − .025^(1/P). If the share is 1, the
+    lower end is .025^(1/P).
 
     Args:
         part_V: the part of each visit, in [0, whole].

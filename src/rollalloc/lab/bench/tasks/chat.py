@@ -140,7 +140,7 @@ def _drawer(task: ChatTask) -> Callable[[np.random.Generator, int, set[str]], Se
 def _gym_problems(
     config: gym.GymConfig, number: bool, rng: np.random.Generator, count: int, taken: set[str]
 ) -> list[Problem]:
-    """Draw different questions, of which at most a quarter have the same answer.
+    """Draw different questions. At most a quarter of them have the same answer.
 
     Without this limit, 70% of `letters` and 78% of `gcd` would have the answer 1, and a policy would learn only to say 1.
     """

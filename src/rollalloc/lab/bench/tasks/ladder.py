@@ -405,7 +405,7 @@ class _Band:
         return (
             f"the warm-up of {self.rung.task} is outside its band after {last['step']:.0f} steps: "
             f"{last['accuracy']:.3f} of sampled answers are right, expected {wanted.low:g} to {wanted.high:g}, and pass@8 "
-            f"is {last['pass_at_8']:.3f}, expected at least {wanted.pass_at_8:g}; change the rung: try {change}"
+            f"is {last['pass_at_8']:.3f}, expected at least {wanted.pass_at_8:g}; in the rung's settings, try {change}"
         )
 
 
