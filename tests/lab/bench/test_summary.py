@@ -155,7 +155,7 @@ def test_runs_under_other_settings_do_not_pass_for_further_seeds(tmp_path):
     described = json.loads((second / "run.json").read_text())
     described["parameters"] = {"groups": 9}
     (second / "run.json").write_text(json.dumps(described))
-    with pytest.raises(ValueError, match=f"{first} and {second} have the same label.* than their seed: pods.parameters"):
+    with pytest.raises(ValueError, match=f"{first} and {second} have the same label.* their seed: pods.parameters"):
         summaries(tmp_path)
 
 
