@@ -1,4 +1,4 @@
-"""Averaged weights: the run samples with, evaluates and saves a running mean of the weights that it trains."""
+"""Averaged weights: a running mean of the trained weights, for sampling, evaluation and the saved model."""
 
 from __future__ import annotations
 

@@ -80,9 +80,9 @@ class Config:
         optimizer_steps_per_batch: number of mini-batches into which each batch is split.
         loss: clipping, aggregation over tokens, and KL term.
         max_grad_norm: gradients are clipped to this norm.
-        averaging: number of last rows over which an exponential moving average of the weights is taken. The run samples
-            with, evaluates and saves the average; see `rollalloc.train.averaging`. Needs memory for one more copy of the
-            trained weights. 0: no averaging.
+        averaging: number of last rows over which an exponential moving average of the weights is taken. The average is
+            used for sampling, evaluation and the saved model; see `rollalloc.train.averaging`. Needs memory for one more
+            copy of the trained weights. 0: no averaging.
         tokens_per_forward: maximum number of tokens in one forward and backward pass, including prompts and padding. A
             longer row gets a pass of its own. This limits memory and changes nothing else.
         precision: number format of the update and of an exact evaluation: "fp32", "bf16" or "auto" (bf16 on a GPU that
@@ -106,8 +106,8 @@ class Config:
             if rollouts give little learning signal.
         engine: "sync": generate all ordered rollouts, then train a batch. "async": generate while training.
         streaming: settings of the asynchronous engine.
-        generator_limit_s: number of seconds without a sign of life from a generating process after which the run is saved
-            and ends. Every token is a sign of life, so long rollouts are safe.
+        generator_limit_s: time limit in seconds. If a generating process gives no sign of life for this time, the run is
+            saved and ends. Every token is a sign of life, so long rollouts are safe.
 
     Raises:
         ValueError: a value is out of its range.

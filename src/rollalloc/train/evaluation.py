@@ -24,7 +24,7 @@ from rollalloc.rewards.function import Outcome, Scored
 
 EXACT_K = 8  # k of pass@k if success rates are exact
 _RIGHT = 1 - 1e-6  # an answer with at least this metric is right
-_POLITE_S = 0.1  # seconds between checks whether the run was asked to stop
+_POLITE_S = 0.1  # seconds between two checks of a request to stop
 _T = TypeVar("_T")
 Score = Callable[[EncodedPrompts, Sequence[tuple[int, Generation]]], list[Outcome]]
 
@@ -62,7 +62,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Breadth:
-    """How often one of several attempts at a prompt succeeds, and how much the attempts differ. None means unknown.
+    """How often at least one of several attempts at a prompt succeeds, and how much the attempts differ. None means unknown.
 
     Attributes:
         k: number of attempts per prompt: `EXACT_K` if success rates are exact, otherwise the number of samples.

@@ -151,7 +151,7 @@ def _check_features(config: Config, recipe: Recipe) -> None:
 def features_for(
     config: Config, recipe: Recipe, policy: Policy, train: EncodedPrompts, resumed: Path | None
 ) -> Features | None:
-    """Features for a recipe that predicts: of the resumed run, from a file, or newly computed. Otherwise None."""
+    """Features for a recipe that reads them, from the resumed run or a file, or newly computed; None for other recipes."""
     if not recipe.reads_features:
         return None
     keys = train.prompt_set.keys

@@ -18,7 +18,7 @@ from rollalloc.train.evaluation import Evaluation
 log = logging.getLogger(__name__)
 
 _MANY = 0.1  # warn if at least this share of samples has no score
-_HALF = 0.5  # warn if at least this share of samples is truncated, or of time is spent on scoring
+_HALF = 0.5  # warn if at least half of the samples are truncated, or if scoring takes at least half of the time
 _HARDLY = 1e-3  # below this exact accuracy, warn that rollouts are hardly ever right
 _SLOW_S = 10.0  # check the share of time spent on scoring only after this many seconds of training
 _ROUNDING = 1e-6  # tolerance for means of float32 scores near 0 or 1

@@ -33,7 +33,7 @@ class Checkpoints:
         config: says when checkpoints are due.
 
     Attributes:
-        newest: number of batches trained at the newest checkpoint that this run wrote or resumed from; None: none.
+        newest: number of batches trained at the newest checkpoint that this run wrote or resumed from; None if it has none.
     """
 
     def __init__(self, place: RunFolder | None, state: RunState, config: Config) -> None:

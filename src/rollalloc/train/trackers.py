@@ -78,7 +78,7 @@ def _tensorboard(folder: Path, described: Mapping[str, Any]) -> Iterator[Listene
     def listen(line: dict[str, Any]) -> None:
         nonlocal writer
         paid = line["rollouts_paid"]
-        # Hide points with more rollouts, from an earlier run or from after the checkpoint that this run resumed from.
+        # Hide points with more rollouts. They were logged by an earlier run, or after the checkpoint that was resumed.
         writer = writer or SummaryWriter(folder / "tensorboard", purge_step=paid)
         for name, value in scalars(line).items():
             writer.add_scalar(name, value, paid)

@@ -56,7 +56,7 @@ from rollalloc.train.update import Updater
 log = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
-_PATIENCE = 256  # minimum number of groups in a row with equal rewards after which a run ends
+_PATIENCE = 256  # a run may end after this many groups in a row with equal rewards (`stop_when_barren`)
 _NAMED = 20  # maximum number of quarantined prompts named in the last line of the metrics
 
 
@@ -395,7 +395,7 @@ class Loop(ABC):
             self._report()
         self._write_last("end", why)
 
-    # ------------------------------------------------------------------------------------- what ends a run before its end
+    # ------------------------------------------------------------------------------------ what happens when a run fails
 
     def _train_and_save(self) -> str:
         """Run the loop. After an error, save the run if possible, then raise the error."""
@@ -446,8 +446,8 @@ class Loop(ABC):
         Args:
             accept_recipe: continue with this recipe, even if the checkpoint was saved with another recipe.
             accept_data: continue with these prompts, held-out prompts and chat template, even if the checkpoint was saved
-                with others. Prompts are matched by key. Records of prompts that left are dropped. A line of kind "resume"
-                in the metrics counts the changes.
+                with others. Prompts are matched by key. Records of prompts that are now missing are dropped. A line of kind
+                "resume" in the metrics counts the changes.
 
         Returns:
             The number of batches trained so far.

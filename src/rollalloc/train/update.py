@@ -287,7 +287,7 @@ class Updater:
             example.share = share
 
     def _loss(self, examples: Sequence[Example]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The summed share of these rows in the loss of their mini-batch, and figures summed over their tokens."""
+        """What these rows add to the loss of their mini-batch, and figures summed over their tokens."""
         loss = self.config.loss
         with self._recomputing():
             logprobs_BT, mask_BT = self._logprobs(self.model, examples)
@@ -366,7 +366,10 @@ def mini_batches(rows: Sequence[Row], parts: int, seed: int, version: int) -> It
 
 
 def passes(examples: Iterable[Example], tokens_per_forward: int) -> Iterator[list[Example]]:
-    """Split rows into forward passes of similar lengths. A pass has at most this many tokens with padding, or one row."""
+    """Split rows into forward passes of similar lengths. A pass has at most this many tokens, including padding.
+
+    A longer row gets a pass of its own.
+    """
     part: list[Example] = []
     longest_prompt = 0
     for example in sorted(examples, key=lambda example: (len(example.tokens), len(example.prompt))):

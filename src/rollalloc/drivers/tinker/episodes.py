@@ -74,7 +74,7 @@ class Episodes(Protocol):
         ...
 
     def digest(self) -> str:
-        """A digest of the prompts. A resumed run checks with it that the prompts are the same."""
+        """A digest of the prompts. A resumed run compares it, to check that the prompts are the same."""
         ...
 
     async def play(self, order: Order, wave: Wave) -> list[EndedRollout]:
@@ -247,7 +247,7 @@ class Environments:
         finally:
             cleanup = getattr(builder, "cleanup", None)
             if cleanup is not None:
-                with suppress(Exception):  # the rollouts are paid for, and usable without the clean-up
+                with suppress(Exception):  # the rollouts are paid for, and can be used even if this fails
                     await wave.service.answered(cleanup())
 
     async def _envs(self, builder: Any, count: int, wave: Wave) -> list[Any]:

@@ -146,7 +146,7 @@ class RemoteEngine(RolloutEngine):
     def cancel(self, rollouts: Sequence[int]) -> None:
         in_flight = {rollout for order, _ in self._in_flight.values() for rollout in order.rollouts}
         self._stopped.update(in_flight.intersection(rollouts))
-        # Rollouts that are not in flight were stopped before the run was saved. Their numbers of tokens are unknown.
+        # If a rollout is not in flight, it was stopped before the run was saved. Its number of tokens is unknown.
         self._ended += [stopped(rollout, self._version) for rollout in rollouts if rollout not in in_flight]
 
     def poll(self, *, wait: bool = True) -> list[RolloutResult]:
@@ -163,8 +163,8 @@ class RemoteEngine(RolloutEngine):
             )
             self.thread.wait(wanted, one=one_at_a_time)
         elif wait and self._in_flight and not results and not self.capacity():
-            # Only stopped rollouts are running, and they take all slots. Wait for one of them, because the caller would
-            # otherwise call again at once.
+            # All slots are taken by rollouts that were told to stop and have not ended. Wait for one of them, because the
+            # caller would otherwise call again at once.
             self.thread.wait(self._in_flight, one=True)
         return results + self._take_in()
 

@@ -42,8 +42,8 @@ class Remote:
 
     Attributes:
         rank: rank of the LoRA adapter, at least 1.
-        loss: the service's loss: "importance_sampling"; or "ppo" or "cispo" with the clipping thresholds of
-            `Config.loss.clip`.
+        loss: the service's loss, one of "importance_sampling", "ppo" and "cispo". "ppo" and "cispo" clip at the
+            thresholds of `Config.loss.clip`.
         concurrency: maximum number of rollouts in flight, at least 1. Each rollout is reported to the allocator as soon as
             it ends, and keeps the weights that it started with. None: rollouts are sampled in waves, as by a synchronous
             trainer.
@@ -51,7 +51,7 @@ class Remote:
             `rollalloc.recipes.streamed`. None: the recipe's own number.
         request_seconds: time limit of a request and of an environment step, above 0.
         keep_days: number of days for which the service keeps the weights of a checkpoint, at least 1. None: forever. The
-            service may bill storage. The weights at the end of a run are always kept forever.
+            service may bill storage. The weights at the end of a run are always kept without a time limit.
         give_up_after: number of failed requests in a row after which the run stops, at least 1. Without this limit, an
             outage would look like prompts that cannot be scored.
 
@@ -238,8 +238,8 @@ class Service:
             clip: clipping thresholds of the ratio. None: no clipping.
 
         Returns:
-            For each sequence, the log-probabilities of its targets before the step, or None if the service returned none.
-            Then the service's own metrics of the step.
+            A list with the log-probabilities of each sequence's targets before the step (None if the service returned none),
+            and the service's own metrics of the step.
 
         Raises:
             ServiceFailed: a request failed. It is unknown whether the service took the step.
@@ -304,7 +304,7 @@ class Service:
         return self._guarded("saving the weights", lambda: _path(saved))
 
     def _of_model(self, action: str, call: Callable[[Any], Any]) -> Any:
-        """The result of a call on the training client. If the client must be created first, this has its own time limit."""
+        """The result of a call on the training client. Creating the client has its own time limit."""
         model = self._training
         return self._wait(action, lambda: call(model))
 

@@ -18,7 +18,7 @@ class Piece:
 
     Attributes:
         tokens: token ids. Each token was either read or sampled. The first token was read.
-        logprobs: float32: the log-probability of each sampled token, and NaN for tokens that were read.
+        logprobs: the log-probability of each sampled token, and NaN for each token that was read.
     """
 
     tokens: tuple[int, ...]
@@ -76,7 +76,7 @@ def pack(trajectories: Sequence[Trajectory]) -> tuple[list[list[int]], dict[str,
 
 
 def unpack(described: Sequence[Sequence[int]], tensors: Mapping[str, Tensor]) -> list[Trajectory]:
-    """The inverse of `pack`. Trajectories without pieces are lost, but no scored trajectory is without pieces."""
+    """The inverse of `pack`. Trajectories without pieces are lost. Every scored trajectory has a piece."""
     pieces: dict[int, list[Piece]] = {}
     truncated: dict[int, bool] = {}
     for packed in unpack_generations(described, tensors):

@@ -73,9 +73,9 @@ class RemoteUpdater:
         """Take the configured number of optimizer steps. A mini-batch without a gradient is skipped.
 
         Returns:
-            Means over the steps: `sampler_kl`, the KL divergence from the sampling weights to the trained weights in nats
-            per token; and the metrics that the service reports: `loss_sum`, `grad_norm`, and all others under `tinker/`.
-            Also `steps_in_batch` and `learning_rate`.
+            Means over the steps. `sampler_kl` is the KL divergence from the sampling weights to the trained weights, in nats
+            per token. The service's own metrics are `loss_sum`, `grad_norm` and all metrics under `tinker/`. The result
+            also has `steps_in_batch` and `learning_rate`.
 
         Raises:
             ServiceFailed: the service failed.

@@ -42,7 +42,7 @@ class Allocation:
     """The state of a recipe in a TRL trainer: the core, and the data of the rollouts that it still needs.
 
     Args:
-        recipe: the recipe. `TRLS_GRPO` supplies the standard deviation if the recipe's advantage rule leaves it open.
+        recipe: the recipe. If its advantage rule uses the kernel `grpo`, `TRLS_GRPO` replaces this kernel.
         dataset: TRL's training data, one row per prompt.
         rewards: scores completions.
         seed: seed for drawing prompts and for sampling.
@@ -51,7 +51,7 @@ class Allocation:
         features: the prompts' features by block, or a function that computes the features before the first batch.
 
     Attributes:
-        made: the features that the argument `features` computed. They are saved with the run. None: nothing was computed.
+        made: features that the function `features` returned. They are saved with the run. None: nothing was computed.
         movement: measures how far each batch moves the weights. None if the recipe does not need this.
         rollouts: the rollouts that the core has not released, by id.
         finished: why the recipe ended; None while it runs.
@@ -99,8 +99,8 @@ class Allocation:
         while True:
             if actions.generate or actions.cancel:
                 self._roll_out(trainer, generate, actions)
-            # Read the batch from the core, not from `actions`. It may have been made while rollouts were running (`_ask`
-            # during streaming), or before a step that was interrupted.
+            # Read the batch from the core, not from `actions`. The batch may have been made while rollouts were
+            # running (`_ask` during streaming), or before a step that was interrupted.
             if batch := self.allocator.batch:
                 if self.movement is not None:
                     self.movement.begin(batch, self.rollouts_of(batch.rows))
@@ -115,7 +115,7 @@ class Allocation:
     def prepare(self, saved: Blocks | None = None) -> None:
         """Before the first prompt is drawn, compute the features or take the saved features.
 
-        Does nothing if the argument `features` is not a function, or if the features exist and `saved` is None.
+        Features are computed only once. If the argument `features` is not a function, nothing happens.
         """
         if self._make_features is None or (self.made is not None and saved is None):
             return

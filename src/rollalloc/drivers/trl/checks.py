@@ -99,7 +99,7 @@ def in_shape_of(args: Any, recipe: Recipe | str) -> Recipe:
 
 
 def _warn_of_own_n(recipe: Recipe | str, made: Recipe) -> None:
-    """Warn if a recipe meant for one rollout per prompt got a larger n from `num_generations`."""
+    """Warn if a recipe is meant for one rollout per prompt, but got a larger n from `num_generations`."""
     if isinstance(recipe, str):
         parameters = signature_of(recipe)
     else:
@@ -142,8 +142,9 @@ def check_sizes(args: Any, recipe: Recipe) -> None:
 def _check_counted(args: Any, recipe: Recipe) -> None:
     """Check `num_generations` for a recipe that trains on one row per prompt.
 
-    The right value would be 1, but TRL accepts only 2 or more. So the batch size's smallest divisor above 1 is required.
-    Other values raise an error, because users could take them for the number of rollouts per prompt.
+    The right value would be 1, but TRL accepts only 2 or more. So `num_generations` must be the smallest
+    divisor of the batch size, apart from 1. Other values raise an error, because users could take them for the
+    number of rollouts per prompt.
     """
     if recipe.groups < 2:
         raise ValueError("the recipe trains on one row per batch, but TRL needs at least 2; give it more groups")
@@ -220,7 +221,7 @@ def _check_vllm(args: Any) -> None:
 
 
 def in_order(recipe: Recipe, args: Any) -> Recipe:
-    """With `shuffle_dataset=False`, the recipe with prompts in the data set's order. Otherwise the recipe unchanged.
+    """Return the recipe. If `shuffle_dataset=False`, it is changed to draw prompts in the data set's order.
 
     Raises:
         ValueError: `shuffle_dataset=False`, but the recipe has its own rule for drawing prompts.
@@ -364,8 +365,8 @@ def check_evaluated(dataset: Any, train: Any = None) -> None:
 def check_turns(trainer: Any) -> None:
     """Raise an error if rollouts of several turns would make processes wait for each other forever.
 
-    A sharded model needs all processes for each forward pass, but rollouts take different numbers of turns. If processes
-    share vLLM, the driver keeps them in step in training, but not in TRL's own evaluation.
+    A sharded model needs all processes for each forward pass, but rollouts take different numbers of turns. Processes
+    that share vLLM must call it equally often. The driver ensures this in training, but not in TRL's own evaluation.
     """
     processes = trainer.accelerator.num_processes
     if processes > 1 and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):

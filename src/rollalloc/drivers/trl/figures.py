@@ -66,7 +66,7 @@ def evaluated_figures(
         rewards: the reward functions.
         scores_BF: one score per completion and function. The completions of a prompt follow one another.
         completions: token ids of this process's completions. If several processes share the evaluation, these are fewer
-            than B, and the metrics of differing answers are left out.
+            than B. Then the metrics that compare answers are left out.
         each: number of completions per prompt.
     """
     if rewards.is_weighted_sum:

@@ -81,7 +81,7 @@ class Generator:
     def begin(self) -> None:
         """Prepare for a call of `train`, even after an interrupted call: ask for a new batch, and send the weights to vLLM.
 
-        TRL asks for a new batch depending on `_step`, its count of micro-batches, and does not reset this count itself.
+        TRL counts micro-batches in `_step`, and asks for a new batch at certain counts. It does not reset the count itself.
         """
         self._synced_at = self._model = None
         self.trainer._step = 0
@@ -112,7 +112,7 @@ class Generator:
         """Generate one completion per prompt with TRL's back-end.
 
         Returns:
-            The completions, with EOS; and their log-probabilities, or None if the back-end returns none.
+            The completions, including EOS, and their log-probabilities (None if the back-end returns none).
         """
         if not self.trainer.use_vllm:
             return self._by_trl(prompts), None

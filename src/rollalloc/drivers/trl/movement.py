@@ -24,7 +24,7 @@ class Movement:
     a second pass before training.
 
     Args:
-        generate: the generator. It computes log-probabilities under the model.
+        generate: computes log-probabilities under the model.
     """
 
     def __init__(self, generate: Generator) -> None:

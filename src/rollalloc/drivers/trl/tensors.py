@@ -30,8 +30,8 @@ def training_inputs(
 ) -> dict[str, Tensor]:
     """The tensors of this process's share of a batch.
 
-    Rows with advantage 0 are left out, unless a term of the loss other than the policy loss needs them. Padding rows, in
-    which all tokens are masked, are added: all processes get the same number of rows, a multiple of the number of
+    Rows with advantage 0 are left out, unless the loss needs them (see `needs_every_row`). Padding rows, in which all
+    tokens are masked, are added: all processes get the same number of rows, a multiple of the number of
     micro-batches. If the loss averages over rows, advantages are scaled, so that the mean includes the rows that were left
     out, and excludes padding rows.
 
@@ -113,9 +113,9 @@ def _corrections(
     advantages_B: Tensor,
     mask_BT: Tensor,
 ) -> dict[str, Tensor]:
-    """Tensors that correct for rollouts that were sampled by another engine, or from other weights than the trained weights.
+    """Tensors that correct for sampling by another engine, or from weights that differ from the trained weights.
 
-    The keys are the same in every process, even if its rows need no correction.
+    Every process returns the same keys, even a process whose rows need no correction.
     """
     engine = trainer.use_vllm and trainer.vllm_importance_sampling_correction
     age = any(row.version < batch.version for row in batch.rows)
@@ -128,7 +128,7 @@ def _corrections(
         return given
     older = {at for at, row in enumerate(rows) if row.version < batch.version}
     every = set(range(len(filled))) if engine or (several and not generate.gives_the_policys) else older
-    # The averaged weights sampled the fresh rows, so these rows are compared with the average. Processes may then make
+    # Fresh rows were sampled from the averaged weights, so they are compared with these weights. Processes may then make
     # different numbers of forward passes. This is safe, because averaging is not allowed with sharded models.
     by_the_mean = every - older if trainer.averaged.window else set[int]()
     proximal = dict(enumerate(behaviour))
@@ -153,7 +153,10 @@ def _corrections(
 def _by_place(
     generate: Generator, filled: Sequence[Rollout], places: Collection[int]
 ) -> dict[int, NDArray[np.float32]]:
-    """Log-probabilities of the rollouts at these indices of `filled`, by index, under the model's current weights."""
+    """Log-probabilities of some rollouts under the model's current weights.
+
+    `places` are the indices of these rollouts in `filled`. They are also the keys of the result.
+    """
     return dict(zip(sorted(places), generate.logprobs(_pairs(filled[at] for at in sorted(places))), strict=True))
 
 

@@ -52,7 +52,7 @@ class AllocatedGRPOTrainer(GRPOTrainer):
         *positional: arguments of `GRPOTrainer`. Keyword arguments that are not listed here also go to `GRPOTrainer`.
         recipe: a rollalloc recipe, or a name that `rollalloc recipes` lists. If the recipe was created without `groups`,
             as by `recipes.pilot_commit()`, TRL's settings determine its sizes: `num_generations` rows per prompt.
-        metric: name of the reward function whose scores the recipe selects by. None: the weighted sum of all.
+        metric: name of the reward function whose scores the recipe uses for selection. None: the weighted sum of all.
         use_sampler: True: generate with rollalloc's sampler. None: use it if it supports the model and settings, otherwise
             use transformers' `generate` or, with `args.use_vllm`, vLLM.
         skip_special_tokens: True: remove all special tokens from the text that reward functions get, as TRL does. False:

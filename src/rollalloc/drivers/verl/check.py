@@ -53,8 +53,8 @@ class CheckedStep:
     Attributes:
         recipe: the rules of the recipe.
         prompts: number of groups in a batch.
-        stages: for each stage of the recipe: its name, the number of groups that enter it if one round of prompts fills the
-            batch, and the mean number of rollouts of a group. None: this number depends on the rollouts.
+        stages: for each stage of the recipe: its name, its number of groups, and the mean number of rollouts of a group.
+            The numbers are for one round of prompts per batch. The mean is None if it depends on the rollouts.
         rows: number of rows per group in a batch. None: it varies.
         optimizer_steps: optimizer steps per batch. With a recipe, at most `train_batch_size // ppo_mini_batch_size`.
         mode: verl's name of the trainer mode.
@@ -96,7 +96,7 @@ def composed(arguments: Sequence[str]) -> Any:
 
 
 def _hint(message: str) -> str:
-    """Advice for an error about a key that the configuration reads and does not set; otherwise ""."""
+    """Advice if the error says that the configuration reads a key that is not set; otherwise ""."""
     missing = re.match(r"Interpolation key '([^']+)' not found", message)
     return f"\nset it with +{missing[1]}=VALUE, or choose a method that does not read it" if missing else ""
 

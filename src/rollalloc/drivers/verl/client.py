@@ -36,7 +36,7 @@ class Live:
         stopped: whether the session was told to stop.
         truncated: whether the session ended because a tool's answer did not fit.
         requests: for each running request, its id in the engine and its server.
-        clock: ends the session when its patience is over. None: no limit.
+        clock: ends the session when the agent loop exceeds `patience`. None: no limit.
     """
 
     patience: float | None = None
@@ -58,7 +58,7 @@ class Live:
             self.last_version = version
 
     def between_turns(self) -> None:
-        """Start the clock: no turn of the model is running, only the agent loop's own work, such as a tool call."""
+        """Start the clock. No turn of the model is running; the agent loop is doing other work, such as a tool call."""
         self._set(None if self._over else self.patience)
 
     @contextmanager
@@ -85,7 +85,7 @@ class Live:
             self.clock.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
     async def stop(self) -> None:
-        """End the session, unless it is being scored. It may be generating, waiting for a tool, or not have started."""
+        """End the session, unless it is being scored. This also works in a tool call, or before it has started."""
         self.stopped = True
         if not (self._turns or self._over):
             self._set(0)

@@ -77,7 +77,8 @@ def refuse_limits_of_vllm(rollout: Any) -> None:
     tokens, sequences, longest, chunked = (given.get(key, rollout.get(key)) for key in keys)
     if tokens is None or sequences is None:  # vLLM chooses a value that is not set
         return
-    # Without chunked prefill, verl raises the tokens to the longest sequence, unless they are set in `engine_kwargs`.
+    # Without chunked prefill, verl raises the token limit to the length of the longest sequence, unless it is set in
+    # `engine_kwargs`.
     if not rollout.enable_chunked_prefill and not given.get(keys[0]):
         tokens = max(
             tokens, rollout.max_model_len or sequences
@@ -97,7 +98,7 @@ def refuse_limits_of_vllm(rollout: Any) -> None:
 
 
 def _conflicts(config: Any, settings: VerlSettings) -> Iterator[tuple[Any, str]]:
-    """Pairs of a condition that must not hold and the message of the error."""
+    """Pairs (condition, error message). A condition that is true is an error."""
     rollout, reward, algorithm = config.actor_rollout_ref.rollout, config.reward.reward_model, config.algorithm
     manager = rollout.agent.get("agent_loop_manager_class")
     sampler = config.trainer.v1.sampler.get("custom_sampler") or {}

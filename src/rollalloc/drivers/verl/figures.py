@@ -1,4 +1,4 @@
-"""Metrics of a training step: by stage of the recipe, by group, and of groups that wait for a later batch."""
+"""Metrics of a training step, for each stage of the recipe, for each group, and for groups that wait for a later batch."""
 
 from __future__ import annotations
 

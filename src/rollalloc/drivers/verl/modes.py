@@ -63,12 +63,12 @@ class Overlap:
         return replace(recipe, intake=Ahead(recipe.intake, ahead))
 
     def patience(self, recipe: Recipe) -> int | None:
-        """The age of a running group, in updates, from which it delays the next update. None: no update is delayed.
+        """The minimum age, in updates, of a running group that delays the next update. None: no update is delayed.
 
             patience = max_staleness - ceil(batches ahead)
 
-        While an update waits for a group of this age, only groups of the batches ahead can be equally old. The oldest groups
-        are trained on first, so no group gets older than `max_staleness`.
+        An update waits for a group of this age. Meanwhile, only groups of the batches ahead can reach the same age. The
+        oldest groups are trained on first, so no group gets older than `max_staleness`.
 
         Args:
             recipe: the recipe that `of` returned.

@@ -70,7 +70,7 @@ class SessionOutcome:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys in verl of the rows that the session stored."""
+        """verl's keys of the rows that the session stored."""
         return tuple(f"{self.uid}_{self.session}_{row}" for row in range(self.rows))
 
 
@@ -170,7 +170,7 @@ class Rounds:
         crew: generates rollouts and stores their rows.
         loader: gives prompts in verl's order, if the recipe's prompt rule is `AsOffered`; otherwise None.
         overlaps: whether rollouts may continue during an update.
-        patience: age of a running group, in updates, from which it delays the next update; at least 1
+        patience: minimum age, in updates, of a running group that delays the next update; at least 1
             (`modes.Overlap.patience`). None: no update is delayed, and groups that get too old are dropped.
 
     Attributes:
@@ -327,10 +327,10 @@ class Rounds:
             self._reading_since = epoch
 
     def _passed_over(self) -> bool:
-        """Whether the loader was read for a whole epoch without offering a prompt that may be drawn.
+        """Whether the loader was read for a whole epoch, and offered no prompt that may be drawn.
 
-        Part of an epoch is not enough, because a loader may offer the prompts of an epoch in any order. If a prompt may be
-        drawn from a later epoch on, only epochs after that epoch count.
+        Part of an epoch is not enough, because a loader may offer the prompts of an epoch in any order. If no
+        prompt may be drawn before a certain epoch, only the epochs after it count.
         """
         since, now = self._reading_since, self.allocator.epoch
         if since is None or now < since + 2:
@@ -484,7 +484,7 @@ class Rounds:
 
 
 def _again(key: str, replays: int) -> str:
-    """The key for the copy of a row for its next replay. It has a new uid."""
+    """The key of a copy of this row, made for the next replay. It has a new uid."""
     uid, session, row = key.rsplit("_", 2)
     return f"{uid.partition('x')[0]}x{replays}_{session}_{row}"
 

@@ -87,8 +87,8 @@ class VerlSettings:
     def own_advantages(self) -> bool:
         """Whether the core computes the advantages. For plain GRPO without replay, verl's estimator computes them.
 
-        With replay, verl's estimator lacks rows: a replayed row keeps the advantage of its first batch, and the other rows
-        of its group are not in the later batch.
+        With replay, verl's estimator would not see the whole group: the other rows of a replayed row's group are not in the
+        later batch. So a replayed row keeps the advantage of its first batch.
         """
         recipe = self.recipe
         plain = recipe.advantage == grpo(1, 1).advantage and recipe.over_batch is None
@@ -109,8 +109,8 @@ def read_settings(section: Mapping[str, Any], groups: int, n: int, overlap: Over
 
     A recipe's parameters `groups` and `n` are verl's `data.train_batch_size` and `actor_rollout_ref.rollout.n`. Stage sizes
     that the section does not set follow from `n` (`recipes.shapes.sizes_for`). If the recipe's prompt rule only shuffles,
-    verl's loader decides the order instead. `VERLS_GRPO` supplies the standard deviation if the recipe's advantage rule
-    leaves it open.
+    verl's loader decides the order instead. If the recipe's advantage rule uses the kernel `grpo`, `VERLS_GRPO`
+    replaces this kernel.
 
     Args:
         section: `trainer.v1.rollalloc` as a dictionary: `recipe`, its parameters, and the fields of `VerlSettings`. `recipe`
