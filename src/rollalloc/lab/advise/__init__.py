@@ -1,1 +1,1 @@
-"""Advice on a recipe and on rollouts per prompt: profiles a model on its prompts, and derives a verdict."""
+"""Advises on a recipe and on rollouts per prompt. It profiles a model on its prompts, and derives a verdict."""

@@ -8,7 +8,7 @@
 | `tokens` | mean rollout length; empty if not logged |
 | `predicted` | success rate predicted from the prompt's features, by a model fitted to other prompts; may be empty |
 | `weight` | probability of drawing the prompt under the mix; all weights sum to 1 |
-| `pool` | hard, normal or easy: the prompt's pool in prime-rl, by `rate` and prime-rl's defaults |
+| `pool` | the prompt's pool in prime-rl: hard, normal or easy. It follows from `rate` and the defaults of prime-rl |
 
 For a profile sampled by `rollalloc advise`, the columns of verl's schema are added (`data_source`, `prompt`,
 `reward_model`, `extra_info`). Such a file can be used as the training prompts of verl (`data.train_files`), of TRL (a data
@@ -87,9 +87,9 @@ def curriculum_of(
 def weights_of(mix: str, rates: RateMixture, hits_P: Ints, count_P: Ints) -> Floats:
     """The probability of drawing each prompt, shape (P,), sum 1.
 
-        variance: w ∝ E[p(1 − p)];  gaussian:μ,σ: w ∝ E[exp(−(p − μ)² / 2σ²)], both over the posterior of p;
+        variance: w ∝ E[p(1 − p)];  gaussian:μ,σ: w ∝ E[exp(−(p − μ)² / 2σ²)]; E is over the posterior of p;
         uniform: [0, 1] is cut into ten bins of E[p], and all bins that have prompts are drawn equally often;
-        foresight: as `foresight.Foresight` draws by E[p], ∝ .9 p(1 − p)³ + .1 uniform
+        foresight: w ∝ .9 p(1 − p)³ + .1 uniform, with E[p] as p, as in `foresight.Foresight`
 
     Args:
         mix: one of the four names above.
@@ -156,7 +156,7 @@ def write_curriculum(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _mixed(mix: str) -> tuple[str, tuple[float, float]]:
-    """The name of a mix; and, for a Gaussian, its mean and standard deviation."""
+    """Return the name of a mix and its mean and standard deviation. The two numbers matter only for a Gaussian."""
     if mix in ("variance", "uniform", "foresight"):
         return mix, (0.0, 1.0)
     name, _, parameters = mix.partition(":")

@@ -15,7 +15,7 @@ from rollalloc.lab.waste.groups import Groups, Log
 from rollalloc.lab.waste.shares import LEAST_PROMPTS
 
 _WIDE = 0.25  # an interval wider than this is too uncertain
-_SURE, _SURE_OF_SOME = 4.0, 3.0  # standard errors required for the first and for the second test of `is_filtered`
+_SURE, _SURE_OF_SOME = 4.0, 3.0  # `is_filtered` needs this many standard errors: first test, second test
 
 
 def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool = True) -> str:
@@ -46,14 +46,15 @@ def too_few(judged: Groups, rates: RateMixture, prompts: int, *, complete: bool 
 
 
 def is_filtered(judged: Groups, rates: RateMixture) -> bool:
-    """Whether groups without variance are missing in the log: there are fewer of them than chance allows.
+    """Whether groups without variance are missing in the log, because it has fewer of them than chance allows.
 
     Only rollouts ordered before any result was known are used, because later orders depend on results. Two tests are made:
 
     1. Does the log have fewer such groups than any distribution of success rates would give? This test detects a log in
        which all such groups are missing.
-    2. Do prompts have fewer such groups than a random assignment of their rollouts to their visits would give? This test
-       also detects a log in which only some of these groups are missing, but it needs prompts with several visits.
+    2. Suppose that each prompt's rollouts were assigned to its visits at random. Does the log have fewer such groups than
+       this would give? This test also detects a log in which only some of these groups are missing, but it needs prompts
+       with several visits.
 
     Args:
         judged: groups with rewards of 0, 1 or NaN.

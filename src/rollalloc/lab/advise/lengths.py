@@ -45,7 +45,7 @@ def lengths_of(judged: Groups, *, seed: int = 0, resamples: int = 200) -> Length
         resamples: number of resamples of the bootstrap.
 
     Returns:
-        None if neither tokens nor texts of every rollout are logged.
+        None if the log has neither the tokens of all rollouts nor the texts of all rollouts.
     """
     unit, length_R = ("tokens", judged.tokens_R)
     if (length_R == NOT_SAID).any():

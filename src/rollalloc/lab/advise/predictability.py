@@ -65,8 +65,9 @@ class Predictability:
 class _Events:
     """Rollouts of P prompts in 2P rows: first a row for the right rollouts of each prompt, then one for the wrong ones.
 
-    A rollout's record is the results of its prompt's other rollouts. All right rollouts of a prompt have the same record
-    (one success fewer), and all its wrong rollouts have the same record (one failure fewer). So two rows are enough.
+    A rollout's record is the results of its prompt's other rollouts. The record is the same for all of a
+    prompt's rollouts that are right (one success fewer), and the same for all that are wrong (one failure fewer). So two
+    rows per prompt are enough.
     """
 
     hits_P: Ints
@@ -98,7 +99,7 @@ def predictability_of(
         resamples: number of resamples of the bootstrap.
 
     Returns:
-        The result and an empty text; or None and a sentence that says why nothing could be predicted.
+        The result and an empty text. If nothing could be predicted, None and a sentence that says why.
     """
     features_PD = judged.features_PD if features_PD is None else features_PD
     right_R, scored_R = np.nan_to_num(judged.rewards_R), ~np.isnan(judged.rewards_R)

@@ -81,7 +81,7 @@ class ProfileFolder:
             raise ValueError(f"{self.path} has a profile that was made with other settings: {'; '.join(others)}; {do}")
 
     def is_whole(self, prompts: int, n: int) -> bool:
-        """Whether the folder has n rollouts for each of `prompts` prompts; or for all prompts, if the data has fewer."""
+        """Whether the folder has n rollouts each for `prompts` prompts. If the data has fewer prompts, all are enough."""
         saved = _described(self.path)
         if saved is None or saved[_GROWS] not in (prompts, saved[_FOUND]):
             return False
@@ -164,7 +164,9 @@ def refuse_changed(log: Path) -> None:
 
 
 def refuse_unfinished(log: Path) -> None:
-    """Raise an error if a profile's log is longer than recorded, by an interrupted wave or by lines of another program.
+    """Raise an error if a profile's log has lines beyond its recorded length.
+
+    They are from an interrupted wave, or from another program.
 
     Args:
         log: the profile's log, or its folder.

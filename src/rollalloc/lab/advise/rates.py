@@ -15,8 +15,8 @@ HOPELESS = 0.02  # prompts with at most this rate are hopeless; those with at le
 _POINTS = 129
 _STEPS = 400  # number of EM steps; further steps change only weights that the counts leave undetermined
 _PSEUDO = 0.05  # pseudo-count of the uniform distribution, so that no rate gets weight 0
-# Dirichlet distribution of the resamples' starting points: the sum of the parameters of all rates between 0 and 1, and the
-# parameter of each of the rates 0 and 1.
+# The starting points of the resamples are drawn from a Dirichlet distribution. `_LUMPS` is the sum of its parameters for
+# the rates between 0 and 1. `_ENDS` is its parameter for the rate 0, and also for the rate 1.
 _LUMPS, _ENDS = 3.0, 1.0
 _LEAST = 1e-300  # replaces a rate of 0 in logarithms
 
@@ -82,7 +82,7 @@ class RateMixture:
 
         Args:
             hits_P: number of right rollouts of each prompt, in [0, count].
-            count_P: number of rollouts of each prompt. With 0, the result is the mean over all prompts.
+            count_P: number of rollouts of each prompt. If it is 0, the result is the mean over all prompts.
         """
         return self.expected(self.rate_K, hits_P, count_P)
 
@@ -101,7 +101,10 @@ class RateMixture:
         return self.rate_K[at_C][cell_P]
 
     def _posterior(self, hits_P: Ints, count_P: Ints) -> tuple[Floats, Ints]:
-        """Posterior weights of the rates for each different pair of counts, shape (C, K); and each prompt's index in C."""
+        """Posterior weights of the rates for each different pair of counts, shape (C, K).
+
+        The second result is the index of each prompt's pair.
+        """
         cell_C2, cell_P = _cells(hits_P, count_P)
         joint_CK = _likelihood(cell_C2, self.rate_K) * self.weight_K
         return joint_CK / joint_CK.sum(1, keepdims=True), cell_P
@@ -124,8 +127,8 @@ def fit_rates(
     b is uniform, the pseudo-count c is 0.05, and EM starts at w = b. EM changes only what the counts determine. Everything
     else stays as in b: for example, 4 rollouts per prompt do not determine the share of groups of 32 without variance. For
     the intervals to cover this uncertainty too, each resample has its own b and c. b is a random mixture of the uniform
-    distribution and a Dirichlet draw with a few large weights. c ~ Exp(1), because prompts of a rare kind are all missing
-    from the log with probability exp(−x) if x are expected.
+    distribution and a Dirichlet draw with a few large weights. c ~ Exp(1), for this reason: if x
+    prompts of a rare kind are expected in a log, the probability that it has none of them is exp(−x).
 
     Args:
         hits_V: number of right rollouts of each visit, in [0, count].

@@ -69,7 +69,7 @@ def read_rewards(groups: Groups, threshold: float | None) -> RewardReading:
     unscored = share_of(groups.size_V - groups.scored_V, groups.size_V, groups.prompt_V)
     constant = share_of(usual_V, groups.scored_V, groups.prompt_V)
     assert unscored is not None  # there are rollouts
-    assert constant is not None  # some of them have a score
+    assert constant is not None  # some rollouts have a score
     right = threshold if threshold is not None else (low + high) / 2 if high - low > SAME else _RIGHT
     reading = RewardReading(low, high, len(value_U), right, threshold is not None, unscored, constant)
     return replace(reading, rules_out=tuple(_rules_out(reading)))

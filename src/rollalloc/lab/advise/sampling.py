@@ -119,7 +119,8 @@ def roll_out(waves: Waves, orders: Sequence[Order], begun: int, place: ProfileFo
     """Generate and score all orders after the first `begun`, wave by wave. Each wave is logged when it is complete.
 
     Raises:
-        NoScores: none of the first 64 or more rollouts of this call has a score, or no rollout of a new profile has a score.
+        NoScores: no rollout of this call has a score. This is checked from 64 rollouts on, and at the end of a new
+            profile.
     """
     n = len(orders[0].rollouts)
     progress("rollouts", begun * n, len(orders) * n)
@@ -138,7 +139,7 @@ def roll_out(waves: Waves, orders: Sequence[Order], begun: int, place: ProfileFo
 
 
 class _Sampler(SyncEngine):
-    """Generates, scores and logs rollouts of orders that do not come from an allocator."""
+    """Generates, scores and logs rollouts. The orders do not come from an allocator."""
 
     def wave(self, orders: Sequence[Order], done: Callable[[int], None]) -> list[Outcome]:
         """See `Waves.wave`."""
@@ -179,7 +180,7 @@ def described_profile(run: Config, prompts: int, n: int, seed: int) -> dict[str,
 
 
 def _write_prompts(folder: Path, policy: Policy, train: EncodedPrompts, drawn: Sequence[int], progress: Shown) -> None:
-    """Write the row of each drawn prompt in verl's schema and its features under the initial model. Both have its key."""
+    """Write each drawn prompt's row (in verl's schema) and its features (under the initial model), both with its key."""
     prompt_set = train.prompt_set
     write_rows(folder, prompt_set, drawn)
     features = features_of(
@@ -207,7 +208,7 @@ def write_rows(folder: Path, prompt_set: PromptSet, drawn: Sequence[int]) -> Non
 
 
 def drawn_of(seed: int, prompts: int, of: int) -> list[int]:
-    """Indices of a profile's prompts: at most `prompts` of [0, of), drawn uniformly without replacement."""
+    """Draw the indices of a profile's prompts from [0, of), uniformly without replacement: at most `prompts` indices."""
     return rng(seed, "profile").permutation(of)[:prompts].tolist()
 
 

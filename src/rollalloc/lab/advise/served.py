@@ -72,7 +72,8 @@ def sample_served(
         run: the run to profile. Its model is the name under which the server serves the model.
         endpoint: the server that generates the rollouts.
         seed: seed of the draw of prompts. The server's sampling has its own randomness.
-        prices: prices of a million tokens of prompts and of answers. None: only numbers of tokens are shown.
+        prices: price of a million prompt tokens, and price of a million answer tokens. None: only numbers of tokens are
+            shown.
         overwrite: True: first remove the files of another profile, except its answers.
         say: called with sentences about tokens, time and cost.
 
@@ -207,7 +208,7 @@ class _Answers:
 
 
 def _saved(path: Path) -> list[tuple[tuple[str, int], Answer]]:
-    """The complete lines of a file: ((digest of the request, index among equal requests), answer)."""
+    """Read the complete lines of a file. Each gives ((digest of the request, index among equal requests), answer)."""
     if not path.exists():
         return []
     saved: list[tuple[tuple[str, int], Answer]] = []
@@ -231,7 +232,7 @@ class _Cost:
 
     Args:
         answers: the profile's answers.
-        prices: prices of a million tokens of prompts and of answers, or None.
+        prices: price of a million prompt tokens, and price of a million answer tokens; or None.
         say: called with each sentence.
     """
 
@@ -282,7 +283,10 @@ class _Cost:
 
 
 def _doubt(answers: _Answers, orders: Sequence[Order], longest: int) -> None:
-    """Warn if all answers to a prompt are equal, or if answers are cut off before the limit, unlike in training."""
+    """Warn if each prompt's answers are all equal, or if answers are cut off before the limit.
+
+    In both cases, training would see other answers.
+    """
     groups = [[answers.of[rollout] for rollout in order.rollouts] for order in orders]
     long = [group for group in groups if len(group) > 1 and min(len(answer.text) for answer in group) > _SHORT]
     if len(long) >= _MOST_PROMPTS and all(len({answer.text for answer in group}) == 1 for group in long):

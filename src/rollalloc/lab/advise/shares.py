@@ -63,7 +63,9 @@ def tallied(of_R: NDArray[Any], value_R: NDArray[Any]) -> tuple[NDArray[np.int64
 def all_drawn(
     some_V: NDArray[np.int64], all_V: NDArray[np.int64], size_V: NDArray[np.int64] | int
 ) -> NDArray[np.float64]:
-    """The probability that all `size` items drawn without replacement from `all` items are among `some` given items.
+    """The probability that a sample without replacement has only marked items.
+
+    The sample has `size` of `all` items, and `some` of these items are marked:
 
     C(some, size) / C(all, size)
     """

@@ -1,4 +1,4 @@
-"""The verdict: which recipe to start with, by a rule that a reader can check (the table in docs/advise.md).
+"""The verdict says which recipe to start with. Its rule is a table in docs/advise.md, which a reader can check.
 
 Each branch rests on measured figures, quoted with their task and model size. No saving is predicted for the
 reader's own task, because no experiment has shown that a profile before training predicts it.
@@ -16,11 +16,11 @@ from rollalloc.lab.advise.profile import Profile
 ENOUGH, _ROUND = 1024, 100
 BATCH = 64  # rollouts per batch, if only the group size is known
 USUAL_N = 8  # TRL's default of `num_generations`, assumed if the present setting is unknown
-_EVEN = 8  # if there are too few prompts for a batch, a batch has a multiple of this number of prompts
-# If at least the share BARREN of groups of LARGE_GROUP rollouts has no variance, no recipe can learn much.
+_EVEN = 8  # if there are fewer prompts than a batch needs, a batch has the largest multiple of this number
+# No recipe can learn much if, among groups of LARGE_GROUP rollouts, at least the share BARREN has no variance.
 LARGE_GROUP, BARREN = 16, 0.95
 MANY_ANSWERS = 0.5  # if two right answers of a prompt differ with at least this probability, expect a smaller saving
-PREDICTABLE, FEW_MIXED = 0.9, 0.7  # thresholds for foresight: AUC, and share of groups of 4 without variance
+PREDICTABLE, FEW_MIXED = 0.9, 0.7  # foresight needs at least this AUC, and this share of groups of 4 without variance
 
 # Measured figures. tests/lab/advise/test_verdict.py names the guide or log that contains each number.
 ONE_PER_PROMPT = (
@@ -97,7 +97,7 @@ class Advice:
         kind: "switch": start with another recipe. "keep": keep the present one. "too few": sample more first. "barren":
             use other prompts, because no recipe learns from these.
         sentence: the verdict in words.
-        choice: the recipe and batch shape to train with; None with "too few" and "barren".
+        choice: the recipe and batch shape to train with. None: `kind` is "too few" or "barren".
         present: the present setting.
         because: sentences with the reasons and with the measurements that support them.
         notes: further sentences for the reader.
@@ -114,7 +114,7 @@ class Advice:
 
 
 def present_of(profile: Profile, *, sampled: bool) -> tuple[Choice, str]:
-    """The present setting, if the user does not name it; and a sentence that says how it was found.
+    """Guess the present setting if the user does not name it. Return it with a sentence that says how it was found.
 
     Args:
         profile: profile of the log.

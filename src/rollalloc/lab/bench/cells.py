@@ -18,9 +18,9 @@ class Cell:
 
     Attributes:
         label: label of the method.
-        paid: its costs and last evaluations, with ratios to the baseline. None: no run has ended yet.
+        paid: costs and last evaluations of the method, with ratios to the baseline. None: no run has ended yet.
         runs: number of finished runs.
-        diverged: number of runs that diverged. These are censored at what they had paid.
+        diverged: number of runs that diverged. Such a run is censored at the cost that it had paid until then.
     """
 
     label: str

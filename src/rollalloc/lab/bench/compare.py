@@ -107,7 +107,7 @@ def check_places(runs: Sequence[Config], folder: Path) -> None:
 
 
 def check_runs(runs: Sequence[Config], folder: Path) -> None:
-    """Refuse a comparison with an impossible run before any run starts; finished runs in the folder are not checked.
+    """Raise an error, before any run starts, if a run is impossible. Finished runs in the folder are not checked.
 
     Raises:
         ValueError, OSError, ImportError: for the same reasons as in `rollalloc.train.loading.check`.

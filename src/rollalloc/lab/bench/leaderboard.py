@@ -70,7 +70,7 @@ def run_leaderboard(
     Claims(folder, KIND).refuse_taken()
     with Lock(folder, KIND):
         freeze(plan, folder)
-        work = _Work(plan, folder, tasks)  # may create tasks: before `stop.heard`, so that Ctrl-C ends this at once
+        work = _Work(plan, folder, tasks)  # not under `stop.heard`, so that Ctrl-C ends the creation of tasks at once
         with stop.heard():
             carry_out(
                 work.waiting, at_once, stop, work.ended, lambda at_work: watcher and watcher(work.progress(at_work))
@@ -107,8 +107,8 @@ class _Work:
     """The runs of a plan: waiting runs, ended runs, and the total costs of the ended runs.
 
     Attributes:
-        waiting: runs to do, in the order of the plan's tasks and then of the seeds. So an interrupted leaderboard has the
-            same seeds for all methods.
+        waiting: runs to do, sorted by task and then by seed. For each seed, the runs of all methods come together, so
+            that an interrupted leaderboard has the same seeds for all methods.
         failures: failed runs that may succeed if they are repeated.
         over: number of runs that have ended.
     """

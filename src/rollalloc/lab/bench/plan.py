@@ -107,7 +107,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Estimated process seconds for the whole plan, from measured rates, without the time to create tasks."""
+        """Estimated process seconds for the whole plan, from measured rates. The creation of tasks is not included."""
         return sum(self.seconds_of(task) for task in self.tasks)
 
     def seconds_of(self, task: TaskPlan) -> float:
@@ -191,7 +191,7 @@ def _contestant(label: str, tier: Tier) -> Contestant:
 
 @cache
 def made_with() -> dict[str, str]:
-    """Versions and the name of the processor, because other ones can change the figures."""
+    """Versions of packages, and the name of the processor. The figures can change if one of these changes."""
     return {
         "rollalloc": rollalloc.__version__,
         "torch": version("torch"),

@@ -49,7 +49,7 @@ class Failure:
 
     @property
     def is_the_runs(self) -> bool:
-        """Whether the run would fail again, because its weights diverged."""
+        """Whether the weights of the run diverged. Such a run would fail again."""
         return self.kind == FloatingPointError.__name__
 
     def __str__(self) -> str:
@@ -112,7 +112,7 @@ def carry_out(
 ) -> None:
     """Carry out runs, in their order, until none is left or a stop is requested.
 
-    A run with a checkpoint in its folder continues from it. A warning names a process without signs of life.
+    A run with a checkpoint in its folder continues from it. If a process gives no signs of life, a warning is logged.
 
     Args:
         jobs: the runs.
@@ -161,7 +161,7 @@ class _Worker:
 
     def _start(self) -> None:
         self.spawned = Spawned(_work, self.overwrite, name="rollalloc run")
-        # Time of the last sign of life; whether a warning about silence was given.
+        # `_signed` is the time of the last sign of life; `_said` is whether a warning about silence was logged.
         self._signed, self._said = time.monotonic(), False
 
     def give(self, job: Job) -> None:

@@ -25,7 +25,7 @@ from rollalloc.lab.bench.tasks.files import Shown, TaskFiles, unseen
 from rollalloc.models.dtypes import Precision
 from rollalloc.train.config import Config
 
-DEFAULT_RATE = 6e-4  # learning rate of the tasks' models for every recipe, unless set or tuned
+DEFAULT_RATE = 6e-4  # learning rate of every recipe, if no other was set or tuned
 # The optimizer that was the default when the settings in `tuned/` were found.
 TUNED_WITH: Mapping[str, Any] = MappingProxyType({"betas": (0.9, 0.999), "averaging": 0})
 DEFAULT_OPTIMIZER: Mapping[str, Any] = MappingProxyType({name: getattr(Config, name) for name in TUNED_WITH})
@@ -45,7 +45,7 @@ class Preset:
     """A task's target and budget.
 
     Attributes:
-        target: held-out accuracy to reach (on skills/graded, mean score).
+        target: held-out accuracy to reach. For skills/graded, it is a mean score.
         max_rollouts: number of rollouts after which a run is censored.
         eval_every: number of rollouts between two points of the evaluation grid.
         eval_samples: number of samples per held-out prompt, for tasks with more than one right answer.

@@ -35,8 +35,8 @@ class WarmedUp:
         batch: examples per step.
         learning_rate: peak learning rate; see `rollalloc.lab.bench.tasks.tiny.WarmUp`.
         check_every: steps between two checks.
-        low: minimum share of sampled answers that are right.
-        high: maximum share of sampled answers that are right.
+        low: lower end of the band, a share of right answers among sampled answers.
+        high: upper end of the band.
         pass_at_8: minimum probability that one of eight answers is right; below it, the warm-up continues.
         precision: precision of the computation; see `rollalloc.train.config.Config`.
     """

@@ -1,8 +1,8 @@
 """Summarizes a comparison from the `run.json` and `metrics.jsonl` of its runs.
 
 Point estimates are interquartile means: a quarter of the values, rounded down, is cut off at each end before averaging.
-Intervals are bootstrapped over seeds. The cost of a censored run is taken as what it had paid: a lower bound. The point
-estimate is then a bound too. It is marked as a bound, and has no interval.
+Intervals are bootstrapped over seeds. For a censored run, the cost that it had paid is used, which is a lower bound.
+The point estimate is then a bound too. It is marked as a bound, and has no interval.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Interval:
     Attributes:
         point: the interquartile mean.
         low: lower end. None: there are fewer than five values, or a run is censored.
-        high: upper end. None: as for the lower end.
+        high: upper end. None: `low` is None too.
         values: one value per seed, in order. The value of a censored run is a bound.
         bound: ">" if the point is a lower bound, "<" if it is an upper bound, "" if it is neither.
     """
@@ -92,7 +92,8 @@ class RecipeSummary:
         reached: number of runs that reached the target. The other runs are censored.
         costs: costs until the target, by `COSTS`. None: nothing was evaluated, or there is no target.
         ratios: the baseline's cost divided by this recipe's, paired by seed, by `COSTS`. Above 1, this recipe is cheaper.
-            None: no seed has both costs, both runs of a seed are censored, or there are upper and lower bounds.
+            None: no seed has both costs, both runs of some seed are censored, or some ratios are upper bounds and others
+            lower bounds.
         standard_error: the largest standard error of the recipe's evaluations; 0 if all are exact, None if one is unknown.
         last: results of each run's last evaluation, by `LAST`. None: a run lacks the value.
         k: number of attempts in `pass_at_k`. None: unknown, or different between runs.
@@ -139,7 +140,7 @@ class Summary:
 
     @property
     def last(self) -> dict[str, str]:
-        """The columns of the table of last evaluations: heading by name in `LAST`. Columns without a value are left out."""
+        """For the table of last evaluations, the heading of each name in `LAST`. Columns without a value are left out."""
         attempts = {recipe.k for recipe in self.recipes}
         k = attempts.pop() if len(attempts) == 1 else None
         return {
@@ -152,7 +153,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """A finished run: its evaluations on the grid, the values of the last one by `LAST`, and its last line.
+    """A finished run: its evaluations on the grid, the values of its last evaluation by `LAST`, and its last line.
 
     `target` is the accuracy by which the run is judged. `grouped` says whether its rollouts are compared within groups.
     """
@@ -171,7 +172,7 @@ class EndedRun:
 
 
 def measure_of(recipes: Iterable[RecipeSummary]) -> str:
-    """The name for accuracy: "mean score" if answers get partial marks, because accuracy then differs from full marks."""
+    """The name for accuracy: "mean score" if some answers are scored as partly right, otherwise "accuracy"."""
     lasts = [(recipe.last["accuracy"], recipe.last["full_marks"]) for recipe in recipes]
     known = [(mean.values, full.values) for mean, full in lasts if mean is not None and full is not None]
     alike = all(np.allclose(mean, full, rtol=0, atol=_ALIKE) for mean, full in known)
@@ -266,7 +267,7 @@ def ended(run: Config, place: Path, *, target: float | None = None, diverged: bo
 
 
 def last_of(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """The values in an evaluation's line for each name in `LAST` and for `k`. None for missing values and other types."""
+    """The values in an evaluation's line for each name in `LAST` and for `k`. None: the value is missing or no number."""
     saved = evaluation.get("breadth")
     breadth: Mapping[str, Any] = saved if isinstance(saved, dict) else {}
     known = {**breadth, "accuracy": evaluation["accuracy"]}
@@ -352,7 +353,9 @@ def _largest(errors: Iterator[float | None]) -> float | None:
 
 
 def interval(values: Sequence[float], bound: Bound = "") -> Interval:
-    """The interquartile mean of some values, and its bootstrapped 95% interval if there are at least five and no bound.
+    """The interquartile mean of some values, and its bootstrapped 95% interval.
+
+    There is no interval if `bound` is set, or if there are fewer than five values.
 
     The ends of the interval are quantiles of the bootstrap distribution. With five seeds, the quantiles at 2.5% and 97.5%
     would cover far less than 95%. So the levels Φ(±√(n/(n−1))·t) are used instead, where Φ is the distribution function of

@@ -20,9 +20,9 @@ class Tier:
     """One size of the leaderboard.
 
     Attributes:
-        tasks: for each task, the rollouts that each run pays; results are also compared at this point.
+        tasks: for each task, the number of rollouts that a run pays. Results are also compared after this number.
         recipes: the recipes to compare.
-        methods: used instead of `recipes`: label → recipe and parameters.
+        methods: recipe and parameters of each method, by label. If there are any, `recipes` is not used.
         seeds: seeds of the runs.
         seeds_of: number of seeds of a task, if it does not use all seeds.
         eval_every: rollouts between two points of the evaluation grid; None: the task's.
@@ -102,8 +102,8 @@ TIERS: Mapping[str, Tier] = MappingProxyType(
     }
 )
 # Rollouts per second of one process on a core of an Intel Xeon at 2.5 GHz (Cascade Lake), including evaluations on the
-# grid. The values are between those of methods without and with groups, measured while other runs used the machine.
-# Tasks that were not measured get a low value; the rungs of the ladder have their own.
+# grid. Each value is between that of a method with groups and that of one without. Other runs used the machine while
+# these were measured. Tasks that were not measured get a low value; the rungs of the ladder have their own.
 RATES: Mapping[str, float] = MappingProxyType(
     {
         "skills/balanced": 480.0,

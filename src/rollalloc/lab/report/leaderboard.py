@@ -20,7 +20,7 @@ _COSTS = {"rollouts": ",.0f", "tokens": ",.0f", "steps": ",.0f", "seconds": ",.1
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: headings of all columns except the first; and rows of a method and its figures, "" for unknown figures."""
+    """A table. A row is a method and its figures, "" for an unknown figure. `headings` leaves out the first column."""
 
     title: str
     headings: Sequence[str]

@@ -156,7 +156,7 @@ def _compared(runs: Mapping[Path, RecordedRun]) -> list[Summary]:
 
 
 def _folders(summary: Summary) -> list[Path]:
-    """The folders of the summary's runs, in its order, and then of the runs that have not ended."""
+    """The folders of the runs that have ended, in the summary's order; then those of the other runs."""
     return [*(place for recipe in summary.recipes for place in recipe.folders), *summary.unfinished]
 
 

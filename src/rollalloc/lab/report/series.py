@@ -26,7 +26,10 @@ class OverTime:
 
 @dataclass(frozen=True)
 class Middle:
-    """Interquartile mean of accuracy over seeds, against a cost; and its 95% interval, NaN for fewer than five seeds."""
+    """Interquartile mean of accuracy over seeds, against a cost.
+
+    It has a 95% interval, whose ends are NaN for fewer than five seeds.
+    """
 
     x_X: Array
     middle_X: Array
@@ -78,7 +81,7 @@ def training_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
 
 
 def entropy_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
-    """Entropy of the next token in nats, as "entropy": of the batches or, if they lack it, of the evaluations."""
+    """Entropy of the next token in nats, named "entropy". If batches do not have it, it is taken from the evaluations."""
     of_batches = _over_time(
         runs, lambda line: {"entropy": line["entropy"]} if line.get("entropy") is not None else None
     )
@@ -93,7 +96,7 @@ def entropy_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
 
 
 def lengths_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
-    """Quantiles of rollout length in tokens between two batches, as "min", "p10" ... "max".
+    """Quantiles of rollout length in tokens, named "min", "p10" ... "max".
 
     Logs without quantiles, such as TRL's, give "min", "mean" and "max".
     """

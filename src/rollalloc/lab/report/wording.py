@@ -51,7 +51,7 @@ def _more(times: float) -> str:
 
 
 def _certainty(ratio: Interval) -> str:
-    """The interval of the method's cost relative to the baseline. It is computed from that of baseline / method."""
+    """The interval of the method's cost relative to the baseline, from the interval of the inverse ratio."""
     if ratio.low is None or ratio.high is None:
         return f"{_counted(len(ratio.values), 'seed')}, too few for an interval"
     interval = f"95% interval: {_more(1 / ratio.high)} to {_more(1 / ratio.low)}"
@@ -179,7 +179,7 @@ def caveats(runs: Sequence[RecordedRun]) -> list[str]:
 
 
 def silences(methods: Mapping[str, Sequence[RecordedRun]]) -> list[str]:
-    """For each method, the warning of its first run whose latest rollouts had no effect on training."""
+    """For each method, a warning if the latest rollouts of some of its runs had no effect on training."""
     sentences: list[str] = []
     for label, runs in methods.items():
         if silent := [run.silence for run in runs if run.silence]:

@@ -27,7 +27,7 @@ class Cluster:
 
     Attributes:
         gpus: number of GPUs; at least 1, with "async" at least 2.
-        gpus_per_replica: number of GPUs that hold a copy of the model together.
+        gpus_per_replica: number of GPUs over which one copy of the model is split.
         slots: maximum number of rollouts that a replica decodes at once.
         schedule: "sync": all GPUs generate, then all train. "async": some GPUs always generate and the others always train;
             at least one batch is generated while another is trained.
@@ -112,7 +112,8 @@ class Scenario:
         workload: lengths and success rates of rollouts.
         prompt_tokens: tokens per prompt.
         batches: number of batches to train and measure, at least 1.
-        warmup: number of batches before the measured ones, while pipelines fill and recipes collect lengths.
+        warmup: number of batches before the measured ones. During these batches, pipelines fill and recipes collect
+            lengths.
 
     Raises:
         ValueError: a number is out of its range, there are more slots than the latency curve covers, or the memory is

@@ -170,10 +170,10 @@ class Costs:
     """All costs except decoding. `Hardware.costs` estimates those of forward and backward passes.
 
     Attributes:
-        prefill: GPU-seconds per prompt token, in which the replica does not decode. It is paid once for all rollouts of an
-            order that start together on a replica, and again for the context of a preempted rollout.
-        logprob: GPU-seconds per token, prompts included, of the forward pass that computes log-probabilities.
-        train: GPU-seconds per trained token, prompts included, of forward and backward pass.
+        prefill: GPU-seconds per prompt token. The replica does not decode in this time. It is paid once for all rollouts
+            of an order that start together on a replica, and again for the context of a preempted rollout.
+        logprob: GPU-seconds per token for the forward pass that computes log-probabilities. Prompt tokens count too.
+        train: GPU-seconds per trained token for the forward and backward pass. Prompt tokens count too.
         abort: seconds from the decision to stop a rollout until its slot is free. It keeps decoding in this time.
         weight_sync: seconds that it takes to send new weights to the replicas. They do not decode in this time.
         train_row: additional GPU-seconds per trained row.

@@ -147,7 +147,7 @@ class Fleet:
             heappop(self._loads)
 
     def fits(self, at: int, prompt: int) -> bool:
-        """Whether a replica has room for a prompt, and no preempted rollout."""
+        """Whether a replica has room for a prompt and has no preempted rollout."""
         replica = self.replicas[at]
         if self.pace.room == inf:
             return True
@@ -273,7 +273,7 @@ class Fleet:
         self._changed.add(at)
 
     def _is_current(self, entry: tuple[float, int]) -> bool:
-        """Whether a heap entry is of a rollout that is decoding and was not resumed after the entry was made."""
+        """Whether an entry of the heap is valid: its rollout is decoding, and was not resumed after the entry was made."""
         end, rollout = entry
         placed = self.place.get(rollout)
         return placed is not None and rollout in self.replicas[placed.at].running and placed.end == end

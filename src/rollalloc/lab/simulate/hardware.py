@@ -13,7 +13,7 @@ _BYTES = 2  # per number in bf16
 # The share of the data sheet's figures that programs reach. None of these was measured on the simulated machine.
 BANDWIDTH_SHARE = 0.7  # share of the memory bandwidth while decoding: a guess
 DECODING_SHARE = 0.5  # share of the FLOP/s in prefill and decoding: a guess
-TRAINING_SHARE = 0.4  # of FLOP/s in training: The Llama 3 Herd of Models, arXiv 2407.21783, table 4: 38 to 43% on H100s
+TRAINING_SHARE = 0.4  # share of the FLOP/s in training; arXiv 2407.21783, table 4, has 38 to 43% on H100s (Llama 3)
 _ALL_REDUCE = 10e-6  # seconds of an all-reduce: a guess; a replica of several GPUs needs two of them per layer
 
 

@@ -17,7 +17,7 @@ from rollalloc.lab.simulate.result import Books, Result
 from rollalloc.lab.simulate.workload import SimulatedOutcome
 from rollalloc.rewards.function import Scored
 
-# The tail is the time in which no rollout waits, and fewer than this share of a batch's peak number are running.
+# In the tail, no rollout waits, and the number of running rollouts is below this share of its maximum for the batch.
 TAIL = 0.1
 
 TOGETHER = 1e-9  # seconds; events closer than this happen at the same time, and differ only by rounding

@@ -82,7 +82,7 @@ class Groups:
         return replace(self, **{**of_visits, **of_rollouts, **changes})
 
     def judged(self, threshold: float | None) -> Groups:
-        """The groups with rewards of 1 for at least `threshold`, and 0 below. Without a threshold, rewards are unchanged."""
+        """Replace rewards by 1 if they are at least `threshold`, otherwise by 0. Without a threshold, they are unchanged."""
         if threshold is None:
             return self
         right_R = (self.rewards_R >= threshold).astype(np.float64)

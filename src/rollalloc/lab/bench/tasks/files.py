@@ -17,7 +17,7 @@ from rollalloc.data.prompts import write_prompts
 from rollalloc.files.claims import refuse
 from rollalloc.files.opening import opened
 
-SETTINGS = "settings.json"  # file in a task's folder with the settings it was created with
+SETTINGS = "settings.json"  # the file that records a task's settings, in the task's folder
 
 
 class Shown(Protocol):

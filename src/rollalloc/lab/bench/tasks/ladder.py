@@ -57,7 +57,7 @@ LONGEST = 15  # maximum number of characters of an answer; with EOS, at most 16 
 _LETTERS, _DIGITS = "abcdefghijklmnopqrstuvwxyz", "0123456789"
 _CONTEXT = 48  # maximum number of tokens of a question and its answer, if a symbol with its leading space is one token
 _CHECKED = 256  # number of training prompts on which a warm-up is checked
-_SAMPLE = 256  # number of examples in a warm-up's digest
+_SAMPLE = 256  # number of examples that are hashed to identify a warm-up
 _DRAWS = 200  # number of draws per prompt after which the mixture is too small
 
 
@@ -160,7 +160,7 @@ class Mixture:
     """Sizes and seed of the mixture. The defaults define the task; other values are for tests.
 
     Attributes:
-        facts: parameters a, b of the Beta distribution of the rates at which the warm-up shows facts with right answers.
+        facts: parameters a, b of a Beta distribution. From it, each fact gets the rate at which the warm-up shows it right.
         procedures: the same parameters for the conditions of a procedure.
         seed: seed of all draws.
     """

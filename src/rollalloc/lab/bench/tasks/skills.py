@@ -1,5 +1,5 @@
-"""Skills: a prompt names one to eight skills. Each skill has a symbol, its image. The only right answer is the list of their
-images.
+"""Skills: a prompt names one to eight skills. Each skill has a symbol, which is called its image. The only right answer is
+the list of the images of these skills.
 
 In the warm-up data, the image of a skill is right at that skill's own rate. So a prompt's initial success rate is known: it
 is the product of its skills' rates. Because each prompt has one right answer, later success rates are computed exactly, by
@@ -31,7 +31,7 @@ __all__ = ["POOLS", "Pool", "Skills", "SkillsConfig", "compute_score", "graded_s
 
 LONGEST = 8
 GRADED = "graded"  # the pool with partial marks
-_GRADED_SHARE = 4  # use one of this many held-out prompts, because each is sampled several times
+_GRADED_SHARE = 4  # the number of held-out prompts is divided by this, because each prompt is sampled several times
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Pool:
 
     Attributes:
         edges: ascending values of p that cut [0, 1] into bands; a band includes its lower edge.
-        shares: share of prompts in each band, from low p to high; one more than there are edges, with sum 1.
+        shares: share of prompts in each band, from low p to high. The sum is 1. There is one more band than there are edges.
     """
 
     edges: tuple[float, ...]

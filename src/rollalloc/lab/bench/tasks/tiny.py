@@ -37,8 +37,8 @@ Examples = tuple[list[str], list[str]]  # prompts and their answers
 class WarmUp:
     """Supervised training that gives a task its initial policy.
 
-    `learning_rate` is the peak of AdamW's learning rate, which rises linearly over `rise` steps, at least 1, and then
-    falls as a cosine to a twentieth.
+    `learning_rate` is the peak of AdamW's learning rate. The rate rises linearly over `rise` steps. Then it falls as a
+    cosine to a twentieth of the peak. `rise` is at least 1.
     """
 
     steps: int

@@ -100,7 +100,8 @@ class Walks:
         # Probability of mistaking a wall for a passage.
         crossed_CC = rng.beta(0.5, 0.8, size=closed_CC.shape) * closed_CC
         self.heading_C = 0.98 * rng.beta(0.6, 0.5, size=self.cells)  # probability of heading for the goal, by goal
-        self.stay, self.give_up = 0.98, 0.003  # probability of ending at a visit of the goal, and of another cell
+        # The probability that a walk ends when it visits the goal, and when it visits another cell.
+        self.stay, self.give_up = 0.98, 0.003
         weight_CC = self.open_CC + crossed_CC + crossed_CC.T
         self.lost_GCC = self._moves(self.heading_C, weight_CC)
         self.verbose_GCC = self._moves(np.zeros(self.cells), weight_CC)
@@ -128,7 +129,7 @@ class Walks:
             step_CC = moves_GCC[goal] * self.open_CC
             ends_C = np.full(self.cells, self.give_up)
             ends_C[goal] = self.stay
-            # Probability of a right end, from each cell.
+            # For each cell, the probability that a walk from there ends at the goal.
             ahead_C = np.where(np.arange(self.cells) == goal, self.stay, 0.0)
             for _ in range(self.limit - 1):
                 arrived_C = step_CC @ ahead_C

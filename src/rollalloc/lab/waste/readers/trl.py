@@ -101,7 +101,7 @@ class _Read:
     contradicted: int = 0  # number of groups in which the advantages do not follow the reward
     evaluations: int = 0  # number of rows of evaluations
     repeated: int = 0  # number of files that repeat the one before
-    undivided: int = 0  # number of series of rows with the same prompt that the group size does not divide
+    undivided: int = 0  # number of series (of rows with the same prompt) whose length is no multiple of the group size
     messages: bool = False  # whether a completion was a list of messages
 
 
@@ -160,7 +160,7 @@ def evaluated_steps(folder: Path) -> frozenset[int] | None:
 
 @contextmanager
 def _opened(file: Path, log: Log) -> Iterator[Any]:
-    """The Parquet file; None if it is not one. If reading breaks off later, the file is rejected too."""
+    """The Parquet file; None if it is not one. The file is also rejected if an error occurs while it is read."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -228,7 +228,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _rows(opened: Any, file: Path, reward: _Reward, log: Log, read: _Read) -> tuple[bytes, list[_Row]]:
-    """A digest of everything in a file except the step; and the rows that have a prompt."""
+    """Return a digest of a file, without the column `step`, and its rows that have a prompt."""
     schema = opened.schema_arrow
     compared = [at for at, name in enumerate(schema.names) if name != "step"]
     has_advantages = schema.names.count("advantage") == 1 and _is_score(schema.field("advantage").type)
