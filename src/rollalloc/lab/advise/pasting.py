@@ -51,7 +51,7 @@ def check_framework(framework: str | None) -> None:
 
 
 def parameters_of(choice: Choice) -> dict[str, Any]:
-    """The recipe's parameters for `rollalloc.named.make_recipe`: the batch shape. All others keep their defaults."""
+    """The batch shape, as parameters for `rollalloc.named.make_recipe`. All other parameters keep their defaults."""
     return {"groups": choice.groups, "n": choice.n}
 
 

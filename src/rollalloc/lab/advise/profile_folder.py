@@ -166,7 +166,7 @@ def refuse_changed(log: Path) -> None:
 def refuse_unfinished(log: Path) -> None:
     """Raise an error if a profile's log has lines beyond its recorded length.
 
-    They are from an interrupted wave, or from another program.
+    Such lines come from an interrupted wave, or from another program.
 
     Args:
         log: the profile's log, or its folder.

@@ -108,7 +108,7 @@ class _Work:
 
     Attributes:
         waiting: runs to do, sorted by task and then by seed. For each seed, the runs of all methods come together, so
-            that an interrupted leaderboard has the same seeds for all methods.
+            that an interrupted leaderboard has nearly the same seeds for all methods.
         failures: failed runs that may succeed if they are repeated.
         over: number of runs that have ended.
     """

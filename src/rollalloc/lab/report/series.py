@@ -98,6 +98,8 @@ def entropy_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
 def lengths_over_time(runs: Sequence[RecordedRun]) -> OverTime | None:
     """Quantiles of rollout length in tokens, named "min", "p10" ... "max".
 
+    Each batch has the quantiles of the rollouts that were scored since the previous batch.
+
     Logs without quantiles, such as TRL's, give "min", "mean" and "max".
     """
     return _over_time(

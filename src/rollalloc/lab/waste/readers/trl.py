@@ -160,7 +160,7 @@ def evaluated_steps(folder: Path) -> frozenset[int] | None:
 
 @contextmanager
 def _opened(file: Path, log: Log) -> Iterator[Any]:
-    """The Parquet file; None if it is not one. The file is also rejected if an error occurs while it is read."""
+    """The Parquet file; None if it is not one. If reading it fails later, the file is also rejected."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -228,7 +228,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _rows(opened: Any, file: Path, reward: _Reward, log: Log, read: _Read) -> tuple[bytes, list[_Row]]:
-    """Return a digest of a file, without the column `step`, and its rows that have a prompt."""
+    """Return a digest of all columns of a file except `step`, and the rows that have a prompt."""
     schema = opened.schema_arrow
     compared = [at for at, name in enumerate(schema.names) if name != "step"]
     has_advantages = schema.names.count("advantage") == 1 and _is_score(schema.field("advantage").type)
