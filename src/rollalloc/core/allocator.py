@@ -39,7 +39,7 @@ from rollalloc.core.teaching import Teaching
 
 
 def _of_run(name: str) -> Any:
-    """A property of `Allocator` that reads the attribute of this name from its `Run`."""
+    """Make a property that returns the attribute `name` of the allocator's `Run`."""
     return property(attrgetter(f"_run.{name}"))
 
 
@@ -137,7 +137,7 @@ class Allocator:
         """Return what to do now. Each action is returned only once.
 
         Args:
-            capacity: maximum number of rollouts to order now. Later calls order the others. None: no limit.
+            capacity: maximum number of rollouts to order now. Later calls order the remaining rollouts. None: no limit.
 
         Raises:
             NoProgress: no rollout is running, and the core can neither order a rollout nor make a batch nor end the run.
@@ -173,8 +173,9 @@ class Allocator:
         return Actions(orders, cancel, release, batch, run.finished)
 
     def _resolve(self, halt: Halt | None) -> Batch | None:
-        """If no rollout is running and none could be ordered: make a short batch, allow `max_candidates` further prompts,
-        end the run, or raise `NoProgress`.
+        """Make a short batch, draw more prompts for it, end the run, or raise `NoProgress`.
+
+        Called if no rollout is running and none could be ordered.
         """
         run = self._run
         if halt is not None and halt.ends is Ends.NOTHING:
@@ -222,7 +223,7 @@ class Allocator:
         return max(0, groups - len(run.drawn) - rule.waiting(run.memory))
 
     def due_epoch(self) -> int | None:
-        """The first epoch in which a prompt may be drawn. A data loader in a later epoch has skipped that prompt.
+        """The first epoch in which some prompt may be drawn. A data loader in a later epoch has skipped this prompt.
 
         None if every prompt is in flight, waits for new weights, or may never be drawn again.
         """
@@ -257,8 +258,8 @@ class Allocator:
     def scoreless(self) -> bool:
         """Whether the run ended because scores were missing.
 
-        True if more than half of the rollouts failed, and either no rollout has a score or the run ended because all
-        rollouts of many prompts in a row failed.
+        More than half of the rollouts must have failed. In addition, either no rollout has a score, or the run ended
+        because many prompts in a row gave no score.
         """
         why, accounts = self._run.finished, self.accounts()
         if why is None or 2 * accounts["failed"] <= self.paid:

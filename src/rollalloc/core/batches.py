@@ -53,7 +53,7 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
     if recipe.max_staleness == 0:
         discard_waiting(run)
     run.budgets.next_batch()
-    run.barren = 0  # with the new weights, prompts that gave no group to train on may give one
+    run.barren = 0  # with the new weights, the same prompts may give groups to train on
     run.teaching.look()
     run.pool.look()
     run.batch = Batch(tuple(rows), run.version, short_because)
@@ -62,7 +62,7 @@ def make_batch(run: Run, short_because: str | None) -> Batch | None:
 
 
 class _Choice(NamedTuple):
-    """The rollouts of a group to train on, by index, with their loss weights and advantages."""
+    """The chosen rows of a group: their indices, loss weights and advantages."""
 
     chosen: list[int]
     weights: list[float]
@@ -104,7 +104,7 @@ def _checked_advantages(rule: Any, answer: ArrayLike, count: int) -> NDArray[np.
 
 
 def _replays(run: Run) -> list[Row]:
-    """Rows of earlier batches to train on again, drawn at random from the kept rows."""
+    """Draw the rows to replay, at random from the kept rows of earlier batches."""
     replay = run.recipe.replay
     if replay is None or not run.kept:
         return []

@@ -11,7 +11,7 @@ from rollalloc.core.recipe import Budget
 
 
 class Ends(Enum):
-    """The consequence when no more groups can be opened and no rollout is running."""
+    """What happens when no more groups can be opened and no rollout is running."""
 
     BATCH = "batch"  # a short batch is made; if no group is ready, `max_candidates` further prompts are allowed
     RUN = "run"  # a short batch is made; if no group is ready, the run is over
@@ -64,7 +64,7 @@ class BudgetTracker:
         return self._tokens_are_spent() or (self._left() or 0) < 0
 
     def halt(self) -> Halt:
-        """Return the budget as the reason why no more groups can be opened."""
+        """Explain that the budget is spent, or that too little of it is left for another group."""
         budget = self.budget
         known = [(budget.run_rollouts, "rollouts", self.paid), (budget.run_tokens, "tokens", self.tokens)]
         limits = " and ".join(f"{limit:,} {unit}" for limit, unit, _ in known if limit is not None)

@@ -57,7 +57,7 @@ def few_prompts(run: Run) -> str:
 
 
 def _remedies(run: Run) -> list[str]:
-    """For each reason why prompts cannot be drawn: the number of such prompts, and what to change."""
+    """List the reasons why prompts cannot be drawn, each with the number of prompts and what to change."""
     evicted, quarantined = run.pool.evicted(), len(run.statistics.with_fate(QUARANTINED))
     remedies: list[str] = []
     if evicted:

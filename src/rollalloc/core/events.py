@@ -130,7 +130,7 @@ class Row(NamedTuple):
         prompt: index of its prompt.
         group: id of its group.
         advantage: its advantage, computed by the recipe.
-        weight: factor on the row's loss, without importance ratios. The driver computes importance ratios from
+        weight: factor on the row's loss. It does not include importance ratios: the driver computes them from
             log-probabilities.
         version: version of the weights that sampled the rollout's first token.
         replays: number of earlier batches that trained on this rollout.

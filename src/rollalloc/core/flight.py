@@ -15,12 +15,12 @@ class Flight:
     Attributes:
         groups: the groups, by id.
         owner: maps each rollout that was ordered and has not ended to its group.
-        stopped: maps each cancelled rollout without a terminal event to its group. The group itself may be over.
+        stopped: maps each cancelled rollout that has not ended to its group. The group itself may be over.
         waiting_S: groups that passed stage s and wait, by id. The last entry has the groups that are ready for a
             batch.
         running_S: number of groups in stage s.
-        owing_S: groups with decided rollouts of stage s that are not ordered yet, in the order in which they entered the
-            stage. A group that has no such rollouts left stays in the queue until it comes first.
+        owing_S: groups for which rollouts of stage s are decided but not ordered yet, in the order in which the groups
+            entered the stage. A group whose rollouts are all ordered stays in the queue until it comes first.
         touched: groups that changed since the stop rule was last asked about them.
     """
 

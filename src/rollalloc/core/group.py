@@ -27,7 +27,7 @@ class Drawn(NamedTuple):
         predicted: expected success rate (the expected mean metric), in [0, 1]. None: no expectation.
         baseline: expected reward, finite. None: no expectation.
         sampling_ratio: K · q, where K is the number of candidates and q the probability that this prompt was drawn first.
-            Above 0; 1 means that all candidates were equally likely. None: unknown.
+            It is above 0, and it is 1 if all candidates were equally likely. None: unknown.
     """
 
     prompt: int
@@ -56,11 +56,11 @@ class Group:
         self.running: dict[int, None] = {}  # ordered rollouts without a terminal event; dict keys keep their order
         self.done: list[Done] = []
         self.cancelled = self.failed = 0
-        self.kept: dict[int, float] = {}  # by rollout: the probability with which a stop rule kept it
+        self.kept: dict[int, float] = {}  # maps a rollout to the probability with which a stop rule kept it
         self.awaited = 0  # number of cancelled rollouts without a terminal event
-        self.stopped: list[int] = []  # number of tokens of each cancelled rollout that had begun
+        self.stopped: list[int] = []  # number of tokens of each cancelled rollout that had generated tokens
         self.tokens = 0  # tokens paid for its rollouts
-        self.first_version: int | None = None  # the oldest first-token version in `done`
+        self.first_version: int | None = None  # lowest `version` of the rollouts in `done`
         self.until: Until = NEXT_EPOCH
         self.view = GroupView(self, statistics)
 
@@ -70,7 +70,7 @@ class Group:
         return len(self.running) + len(self.owed)
 
     def extend(self, first: int, count: int) -> None:
-        """Add `count` rollouts, not ordered yet, to the group's stage. Their ids start at `first`."""
+        """Add `count` decided rollouts to the group's stage. Their ids start at `first`."""
         self.spans.append(first)
         self.size += count
         self.owed.extend(range(first, first + count))
@@ -93,7 +93,7 @@ class Group:
         return [(stage, tuple(ids)) for stage, ids in groupby(rollouts, self.stage_of)]
 
     def cut(self, tokens: int) -> None:
-        """Record the length of a cancelled rollout, unless it had generated no tokens."""
+        """Record the length of a cancelled rollout if it had generated tokens."""
         if tokens:
             self.stopped.append(tokens)
 
@@ -154,12 +154,12 @@ def last_version(done: Done) -> int:
 
 
 def _of_group(name: str) -> Any:
-    """A property of `GroupView` that reads the attribute of this name from its `Group`."""
+    """Make a property that returns the attribute `name` of the view's `Group`."""
     return property(attrgetter(f"_group.{name}"))
 
 
 def _column(field: str, dtype: type) -> Any:
-    """A property of `GroupView`: the array of one field of `Done`, or of "stage" (see `_Columns`)."""
+    """Make a property that returns one array of the view's `_Columns`."""
     return property(lambda view: view._columns(field, dtype))
 
 
@@ -178,7 +178,7 @@ class GroupView:
         cancelled: number of rollouts of this group that a stop rule stopped, including rollouts that were not ordered.
         lengths: tokens of each rollout that ended, in no particular order. For a stopped rollout this is a lower bound of
             its full length.
-        kept: by rollout id, the probability with which a stop rule kept the rollout; empty if no rule chose at random.
+        kept: maps a rollout's id to the probability with which a stop rule kept it; empty if no rule chose at random.
         size: number of rollouts decided for the group so far, in all stages, including failed and stopped rollouts.
         predicted: success rate that the prompt rule predicted when it drew the prompt; None without a prediction.
         baseline: reward that the prompt rule expected when it drew the prompt; None without an expectation.
@@ -245,11 +245,11 @@ class GroupView:
             truncated: none by default.
             versions: 0 each by default.
             uncertainties: unknown by default.
-            stages: index of the stage that ordered each rollout, not decreasing; 0 each by default.
+            stages: index of the stage that ordered each rollout, in ascending order; all 0 by default.
             running: number of rollouts still to come.
             cancelled: number of rollouts that were stopped.
-            kept: by position in `metrics`, the probability with which a stop rule kept the rollout. Positions after the
-                end of `metrics` mean rollouts still to come. None: no rule chose at random.
+            kept: maps a rollout's position in `metrics` to the probability with which a stop rule kept it. Rollouts
+                still to come have the positions after the end of `metrics`. None: no rule chose at random.
             prompt: index of the prompt.
             group: id of the group.
             predicted: success rate that the prompt rule predicted.

@@ -155,7 +155,7 @@ def on_offered(run: Run, event: Offered) -> None:
     if useful or not event.prompts:
         rule.offer(run.memory, useful)
     elif rule.ended(run.memory):
-        rule.offer(run.memory, event.prompts)  # shows that the loader goes on; an empty offer would mean its end
+        rule.offer(run.memory, event.prompts)  # not empty, because an empty offer would mean that the loader has ended
 
 
 def _refuse(run: Run, done: Done) -> None:

@@ -39,8 +39,8 @@ LEAST_SHARE = 0.25  # if a smaller share of the prompts is left to draw, drivers
 class PromptPool:
     """The prompts that may be drawn. It stores for each prompt the epoch from which it may be drawn again.
 
-    `free_N[i]` is `due_N[i] <= epoch`. When the prompt rule has no prompt left to draw, the next epoch in which a prompt
-    may be drawn begins (`roll`). Groups in flight continue.
+    `free_N[i]` is `due_N[i] <= epoch`. When the prompt rule has no prompt left to draw, `roll` begins the next
+    epoch in which a prompt may be drawn. Groups in flight continue.
     """
 
     def __init__(self, prompts: int) -> None:
@@ -49,7 +49,7 @@ class PromptPool:
         self.free_N: NDArray[np.bool_] = np.ones(prompts, np.bool_)
         # True for evicted prompts: they had to wait for more than one epoch, and have not been drawn since
         self.evicted_N: NDArray[np.bool_] = np.zeros(prompts, np.bool_)
-        self.away = 0  # prompts that do not wait for an epoch: in flight, waiting for a version, or barred
+        self.away = 0  # prompts in flight, prompts that wait for a version, and prompts that may never be drawn again
         self.barred = 0  # prompts that may never be drawn again
         self.revived = 0  # visits of prompts that had been evicted
         self.dry = False  # True if the last draw found no prompt, and no prompt has become free since
@@ -114,7 +114,10 @@ class PromptPool:
         return due is not None
 
     def any_due(self) -> bool:
-        """Whether a prompt may be drawn in this or a later epoch. False if all are in flight, barred or wait for weights."""
+        """Whether a prompt may be drawn in this or a later epoch.
+
+        False if every prompt is in flight, waits for new weights, or may never be drawn again.
+        """
         return self.away < len(self.due_N)
 
     def due_epoch(self) -> int | None:

@@ -100,7 +100,8 @@ class Stage:
         size: number of rollouts for each group that enters the stage.
         judge: decides what happens to a group as its results arrive.
         stop: which rollouts to cancel. None: no rollout is stopped early.
-        promote: chooses which groups that passed the stage go on to the next stage or, after the last stage, to a batch.
+        promote: chooses among the groups that passed the stage. The chosen groups go on to the next stage or, after the
+            last stage, to a batch.
     """
 
     name: str
@@ -132,8 +133,8 @@ class Recipe:
         max_candidates: maximum number of groups opened for one batch. When the limit is reached, a short batch is made; if
             no group is ready, the count starts again. None: no limit.
         budget: limits on rollouts and tokens.
-        quarantine_after: a prompt is no longer drawn after this many visits in a row, in [1, 255], that ended without a
-            score because rollouts failed. None: every prompt is tried again.
+        quarantine_after: a prompt is no longer drawn if this many visits in a row ended without a score because rollouts
+            failed; in [1, 255]. None: every prompt is tried again.
         over_batch: a rule that changes the advantages over the whole batch. None: no change.
         replay: whether and how rows of earlier batches are trained on again. None: no replay.
 
@@ -230,7 +231,7 @@ class Recipe:
 
     @cached_property
     def rate_readers(self) -> tuple[str, ...]:
-        """The rules, as text, that read the metric as a success rate. They need metrics in [0, 1]."""
+        """The `repr` of every rule that reads the metric as a success rate. Such rules need metrics in [0, 1]."""
         return tuple(repr(rule) for rule in self.rules if rule.traits.reads_rate)
 
     @cached_property

@@ -77,10 +77,10 @@ class View(NamedTuple):
         version: version of the weights, from the last `Updated`.
         epoch: number of the current pass over the prompts, from 0.
         need: number of groups that the next batch still needs. Running groups are not subtracted.
-        held_S: groups that passed stage s and wait, shape (S,). The last entry counts the groups that are ready for a
-            batch.
-        running_S: groups in stage s that still have rollouts to come, shape (S,).
-        in_flight: rollouts that were ordered and have no terminal event yet.
+        held_S: number of groups that passed stage s and wait, shape (S,). The last entry counts the groups that are ready
+            for a batch.
+        running_S: number of groups in stage s that still have rollouts to come, shape (S,).
+        in_flight: number of rollouts that were ordered and have no terminal event yet.
         paid: rollouts ordered since the run began, plus rollouts that are decided but not ordered yet.
         left: rollouts that the budgets still allow; None without a limit.
         statistics: the record of every prompt; read only.
@@ -168,8 +168,8 @@ class Traits:
             and expects the same decision. None: not declared.
         reads_rate: the rule reads the metric as a success rate. The core then raises a `MetricError` for metrics outside
             [0, 1].
-        reads_rows: the rule reads `view.rows`, as a size rule, stop rule or judge may do. The recipe's row rule must
-            then declare its `rows`.
+        reads_rows: the rule reads `view.rows`. Size rules, stop rules and judges may do this. The recipe's row rule
+            must then declare its `rows`.
     """
 
     reads: tuple[str, ...] | None = None
@@ -238,7 +238,7 @@ class RowTraits(Traits):
     """The traits of a row rule.
 
     Attributes:
-        rows: maximum number of rollouts of a group that the rule takes; 1 or more. None: every scored rollout. Size rules,
+        rows: maximum number of rollouts that the rule takes from a group; 1 or more. None: every scored rollout. Size rules,
             stop rules and judges read this number as `view.rows`.
     """
 
@@ -265,7 +265,7 @@ class Rule(ABC):  # noqa: B024
             kwargs: none. This parameter lets each rule name its own arguments.
 
         Returns:
-            For each promise, in plain words: whether the decision keeps the promise.
+            A mapping from each promise, in plain words, to whether the decision keeps the promise.
         """
         return {}
 
@@ -346,7 +346,7 @@ class IntakeRule(Rule):
 
 
 class SizeRule(Rule):
-    """Says how many rollouts each of the groups that enter a stage together gets, at least 1.
+    """Given the groups that enter a stage together, says how many rollouts each of them gets, at least 1.
 
     `memory` is the rule's own memory. The allocator saves it.
     """
@@ -382,7 +382,7 @@ class StopRule(Rule):
 
 
 class JudgeRule(Rule):
-    """Decides what happens to a group. None: too early to decide.
+    """Decides what happens to a group, or returns None if it is too early to decide.
 
     The core asks the judge after each terminal event of a group in the stage. Exception: a group that has ended without
     any score is dropped.
@@ -434,8 +434,8 @@ class AdvantageRule(Rule):
 class BatchRule(Rule):
     """Changes the advantages of a whole batch, for example by a baseline or a scale over all its rows.
 
-    The core calls the rule once for each batch. `advantages` and `chosen` have, for each group, the advantages and the
-    indices of its rows, shape (M,). `groups` are sorted by id.
+    The core calls the rule once for each batch. `advantages` and `chosen` have one array for each group: the
+    advantages of its rows and the indices of its rows, shape (M,). `groups` are sorted by id.
     """
 
     __slots__ = ()

@@ -150,7 +150,10 @@ def _load_books(run: Run, state: dict[str, Any], source_N: NDArray[np.int64] | N
 
 
 def _load_memory(run: Run, saved: dict[str, Any], source_N: NDArray[np.int64] | None, rule: Any) -> None:
-    """Load the prompt rule's memory. Keep the initial memory if another rule, with other arrays, wrote the saved one."""
+    """Load the prompt rule's memory.
+
+    If another rule saved its memory, and the arrays of that memory are different, keep the initial memory.
+    """
     memory, own = run.memory, run.recipe.prompts
     same = rule == run.recipe.description["prompts"]
     if source_N is not None:

@@ -120,7 +120,7 @@ class PromptStatistics:
         self.failures_N[prompt] = 0
 
     def pay(self, prompt: int, tokens: int) -> None:
-        """Add tokens that a rollout of the prompt cost."""
+        """Add to the number of tokens paid for the prompt."""
         self.tokens_N[prompt] += tokens
 
     _ARRAYS = ("attempts_N", "successes_N", "tokens_N", "version_N", "fate_N", "failures_N")

@@ -34,7 +34,7 @@ class PromptTable:
 
     Args:
         keys: a unique key for each prompt, compared as text. Keys identify prompts if the data set is reordered. An int
-            is the number of prompts without keys.
+            gives the number of prompts, which then have no keys.
         prior_N: prior success rate of each prompt, before its first rollout, in [0, 1]; NaN if unknown.
         features: input of a predictor: finite arrays of shape (N, D) by name, kept as float32. A single array counts as
             {"features": array}. A saved state contains only digests of the arrays.
@@ -116,7 +116,8 @@ class PromptTable:
 
         Args:
             saved: the `state_dict` of the saved data set.
-            remap: None: the data sets are the same. "keys": find each prompt by its key. An array: check and return it.
+            remap: None if the data sets are the same. With "keys", each prompt is found by its key. An array is checked and
+                returned.
 
         Returns:
             Shape (N,), with -1 for a new prompt; None if the data sets are the same.

@@ -63,8 +63,8 @@ class Claims:
 
         Args:
             remedy: advice to the user, for the error message.
-            beside: another kind of writer. Its folders, and single files of rollalloc, are also allowed in the folder: a
-                comparison can use a folder with runs of `train`, for example.
+            beside: a kind of writer whose folders may be in the folder; single files of rollalloc may then be there too. For
+                example, a comparison can use a folder that contains runs of `train`. Empty: neither may be there.
 
         Raises:
             FileExistsError: the folder has other contents. The message names some of them.

@@ -42,7 +42,7 @@ class Predictor:
     L_e is the log-loss of expert e's predictions, which were made before the outcome was known. L_e decays by
     2^(−rollouts/loss_half_life). Before the first fit, only the record and the mean are mixed.
 
-    In a fit, the logit of an event at time t is φθ + D(t) − D(now), where D is the drift up to a time. The fitted
+    In a fit, the logit of an event at time t is φθ + D(t) − D(now), where D(t) is the drift up to time t. The fitted
     parameters include the drift up to now, so δ starts at 0 again after each fit.
 
     The state is a flat dictionary, which the caller keeps and saves. Nothing is random. Durations are counted in

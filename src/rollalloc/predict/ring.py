@@ -29,7 +29,7 @@ def empty(events: int) -> dict[str, Any]:
 
 
 def append(memory: dict[str, Any], *values: float) -> None:
-    """Write an event over the oldest event. `values` has one number for each column, in the order of the columns."""
+    """Overwrite the oldest event with a new one. `values` has one number for each column, in the order of the columns."""
     at = memory["seen"] % len(memory["event_prompt"])
     for name, value in zip(_COLUMNS, values, strict=True):
         memory[name][at] = value
@@ -37,7 +37,10 @@ def append(memory: dict[str, Any], *values: float) -> None:
 
 
 def slots(memory: dict[str, Any], first: int, last: int) -> NDArray[np.int64]:
-    """Positions of the events first, …, last − 1, without overwritten events and events of removed prompts."""
+    """Positions of the events first, …, last − 1.
+
+    Events that were overwritten and events of removed prompts are left out.
+    """
     size = len(memory["event_prompt"])
     at = np.arange(max(first, memory["seen"] - size), last, dtype=np.int64) % size
     return at[memory["event_prompt"][at] != GONE]

@@ -174,7 +174,7 @@ def kernel_of(deviation: Deviation | None) -> Kernel:
 
 
 def _promises_of(kernel: Kernel) -> Promises | None:
-    """Further promises about a whole group that a known kernel keeps. None for other kernels."""
+    """Further promises that a known kernel keeps if it is applied to a whole group. None for other kernels."""
     if isinstance(kernel, GRPO):
         return _standardised(kernel.ddof)
     known: dict[Kernel, Promises] = {

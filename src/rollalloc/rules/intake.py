@@ -28,7 +28,7 @@ class KeepInFlight(IntakeRule):
 
     Attributes:
         groups: number of groups in the first stage, at least 1.
-        ahead: True: also open groups for the batch after the current batch, if the recipe allows staleness. The first
+        ahead: whether to open groups for the batch after the current batch too, if the recipe allows staleness. The first
             stage of the next batch then runs at the same time as the last stage of this batch. Its rollouts are one
             version older than without `ahead`.
     """

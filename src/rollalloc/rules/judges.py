@@ -43,7 +43,7 @@ class NonzeroVariance(JudgeRule):
 
     Attributes:
         act: the verdict if metrics differ: TRAIN in the last stage, NEXT in an earlier stage.
-        early: True: decide as soon as two metrics differ. False: wait until all rollouts have ended.
+        early: whether to decide as soon as two metrics differ. If False, the judge waits until all rollouts have ended.
         until: when the prompt may be drawn again.
     """
 

@@ -68,7 +68,7 @@ class TopVariance(PromoteRule):
     the stage, because the running group may have the highest variance.
 
     Attributes:
-        always: True: keep this rule even if rollouts stream, so that the run waits for whole stages. None: `Oldest`
+        always: if True, the rule is kept even if rollouts stream, so that the run waits for whole stages. If None, `Oldest`
             replaces this rule if rollouts stream.
     """
 

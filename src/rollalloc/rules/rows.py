@@ -185,8 +185,8 @@ class Percentile(_Some):
 class Balanced(_Some):
     """Take m rollouts, half of them successes. If there are too few successes or failures, take more of the other kind.
 
-    The rollouts of each kind that were ordered first are taken. If m is odd, there is one failure more than successes.
-    Reinforce-Ada, arXiv 2510.04996.
+    Among the successes, take the rollouts that were ordered first, and likewise among the failures. If m is odd, there is
+    one failure more than successes. Reinforce-Ada, arXiv 2510.04996.
 
     Attributes:
         above: a metric above this is a success.

@@ -1,10 +1,10 @@
 """Cost to target: the cost of a run until it reached an accuracy. All other modules use this definition.
 
-A run is evaluated on a fixed grid: the multiples of `eval_every` rollouts paid. At each grid point, the newest weights are
-evaluated that were made with at most this number of rollouts. A run reaches the target when two successive evaluations of
-different weights are at or above the target, because a single evaluation may be luck. The first of the two is the grid point
-that reached the target; the second confirms it. The final weights are not on the grid: they can only confirm. The cost is
-interpolated linearly between the grid point that reached the target and the grid point before. If a run never reached the
+A run is evaluated on a fixed grid: the multiples of `eval_every` rollouts paid. At each grid point, the evaluation uses the
+newest weights that were made with at most this number of rollouts. A run reaches the target when two successive evaluations
+of different weights are at or above the target, because a single evaluation may be luck. The first of the two is the grid
+point that reached the target; the second confirms it. The final weights are not on the grid: they can only confirm. The cost
+is interpolated linearly between the grid point that reached the target and the grid point before. If a run never reached the
 target, its cost is censored: it is more than the run had paid at its last grid point.
 
 Costs are rollouts, generated tokens, seconds without evaluation, and optimizer steps. The number of rollouts is the grid
@@ -73,7 +73,7 @@ def curve_of(metrics: Iterable[Mapping[str, Any]]) -> Curve:
 def whole_curve_of(metrics: Iterable[Mapping[str, Any]]) -> Curve:
     """The curve of all evaluations of a run, including that of the final weights, for figures and texts.
 
-    The final weights are drawn at the cost that had been paid when they were made. They are left out if the last grid
+    The final weights are plotted at the cost that had been paid when they were made. They are left out if the last grid
     point has the same weights.
     """
     lines = _evaluations(metrics)
@@ -111,8 +111,8 @@ def cost_to_target(curve: Curve, target: float) -> Cost | None:
     share = 1.0
     if at:
         before, after = curve.accuracy[at - 1], curve.accuracy[at]
-        # If the entry before `at` is at or above the target, it repeats an evaluation of weights whose first evaluation was
-        # below the target. Then the cost is that of the entry before `at`, without interpolation.
+        # The entry before `at` may be at or above the target if it evaluates the same weights a second time. Their first
+        # evaluation was below the target. Then the cost is that of the entry before `at`, without interpolation.
         share = (target - before) / (after - before) if before < target else 0.0
     paid = {name: _between(getattr(curve, name), last, share) for name in COSTS}
     return Cost(paid, censored=at is None, at=at)

@@ -26,8 +26,8 @@ def run_folders(folder: Path) -> list[Path]:
         OSError: the folder cannot be read.
     """
     runs: list[Path] = []
-    # Follow links last. A run that also has a link elsewhere is then found in its own folder, beside the runs it is compared
-    # with.
+    # Follow links last. A run may also have a link elsewhere, but it must be found in its own folder, together with the
+    # runs that it is compared with.
     waiting, links, visited = [(folder, 0)] if folder.exists() else [], list[tuple[Path, int]](), set[Path]()
     while waiting or links:
         place, depth = (waiting or links).pop(0)

@@ -44,7 +44,7 @@ class Metric:
         meaning: what the metric measures, in words.
         where: where it occurs: kinds of lines of `metrics.jsonl` ("every line", "batch", "eval" ...), or "TRL", "verl",
             "Tinker".
-        read: the reader's check of the value under the first part of the path. None: the reader ignores the metric.
+        read: how the reader checks the value under the first part of the path. None: the reader ignores the metric.
         needed: whether a line without the metric is invalid.
     """
 
@@ -350,7 +350,7 @@ def fields_of(*where: str, needed: bool = False) -> dict[str, Field]:
 
     Args:
         where: kinds of lines.
-        needed: True: only the fields that a line must have. False: only the optional fields.
+        needed: whether to return the fields that a line must have. If False, only the optional fields are returned.
     """
     return {
         metric.name.partition("/")[0]: metric.read
@@ -360,7 +360,7 @@ def fields_of(*where: str, needed: bool = False) -> dict[str, Field]:
 
 
 def undeclared(names: Iterable[str], *where: str) -> list[str]:
-    """Those of the names that are not metrics of these kinds of lines."""
+    """The names in `names` that are not metrics of these kinds of lines."""
     known = [_pattern(metric.name) for metric in METRICS if not set(where).isdisjoint(metric.where)]
     return [name for name in names if not any(pattern.fullmatch(name) for pattern in known)]
 

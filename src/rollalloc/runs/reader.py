@@ -63,8 +63,8 @@ def _known_lines(path: Path, wrong: list[str], left_out: list[int]) -> Iterator[
 
     Args:
         path: path of a `metrics.jsonl`.
-        wrong: a description of each damaged line is appended, with the line's number.
-        left_out: the number of each line that is left out is appended.
+        wrong: list to which a description of each damaged line is appended, with the line's number.
+        left_out: list to which the number of each line that is left out is appended.
 
     Raises:
         OSError: the file cannot be opened, see `open_regular`.
@@ -161,7 +161,7 @@ def _from_the_end(folder: Path) -> Iterator[Line]:
 
 
 def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
-    """The content of a `run.json`, empty if it cannot be read; and the problem of the file, or None."""
+    """Return the content of a `run.json` (empty if it cannot be read), and the problem of the file, or None."""
     try:
         with open_regular(path) as file:
             content = file.read(_LONGEST_DESCRIPTION + 1)
@@ -176,7 +176,7 @@ def _description(path: Path) -> tuple[Mapping[str, Any], str | None]:
 
 
 def _thinned(lines: Iterable[Line]) -> list[Line]:
-    """The lines, with at most as many of each kind as the views can show."""
+    """Thin out the lines of each kind to a number that the views can show."""
     kept = {kind: _Thinned() for kind in (*_KINDS, "")}
     for at, line in enumerate(lines):
         kept[line["kind"] if line["kind"] in _KINDS else ""].add(at, line)

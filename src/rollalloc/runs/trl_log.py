@@ -1,7 +1,7 @@
 """Reads a TRL run from its `trainer_state.json`, and converts it into lines of `metrics.jsonl`.
 
 `AllocatedGRPOTrainer` logs all metrics under `rollalloc/`: rollouts, accounts, states of prompts. TRL's own trainer does
-not log the number of rollouts of a step, so its runs are drawn over optimizer steps. TRL writes the file with each
+not log the number of rollouts of a step, so its runs are plotted over optimizer steps. TRL writes the file with each
 checkpoint, so a run is shown up to its newest checkpoint.
 """
 

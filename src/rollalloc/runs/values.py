@@ -58,7 +58,7 @@ def take(entries: Mapping[str, Any], needed: Fields, known: Fields) -> tuple[dic
         known: fields that may be missing or null. A wrong value is left out.
 
     Returns:
-        The checked fields; and the problem of the first wrong field of `known`, or None.
+        The checked fields, and the problem of the first wrong field of `known` (None if no field is wrong).
 
     Raises:
         ValueError: a field of `needed` is missing or wrong.

@@ -1,7 +1,7 @@
 """Reads a verl run from the log of its `file` logger, and converts it into lines of `metrics.jsonl`.
 
 Our trainer for verl logs all metrics under `rollalloc/`: rollouts, accounts, states of prompts. verl's own trainer does
-not log the number of rollouts of a step, so its runs are drawn over training steps. The log is written after each step.
+not log the number of rollouts of a step, so its runs are plotted over training steps. The log is written after each step.
 
 verl starts a new log when a run is resumed, so a log may begin in the middle of a run. Rollouts and tokens are logged as
 totals of the run, but seconds only per step. So the total of the seconds is unknown after a missing step.

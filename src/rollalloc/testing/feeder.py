@@ -27,9 +27,9 @@ class AuditedRun:
         seed: seed of the allocator and of the order in which rollouts end.
         allocator: the class that decides.
         like: the recipe whose promises are checked. None: no promises are checked.
-        reload: probability at each `ask` of saving a second allocator and replacing it by a loaded copy. The second
-            allocator gets the same events, but in lists instead of one by one, and must give the same answers. 0: no
-            second allocator.
+        reload: probability that an `ask` saves a second allocator and replaces it by a loaded copy. The second allocator
+            gets the same events, but in lists instead of one by one, and must give the same answers. 0: no second
+            allocator.
     """
 
     def __init__(

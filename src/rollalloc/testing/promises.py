@@ -45,7 +45,7 @@ def watched(recipe: Recipe, like: Recipe | None) -> tuple[Recipe, dict[int, Verd
 
     Args:
         recipe: the recipe whose rules decide.
-        like: the recipe whose promises are checked, with the same number of stages. None: no promises are checked.
+        like: the recipe whose promises are checked. It must have the same number of stages. None: no promises are checked.
     """
     log: dict[int, Verdict] = {}
     kept: dict[int, dict[int, float]] = {}  # by group id: rollouts that stop rules kept, with their probabilities

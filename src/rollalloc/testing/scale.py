@@ -37,7 +37,7 @@ def check_work(
 
 
 def _most_work(run: AuditedRun) -> tuple[int, int]:
-    """For a single decision: the largest number of per-prompt entries read, and the largest number of bytes allocated."""
+    """The largest number of per-prompt entries that a decision reads, and of bytes that a decision allocates."""
     most_entries = most_bytes = 0
     steps = run.synchronous(_DECISIONS + 1)
     next(steps)
@@ -58,7 +58,10 @@ def _most_work(run: AuditedRun) -> tuple[int, int]:
 
 
 class Counted(np.ndarray):
-    """An array that counts accesses to its entries. An index counts the selected entries; most other operations all."""
+    """An array that counts accesses to its entries.
+
+    Indexing counts the selected entries. Most other operations count all entries.
+    """
 
     entries = 0
 

@@ -21,9 +21,9 @@ class World:
 
     Attributes:
         seed: seed of the world.
-        hard: True: every prompt has a success rate of 1/2, so metrics vary as much as possible.
+        hard: whether every prompt has a success rate of 1/2, so that metrics vary as much as possible.
         limit: number of tokens at which a rollout is truncated.
-        failing: k > 0: all rollouts of every k-th prompt fail. 0: no rollout fails.
+        failing: a number k. All rollouts of every k-th prompt fail. If k is 0, no rollout fails.
         rewards: the lowest and the highest reward. Metrics are in [0, 1].
     """
 
