@@ -157,7 +157,10 @@ def _pastes(verdict: Advice, framework: str, sampled: Mapping[str, Any]) -> list
 
 
 def _features(at: str, log: Log) -> NDArray[np.float32] | None:
-    """Features of the prompts, shape (P, D), from the file or else the texts beside the log; None if there is neither.
+    """Features of the prompts, shape (P, D).
+
+    They are read from the file of features or, if there is no such file, computed from the texts beside the log. None if
+    there is neither.
 
     Raises:
         ValueError: the file is corrupt, or lacks some of the log's prompts.

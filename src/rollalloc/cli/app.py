@@ -58,7 +58,7 @@ def options(
 
 for command in (train, compare, bench, features, model, report, advise, waste, recipes):
     app.command()(with_numbers_checked(command))
-app.command()(simulate)  # the classes of its options check the numbers
+app.command()(simulate)  # without `with_numbers_checked`, because the classes of its options check the numbers
 app.add_typer(data, name="data")
 
 
@@ -91,7 +91,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[log_handler()], format="%(message)s")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # So that a user's module:function is found: console scripts do not search the working folder.
+    # A user's module:function may be in the working folder, which console scripts do not search.
     sys.path.append(os.getcwd())
     if os.environ.get("ROLLALLOC_DEBUG"):
         app()

@@ -378,7 +378,9 @@ def named_recipes(recipes: Sequence[str]) -> dict[str, str]:
 def parameters_by_label(
     pairs: list[str] | None, matched: str | None, named: Mapping[str, str], *, lenient: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """The parameters of each recipe, by label: the shape that `matched` describes, changed by the pairs `label.key=value`.
+    """The parameters of each recipe, by label.
+
+    They begin as the shape that `matched` describes. Then each pair `label.key=value` sets a parameter.
 
     Raises:
         ValueError: an entry is malformed; a label is unknown; or a recipe has no matched shape. If `lenient`, a user's own

@@ -113,7 +113,7 @@ class Bar:
 
     Args:
         console: where to draw it.
-        text: first text beside the bar.
+        text: text beside the bar at the start.
         every_s: seconds between two lines when there is no terminal.
         endless: the end is unknown, so neither share nor time left is shown.
     """
@@ -237,7 +237,7 @@ class Standings:
         self._left: dict[tuple[str, str], TimeLeft] = {}
         self._accuracy: defaultdict[Path, dict[float, float]] = defaultdict(
             dict
-        )  # each run's accuracies, by the rollouts paid
+        )  # for each run: its accuracy, by the number of rollouts paid so far
         self._ended: set[str] = set()
 
     def __enter__(self) -> Self:

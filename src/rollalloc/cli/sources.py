@@ -29,7 +29,8 @@ from rollalloc.train.schedule import Schedule, Shape, check_budget
 
 SETTINGS = ("defaults", "tuned")
 _ASYNC_ONLY = ("ahead", "overlap", "generator_limit")  # options of the asynchronous engine
-# Options that are fields of `Config` under the same name. `_OTHER_NAME` has those whose field has another name.
+# Options that are fields of `Config` under the same name. `_OTHER_NAME` has the options whose field has
+# another name.
 _SAME_NAME = {field.name for field in fields(RunOptions)} & {field.name for field in fields(Config)} - {"task"}
 _OTHER_NAME = {
     "reward_limit": "reward_limit_s",

@@ -163,7 +163,7 @@ def _shortest(value: float | None, kind: Any) -> float | None:
 
 
 def _first_broken(batch: Any, broken: tuple[type[Exception], ...]) -> int:
-    """Index of the batch's first row that cannot be converted to plain data; 0 if every row alone can be converted."""
+    """Index of the batch's first row that cannot be converted to plain data; 0 if each can be converted by itself."""
     for row in range(batch.num_rows):
         try:
             batch.slice(row, 1).to_pylist()

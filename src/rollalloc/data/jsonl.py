@@ -70,7 +70,9 @@ def _opened(path: Path) -> Any:
 
 
 def decoded(line: bytes) -> Any:
-    """Parse a line of JSON with the same result as Python's `json`, but with the faster orjson if the results are equal.
+    """Parse a line of JSON. The result is the same as with Python's `json`.
+
+    The faster orjson is used if it certainly gives this result.
 
     Raises:
         ValueError: not UTF-8, or not JSON.
@@ -85,7 +87,7 @@ def decoded(line: bytes) -> Any:
     return json.loads(line.decode("utf-8"))
 
 
-# orjson differs in two ways: it stops at 1,024 levels of nesting, and it makes floats of integers beyond 64 bits.
+# orjson differs in two ways: it stops at 1,024 levels of nesting, and it converts integers beyond 64 bits to floats.
 _SHALLOW = 512
 _SHAPE = bytes.maketrans(b"123456789{", b"000000000[")
 _BEYOND_64_BITS = b"0" * 19

@@ -333,7 +333,7 @@ def _typed(place: str, name: str, value: Any, *kinds: type) -> Any:
 
 
 def _whole_text(place: str, name: str, value: Any) -> Any:
-    """Return the value. Raise a ValueError if a text in it has a lone surrogate, which UTF-8 cannot encode."""
+    """Return the value. Raise a ValueError if the value has a text with a lone surrogate, which UTF-8 cannot encode."""
     for text in filter(lambda leaf: isinstance(leaf, str), _leaves(value)):
         try:
             text.encode()

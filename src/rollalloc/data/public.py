@@ -236,8 +236,8 @@ _OF_TWO = frozenset(
 def can_be_guessed(answer: str) -> bool:
     r"""Whether an answer is one of two words, such as yes and no, or a letter of multiple choice, such as (B).
 
-    A rollout that guesses such an answer is right in one of two to five cases, whatever its reasoning. So these questions
-    keep a large variance of rewards for a long time, and methods that select by variance prefer them.
+    A rollout that guesses such an answer is right with a probability of 1/2 to 1/5, whatever its reasoning. So these
+    questions keep a large variance of rewards for a long time, and methods that select by variance prefer them.
 
     Args:
         answer: the answer in the data set. LaTeX such as `\\text{Yes}` and a final period are ignored.

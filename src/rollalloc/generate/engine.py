@@ -39,7 +39,7 @@ class RolloutEngine(Protocol):
     Attributes:
         generations: the rollouts that are scored and not yet released, by id, with the data that an update needs.
         outcomes: counts and metrics of all rollouts.
-        remedy: advice to the user at the end of the error about a metric outside [0, 1].
+        remedy: advice to the user. The error about a metric outside [0, 1] ends with this advice.
         streams: True: rollouts continue while a batch is trained, so the training loop must submit and poll during
             training.
     """
@@ -167,7 +167,7 @@ class LocalEngine(RolloutEngine):
 
     def _score(self, ended: Sequence[Generation]) -> Future[list[Outcome]]:
         """Start scoring rollouts that ended. Stopped rollouts get no score."""
-        if any(generation.cancelled for generation in ended):  # then all of them are cancelled
+        if any(generation.cancelled for generation in ended):  # if one is cancelled, all are
             no_scores: Future[list[Outcome]] = Future()
             no_scores.set_result([Unscored("stopped")] * len(ended))
             return no_scores

@@ -209,11 +209,12 @@ def _waves(
 
 
 def _rows_that_fit(tokens_B: NDArray[np.int64], sampling: Sampling) -> int:
-    """Number of these rows, sorted by ascending length, that fit into the cache."""
+    """Number of rows that fit into the cache, from the first row on. Rows are in ascending order of length."""
     if sampling.kv_tokens is None:
         return len(tokens_B)
     sampling.refuse_small_cache(int(tokens_B[0]))
-    held_B = np.arange(1, len(tokens_B) + 1) * tokens_B  # each row takes as much room as the longest row, the last
+    # Each row takes as much room as the last row, which is the longest.
+    held_B = np.arange(1, len(tokens_B) + 1) * tokens_B
     return int(np.searchsorted(held_B, sampling.kv_tokens, side="right"))
 
 

@@ -46,8 +46,9 @@ _MOST_AT_ONCE = 1000  # maximum number of connections that the client opens
 # Qwen's generation_config.json.
 _TOP_P = 1.0  # training samples from the whole distribution
 _NEUTRAL = {"top_p": _TOP_P, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-_COMPLETE = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")  # reasons of complete answers, in lower case
-_CUT_OFF = ("length", "max_tokens")  # reasons of answers that the length limit cut off
+# Finish reasons of complete answers, in lower case.
+_COMPLETE = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")
+_CUT_OFF = ("length", "max_tokens")  # finish reasons of answers that the length limit cut off
 _REFUSALS = (400, 413, 422)  # status codes for a request whose content the server does not accept
 _NO_LIST = (404, 405, 501)  # status codes of a server that does not list its models
 # vLLM removes the reasoning from an answer, and puts it into a field with one of these names.
@@ -224,7 +225,7 @@ class ServedModel:
         """Check that the server responds, uses the protocol, accepts the key and serves the model. Nothing is generated.
 
         Raises:
-            ServerFailed: a check failed. The message says which one, and what to do.
+            ServerFailed: a check failed. The message names the check and says what to do.
         """
         try:
             page = self._thread.call(self._client.with_options(timeout=_LISTING_S, max_retries=1).models.list)
@@ -360,7 +361,7 @@ class ServedModel:
             log.warning("%s %s, but %s", self.endpoint.url, what, why)
 
     def _by_proxy(self) -> str:
-        """A hint for error messages that requests go through the environment's proxy; empty if they do not."""
+        """For error messages: a hint that requests go through the environment's proxy; empty if they do not."""
         parts, proxies = urlsplit(self.endpoint.url), getproxies()
         if proxy_bypass(parts.netloc) or not (parts.scheme in proxies or "all" in proxies):
             return ""

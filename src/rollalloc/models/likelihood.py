@@ -114,7 +114,7 @@ def _read_once(model: PreTrainedModel, tokens: Tokens, rows: int) -> DynamicCach
 
 
 def shared_prefix(model: PreTrainedModel, prompts: Sequence[Tokens]) -> int:
-    """Length of the common prefix of all prompts that the model can compute once. A prompt's last token is never included.
+    """Length of the prefix that all prompts share and the model can compute once. A prompt's last token is never included.
 
     0 if the prefix is too short to save time, or if the model cannot share a prefix. To share one, the model must be in
     eval mode, have a cache of keys and values only, and take positions from position ids alone (because padding lies

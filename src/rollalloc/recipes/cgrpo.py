@@ -90,7 +90,7 @@ def first_success(metrics_G: NDArray[np.float64]) -> int:
 
 
 def conformal_place(places: Sequence[int], delta: float | None) -> float:
-    """The place up to which all visits except a share `delta` had their first success.
+    """The place by which at least a share 1 - `delta` of the visits had their first success.
 
     Split conformal prediction: the ⌈(n + 1)(1 - delta)⌉-th smallest place of n visits, or the n-th if that is too large.
     The place of a visit without a success is infinite. C-GRPO has a threshold on place / k for each number k of

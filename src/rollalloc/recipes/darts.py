@@ -4,7 +4,8 @@ For runs in which a batch waits for a few long rollouts.
 
 How this differs from the paper and its released code:
 
-- The longest rollouts are the rollouts with the most tokens; in the released code, the rollouts that finish last.
+- The longest rollouts are the rollouts with the most tokens. In the released code, they are the rollouts that finish
+  last.
 - With L ≥ 1, the paper stops running rollouts although any of them might become one of the longest. Here, `tail` says
   what to do: let all rollouts end ("exact"), train on a weighted random sample of the late rollouts ("sampled"), or
   train only on the shortest rollouts ("none").
@@ -49,7 +50,7 @@ from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages
 from rollalloc.rules.rows import Chosen
 
-Curve = tuple[tuple[int, float], ...]  # points (number of rollouts decoded at once, seconds per token of each rollout)
+Curve = tuple[tuple[int, float], ...]  # points (number of rollouts decoded at once, seconds per token of one rollout)
 _NEWEST = 0.3  # weight of the newest visit in the running mean and deviation of a prompt's lengths
 MOST_FACTOR = 1024  # largest ratio of rollouts to rows; computing the sizes of groups then takes only seconds
 
@@ -230,8 +231,8 @@ class Redundant(_ByLengths):
         least: minimum number of rollouts of a group, clipped to [rows, max_factor · rows].
         normalise: True: use (σ - min) / (max - min) over the groups that are ordered together; the group whose lengths
             vary least then gets only `least`. False: use σ in tokens.
-        trained: None: σ is the population standard deviation of all rollouts. A row rule: σ is the sample standard
-            deviation of the rollouts that this rule chooses.
+        trained: None: σ is the population standard deviation of all rollouts. If it is a row rule, σ is the
+            sample standard deviation of the rollouts that the rule chooses.
     """
 
     mean_factor: float
@@ -294,8 +295,8 @@ class Redundant(_ByLengths):
             std_G = np.interp(std_G, (std_G.min(), std_G.max()), (0.0, 1.0))
         most = _most(rows, self.max_factor)
         floor = most if self.least > most else max(self.least, rows)
-        gain_G = np.where(size_G < most, std_G / (size_G * (size_G + 1)), -np.inf)  # gain by one more rollout
-        loss_G = np.where(size_G > floor, std_G / (size_G * np.maximum(1, size_G - 1)), np.inf)  # loss by one less
+        gain_G = np.where(size_G < most, std_G / (size_G * (size_G + 1)), -np.inf)  # gain from one more rollout
+        loss_G = np.where(size_G > floor, std_G / (size_G * np.maximum(1, size_G - 1)), np.inf)  # loss from one fewer
         mean = min(round(self.mean_factor * rows * size_G.size), most * size_G.size)
         return {
             "on average `mean_factor` rollouts for each row, or the minimum size": size_G.sum()
@@ -345,8 +346,8 @@ class Priced(_ByLengths):
 
     Attributes:
         max_factor: largest number of rollouts for each row, in [1, 1024].
-        latency: points (rollouts decoded at once, seconds per token of each), at least one. Rollouts must increase,
-            seconds must not decrease.
+        latency: points (number of rollouts decoded at once, seconds per token of one rollout), at least one point. The
+            numbers of rollouts must increase, and the seconds must not decrease.
         longest: L, 0 or more.
         by_size: whether L depends on the size of a group, see `longest_rows`.
         least: minimum number of rollouts of a group, see `Redundant`.
@@ -431,7 +432,7 @@ def ends(
 
 
 def seconds(curve: Curve, ends_R: NDArray[np.float64]) -> float:
-    """T of `Priced`: the seconds of a batch whose rollouts end after these numbers of tokens, in ascending order."""
+    """T of `Priced`, in seconds. `ends_R` has the numbers of tokens after which the batch's rollouts end, ascending."""
     running_R = np.arange(ends_R.size, 0, -1)
     rollouts, seconds_each = np.array(curve).T
     each_R = np.interp(running_R, rollouts, seconds_each) * np.maximum(1.0, running_R / rollouts[-1])

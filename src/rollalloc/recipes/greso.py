@@ -1,7 +1,7 @@
 """GRESO, arXiv 2506.02177: skip prompts at random before generation, if their last visits gave no learning signal.
 
-For runs with several epochs in which many groups are all right or all wrong. DAPO generates such groups and drops them;
-GRESO avoids most of them.
+For runs that have several epochs, and many groups that are all right or all wrong. DAPO generates such groups and drops
+them; GRESO avoids most of them.
 
 How this differs from the released code: a prompt counts as solved or failed if all its metrics are equal, while the code
 has thresholds on the mean reward. The share of groups without variance is counted since the last update. If a pass
@@ -227,7 +227,7 @@ class Estimated(IntakeRule):
 
     Attributes:
         groups: maximum number of groups in the first stage, at least 1.
-        spare: how many useful groups are expected for each needed group; above 0 and finite.
+        spare: the expected number of useful groups, divided by the number of groups needed; above 0 and finite.
 
     Raises:
         ValueError: a value is out of its range.

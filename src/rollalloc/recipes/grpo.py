@@ -15,7 +15,8 @@ from rollalloc.core.recipe import Budget, Recipe, Replay, Stage, at_least
 from rollalloc.recipes.shapes import sized
 from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, sizes
 
-QUARANTINE_AFTER = 3  # a visit without a score may be an outage; after three in a row, the prompt is probably the cause
+# An outage can cause a visit without a score. After three such visits in a row, the prompt is probably the cause.
+QUARANTINE_AFTER = 3
 
 
 @sized

@@ -85,7 +85,7 @@ class Knapsack(SizeRule):
         mean_n: rollouts per group on average, in [least, most].
         least: minimum number of rollouts per group, 1 or more.
         most: maximum number of rollouts per group.
-        sure: a prompt needs no more rollouts if both outcomes have this probability, in (0, 1).
+        sure: a probability in (0, 1). A prompt needs no more rollouts if both outcomes occur with this probability.
 
     Raises:
         ValueError: a number is out of its range.

@@ -109,7 +109,7 @@ def _checked_take(take: Mapping[str, Side] | None) -> Mapping[str, Side]:
         if slot not in SLOTS:
             raise ValueError(f"take: unknown slot {slot!r}; the slots are {', '.join(SLOTS)}")
         one_of(f"take[{slot!r}]", side, ("first", "second"))
-    # A baseline over the batch belongs to the advantages of its own recipe, so both come from the same recipe.
+    # By default, `over_batch` comes from the same recipe as `advantage`, because it changes these advantages.
     return {"over_batch": take["advantage"], **take} if take and "advantage" in take else take or {}
 
 

@@ -61,13 +61,13 @@ class Posterior(PromptRule):
     """Thompson sampling: draw the candidates whose rates, sampled from Beta posteriors, are nearest to a target.
 
     After a visit with s successes in n rollouts, α ← λα + (1 - λ)α₀ + s and β ← λβ + (1 - λ)β₀ + n - s. The prior α₀, β₀
-    comes from the table's prior rates and counts for `prior_weight` rollouts. MoPPS, arXiv 2507.04632; see PAPERS.md.
+    comes from the table's prior rates and has the weight of `prior_weight` rollouts. MoPPS, arXiv 2507.04632; see PAPERS.md.
 
     Attributes:
         target: the success rate to look for, in (0, 1).
-        decay: λ in [0, 1], the factor of earlier counts at every visit.
+        decay: λ in [0, 1]. At every visit, earlier counts are multiplied by λ.
         pool: number of random free candidates for each prompt that is drawn, at least 1.
-        prior_weight: number of rollouts that the prior counts for, above 0.
+        prior_weight: weight of the prior, as a number of rollouts; above 0.
     """
 
     target: float = 0.5

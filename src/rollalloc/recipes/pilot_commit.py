@@ -1,4 +1,4 @@
-"""Pilot-Commit, arXiv 2605.26606: a few pilot rollouts estimate each prompt; useful prompts get the remaining rollouts.
+"""Pilot-Commit, arXiv 2605.26606: pilot rollouts estimate each prompt's success rate; useful prompts get more rollouts.
 
 For runs in which many prompts are too easy or too hard. A group whose rewards are all alike gives no learning signal.
 The pilots find such prompts with a fraction of a full group's rollouts.
@@ -289,7 +289,10 @@ class Band(JudgeRule):
         }
 
     def _solved_promised(self, group: GroupView, mean: float) -> bool | None:
-        """Whether the prompt is solved, by integrating the density of Beta(s, n - s + 1). None: rounding might matter."""
+        """Whether the prompt is solved; None if rounding might matter.
+
+        The density of Beta(s, n - s + 1) is integrated.
+        """
         if mean < self.p_solve - TINY or self.confidence is None or self.p_solve > 1:
             return mean >= self.p_solve - TINY
         attempts, failures = _recent(group)
@@ -329,7 +332,7 @@ class EveryRound(IntakeRule):
     traits = IntakeTraits(looks_ahead=True, until_stale=True)
 
     def __call__(self, view: View, memory: Memory) -> int:
-        # Groups that are promoted in this round are not in `in_flight` yet, because their rollouts are not ordered.
+        # Groups that are promoted in this round are not in `in_flight` yet, because their rollouts are not requested yet.
         return 0 if view.in_flight or view.running_S[0] else self.groups
 
     def promises(self, opened: int, view: View, memory: Memory) -> dict[str, bool]:
@@ -349,7 +352,7 @@ class SubsampledPilots(RowRule):
 
     Attributes:
         n: number of pilots to take, at least 1. If at most n have a score, all are taken.
-        first: True: take the pilots that were ordered first. False: take the subset with the largest metric variance.
+        first: True: take the pilots that were requested first. False: take the subset with the largest metric variance.
     """
 
     n: int

@@ -11,7 +11,8 @@ from typing import Any, ParamSpec
 from rollalloc.core.recipe import Recipe
 
 _P = ParamSpec("_P")
-_CALL = "_call"  # not a dataclass field: `dataclasses.replace` drops the call, so that a changed recipe keeps its sizes
+# This attribute is not a dataclass field, so `dataclasses.replace` drops it. A changed recipe therefore keeps its sizes.
+_CALL = "_call"
 
 
 @dataclass(frozen=True, slots=True)

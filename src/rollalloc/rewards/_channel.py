@@ -130,7 +130,10 @@ class ParentEnd:
                 return None
 
     def _read(self) -> bool:
-        """Read data that has arrived, and check its sender. Return False if there is no data. A read has only one sender."""
+        """Read data that has arrived, and check its sender. Return False if there is no data.
+
+        All data of one read is from the same sender.
+        """
         room = socket.CMSG_LEN(_CREDENTIALS.size) if self._knows_senders else 0
         try:
             received, ancillary, _, _ = self._connection.recvmsg(_LONGEST_ANSWER, room)
@@ -173,7 +176,7 @@ def _decode(encoded: bytes) -> Started | Ready | Answer:
 
 
 class WorkerEnd:
-    """The worker's end of the channel, protected against accidents of the reward function.
+    """The worker's end of the channel, protected against accidental damage by the reward function.
 
     It is a bare file descriptor, so that code that closes all open socket objects does not find it. The descriptor has a
     high number, because programs often close or overwrite low ones. It is closed in forked processes, and programs that

@@ -107,7 +107,7 @@ def _reward(outcome: Outcome) -> float | None:
 
 
 def _text(completion: str | list[dict[str, Any]]) -> str:
-    """The text of a completion. If it is a list of messages: the text of the last message."""
+    """The text of a completion. If it is a list of messages, return the text of the last message."""
     if isinstance(completion, str):
         return completion
     content = completion[-1].get("content") if completion else None

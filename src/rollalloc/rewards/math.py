@@ -1,9 +1,10 @@
 r"""Rewards for mathematical answers. They use math-verify, and checks of our own for cases that it gets wrong.
 
-An answer is compared with the ground truth in four steps. The first step that decides counts:
+An answer is compared with the ground truth in four steps. The steps are tried in order until one decides:
 
 1. If both are the same text after normalization (`_plain`), the answer is right.
-2. If both are numbers, their values decide: exactly or, if one is rounded, to six decimals and six significant digits.
+2. If both are numbers, the answer is right if their values are equal, and wrong if they are not. If one is rounded, they
+   need to be equal only to six decimals and six significant digits.
 3. Some answers are wrong unless step 1 accepted them: words, times of day, numbers in different bases, and a set against
    a tuple (`_refused`).
 4. math-verify decides. Before that, constants with different values are wrong (`_differ`), because math-verify rounds
@@ -181,7 +182,7 @@ def _plain(answer: str) -> str:
     return plain.lower() if _WORDS.fullmatch(plain) else plain
 
 
-# ------------------------------------------------------------------------------------ what math-verify is not asked about
+# --------------------------------------------------------------------------------- cases that math-verify must not decide
 
 _LETTER = re.compile(r"\(?([A-Z])\)?")
 _CHOICE = re.compile(r"\(([A-Z])\)|([A-Z])[).:]")  # "(C) 12" or "C: 12"

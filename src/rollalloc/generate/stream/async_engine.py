@@ -66,7 +66,7 @@ class AsyncEngine(LocalEngine):
         rows: list[RunningRow] = []
         for order in orders:
             for rollout in order.rollouts:
-                if rollout not in self._order_of:  # not a rollout from a checkpoint: the back-end has it already
+                if rollout not in self._order_of:  # the back-end already has the rollouts from a checkpoint
                     self._order_of[rollout] = order
                     self._running.add(rollout)
                     rows.append(RunningRow(rollout, order.prompt, self.prompts.tokens[order.prompt]))
@@ -249,7 +249,7 @@ class AsyncEngine(LocalEngine):
 
 @dataclass(frozen=True)
 class _InFlight:
-    """Unfinished rollouts with the tokens sampled so far, and the order of each."""
+    """Unfinished rollouts with the tokens sampled so far, and the `Order` of each rollout."""
 
     generations: tuple[Generation, ...] = ()
     orders: tuple[Order, ...] = ()

@@ -56,7 +56,7 @@ class Decoding:
 
     Attributes:
         sampling: how tokens are sampled. `max_rows` and `kv_tokens` limit the number of running rows. For `kv_tokens`,
-            each row counts with its maximum length.
+            each row is assumed to have `longest_prompt` + `max_new_tokens` tokens.
         eos_ids: tokens that end a rollout, in addition to `sampling.stop_ids`.
         pad_id: any id in the vocabulary.
         seed: seed of the random draws.

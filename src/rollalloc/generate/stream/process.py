@@ -244,7 +244,8 @@ class _Heard:
 
     def end(self, pipe: Connection) -> None:
         """Close the pipe of a process that has ended."""
-        self._thread.join(_GRACE_S)  # before closing: the thread might read from a new file with the same number
+        # Wait before closing. Otherwise the thread might read from a new file that gets the same descriptor.
+        self._thread.join(_GRACE_S)
         pipe.close()
 
     def _read(self, pipe: Connection) -> None:
