@@ -29,8 +29,8 @@ def dapo_carry(
         groups: prompts in a batch, at least 1.
         n: rollouts per prompt, at least 2.
         gen_groups: number of prompts in generation at a time, at least 1. None: three times `groups`.
-        max_candidates: maximum number of prompts tried for one batch. At this limit, the batch is trained on with the
-            groups that were kept. None: no limit.
+        max_candidates: maximum number of prompts tried for one batch. At this limit, the batch has only the
+            groups that were kept by then. None: no limit.
         deviation: the kind of standard deviation, see `recipes.grpo`.
 
     Raises:
@@ -101,7 +101,7 @@ def make_recipe(name: str, parameters: Mapping[str, Any]) -> Recipe:
         raise ValueError(
             f"{name}: its stages give a group {n} rollouts, but n is {parameters['n']!r}; leave n out, or make them equal"
         )
-    # Make the parts that do not take n first, because an error in their stages may cause errors in the other parts.
+    # First make the parts that have no parameter n, because an error in their stages may cause errors in the other parts.
     made: dict[str, Recipe] = {}
     for part in sorted(parts, key=lambda part: "n" in _takes(parts[part])):
         takes_n = _takes(parts[part]).get("n")
@@ -116,8 +116,8 @@ def in_shape(
     """Return a recipe with the sizes of a framework's batch, except for sizes that the user set.
 
     Args:
-        recipe: a name, see `make_recipe`; or a recipe. A recipe is returned unchanged if `groups` was set in the call that
-            made it, or if it was changed after that call.
+        recipe: a name, see `make_recipe`; or a recipe. A recipe is returned unchanged in two cases: the call that made it
+            set `groups`, or the recipe was changed after that call.
         parameters: parameters of a recipe that is given by name.
         groups: the framework's number of prompts in a batch.
         n: the framework's number of rollouts per prompt.

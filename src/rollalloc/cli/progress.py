@@ -40,7 +40,7 @@ _FILE_WIDTH = 120  # columns when output goes to a file
 _WIDE = 110  # columns that bar and figures need
 _EVERY_S = 1.0  # seconds between two lines when there is no terminal
 _STAGE_S, _PATIENCE_S = 15.0, 3.0  # seconds between two lines of a stage; seconds before the first line
-_STANDINGS_S = 60.0  # seconds between two lines on all runs of a comparison
+_STANDINGS_S = 60.0  # seconds between two printed summaries of a comparison
 _CURVE = 12  # columns of a run's accuracies
 _PROSE = ("task", "recipe", "curve", "wasted on")
 _OPTIONAL = ("wasted on", "taught", "left, at most", "curve")  # columns that a narrow terminal leaves out
@@ -186,7 +186,9 @@ def paid_for(run: RecordedRun) -> Table:
 
 @contextmanager
 def staged() -> Iterator[Callable[..., None]]:
-    """Show a bar on stderr for each stage of a command; yields a callback as `rollalloc.lab.bench.tasks.files.Shown`.
+    """Show a bar on stderr for each stage of a command. Yields a callback.
+
+    The callback has the type `rollalloc.lab.bench.tasks.files.Shown`.
 
     If a stage trains a model, the bar has a curve of the model's accuracy. The bars disappear at the end. Without a
     terminal, a line with the time left is printed from time to time.

@@ -24,7 +24,7 @@ class Run:
     """The state of an allocator. It depends only on the recipe, the prompts, the seed and the events so far.
 
     Attributes:
-        loader: the prompt rule if a framework's own data loader feeds it, else None.
+        loader: the prompt rule, if its prompts come from a framework's own data loader; else None.
         reads_rate: whether a rule reads the metric as a success rate.
         patient_S: whether the core asks the judge of stage s only about complete groups.
         size_memory: memory of the size rule of each stage, by the stage's index as text.

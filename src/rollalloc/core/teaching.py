@@ -119,8 +119,9 @@ class Teaching:
     def look(self) -> None:
         """Move the window forward after a batch, and set `should_warn`.
 
-        A warning is due when the share without a learning signal reaches `Limits.begin`, each time it has grown by
-        `Limits.worse`, and after `_AGAIN` more rollouts. The warnings start over when the share falls below `Limits.end`.
+        A warning is due when the share without a learning signal reaches `Limits.begin`. It is repeated when the share has
+        grown by `Limits.worse`, or after `_AGAIN` further rollouts. The warnings start over when the share falls
+        below `Limits.end`.
         """
         self._since += self._now.total()
         self._before.append(self._now)

@@ -31,7 +31,7 @@ def same_text(prompts: Iterable[str], among: Iterable[str]) -> dict[int, int]:
         among: normalised texts, for example of training prompts.
 
     Returns:
-        For the index of each such prompt, the first index of its text in `among`.
+        A dictionary: index of each such prompt → the first index in `among` that has its text.
     """
     first: dict[str, int] = {}
     for at, text in enumerate(among):

@@ -83,7 +83,7 @@ class RolloutEngine(Protocol):
             self.generations.pop(rollout, None)  # a rollout without a score has no data
 
     def load_weights(self, version: int) -> None:
-        """Sample with the policy's newest weights from now on, including the rollouts that are running.
+        """Sample all further tokens with the policy's newest weights, also those of running rollouts.
 
         Args:
             version: the allocator's version number of these weights.

@@ -54,7 +54,7 @@ class Streaming:
 
     Attributes:
         overlap: True: generation runs in its own process while rewards are scored and batches are trained. False:
-            generation runs in this process; an update makes one decoding step after each of its forward passes. The run
+            generation runs in this process, with one decoding step after each forward pass of an update. The run
             then does not depend on timing, and a run that was killed and resumed gives the same result.
     """
 

@@ -44,7 +44,7 @@ _SHOWN = 300  # maximum number of characters shown of a server's message
 _MOST_AT_ONCE = 1000  # maximum number of connections that the client opens
 # Each request sets these parameters, because servers have other defaults: top_k is 40 in llama.cpp, for example, and 20 in
 # Qwen's generation_config.json.
-_TOP_P = 1.0  # training samples from the whole distribution
+_TOP_P = 1.0  # in training, tokens are sampled from the whole distribution
 _NEUTRAL = {"top_p": _TOP_P, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 # Finish reasons of complete answers, in lower case.
 _COMPLETE = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")

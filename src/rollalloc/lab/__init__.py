@@ -1,1 +1,1 @@
-"""Tools that judge runs: benchmark, report, simulator, waste, advice. Nothing below this package imports it."""
+"""Tools that judge runs: benchmark, report, simulator, waste, advice. Lower layers do not import this package."""

@@ -53,7 +53,7 @@ class Predictor:
         half_life: half-life of an event's weight in a fit, and of the counts in a prompt's record.
         loss_half_life: half-life of the experts' losses.
         mean_half_life: half-life of the running mean.
-        record_weight: a, the number of rollouts that B counts for in the prediction from a prompt's record.
+        record_weight: a. In the prediction from a prompt's record, B has the weight of this many rollouts.
         prior_weight: number of rollouts that a prior rate counts for in a prompt's record.
         drift_rate: q, the variance of the drift per rollout, in logits². 0: no drift.
         events: number of newest visits to keep.
@@ -282,7 +282,8 @@ class Predictor:
 
     @staticmethod
     def _weights(memory: Memory) -> NDArray[np.float64]:
-        """The weight of every expert, shape (E,). Order: regressions by block and ridge, the mean, the record."""
+        """The weight of every expert, shape (E,). The order of the experts: the
+        regressions, sorted by block and then by ridge; the mean; the record."""
         if memory["fits"]:
             return mixture(memory["loss_E"])
         return np.concatenate([np.zeros(memory["loss_E"].size - 2), mixture(memory["loss_E"][-2:])])

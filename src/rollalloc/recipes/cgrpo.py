@@ -47,7 +47,7 @@ def cgrpo(
     visits: int = 200,
     deviation: advantages.Deviation | None = None,
 ) -> Recipe:
-    """C-GRPO: generate more rollouts until the first success is within a conformal bound. trl-cgrpo 0.2.0.
+    """C-GRPO: stop a prompt when its first success is within a conformal bound. trl-cgrpo 0.2.0.
 
         a prompt stops at k rollouts if  j / k ≤ q̂_k,  j: place of its first success
         q̂_k: the ⌈(n + 1)(1 - delta)⌉-th smallest j / k of the last n visits; j / k counts as 1 if there is no success
@@ -163,7 +163,7 @@ class Resolved(JudgeRule):
 
 @dataclass(frozen=True, slots=True)
 class FirstSuccesses(Shuffled):
-    """Draw every prompt once an epoch, in random order, and remember the place of the first success in the last visits.
+    """Draw every prompt once an epoch, in random order. Remember the last visits, each by the place of its first success.
 
     The judge `Resolved` uses these places.
 
@@ -189,7 +189,7 @@ class FirstSuccesses(Shuffled):
             memory["places"] = [*memory["places"], first_success(group.metrics_G)][-self.visits :]
 
     def remap(self, memory: Memory, source_N: NDArray[np.int64], table: PromptTable) -> Memory:
-        """Return the memory for another data set: a new order of the prompts, and the places of the saved visits."""
+        """Return the memory for another data set: its prompts in a new order, and the remembered visits."""
         return self.init(table) | {"places": memory["places"]}
 
     def check(self, memory: Memory, table: PromptTable) -> None:

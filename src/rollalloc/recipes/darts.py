@@ -102,9 +102,9 @@ def darts(
             code has 10 rollouts for K + L = 8 rows. None: K + L.
         normalise: True: as in the released code, use (σ - min) / (max - min) over the groups ordered together, where σ is
             the standard deviation of a prompt's lengths. False: use σ in tokens.
-        longest_by: the number of longest rollouts among a prompt's rows. "all": L for every prompt. "size": as in the
+        longest_by: how many of a prompt's rows are longest rollouts. "all": L for every prompt. "size": as in the
             released code, prompts with more rollouts have a smaller L and a larger K (`longest_rows`).
-        lengths_of: the rollouts of a visit from which σ is computed. "all": all rollouts; the length of a stopped rollout
+        lengths_of: which rollouts of a visit are used to compute σ. "all": all rollouts; the length of a stopped rollout
             is its length so far. "trained": only the trained rollouts, as in the released code. Most of these are short,
             so σ is too small for prompts whose lengths vary most. "trained" cannot be combined with latency, which
             predicts the lengths of all rollouts.

@@ -14,7 +14,8 @@ from rollalloc.rules import advantages, intake, judges, promote, prompts, rows, 
 
 Side = Literal["first", "second"]
 
-# The slots of a recipe that `mix` combines, and the plain value of each. `_PLAIN_STAGE` has the slots of a stage.
+# The slots of a recipe that `mix` combines, and the plain value of each. `_PLAIN_STAGE` does the same for
+# the slots of a stage.
 _PLAIN: Mapping[str, Any] = {
     "prompts": prompts.Shuffled(),
     "intake": intake.Fill(),

@@ -116,8 +116,8 @@ def pilot_commit(
             published. A round begins when all rollouts of the last round have ended.
         n_effective: number of pilots of each prompt to train on, in [1, n_pilot]. Advantages are then computed only over
             the trained rows. None: all pilots.
-        effective: the n_effective pilots to take. "max_variance": the subset whose metrics have the largest variance.
-            "first": the pilots that were ordered first.
+        effective: which n_effective pilots are taken. "max_variance": the subset whose metrics have the largest variance.
+            "first": the pilots that were requested first.
         max_candidates: maximum number of prompts that are piloted for one batch. At this limit, the batch is trained on
             with the groups that are ready. None: no limit.
         reprobe_every: number of epochs after which a solved prompt is piloted again, at least 1. None: never.

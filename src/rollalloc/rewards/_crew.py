@@ -62,7 +62,8 @@ class Task:
 class _TrustedErrors:
     """Counts the errors that fresh workers raise.
 
-    If fresh workers raise an error often, the samples themselves cause it, and not samples scored before.
+    If new workers often raise an error too, it comes from the samples themselves, and not from samples that a worker scored
+    before.
     """
 
     def __init__(self) -> None:

@@ -346,7 +346,7 @@ METRICS = tuple(metric for metrics in TABLE.values() for metric in metrics)
 
 
 def fields_of(*where: str, needed: bool = False) -> dict[str, Field]:
-    """The fields of some kinds of lines, by name, with their checks.
+    """The required or the optional fields of the given kinds of lines: name → its check.
 
     Args:
         where: kinds of lines.

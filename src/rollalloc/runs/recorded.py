@@ -86,7 +86,7 @@ class RecordedRun:
 
     @property
     def reached(self) -> bool:
-        """Whether the run reached its target, by its last line or by its evaluations."""
+        """Whether the run reached its target. Its last line or its evaluations show this."""
         by_last_line = self.ended and (self.why or "").startswith("target")
         return by_last_line or (self.cost is not None and not self.cost.censored)
 

@@ -15,8 +15,8 @@ class Clip:
     Attributes:
         low: ratios below 1 - low are clipped; in (0, 1].
         high: ratios above 1 + high are clipped; above 0. A value above low is "clip-higher" (DAPO, arXiv 2503.14476).
-        dual: the loss of a token with a negative advantage A is at most dual · |A|; above 1 (arXiv 1912.09729). None: no
-            limit.
+        dual: a number above 1. The loss of a token with a negative advantage A is at most dual · |A| (arXiv 1912.09729).
+            None: no limit.
         stale: maximum importance weight of rows sampled from older weights, at least 1.
 
     Raises:

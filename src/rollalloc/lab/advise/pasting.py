@@ -86,7 +86,8 @@ def _trl(choice: Choice, config: Config, task: str) -> str:
     rows = choice.groups * choice.n
     if rows < _LEAST_ROWS:
         raise ValueError(f"TRL needs batches of at least {_LEAST_ROWS} rows, got {choice.groups} × {choice.n}")
-    # The recipe decides n, and num_generations has no effect. TRL refuses 1, so set the smallest divisor of the batch.
+    # The recipe decides n, and num_generations has no effect. TRL refuses 1, so set the smallest
+    # divisor of the batch that is above 1.
     num_generations = choice.n if choice.n > 1 else _divisors(rows)[1]
     why = f"  # ignored: the recipe generates n={choice.n}; TRL refuses 1" if num_generations != choice.n else ""
     device = max(size for size in _divisors(rows) if size <= _MOST_ROWS)

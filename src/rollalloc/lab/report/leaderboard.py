@@ -28,7 +28,7 @@ class Table:
 
 
 def write_leaderboard(folder: Path) -> Board:
-    """Write the tables of the leaderboard in a folder, finished or not.
+    """Write the tables of the leaderboard whose runs are in a folder. The leaderboard need not be finished.
 
     Raises:
         FileExistsError: a file with this name is not ours. Nothing is written.

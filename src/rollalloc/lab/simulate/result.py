@@ -18,7 +18,7 @@ class Books:
 
     Attributes:
         clock: seconds since the start of the run.
-        decoding, pausing, training, idle, unused: GPU-seconds, with the sum clock × GPUs. Pausing is prefill and weight
+        decoding, pausing, training, idle, unused: GPU-seconds; their sum is clock × GPUs. Pausing is prefill and weight
             synchronization. GPUs are unused if they are too few for another replica.
         slot_seconds: sum over rollouts of the seconds that they spent on a replica.
         tail: seconds in which few rollouts ran and none waited.

@@ -61,7 +61,7 @@ class Lengths:
         median: median over prompts of the median length, in tokens, above 0.
         between: standard deviation of the logarithm of the prompts' medians, in [0, 10].
         within: standard deviation of the logarithm of a prompt's lengths, in [0, 10].
-        runaway: share of rollouts that only the limit ends, in [0, 1].
+        runaway: share of rollouts that end only at the length limit, in [0, 1].
         limit: maximum number of tokens of a rollout, at least 1.
 
     Raises:

@@ -350,7 +350,7 @@ def _begun(
 
 
 class _Band:
-    """Checks on training prompts whether a model is in its rung's band (`WarmedUp`), and records each check."""
+    """Checks whether a model's accuracy on training prompts is in its rung's range (`WarmedUp`). Each check is recorded."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ from rollalloc.lab.bench.tasks.tiny import SEPARATOR, Examples, WarmUp, save_war
 __all__ = ["POOLS", "Pool", "Skills", "SkillsConfig", "compute_score", "graded_score", "prepare"]
 
 LONGEST = 8
-GRADED = "graded"  # the pool with partial marks
+GRADED = "graded"  # the pool whose answers can be partly right
 _GRADED_SHARE = 4  # the number of held-out prompts is divided by this, because each prompt is sampled several times
 
 

@@ -86,7 +86,7 @@ def _are_neighbours(one: int, other: int, side: int) -> bool:
 class Walks:
     """The maze, its lost walker, and prompts drawn from them. A walk has at most `limit` tokens, EOS included.
 
-    A share `verbose` of the lost walker's walks is aimless: these walks are long and right only by chance.
+    A share `verbose` of the lost walker's walks has no aim. These walks are long, and they are right only by chance.
     """
 
     def __init__(self, config: WalksConfig, limit: int = LIMIT, verbose: float = 0.0) -> None:
