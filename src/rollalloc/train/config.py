@@ -88,8 +88,8 @@ class Config:
         precision: number format of the update and of an exact evaluation: "fp32", "bf16" or "auto" (bf16 on a GPU that
             supports it, otherwise fp32). Weights, gradients, optimizer and log-probabilities are always in fp32.
         sampling_dtype: number format of weights and key-value cache while sampling. If it is not float32, rollouts are
-            sampled from a copy of the model, and importance ratios are relative to this copy. All rows get truncated
-            importance weights, as stale rows do, unless weights are averaged.
+            sampled from a copy of the model, and importance ratios are relative to this copy. Then all rows get the
+            truncated importance weights of stale rows, unless weights are averaged.
         gradient_checkpointing: True: keep only the inputs of the model's layers, and compute the rest again in the
             backward pass. This saves memory; the gradient is the same up to rounding.
         eval_every: number of rollouts between two evaluations.

@@ -1,4 +1,4 @@
-"""The folder of a run: create it, resume its run, or refuse to use it. Only one trainer at a time may use a folder."""
+"""Creates the folder of a run, resumes the run in it, or refuses to use it. Only one trainer at a time may use a folder."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class RunFolder:
         self._begun = True
 
     def save_features(self, keys: Sequence[str], features: Features) -> None:
-        """Save the features of the run for a resume. Another machine could compute slightly different features."""
+        """Save the run's features for a resumed run, because another machine could compute slightly different features."""
         self._claims.add({FEATURES})
         save_features(self.path / FEATURES, keys, features)
 

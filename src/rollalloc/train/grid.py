@@ -33,7 +33,7 @@ class Grid:
         self._evaluation = Evaluation(None, None)
 
     def is_due(self, rollouts: int) -> bool:
-        """Whether a grid point at or below this number of rollouts was not evaluated yet."""
+        """Whether some grid point up to this number of rollouts was not evaluated yet."""
         return self.prompts > 0 and self._counters.next_at <= rollouts
 
     def add(self, version: int, evaluation: Evaluation) -> None:

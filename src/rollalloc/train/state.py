@@ -34,7 +34,7 @@ class Counters:
     Attributes:
         batches: number of batches trained so far.
         seconds: time spent so far, without evaluation.
-        next_at: the next grid point to evaluate at, in rollouts paid.
+        next_at: number of paid rollouts at which the next evaluation is due.
         made: rollouts and tokens paid at the newest update, as fields for a line of the metrics.
         accuracies: (version, accuracy) of the versions evaluated on the grid.
         barren_groups: number of groups trained since the last group with a nonzero advantage.

@@ -51,7 +51,7 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     """The numbers in a line of the metrics by name: all under `rollalloc/`, and the mean reward also as `reward`.
 
     Nested numbers are named by their path. Counts of rollouts without a score are summed over the reasons, because
-    reasons are free text. A line of an evaluation gives only fields that other lines do not have.
+    reasons are free text. From a line of an evaluation, only fields that other lines do not have are used.
     """
     own = {name: value for name, value in line.items() if name not in ("kind", "unscored", "lengths")}
     if line["kind"] == "eval":

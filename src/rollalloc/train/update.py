@@ -258,7 +258,7 @@ class Updater:
         return {**dict(zip(names, found, strict=True)), "grad_norm": norm}
 
     def _backward(self, examples: Sequence[Example]) -> tuple[tuple[str, ...], Tensor]:
-        """Accumulate the gradient of a mini-batch's loss. Return the loss, and means over tokens with their names.
+        """Accumulate the gradient of a mini-batch's loss. Return the names and values of the loss and of means over tokens.
 
         Without a KL term, a row without an advantage has no gradient: it counts in the means, but needs no forward pass.
         """

@@ -95,7 +95,7 @@ class AveragedWeights(TrainerCallback):
             place: folder of the checkpoint.
 
         Raises:
-            ValueError: only one of checkpoint and run uses averaging, or the weights are of another model.
+            ValueError: the checkpoint and the run differ in whether they use averaging, or the weights are of another model.
         """
         if (saved is not None) != bool(self.window):
             was = "without averaging" if saved is None else "with averaging"

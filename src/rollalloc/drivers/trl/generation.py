@@ -197,7 +197,7 @@ class Generator:
             self._synced_at = self.trainer.state.global_step
 
     def _by_vllm(self, prompts: Sequence[Tokens], most: int) -> tuple[list[Tokens], list[NDArray[np.float32]]]:
-        """Generate with vLLM. Every process must give it the same number of prompts: `most`."""
+        """Generate with vLLM. Every process must give vLLM the same number of prompts, `most`."""
         filled = [*prompts, *[self.eos_ids[:1]] * (most - len(prompts))]
         _, completions, logprobs, _ = self.trainer.vllm_generation.generate(
             prompts=[list(tokens) for tokens in filled], images=None, num_generations=1

@@ -31,9 +31,9 @@ def training_inputs(
     """The tensors of this process's share of a batch.
 
     Rows with advantage 0 are left out, unless the loss needs them (see `needs_every_row`). Padding rows, in which all
-    tokens are masked, are added: all processes get the same number of rows, a multiple of the number of
-    micro-batches. If the loss averages over rows, advantages are scaled, so that the mean includes the rows that were left
-    out, and excludes padding rows.
+    tokens are masked, are added, so that all processes get the same number of rows. This number is a multiple of the number
+    of micro-batches. If the loss averages over rows, advantages are scaled, so that the mean counts the rows that were left
+    out, and does not count padding rows.
 
     A row's advantage is multiplied by its weight. If the batch has rows that were sampled from older weights, each token's
     advantage is also multiplied by a truncated importance weight, as in rollalloc's own trainer:

@@ -49,7 +49,7 @@ class Overlap:
     strategy: Any = "drop"
 
     def of(self, recipe: Recipe) -> Recipe:
-        """The recipe, changed so that it may train on older rollouts and orders groups for later batches.
+        """The recipe, changed to allow older rollouts in a batch, and to order groups for later batches.
 
         If the recipe itself sets `max_staleness` or looks ahead, as Pilot-Commit does, its own values are kept.
 

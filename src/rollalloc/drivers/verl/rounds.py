@@ -143,8 +143,8 @@ class TrainingRows:
         """The factor for the row of each key.
 
         Args:
-            own: True: the core computes the advantages. The factor is advantage · weight, and multiplies the response mask.
-                False: the factor is the weight, and multiplies the advantage from verl's estimator.
+            own: True: the core computes the advantages. The response mask is multiplied by the factor advantage · weight.
+                False: the advantage from verl's estimator is multiplied by the weight.
             within_group: True: verl's estimator compares the rollouts of a group. A rollout that is alone in its group then
                 gets the factor 0, because verl would use its reward as the advantage.
         """
