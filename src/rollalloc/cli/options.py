@@ -271,7 +271,7 @@ def with_options(
     Args:
         command: the command.
         shared: the options, from `option`.
-        make_argument: makes the command's first argument from the values of the options, by name.
+        make_argument: gets the options' values by name, and makes the command's first argument from them.
     """
     own = list(inspect.signature(command).parameters.values())[1:]
     own_names = {parameter.name for parameter in own}

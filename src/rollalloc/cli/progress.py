@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rollalloc.train.config import Config
 
 _FILE_WIDTH = 120  # columns when output goes to a file
-_WIDE = 110  # columns that bar and figures need
+_WIDE = 110  # columns that the bar and the figures need
 _EVERY_S = 1.0  # seconds between two lines when there is no terminal
 _STAGE_S, _PATIENCE_S = 15.0, 3.0  # seconds between two lines of a stage; seconds before the first line
 _STANDINGS_S = 60.0  # seconds between two printed summaries of a comparison

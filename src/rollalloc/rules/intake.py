@@ -22,7 +22,7 @@ class Fill(IntakeRule):
 
 @dataclass(frozen=True, slots=True)
 class KeepInFlight(IntakeRule):
-    """Keep `groups` groups running in the first stage. Open no group while enough groups have passed that stage.
+    """Keep `groups` groups running in the first stage. If enough groups have passed that stage, open none.
 
     Enough means `view.need` groups, plus one batch if `ahead` is True and the recipe allows staleness.
 

@@ -140,7 +140,7 @@ class MaxVariance(_Some):
 
 @dataclass(frozen=True, slots=True)
 class MaxReward(_Some):
-    """Take the m rollouts with the highest rewards. If rewards are equal, take the rollouts that were ordered first."""
+    """Take the m rollouts with the highest rewards. If rewards are equal, take the rollouts with the lower ids."""
 
     def choose(self, group: GroupView, rng: np.random.Generator) -> NDArray[np.int64]:
         return np.sort(np.argsort(-group.rewards_G, kind="stable")[: self.m])
@@ -185,7 +185,7 @@ class Percentile(_Some):
 class Balanced(_Some):
     """Take m rollouts, half of them successes. If there are too few successes or failures, take more of the other kind.
 
-    Among the successes, take the rollouts that were ordered first, and likewise among the failures. If m is odd, there is
+    Take the successes with the lowest ids and the failures with the lowest ids. If m is odd, there is
     one failure more than successes. Reinforce-Ada, arXiv 2510.04996.
 
     Attributes:

@@ -57,7 +57,7 @@ class RecordedRun:
 
     @property
     def budget(self) -> int | None:
-        """Maximum number of rollouts to pay; None: no limit, or unknown."""
+        """Maximum number of rollouts to generate. None: no limit, or unknown."""
         return self.description.get("max_rollouts")
 
     @cached_property

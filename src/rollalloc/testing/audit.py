@@ -201,7 +201,7 @@ class Auditor:
         """Compare the allocator's accounts with these records."""
         expect(8, sum(accounts.values()) == len(self.order_of), f"{accounts} do not sum to {len(self.order_of)}")
         told, booked = Counter(accounts), self.causes.copy()
-        # If a result makes its own group too old, the core counts it as cancelled, but this class as stale.
+        # If a result makes its own group too old, the core counts it as cancelled, and this class counts it as stale.
         for books in (told, booked):
             books["stale or cancelled"] = books.pop("stale", 0) + books.pop("cancelled", 0)
         for cause in told.keys() - {"open"}:

@@ -57,7 +57,7 @@ class AuditedRun:
         self.offered_epoch = max(recipe.groups, len(self.allocator.table) // 4) + 1
 
     def synchronous(self, batches: int) -> Iterator[Actions]:
-        """Run in waves: all ordered rollouts end before the next `ask`. No rollout fails."""
+        """Run in waves: all requested rollouts end before the next `ask`. No rollout fails."""
         while batches and not self.finished:
             actions = self.ask(None)
             yield actions

@@ -51,7 +51,7 @@ def pairs_differ(judged: Groups) -> Share | None:
 
 
 def tallied(of_R: NDArray[Any], value_R: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Count equal pairs (of, value). Return the `of` of each different pair, and the number of its occurrences."""
+    """Count equal pairs (of, value). Return `of` for each different pair, and how often the pair occurs."""
     order_R = np.lexsort((value_R, of_R))
     of_R, value_R = of_R[order_R], value_R[order_R]
     begins_R = np.ones(len(of_R), np.bool_)

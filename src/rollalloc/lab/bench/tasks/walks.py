@@ -58,7 +58,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
 
     Args:
         solution_str: cells as words, "c12 c13 c22", without the start.
-        ground_truth: JSON with `side`, `start`, `goal` and `walls`, pairs of neighbours without a passage.
+        ground_truth: JSON with `side`, `start`, `goal` and `walls`; each wall is a pair of neighbours without a passage.
     """
     side, start, goal, walls = _maze(ground_truth)
     at = start
